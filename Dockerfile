@@ -1,0 +1,25 @@
+FROM python:3.11-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/idalloc
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+COPY requirements/server.txt requirements/
+RUN /opt/idalloc/bin/pip install --require-hashes --requirement requirements/server.txt
+COPY LICENSE README.md pyproject.toml ./
+COPY client client
+COPY server server
+RUN /opt/idalloc/bin/pip install --no-deps --no-build-isolation .
+
+FROM python:3.11-slim
+COPY --from=build /opt/idalloc /opt/idalloc
+RUN useradd --system --uid 10001 idalloc && install --directory --owner=idalloc --mode=750 /var/lib/idalloc
+ENV PATH=/opt/idalloc/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    IDALLOC_LISTEN=0.0.0.0:50051 \
+    IDALLOC_STORE=sqlite:///var/lib/idalloc/idalloc.db
+USER 10001
+# The counters live here: a container without a lasting volume begins again at 1.
+VOLUME /var/lib/idalloc
+EXPOSE 50051
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["idalloc", "health"]
+ENTRYPOINT ["idalloc"]
+CMD ["serve"]

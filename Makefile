@@ -1,0 +1,112 @@
+# One command for each job; `make` alone lists them.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The oldest supported Python is the one that the tests run on, so it is looked for first. Each is tried, not only
+# found: a version manager's placeholder is on the PATH also for a Python that is not there.
+PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3.14 python3,\
+  $(shell $(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(python))))
+UV ?= uv
+IMAGE ?= idalloc
+ARGS ?=
+
+bin := .venv/bin
+protos := $(shell find protos -name '*.proto')
+services := $(shell grep -l '^service ' $(protos))
+generated := idalloc/v1 idalloc/xprotocol/v1
+protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
+  --proto_path=protos --proto_path=$(shell echo .venv-gen/lib/python3*/site-packages)
+lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+  --custom-compile-command 'make lock' $(ARGS)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
+	$(bin)/idalloc serve $(ARGS)
+
+test: lint type gen-check ## everything that has to pass (ARGS="-k name" goes to pytest)
+	$(bin)/pytest -m 'not mysql' $(ARGS)
+
+lint: .venv/ready .venv/googleapis ## ruff, import-linter, buf
+	$(bin)/ruff check --quiet
+	$(bin)/ruff format --check --quiet
+	$(bin)/lint-imports --no-logo --cache-dir .build/importlinter
+	$(bin)/buf lint protos
+	$(bin)/buf format --diff --exit-code protos
+	$(bin)/buf breaking protos --against protos/baseline.binpb
+
+type: .venv/ready ## mypy, strict
+	$(bin)/mypy
+
+format: .venv/ready ## put code and protos into the house's form
+	$(bin)/ruff check --fix-only
+	$(bin)/ruff format
+	$(bin)/buf format --write protos
+
+test-mysql: .venv/ready ## compare with a live MySQL (not part of test)
+	IDALLOC_TEST_MYSQL=1 $(bin)/pytest -m mysql $(ARGS)
+
+load: .venv/ready ## measure speed and memory
+	$(bin)/python tests/load/run.py $(ARGS)
+
+gen: generated ## write the Python code of the protos
+	@rm -f $(generated:%=client/%/*_pb2*)
+	@cp -R .build/gen/. client
+
+gen-check: generated ## is the generated code what the protos give?
+	@($(foreach package,$(generated),diff -rq -x __init__.py -x __pycache__ .build/gen/$(package) client/$(package) &&) true) \
+	  || { echo 'The generated code is not what the protos give: run `make gen`.' >&2; exit 1; }
+
+# Code and stubs of all protos, and the retry policy for the client to read, in .build/gen.
+generated: .venv-gen/ready
+	@rm -rf .build/gen && mkdir -p $(generated:%=.build/gen/%)
+	@$(protoc) --python_out=.build/gen --mypy_out=quiet:.build/gen $(protos)
+	@$(protoc) --grpc_python_out=.build/gen --mypy_grpc_out=quiet:.build/gen $(services)
+	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/v1/
+
+baseline: .venv/ready .venv/googleapis ## accept the protos as they are as what later ones must not break
+	$(bin)/buf build protos --exclude-source-info --output protos/baseline.binpb
+
+lock: ## choose the locked versions again (needs uv; ARGS=--upgrade for the newest)
+	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
+	$(lock) pyproject.toml --extra server --group dev --output-file requirements/dev.txt
+	$(lock) pyproject.toml --extra server --group build --constraint requirements/dev.txt --output-file requirements/server.txt
+	$(lock) --group gen --output-file requirements/gen.txt
+
+image: ## build the container image
+	docker build --tag $(IMAGE) .
+
+clean: ## remove everything that make makes
+	rm -rf .venv .venv-gen .build dist .hypothesis .ruff_cache
+	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call venv,FOLDER,REQUIREMENTS): a fresh virtual environment with exactly the locked versions.
+define venv
+@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+  echo 'idalloc needs Python 3.11 or newer: install it, or say where it is: make PYTHON=/path/to/python' >&2; exit 1; }
+@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+  echo '$(PYTHON) cannot make virtual environments: apt install python3-venv' >&2; exit 1; }
+@echo 'Installing $(2) into $(1) (once for each change of it)'
+@$(PYTHON) -m venv --clear $(1)
+@$(1)/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement $(2)
+endef
+
+.venv/locked: requirements/dev.txt
+	$(call venv,.venv,$<)
+	@touch $@
+
+.venv/ready: .venv/locked pyproject.toml
+	@$(bin)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Google's protos, where buf.yaml looks for them.
+.venv/googleapis: .venv/locked
+	@mkdir -p $@
+	@ln -sfn ../lib/$$(ls .venv/lib)/site-packages/google $@/google
+
+.venv-gen/ready: requirements/gen.txt
+	$(call venv,.venv-gen,$<)
+	@touch $@
+
+.PHONY: help run test lint type format test-mysql load gen gen-check generated baseline lock image clean

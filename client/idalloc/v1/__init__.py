@@ -1,0 +1,1 @@
+"""The generated code of the protos in package `idalloc.v1`."""

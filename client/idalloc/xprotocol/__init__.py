@@ -1,0 +1,1 @@
+"""MySQL X Protocol messages."""

@@ -1,0 +1,1 @@
+"""The idalloc server: unique ids over gRPC, from counters in CrateDB or SQLite."""
