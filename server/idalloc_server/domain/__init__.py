@@ -1,0 +1,1 @@
+"""What the service promises, without gRPC and without SQL."""

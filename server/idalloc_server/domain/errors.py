@@ -1,0 +1,172 @@
+"""The catalogue of everything that a call, or a start, can be refused for.
+
+* Refusal                     a call is refused; ``reason`` is a value of ``idalloc.v1.ErrorReason``
+    x InvalidRequest
+    x SequenceNotFound
+    x SequenceExhausted
+    x SequenceInvalid
+    x StoreWentBackwards
+    x DocIdTimestampRefused
+    * Retryable               the same call may succeed later
+        x ServerDraining
+        * StoreUnavailable
+            x StoreUnreachable      nothing was sent
+            x StoreRejected         the store answered with an error; nothing was applied
+            x StoreOutcomeUnknown   the statement may have been applied, or may yet be
+* StartRefused                the process must not start; names the setting and the mend
+"""
+
+from typing import ClassVar
+
+
+class Refusal(Exception):
+    """A call that is refused.
+
+    Attributes:
+        reason: The name that the wire carries (``idalloc.v1.ErrorReason`` without its prefix).
+        metadata: The dynamic values of the message, each under its own name.
+    """
+
+    reason: ClassVar[str]
+
+    def __init__(self, message: str, **metadata: object) -> None:
+        super().__init__(message)
+        self.metadata = {name: str(value) for name, value in metadata.items()}
+
+
+class InvalidRequest(Refusal):
+    """A field of the request breaks its rule.
+
+    Attributes:
+        field: The field's name on the wire.
+        rule: The rule that it breaks.
+    """
+
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, field: str, rule: str) -> None:
+        super().__init__(f"{field}: {rule}", field=field)
+        self.field = field
+        self.rule = rule
+
+
+class SequenceNotFound(Refusal):
+    """The sequence does not exist, and is not created on first use."""
+
+    reason = "SEQUENCE_NOT_FOUND"
+
+    def __init__(self, sequence: str) -> None:
+        super().__init__(f"sequence {sequence!r} does not exist, and auto_create_sequences is off", sequence=sequence)
+
+
+class SequenceExhausted(Refusal):
+    """More ids are asked for than the sequence has left.
+
+    Args:
+        sequence: The sequence's name.
+        wanted: How many ids were asked for.
+        remaining: How many ids can still be had here.
+        largest_range: How many of them in one range.
+    """
+
+    reason = "SEQUENCE_EXHAUSTED"
+
+    def __init__(self, sequence: str, wanted: int, remaining: int, largest_range: int) -> None:
+        in_one = f", at most {largest_range} in one range" if largest_range < remaining else ""
+        super().__init__(
+            f"sequence {sequence!r} has {remaining} ids left{in_one}; {wanted} were asked for",
+            sequence=sequence,
+            remaining=remaining,
+            largest_range=largest_range,
+        )
+
+
+class SequenceInvalid(Refusal):
+    """The sequence's row in the store cannot be counted on."""
+
+    reason = "SEQUENCE_INVALID"
+
+    def __init__(self, sequence: str, why: str) -> None:
+        super().__init__(f"sequence {sequence!r} cannot be used: {why}", sequence=sequence)
+
+
+class StoreWentBackwards(Refusal):
+    """The store is behind what this process saw before."""
+
+    reason = "STORE_WENT_BACKWARDS"
+
+    def __init__(self, sequence: str, seen: str, found: str) -> None:
+        super().__init__(
+            f"the store went backwards: of sequence {sequence!r} this node saw {seen}, and found {found}; "
+            "no more of its ids are issued until the sequence is raised past the highest id in use "
+            "and this node is restarted",
+            sequence=sequence,
+            seen=seen,
+            found=found,
+        )
+
+
+class DocIdTimestampRefused(Refusal):
+    """The next start timestamp would not fit in a document id."""
+
+    reason = "DOC_ID_TIMESTAMP_REFUSED"
+
+
+class Retryable(Refusal):
+    """The same call may succeed later.
+
+    Attributes:
+        retry_after: How long to wait before it, in seconds.
+    """
+
+    retry_after: float = 1.0
+
+
+class ServerDraining(Retryable):
+    """The server is stopping."""
+
+    reason = "SERVER_DRAINING"
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping")
+
+
+class StoreUnavailable(Retryable):
+    """The store did not do what it was asked.
+
+    Attributes:
+        code: The store's own error code, if it gave one (CrateDB: 4000 … 5035).
+        http_status: The status of its HTTP answer, if there was one.
+    """
+
+    reason = "STORE_UNAVAILABLE"
+
+    def __init__(self, message: str, *, code: int | None = None, http_status: int | None = None) -> None:
+        known = {"code": code, "http_status": http_status}
+        super().__init__(message, **{name: value for name, value in known.items() if value is not None})
+        self.code = code
+        self.http_status = http_status
+
+
+class StoreUnreachable(StoreUnavailable):
+    """Nothing was sent: no connection could be made."""
+
+
+class StoreRejected(StoreUnavailable):
+    """The store answered with an error; nothing was applied."""
+
+
+class StoreOutcomeUnknown(StoreUnavailable):
+    """The statement may have been applied, or may yet be: what it would have taken is burned."""
+
+
+class StartRefused(Exception):
+    """The process must not start like this.
+
+    Attributes:
+        setting: The setting that is to blame, or the one that mends it.
+    """
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(f"{setting}: {message}")
+        self.setting = setting

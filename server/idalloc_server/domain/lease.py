@@ -1,0 +1,97 @@
+"""Ids in memory that the store granted to this process."""
+
+import math
+from collections import deque
+
+from idalloc_server.domain.range import Range
+from idalloc_server.domain.store import Grant
+
+
+class Lease:
+    """Ids that the store returned to this process, all of one generation, and the time until which it may issue them.
+
+    They are kept as contiguous pieces in the order of the sequence. There is mostly one piece; a further one comes
+    where another node allocated between two grants.
+
+    Attributes:
+        generation: The sequence's generation.
+        step: The distance from one id to the next.
+        expires_at: When the lease ends, in ``Clock.boot`` seconds.
+    """
+
+    __slots__ = ("_count", "_first", "_later", "_version", "expires_at", "generation", "step")
+
+    def __init__(self) -> None:
+        """Makes a lease that has no ids and has ended."""
+        self.generation = 0
+        self.step = 1
+        self.expires_at = -math.inf
+        self._first = 0
+        self._count = 0
+        self._later: deque[tuple[int, int]] = deque()
+        self._version = (0, 0)
+
+    @property
+    def left(self) -> int:
+        """How many ids are left."""
+        return self._count + sum(count for _, count in self._later)
+
+    @property
+    def next_range(self) -> int:
+        """How many ids the next range can have."""
+        return self._count
+
+    def take(self, count: int, now: float) -> Range | None:
+        """Takes the next ids, if the lease lives and its first piece has that many."""
+        if count > self._count or now >= self.expires_at:
+            return None
+        first = self._first
+        self._first += count * self.step
+        self._count -= count
+        if not self._count and self._later:
+            self._first, self._count = self._later.popleft()
+        return Range(first, count, self.step, self.generation, self.expires_at)
+
+    def skip_to(self, count: int) -> int:
+        """Leaves behind the pieces in front of the first one that has ``count`` ids, if one has.
+
+        Returns:
+            How many ids were left behind: nobody will get them, as ids of a node rise.
+        """
+        if count <= self._count or all(later < count for _, later in self._later):
+            return 0
+        skipped = 0
+        while self._count < count:
+            skipped += self._count
+            self._first, self._count = self._later.popleft()
+        return skipped
+
+    def add(self, grant: Grant, expires_at: float) -> None:
+        """Adds what a write granted, and lets all ids live until ``expires_at``.
+
+        The write proved that the generation still stands: ``grant.generation`` must be the lease's own, unless
+        the lease is empty.
+        """
+        self.generation = grant.generation
+        self.expires_at = expires_at
+        self._version = grant.version
+        if not grant.granted:
+            return
+        if not self._count:
+            self.step = grant.step
+            self._first = grant.value_before + grant.step
+            self._count = grant.granted
+            return
+        pieces = deque([(self._first, self._count), *self._later])
+        last_first, last_count = pieces[-1]
+        if last_first + last_count * self.step == grant.value_before + grant.step:
+            pieces[-1] = (last_first, last_count + grant.granted)
+        else:
+            pieces.append((grant.value_before + grant.step, grant.granted))
+        self._first, self._count = pieces.popleft()
+        self._later = pieces
+
+    def tail(self) -> tuple[int, int, tuple[int, int]]:
+        """Returns the unused ids that end the last grant: the value before them, their count, the row's version."""
+        first, count = self._later[-1] if self._later else (self._first, self._count)
+        return first - self.step, count, self._version

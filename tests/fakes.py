@@ -1,0 +1,259 @@
+"""What stands in for the outside world in unit tests: a store that fails on command, and a clock to set.
+
+store = MemoryStore(clock)
+store.next("grant", lost_reply())     # the next grant is applied, and its answer lost
+gate = store.hold("claim_start")      # the next claim waits until gate.set()
+store.down = True                     # from now on nothing can be reached
+store.rows["orders"].last_value = 5   # what a restored backup looks like
+store.calls_of("grant")               # what was asked, in order
+"""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import (
+    Refusal,
+    SequenceInvalid,
+    StoreOutcomeUnknown,
+    StoreRejected,
+    StoreUnreachable,
+)
+from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.store import Claim, Grant
+
+T = TypeVar("T")
+
+
+class FakeClock:
+    """Both clocks of ``Clock``, which stand still until they are told to move."""
+
+    def __init__(self, boot: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
+        self.boot_seconds = boot
+        self.wall_seconds = wall
+
+    def boot(self) -> float:
+        return self.boot_seconds
+
+    def wall(self) -> float:
+        return self.wall_seconds
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass, for both."""
+        self.boot_seconds += seconds
+        self.wall_seconds += seconds
+
+
+@dataclass(eq=False)
+class Fault:
+    """What happens to one call.
+
+    Attributes:
+        applied: How many times it is applied; the answer is the last one's.
+        error: Raised in place of the answer.
+        before: Awaited before it is applied. Never set, the call hangs.
+        after: Awaited between being applied and answered.
+        delay: Seconds to sleep before it is applied.
+    """
+
+    applied: int = 1
+    error: Refusal | None = None
+    before: asyncio.Event | None = None
+    after: asyncio.Event | None = None
+    delay: float = 0.0
+
+
+def unreachable() -> Fault:
+    """Nothing was sent."""
+    return Fault(applied=0, error=StoreUnreachable("the store cannot be reached"))
+
+
+def rejected(code: int = 5000, http_status: int = 500) -> Fault:
+    """The store answered with an error, and applied nothing."""
+    return Fault(applied=0, error=StoreRejected("the store said no", code=code, http_status=http_status))
+
+
+def lost_request() -> Fault:
+    """Not applied, but the caller cannot know."""
+    return Fault(applied=0, error=StoreOutcomeUnknown("the connection was reset"))
+
+
+def lost_reply() -> Fault:
+    """Applied, but the caller cannot know."""
+    return Fault(applied=1, error=StoreOutcomeUnknown("the connection was reset"))
+
+
+def twice() -> Fault:
+    """Applied twice, as CrateDB's own replays do; the second one's answer arrives."""
+    return Fault(applied=2)
+
+
+@dataclass
+class Row:
+    """A sequence as it lies in the store."""
+
+    sequence: Sequence
+    last_value: int | None
+    generation: int = 1
+    lease_ms: int = 0
+    version: int = 0
+
+
+@dataclass
+class PrefixRow:
+    """A prefix as it lies in the store."""
+
+    last_start: int = -1
+    holder: str = ""
+    seen_at: float = 0.0
+
+
+class Call(NamedTuple):
+    """One call of the store."""
+
+    method: str
+    arguments: tuple[object, ...]
+
+
+@dataclass
+class MemoryStore:
+    """A ``Store`` in memory. Several nodes may share one object: it is the store, not the connection to it.
+
+    Attributes:
+        clock: The store's clock; ``now`` tells it only where ``tells_time``.
+        down: While true every call raises ``StoreUnreachable``.
+        rows: The sequences, to look at and to spoil.
+        prefixes: The claims, likewise.
+        calls: All that was called, failed calls too.
+    """
+
+    clock: Clock = field(default_factory=FakeClock)
+    tells_time: bool = True
+    down: bool = False
+    closed: bool = False
+    rows: dict[str, Row] = field(default_factory=dict)
+    prefixes: dict[int, PrefixRow] = field(default_factory=lambda: defaultdict(PrefixRow))
+    calls: list[Call] = field(default_factory=list)
+    _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
+    _writes: int = 0
+
+    def next(self, method: str, *faults: Fault) -> None:
+        """Sets what happens to the next calls of a method, one fault a call."""
+        self._faults[method].extend(faults)
+
+    def hold(self, method: str) -> asyncio.Event:
+        """Makes the next call of a method wait, before it is applied, until the event is set."""
+        gate = asyncio.Event()
+        self.next(method, Fault(before=gate))
+        return gate
+
+    def calls_of(self, method: str) -> list[Call]:
+        """All calls of one method so far."""
+        return [call for call in self.calls if call.method == method]
+
+    @property
+    def address(self) -> str:
+        return "memory:"
+
+    async def open(self) -> None:
+        await self._call("open", (), lambda: None)
+
+    async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
+        return await self._call("grant", (name, wanted, lease_ms), lambda: self._grant(name, wanted, lease_ms))
+
+    async def create(self, name: str, sequence: Sequence) -> None:
+        await self._call("create", (name, sequence), lambda: self._create(name, sequence))
+
+    async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
+        return await self._call("give_back", (name, count, version), lambda: self._give_back(name, count, version))
+
+    async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
+        return await self._call(
+            "claim_start",
+            (prefix, at_least, holder, stale_after),
+            lambda: self._claim(prefix, at_least, holder, stale_after),
+        )
+
+    async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
+        await self._call("keep_prefix", (prefix, holder, stale_after), lambda: self._hold(prefix, holder, stale_after))
+
+    async def release_prefix(self, prefix: int, holder: str) -> None:
+        await self._call("release_prefix", (prefix, holder), lambda: self._release(prefix, holder))
+
+    async def now(self) -> float | None:
+        return await self._call("now", (), lambda: self.clock.wall() if self.tells_time else None)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def _call(self, method: str, arguments: tuple[object, ...], apply: Callable[[], T]) -> T:
+        """Runs one call through whatever fault is set for it."""
+        self.calls.append(Call(method, arguments))
+        if self.closed:
+            raise StoreUnreachable("the store is closed")
+        if self.down:
+            raise StoreUnreachable("the store is down")
+        faults = self._faults[method]
+        fault = faults.popleft() if faults else Fault()
+        await asyncio.sleep(fault.delay)  # also at 0: a real store never answers without giving way
+        if fault.before:
+            await fault.before.wait()
+        answers = [apply() for _ in range(fault.applied)]
+        if fault.after:
+            await fault.after.wait()
+        if fault.error:
+            raise fault.error
+        return answers[-1]
+
+    def _write(self, row: Row) -> tuple[int, int]:
+        self._writes += 1
+        row.version = self._writes
+        return (row.version, 1)
+
+    def _grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
+        row = self.rows.get(name)
+        if row is None:
+            return None
+        if row.last_value is None:
+            raise SequenceInvalid(name, "it has no last_value")
+        step = row.sequence.step
+        bound = row.sequence.max_value if step > 0 else row.sequence.min_value
+        left = max(0, (bound - row.last_value) // step)
+        granted = min(wanted, left)
+        row.last_value += step * granted
+        row.lease_ms = max(row.lease_ms, lease_ms)
+        return Grant(row.last_value, granted, step, left - granted, row.generation, self._write(row))
+
+    def _create(self, name: str, sequence: Sequence) -> None:
+        if name not in self.rows:
+            self.rows[name] = row = Row(sequence, sequence.start - sequence.step)
+            self._write(row)
+
+    def _give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
+        row = self.rows.get(name)
+        if row is None or row.last_value is None or version != (row.version, 1):
+            return False
+        row.last_value -= count * row.sequence.step
+        self._write(row)
+        return True
+
+    def _hold(self, prefix: int, holder: str, stale_after: float) -> PrefixRow:
+        row = self.prefixes[prefix]
+        now = self.clock.wall()
+        if row.holder in ("", holder) or now - row.seen_at > stale_after:
+            row.holder = holder
+            row.seen_at = now
+        return row
+
+    def _claim(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
+        row = self._hold(prefix, holder, stale_after)
+        row.last_start = max(row.last_start + 1, at_least)
+        return Claim(row.last_start, row.holder, row.seen_at)
+
+    def _release(self, prefix: int, holder: str) -> None:
+        row = self.prefixes[prefix]
+        if row.holder == holder:
+            row.holder = ""

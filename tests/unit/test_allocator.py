@@ -1,0 +1,554 @@
+"""Ranges from leases: the promises that hold inside one process (P1 to P4, P8, P9)."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.errors import (
+    InvalidRequest,
+    SequenceExhausted,
+    SequenceNotFound,
+    StoreOutcomeUnknown,
+    StoreUnavailable,
+    StoreWentBackwards,
+)
+from idalloc_server.domain.lane import Lane, Terms
+from idalloc_server.domain.range import Range
+from idalloc_server.domain.sequence import MAX_ID, Sequence
+from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, rejected, twice, unreachable
+
+TERMS = Terms(lease_ttl=180.0, store_timeout=0.2, auto_create_sequences=True)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
+    return Allocator(store, clock, TERMS)
+
+
+def ids(*ranges: Range) -> list[int]:
+    return [i for taken in ranges for i in range(taken.first_id, taken.last_id + taken.step, taken.step)]
+
+
+def right_after_serving(lane: Lane, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has something happen between the taking of ids by a refill and the waking of those who waited."""
+    serve = lane._serve
+
+    def serve_and_act(at_bound: bool, remaining: int) -> None:
+        serve(at_bound, remaining)
+        act()
+
+    monkeypatch.setattr(lane, "_serve", serve_and_act)
+
+
+async def test_first_use_creates_the_sequence_and_starts_at_one(allocator: Allocator, store: MemoryStore) -> None:
+    taken = await allocator.allocate("orders", 3)
+    assert ids(taken) == [1, 2, 3]
+    assert taken.generation == 1
+    assert store.rows["orders"].last_value == 3
+
+
+async def test_cold_lane_takes_just_what_was_asked_for(allocator: Allocator, store: MemoryStore) -> None:
+    await allocator.allocate("orders", 7)
+    assert [call.arguments[1] for call in store.calls_of("grant")] == [7, 7]  # the first one found no row
+    assert store.rows["orders"].last_value == 7
+
+
+async def test_leases_grow_with_use_so_that_the_store_is_called_ever_more_rarely(
+    allocator: Allocator, store: MemoryStore
+) -> None:
+    taken = [allocator.take("orders", 1) or await allocator.allocate("orders", 1) for _ in range(10_000)]
+    assert ids(*taken) == list(range(1, 10_001))
+    assert len(store.calls_of("grant")) < 20
+
+
+async def test_a_lease_stops_growing_when_the_rate_is_low(
+    allocator: Allocator, store: MemoryStore, clock: FakeClock
+) -> None:
+    for _ in range(20):
+        clock.advance(60)
+        await allocator.allocate("orders", 1)
+    assert store.rows["orders"].last_value == 20
+
+
+async def test_no_lease_takes_more_than_its_share_of_what_is_left(allocator: Allocator, store: MemoryStore) -> None:
+    await store.create("short", Sequence(max_value=5_000))
+    for _ in range(100):
+        await allocator.allocate("short", 1)
+    last_value = store.rows["short"].last_value
+    assert last_value is not None
+    assert last_value <= 105
+
+
+async def test_a_thousand_callers_share_refills_and_no_id(allocator: Allocator, store: MemoryStore) -> None:
+    await allocator.allocate("orders", 1)
+    gate = store.hold("grant")
+    calls = [asyncio.create_task(allocator.allocate("orders", 1 + n % 5)) for n in range(1_000)]
+    await asyncio.sleep(0.01)
+    before = len(store.calls_of("grant"))
+    gate.set()
+    taken = await asyncio.gather(*calls)
+    assert len(set(ids(*taken))) == sum(1 + n % 5 for n in range(1_000))
+    assert len(store.calls_of("grant")) - before <= 2
+    assert [r.first_id for r in taken] == sorted(r.first_id for r in taken)  # first come, first served
+
+
+async def test_a_large_request_gets_one_contiguous_range(allocator: Allocator) -> None:
+    for _ in range(5):
+        await allocator.allocate("orders", 10)
+    taken = await allocator.allocate("orders", 1_000)
+    assert ids(taken) == list(range(51, 1_051))
+    assert not allocator.burned.by_cause
+
+
+async def test_a_large_request_leaves_behind_what_another_node_cut_off(
+    allocator: Allocator, store: MemoryStore, clock: FakeClock
+) -> None:
+    other = Allocator(store, clock, TERMS)
+    await allocator.allocate("orders", 1)
+    await allocator.allocate("orders", 1)  # by now 2 are held ahead
+    taken_by_other = await other.allocate("orders", 1)
+    taken = await allocator.allocate("orders", 5)
+    later = await allocator.allocate("orders", 1)
+    assert taken.id_count == 5
+    assert taken.first_id > taken_by_other.last_id
+    assert later.first_id > taken.last_id  # the cut-off ids are lower: a node's ids rise
+    assert allocator.burned.by_cause == {Cause.LEFTOVER: 2}
+
+
+async def test_ids_of_two_nodes_never_meet(store: MemoryStore, clock: FakeClock) -> None:
+    nodes = [Allocator(store, clock, TERMS) for _ in range(2)]
+    taken = await asyncio.gather(*(nodes[n % 2].allocate("orders", n % 7 + 1) for n in range(500)))
+    everything = ids(*taken)
+    assert len(everything) == len(set(everything))
+
+
+class TestBound:
+    async def test_what_is_left_can_be_had_to_the_last_id(self, allocator: Allocator, store: MemoryStore) -> None:
+        await store.create("end", Sequence(start=MAX_ID - 14))
+        with pytest.raises(SequenceExhausted) as refused:
+            await allocator.allocate("end", 100)
+        assert refused.value.metadata["remaining"] == "15"
+        assert ids(await allocator.allocate("end", 15)) == list(range(MAX_ID - 14, MAX_ID + 1))
+        with pytest.raises(SequenceExhausted) as refused:
+            await allocator.allocate("end", 1)
+        assert refused.value.metadata["remaining"] == "0"
+
+    async def test_what_one_node_could_not_use_another_can_have(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        other = Allocator(store, clock, TERMS)
+        await store.create("end", Sequence(max_value=15))
+        with pytest.raises(SequenceExhausted):
+            await allocator.allocate("end", 16)
+        assert ids(await other.allocate("end", 15)) == list(range(1, 16))
+
+    async def test_smaller_requests_behind_a_refused_one_are_served(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        await store.create("end", Sequence(max_value=15))
+        large, small = await asyncio.gather(
+            allocator.allocate("end", 16), allocator.allocate("end", 10), return_exceptions=True
+        )
+        assert isinstance(large, SequenceExhausted)
+        assert isinstance(small, Range)
+        assert ids(small) == list(range(1, 11))
+
+    @given(
+        sizes=st.lists(st.integers(1, 9), min_size=1, max_size=40),
+        step=st.sampled_from([1, 3, -1, -4]),
+        total=st.integers(0, 60),
+        slack=st.integers(0, 3),
+    )
+    async def test_every_id_up_to_the_bound_is_issued_once(
+        self, sizes: list[int], step: int, total: int, slack: int
+    ) -> None:
+        slack = min(slack, abs(step) - 1)
+        end = step * (total - 1) + (slack if step > 0 else -slack)
+        settings = Sequence(start=0, step=step, min_value=min(end, 0) - 5 * (step > 0), max_value=max(end, 0))
+        if total == 0:
+            return
+        store = MemoryStore()
+        allocator = Allocator(store, FakeClock(), TERMS)
+        await store.create("s", settings)
+        issued: list[int] = []
+        for size in sizes:
+            left = total - len(issued)
+            if size <= left:
+                issued += ids(await allocator.allocate("s", size))
+            else:
+                with pytest.raises(SequenceExhausted) as refused:
+                    await allocator.allocate("s", size)
+                assert refused.value.metadata["remaining"] == str(left)
+        if left := total - len(issued):
+            issued += ids(await allocator.allocate("s", left))
+        assert issued == [step * n for n in range(total)]
+
+
+class TestCancelling:
+    async def test_a_caller_who_is_gone_takes_nothing(self, allocator: Allocator, store: MemoryStore) -> None:
+        await allocator.allocate("orders", 1)
+        gate = store.hold("grant")
+        gone = asyncio.create_task(allocator.allocate("orders", 10))
+        stays = asyncio.create_task(allocator.allocate("orders", 1))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        gate.set()
+        assert ids(await stays) == [2]
+        assert ids(await allocator.allocate("orders", 1)) == [3]
+        assert not allocator.burned.by_cause
+
+    async def test_cancelling_the_only_caller_does_not_cancel_the_refill(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        await allocator.allocate("orders", 1)
+        gate = store.hold("grant")
+        gone = asyncio.create_task(allocator.allocate("orders", 10))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        gate.set()
+        await asyncio.sleep(0.01)
+        assert allocator.take("orders", 10) is not None
+
+    async def test_ids_taken_for_a_caller_who_left_before_the_answer_are_burned(
+        self, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await allocator.allocate("orders", 1)
+        gone = asyncio.create_task(allocator.allocate("orders", 10))
+        right_after_serving(allocator._lanes["orders"], gone.cancel, monkeypatch)
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert allocator.burned.by_cause == {Cause.CANCELLED: 10}
+        assert (await allocator.allocate("orders", 1)).first_id == 12
+
+
+class TestStoreFaults:
+    async def test_a_lost_reply_burns_what_it_granted(self, allocator: Allocator, store: MemoryStore) -> None:
+        await allocator.allocate("orders", 5)
+        store.next("grant", lost_reply())
+        with pytest.raises(StoreOutcomeUnknown):
+            await allocator.allocate("orders", 50)
+        burned = allocator.burned.by_cause[Cause.UNKNOWN_OUTCOME]
+        taken = await allocator.allocate("orders", 1)
+        assert burned >= 50
+        assert taken.first_id == 6 + burned
+
+    async def test_a_write_applied_twice_issues_nothing_twice(self, allocator: Allocator, store: MemoryStore) -> None:
+        await allocator.allocate("orders", 5)
+        store.next("grant", twice())
+        issued = ids(await allocator.allocate("orders", 5), await allocator.allocate("orders", 5))
+        assert len(set(issued)) == 10
+        assert min(issued) > 5
+
+    async def test_leases_go_on_serving_while_the_store_is_down_and_it_recovers_by_itself(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        for _ in range(5):
+            await allocator.allocate("orders", 10)
+        store.down = True
+        assert (await allocator.allocate("orders", 10)).first_id == 51
+        with pytest.raises(StoreUnavailable):
+            await allocator.allocate("orders", 10_000)
+        store.down = False
+        assert (await allocator.allocate("orders", 10_000)).id_count == 10_000
+        assert not allocator.burned.by_cause
+
+    @pytest.mark.parametrize("fault", [unreachable(), rejected()])
+    async def test_a_write_that_was_not_applied_burns_nothing(
+        self, allocator: Allocator, store: MemoryStore, fault: Fault
+    ) -> None:
+        await allocator.allocate("orders", 1)
+        store.next("grant", fault)
+        with pytest.raises(StoreUnavailable):
+            await allocator.allocate("orders", 1)
+        assert ids(await allocator.allocate("orders", 1)) == [2]
+        assert not allocator.burned.by_cause
+
+    async def test_a_store_that_hangs_is_given_up_and_the_next_caller_starts_anew(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        await allocator.allocate("orders", 1)
+        store.hold("grant")
+        with pytest.raises(StoreUnavailable, match="did not answer"):
+            await allocator.allocate("orders", 1)
+        assert (await allocator.allocate("orders", 1)).id_count == 1
+
+    async def test_a_failed_refill_refuses_all_who_waited_for_it(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        await allocator.allocate("orders", 1)
+        store.next("grant", unreachable())
+        answers = await asyncio.gather(*(allocator.allocate("orders", 5) for _ in range(20)), return_exceptions=True)
+        assert all(isinstance(answer, StoreUnavailable) for answer in answers)
+
+
+class TestWentBackwards:
+    @pytest.fixture
+    async def seen(self, allocator: Allocator) -> None:
+        await allocator.allocate("orders", 100)
+
+    @pytest.mark.usefixtures("seen")
+    @pytest.mark.parametrize("change", ["value", "generation", "missing"])
+    async def test_that_sequence_stops_and_others_go_on(
+        self, allocator: Allocator, store: MemoryStore, change: str
+    ) -> None:
+        if change == "value":
+            store.rows["orders"].last_value = 50
+        elif change == "generation":
+            store.rows["orders"].generation = 0
+        else:
+            del store.rows["orders"]
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("orders", 1_000)
+        calls = len(store.calls)
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("orders", 1)
+        assert len(store.calls) == calls  # refused without moving the counter any further
+        assert (await allocator.allocate("invoices", 1)).first_id == 1
+
+    @pytest.mark.usefixtures("seen")
+    async def test_ids_in_memory_are_not_issued_either(self, allocator: Allocator, store: MemoryStore) -> None:
+        await allocator.allocate("orders", 1)
+        held = allocator.lease_count
+        assert held == 1
+        store.rows["orders"].last_value = 3
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("orders", 10_000)
+        assert allocator.take("orders", 1) is None
+        assert allocator.burned.by_cause[Cause.WENT_BACKWARDS] > 0
+
+    @pytest.mark.usefixtures("seen")
+    async def test_it_is_noticed_also_after_the_lane_was_dropped(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        await allocator.drop_idle_lanes()
+        await allocator.drop_idle_lanes()
+        store.rows["orders"].last_value = 99
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("orders", 1)
+
+    @pytest.mark.usefixtures("seen")
+    async def test_a_tail_that_was_given_back_is_not_taken_for_it(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        await allocator.allocate("orders", 1)  # holds some ahead
+        await allocator.close()
+        assert store.rows["orders"].last_value == 101
+        assert (await allocator.allocate("orders", 1)).first_id == 102
+
+    async def test_a_sequence_that_counts_down_is_watched_in_its_own_direction(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        await store.create("down", Sequence(start=-1, step=-1, min_value=-1_000, max_value=-1))
+        assert ids(await allocator.allocate("down", 3)) == [-1, -2, -3]
+        assert ids(await allocator.allocate("down", 3)) == [-4, -5, -6]
+        store.rows["down"].last_value = 0
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("down", 100)
+
+
+class TestLeaseLife:
+    async def test_no_id_is_issued_from_a_lease_that_ended(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        await allocator.allocate("orders", 1)
+        await allocator.allocate("orders", 1)
+        held = (store.rows["orders"].last_value or 0) - 2
+        assert held > 0
+        clock.advance(TERMS.lease_ttl)
+        assert allocator.take("orders", 1) is None
+        assert (await allocator.allocate("orders", 1)).first_id == 3 + held
+        assert allocator.burned.by_cause == {Cause.EXPIRED: held}
+
+    async def test_the_end_counts_from_before_the_store_was_asked(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        await allocator.allocate("orders", 1)
+        gate = store.hold("grant")
+        call = asyncio.create_task(allocator.allocate("orders", 1))
+        await asyncio.sleep(0.01)
+        asked_at = clock.boot()
+        clock.advance(30)
+        gate.set()
+        assert (await call).expires_at == asked_at + TERMS.lease_ttl
+
+    async def test_a_pause_longer_than_the_lease_between_taking_and_answering_is_noticed(
+        self, allocator: Allocator, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await allocator.allocate("orders", 1)
+        call = asyncio.create_task(allocator.allocate("orders", 5))
+        right_after_serving(allocator._lanes["orders"], lambda: clock.advance(TERMS.lease_ttl + 1), monkeypatch)
+        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+            await call
+        assert allocator.burned.by_cause[Cause.EXPIRED] >= 5
+
+    async def test_a_lease_in_use_is_renewed_without_moving_the_counter(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        for _ in range(6):
+            await allocator.allocate("orders", 100)
+        last_value = store.rows["orders"].last_value
+        for _ in range(10):
+            clock.advance(TERMS.lease_ttl / 2)
+            assert allocator.take("orders", 1) is not None
+            await asyncio.sleep(0.01)
+        assert store.rows["orders"].last_value == last_value
+        assert not allocator.burned.by_cause
+
+    async def test_a_renewal_that_fails_costs_no_caller_anything(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        for _ in range(6):
+            await allocator.allocate("orders", 100)
+        clock.advance(TERMS.lease_ttl / 2)
+        store.down = True
+        calls = len(store.calls)
+        for _ in range(50):
+            assert allocator.take("orders", 1) is not None
+            await asyncio.sleep(0)
+        assert len(store.calls) - calls == 1  # not tried again at once
+        store.down = False
+        clock.advance(2)
+        assert allocator.take("orders", 1) is not None
+        await asyncio.sleep(0.01)
+        clock.advance(TERMS.lease_ttl * 0.9)
+        assert allocator.take("orders", 1) is not None
+
+    async def test_a_new_generation_ends_what_is_held_of_the_old_one(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        for _ in range(6):
+            await allocator.allocate("orders", 100)
+        row = store.rows["orders"]
+        held = (row.last_value or 0) - 600
+        assert held > 0
+        row.generation, row.last_value = 2, 1_000_000
+        clock.advance(TERMS.lease_ttl / 2)
+        allocator.take("orders", 1)
+        await asyncio.sleep(0.01)
+        taken = await allocator.allocate("orders", 1)
+        assert (taken.generation, taken.first_id) == (2, 1_000_001)
+        assert allocator.burned.by_cause == {Cause.GENERATION: held - 1}
+
+    async def test_the_row_remembers_how_long_leases_live(self, allocator: Allocator, store: MemoryStore) -> None:
+        await allocator.allocate("orders", 1)
+        assert store.rows["orders"].lease_ms == TERMS.lease_ttl * 1_000
+
+
+class TestTails:
+    async def test_a_stop_gives_the_unused_tail_back(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        for _ in range(5):
+            await allocator.allocate("orders", 100)
+        assert (store.rows["orders"].last_value or 0) > 500
+        await allocator.close()
+        assert store.rows["orders"].last_value == 500
+        assert not allocator.burned.by_cause
+        assert (await Allocator(store, clock, TERMS).allocate("orders", 1)).first_id == 501
+
+    async def test_a_tail_behind_another_nodes_ids_is_burned(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        for _ in range(5):
+            await allocator.allocate("orders", 100)
+        held = (store.rows["orders"].last_value or 0) - 500
+        other = await Allocator(store, clock, TERMS).allocate("orders", 1)
+        await allocator.close()
+        assert store.rows["orders"].last_value == other.last_id
+        assert allocator.burned.by_cause == {Cause.NOT_RETURNED: held}
+
+    async def test_a_lost_answer_to_a_tail_is_harmless(self, allocator: Allocator, store: MemoryStore) -> None:
+        for _ in range(5):
+            await allocator.allocate("orders", 100)
+        store.next("give_back", lost_reply())
+        await allocator.close()
+        assert (await allocator.allocate("orders", 1)).first_id == 501
+
+    async def test_idle_lanes_are_dropped_and_busy_ones_stay(self, allocator: Allocator, store: MemoryStore) -> None:
+        for name in ("idle", "busy"):
+            for _ in range(3):
+                await allocator.allocate(name, 10)
+        await allocator.drop_idle_lanes()
+        await allocator.allocate("busy", 1)
+        await allocator.drop_idle_lanes()
+        assert set(allocator._lanes) == {"busy"}
+        assert store.rows["idle"].last_value == 30
+        assert (await allocator.allocate("idle", 1)).first_id == 31
+
+    async def test_many_names_used_once_leave_no_lane(self, allocator: Allocator) -> None:
+        await asyncio.gather(*(allocator.allocate(f"s{n}", 1) for n in range(2_000)))
+        await allocator.drop_idle_lanes()
+        await allocator.drop_idle_lanes()
+        assert not allocator._lanes
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["", "a\x00b", "line\nbreak", "\x7f", "\x9b", "ä" * 128, "x" * 256])
+    async def test_a_malformed_name_is_refused_before_anything_is_taken(
+        self, allocator: Allocator, store: MemoryStore, name: str
+    ) -> None:
+        with pytest.raises(InvalidRequest) as refused:
+            await allocator.allocate(name, 1)
+        assert refused.value.field == "sequence"
+        assert not store.calls
+
+    @pytest.mark.parametrize("name", ["a", "x" * 255, "ä" * 127, "with space/and:signs", "订单"])
+    async def test_any_other_name_is_one(self, allocator: Allocator, name: str) -> None:
+        assert (await allocator.allocate(name, 1)).first_id == 1
+
+    async def test_a_sequence_is_not_created_where_that_is_off(self, store: MemoryStore, clock: FakeClock) -> None:
+        allocator = Allocator(store, clock, Terms(180.0, 0.2, auto_create_sequences=False))
+        with pytest.raises(SequenceNotFound):
+            await allocator.allocate("orders", 1)
+        assert not store.rows
+        await store.create("orders", Sequence())
+        assert (await allocator.allocate("orders", 1)).first_id == 1
+
+
+class TestFork:
+    async def test_a_fork_issues_none_of_its_parents_ids(self, allocator: Allocator) -> None:
+        for _ in range(5):
+            await allocator.allocate("orders", 10)
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            outcome = b"took"
+            try:
+                if allocator.take("orders", 1) is None:
+                    allocator.allocate("orders", 1).send(None)
+            except StoreUnavailable:
+                outcome = b"refused"
+            finally:
+                os.write(writer, outcome)
+                os._exit(0)
+        os.waitpid(pid, 0)  # noqa: ASYNC222
+        assert os.read(reader, 10) == b"refused"
+        os.close(reader)
+        os.close(writer)
+        assert allocator.take("orders", 1) is not None
+
+    async def test_a_process_of_another_number_is_refused_also_where_no_hook_ran(
+        self, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for _ in range(5):
+            await allocator.allocate("orders", 10)
+        monkeypatch.setattr(os, "getpid", lambda: -5)
+        assert allocator.take("orders", 1) is None
+        with pytest.raises(StoreUnavailable):
+            await allocator.allocate("orders", 1)
