@@ -178,7 +178,7 @@ class MemoryStore:
         )
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
-        await self._call("keep_prefix", (prefix, holder, stale_after), lambda: self._hold(prefix, holder, stale_after))
+        await self._call("keep_prefix", (prefix, holder, stale_after), lambda: self._keep(prefix, holder, stale_after))
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
         await self._call("release_prefix", (prefix, holder), lambda: self._release(prefix, holder))
@@ -243,10 +243,14 @@ class MemoryStore:
     def _hold(self, prefix: int, holder: str, stale_after: float) -> PrefixRow:
         row = self.prefixes[prefix]
         now = self.clock.wall()
-        if row.holder in ("", holder) or now - row.seen_at > stale_after:
+        if row.holder in ("", holder) or now - row.seen_at >= stale_after:
             row.holder = holder
             row.seen_at = now
         return row
+
+    def _keep(self, prefix: int, holder: str, stale_after: float) -> None:
+        if prefix in self.prefixes:
+            self._hold(prefix, holder, stale_after)
 
     def _claim(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         row = self._hold(prefix, holder, stale_after)

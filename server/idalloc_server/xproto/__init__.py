@@ -1,0 +1,1 @@
+"""Replies in the shape of the MySQL X Protocol."""

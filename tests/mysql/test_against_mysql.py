@@ -1,0 +1,81 @@
+"""The same changes of offset, increment and prefix on a live MySQL and on ours: the same serials."""
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from idalloc_server.domain.doc_id import DocIds
+from idalloc_server.domain.epoch import Epoch
+from tests import mysqlx_environment
+from tests.fakes import FakeClock, MemoryStore
+from tests.mysql import server
+
+pytestmark = [
+    pytest.mark.mysql,
+    pytest.mark.timeout(900),  # with fetching and installing
+    pytest.mark.skipif("IDALLOC_TEST_MYSQL" not in os.environ, reason="needs a live MySQL: make test-mysql"),
+]
+
+Insert = Callable[[int, int, int, int], list[str]]
+
+
+@pytest.fixture
+def insert() -> Iterator[Insert]:
+    """Inserts documents into a fresh server, by (offset, increment, prefix, count)."""
+    interpreter = mysqlx_environment.python()
+    with server.running() as port:
+        client = subprocess.Popen(
+            [interpreter, Path(__file__).with_name("insert_documents.py"), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with client:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            requests, answers = client.stdin, client.stdout
+
+            def insert(offset: int, increment: int, prefix: int, count: int) -> list[str]:
+                wanted = {"offset": offset, "increment": increment, "prefix": prefix, "count": count}
+                requests.write(json.dumps(wanted) + "\n")
+                requests.flush()
+                ids: list[str] = json.loads(answers.readline())
+                return ids
+
+            yield insert
+        assert client.returncode == 0
+
+
+def settings(chance: random.Random) -> Iterator[tuple[int, int]]:
+    """Offsets and increments: the edges, small ones where the offset often lies ahead, and any."""
+    edges = [1, 2, 3, 10, 16, 255, 256, 65_534, 65_535]
+    yield from [(10, 3), (16, 8), (1, 1), (65_535, 2), (65_535, 65_535), (5, 1)]
+    for _ in range(100):
+        yield chance.choice(edges), chance.choice(edges)
+        yield chance.randint(1, 40), chance.randint(1, 12)
+        yield chance.randint(1, 65_535), chance.randint(1, 65_535)
+
+
+async def test_the_same_changes_give_the_same_serials(insert: Insert) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    epoch = Epoch(MemoryStore(), FakeClock(), prefix=0, holder="test", max_clock_skew=1)
+    doc_ids = DocIds(epoch, await epoch.start())
+    compared = 0
+    for offset, increment in settings(chance):
+        if chance.random() < 0.1:
+            doc_ids.prefix = chance.randint(0, 65_535)
+        count = chance.choice([1, 2, 7, 50])
+        theirs = insert(offset, increment, doc_ids.prefix, count)
+        ours = [text for run in await doc_ids.generate(count, offset, increment) for text in run.texts()]
+        # All but the timestamp, which MySQL takes from its clock.
+        assert [(text[:4], text[12:]) for text in ours] == [(text[:4], text[12:]) for text in theirs], (
+            f"seed {seed}, offset {offset}, increment {increment}"
+        )
+        compared += len(ours)
+    assert compared > 1000

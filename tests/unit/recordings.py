@@ -1,0 +1,64 @@
+"""What a real MySQL did, from the folder data (its README tells how it was recorded)."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_DATA = Path(__file__).parent / "data"
+
+
+class Transitions(NamedTuple):
+    """Ids that were issued one after the other under the same variables."""
+
+    case: str
+    offset: int
+    increment: int
+    timestamp_before: int
+    serial_before: int
+    ids: list[str]
+
+
+class Notice(NamedTuple):
+    """A notice of generated document ids."""
+
+    source: str
+    ids: list[str]
+    frame: bytes
+
+
+class Restart(NamedTuple):
+    """Lives of one server: the time by its clock at each start, and the ids that it then drew."""
+
+    case: str
+    boots: list[tuple[float, list[str]]]
+
+
+def transitions() -> list[Transitions]:
+    return [
+        Transitions(
+            case=line["case"],
+            offset=line["offset"],
+            increment=line["increment"],
+            timestamp_before=int(line["timestamp_before"], 16),
+            serial_before=int(line["serial_before"], 16),
+            ids=line["ids"],
+        )
+        for line in _lines("transitions.jsonl")
+    ]
+
+
+def notices() -> list[Notice]:
+    return [Notice(line["source"], line["ids"], bytes.fromhex(line["frame"])) for line in _lines("notices.jsonl")]
+
+
+def restarts() -> list[Restart]:
+    return [
+        Restart(line["case"], [(boot["clock"], boot["drawn"]) for boot in line["boots"]])
+        for line in _lines("restarts.jsonl")
+    ]
+
+
+def _lines(name: str) -> Iterator[dict[str, Any]]:
+    with (_DATA / name).open() as lines:
+        yield from map(json.loads, lines)

@@ -1,0 +1,351 @@
+"""Document ids: MySQL's arithmetic to the bit (against recordings of a real one), settings, and overflows."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idalloc_server.domain.doc_id import MAX_SERIAL, DocIdRun, DocIds, next_serial
+from idalloc_server.domain.epoch import Epoch, Start
+from idalloc_server.domain.errors import (
+    DocIdTimestampRefused,
+    InvalidRequest,
+    ServerDraining,
+    StoreOutcomeUnknown,
+    StoreRejected,
+    StoreUnavailable,
+)
+from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, rejected, unreachable
+from tests.unit import recordings
+
+NOW = 1_700_000_000
+
+# Serials where something happens: at the start, where an offset may lie ahead, anywhere, and at the end.
+SERIALS = st.one_of(
+    st.integers(0, 200_000),
+    st.integers(0, MAX_SERIAL),
+    st.integers(0, 5_000_000).map(lambda below: MAX_SERIAL - below),
+)
+STEPS = st.one_of(st.integers(0, 20), st.integers(0, 65_535), st.sampled_from([1, 2, 3, 16, 256, 65_535]))
+RUNS = st.builds(
+    lambda prefix, timestamp, first, step, count: DocIdRun(
+        prefix, timestamp, first, step, min(count, (MAX_SERIAL - first) // step + 1)
+    ),
+    st.integers(0, 65_535),
+    st.integers(0, 2**32 - 1),
+    SERIALS,
+    st.one_of(st.integers(1, 300), st.integers(1, 65_535)),
+    st.one_of(st.integers(1, 20), st.integers(4_000, 9_000)),
+)
+
+
+def epoch_of(store: MemoryStore) -> Epoch:
+    return Epoch(store, FakeClock(wall=NOW), prefix=0, holder="me", max_clock_skew=1e12)
+
+
+async def started(store: MemoryStore) -> DocIds:
+    """A process that has just started."""
+    epoch = epoch_of(store)
+    return DocIds(epoch, await epoch.start())
+
+
+def running(store: MemoryStore, serial: int, timestamp: int = NOW) -> DocIds:
+    """A process that has issued ``serial``; it is written into its memory, as it was for the recordings."""
+    doc_ids = DocIds(epoch_of(store), Start(0, timestamp))
+    doc_ids._serial = serial
+    return doc_ids
+
+
+def texts(runs: list[DocIdRun] | None) -> list[str]:
+    assert runs is not None
+    return [text for run in runs for text in run.texts()]
+
+
+def serials(runs: list[DocIdRun] | None) -> list[int]:
+    return [int(text[12:], 16) for text in texts(runs)]
+
+
+def one_by_one(timestamp: int, serial: int, offset: int, increment: int, count: int) -> list[tuple[int, int]]:
+    """What MySQL's generator does, an id at a time."""
+    ids = []
+    for _ in range(count):
+        following = next_serial(serial, offset, increment)
+        if following <= serial:
+            timestamp += 1
+            following = offset
+        serial = following
+        ids.append((timestamp, serial))
+    return ids
+
+
+class TestArithmetic:
+    def test_every_recorded_transition(self) -> None:
+        seen = 0
+        for recorded in recordings.transitions():
+            timestamp, serial = recorded.timestamp_before, recorded.serial_before
+            for text in recorded.ids:
+                ((timestamp, serial),) = one_by_one(timestamp, serial, recorded.offset, recorded.increment, 1)
+                assert f"{timestamp:08x}{serial:016x}" == text[4:], recorded
+                seen += 1
+        assert seen == 1319
+
+    async def test_every_recorded_batch_comes_out_of_runs(self) -> None:
+        overflows = 0
+        for recorded in recordings.transitions():
+            store = MemoryStore()
+            doc_ids = running(store, recorded.serial_before, recorded.timestamp_before)
+            runs = await doc_ids.generate(len(recorded.ids), recorded.offset, recorded.increment)
+            assert [text[4:] for text in texts(runs)] == [text[4:] for text in recorded.ids], recorded
+            assert len(runs) <= 3
+            overflows += len(store.calls)
+        assert overflows >= 13  # as many as were recorded
+
+    @pytest.mark.parametrize(
+        ("offset", "increment", "expected"),
+        [
+            (5, 1, [1, 2, 3]),  # the offset is ignored
+            (0, 0, [1, 2, 3]),
+            (3, 10, [3, 13, 23]),
+            (10, 3, [3, 6, 9, 10, 13]),  # an underflow, which ends
+            (16, 8, [8, 16, 24]),  # with a power of two it changes nothing
+        ],
+    )
+    def test_from_the_start(self, offset: int, increment: int, expected: list[int]) -> None:
+        found = one_by_one(NOW, 0, offset, increment, len(expected))
+        assert [serial for _, serial in found] == expected
+
+    @given(SERIALS, STEPS, STEPS, st.one_of(st.integers(1, 5), st.integers(1, 400)))
+    def test_runs_equal_one_by_one(self, serial: int, offset: int, increment: int, count: int) -> None:
+        async def generated() -> list[DocIdRun]:
+            doc_ids = running(MemoryStore(), serial)
+            doc_ids.offset, doc_ids.increment = offset, increment
+            return await doc_ids.generate(count)
+
+        runs = asyncio.run(generated())
+        expected = one_by_one(NOW, serial, offset, increment, count)
+        assert texts(runs) == [f"0000{timestamp:08x}{serial:016x}" for timestamp, serial in expected]
+        assert len(runs) <= 3
+        assert sum(run.id_count for run in runs) == count
+
+    def test_a_million_of_any_step_are_two_runs(self) -> None:
+        runs = running(MemoryStore(), 0).take(1_000_000, offset=10, increment=3)
+        assert runs == [DocIdRun(0, NOW, 3, 3, 3), DocIdRun(0, NOW, 10, 3, 999_997)]
+
+    @pytest.mark.parametrize(
+        ("offset", "increment", "first"), [(16, 8, 8), (65_535, 1, 1), (7, 10, 7), (65_535, 256, 255)]
+    )
+    def test_even_steps_are_one_run(self, offset: int, increment: int, first: int) -> None:
+        runs = running(MemoryStore(), 0).take(1_000_000, offset, increment)
+        assert runs == [DocIdRun(0, NOW, first, increment, 1_000_000)]
+
+
+class TestTexts:
+    @given(RUNS)
+    def test_equal_formatting_one_by_one(self, run: DocIdRun) -> None:
+        expected = [
+            "%04x%08x%016x" % (run.prefix, run.timestamp, run.first + i * run.step)  # noqa: UP031
+            for i in range(run.id_count)
+        ]
+        assert run.texts() == expected
+        assert run.first_doc_id == expected[0]
+
+    def test_look_like_the_one_in_the_documentation(self) -> None:
+        assert DocIdRun(0, 0x6075F681, 6, 1, 1).texts() == ["00006075f6810000000000000006"]
+
+
+class TestSettings:
+    async def test_the_serial_is_shared_by_all_callers_whatever_they_ask_for(self) -> None:
+        doc_ids = await started(MemoryStore())
+        assert serials(doc_ids.take(11))[-1] == 0x0B
+        assert serials(doc_ids.take(2, increment=256)) == [0x101, 0x201]
+        assert serials(doc_ids.take(2, offset=128, increment=256)) == [0x280, 0x380]
+        assert serials(doc_ids.take(1)) == [0x381]  # all as recorded
+
+    async def test_zero_is_the_node_s_setting_which_may_change(self) -> None:
+        doc_ids = await started(MemoryStore())
+        doc_ids.offset, doc_ids.increment = 3, 10
+        assert serials(doc_ids.take(2)) == [3, 13]
+        assert serials(doc_ids.take(1, offset=5)) == [15]
+        assert serials(doc_ids.take(1, increment=1)) == [16]
+        doc_ids.increment = 100
+        assert serials(doc_ids.take(1)) == [103]
+
+    @pytest.mark.parametrize(
+        ("count", "offset", "increment", "field"),
+        [
+            (1, -1, 0, "auto_increment_offset"),
+            (1, 65_536, 0, "auto_increment_offset"),
+            (1, 0, -1, "auto_increment_increment"),
+            (1, 0, 65_536, "auto_increment_increment"),
+            (0, 0, 0, "id_count"),
+            (-1, 0, 0, "id_count"),
+            (2**40 + 1, 0, 0, "id_count"),
+        ],
+    )
+    async def test_what_is_out_of_range_takes_nothing(
+        self, count: int, offset: int, increment: int, field: str
+    ) -> None:
+        doc_ids = await started(MemoryStore())
+        with pytest.raises(InvalidRequest) as refusal:
+            doc_ids.take(count, offset, increment)
+        assert refusal.value.field == field
+        assert serials(doc_ids.take(1, 65_535, 65_535)) == [65_535]
+
+    async def test_a_new_prefix_gets_a_start_timestamp_of_its_own_and_the_serial_goes_on(self) -> None:
+        store = MemoryStore()
+        doc_ids = await started(store)
+        before = texts(await doc_ids.generate(3))
+        doc_ids.prefix = 255
+        assert doc_ids.take(1) is None
+        after = texts(await doc_ids.generate(1))
+        assert after == [f"00ff{NOW + 1:08x}{4:016x}"]
+        assert store.prefixes[255].last_start == NOW + 1
+        doc_ids.prefix = 0
+        back = texts(await doc_ids.generate(1))
+        assert back > before
+        assert back == [f"0000{NOW + 2:08x}{5:016x}"]
+
+
+class TestOverflow:
+    async def test_needs_a_claim_first_and_takes_nothing_before(self) -> None:
+        store = MemoryStore()
+        doc_ids = running(store, MAX_SERIAL - 2)
+        assert doc_ids.take(3) is None
+        assert store.calls == []
+        assert serials(doc_ids.take(2)) == [MAX_SERIAL - 1, MAX_SERIAL]
+
+    async def test_claims_a_later_timestamp_and_restarts_at_the_caller_s_offset(self) -> None:
+        store = MemoryStore()
+        doc_ids = running(store, MAX_SERIAL - 1)
+        runs = await doc_ids.generate(3, offset=7, increment=1)
+        assert [run.first_doc_id for run in runs] == [
+            f"0000{NOW:08x}{MAX_SERIAL:016x}",
+            f"0000{NOW + 1:08x}{7:016x}",
+        ]
+        assert runs[1].id_count == 2
+        (claim,) = store.calls_of("claim_start")
+        assert claim.arguments[:3] == (0, NOW + 1, "me")
+        assert doc_ids.start_timestamp == NOW + 1
+
+    async def test_takes_whatever_later_timestamp_the_store_gives(self) -> None:
+        store = MemoryStore()
+        store.prefixes[0].last_start = NOW + 100  # another process started, or overflowed, since
+        doc_ids = running(store, MAX_SERIAL)
+        assert texts(await doc_ids.generate(1)) == [f"0000{NOW + 101:08x}{1:016x}"]
+
+    async def test_a_thousand_callers_share_one_claim(self) -> None:
+        store = MemoryStore()
+        doc_ids = running(store, MAX_SERIAL - 5)
+        gate = store.hold("claim_start")
+        callers = [asyncio.create_task(doc_ids.generate(10)) for _ in range(1000)]
+        await asyncio.sleep(0.01)
+        assert doc_ids.take(1) is None  # it would overtake them
+        gate.set()
+        answers = [texts(await caller) for caller in callers]
+        assert len(store.calls_of("claim_start")) == 1
+        ids = [text for answer in answers for text in answer]
+        assert len(ids) == 10_000
+        assert ids == sorted(set(ids))
+
+    async def test_a_cancelled_caller_takes_nothing_and_does_not_cancel_the_claim(self) -> None:
+        store = MemoryStore()
+        doc_ids = running(store, MAX_SERIAL)
+        gate = store.hold("claim_start")
+        first = asyncio.create_task(doc_ids.generate(1000))
+        second = asyncio.create_task(doc_ids.generate(1))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        gate.set()
+        assert texts(await second) == [f"0000{NOW + 1:08x}{1:016x}"]
+        assert len(store.calls_of("claim_start")) == 1
+
+    async def test_a_claim_that_nobody_waits_for_any_more_is_used_by_the_next(self) -> None:
+        store = MemoryStore()
+        doc_ids = running(store, MAX_SERIAL)
+        gate = store.hold("claim_start")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(doc_ids.generate(1), 0.01)
+        gate.set()
+        await asyncio.sleep(0.01)
+        assert texts(doc_ids.take(1)) == [f"0000{NOW + 1:08x}{1:016x}"]
+
+    async def test_a_failed_claim_fails_those_who_wait_and_the_next_call_tries_again(self) -> None:
+        store = MemoryStore()
+        store.next("claim_start", unreachable(), rejected(), lost_reply())
+        doc_ids = running(store, MAX_SERIAL)
+        waiting = await asyncio.gather(*(doc_ids.generate(1) for _ in range(5)), return_exceptions=True)
+        assert all(isinstance(failure, StoreUnavailable) for failure in waiting)
+        assert len(store.calls_of("claim_start")) == 1
+        with pytest.raises(StoreRejected):
+            await doc_ids.generate(1)
+        with pytest.raises(StoreOutcomeUnknown):
+            await doc_ids.generate(1)
+        # The claim without an answer was made: its timestamp is burned.
+        assert texts(await doc_ids.generate(1)) == [f"0000{NOW + 2:08x}{1:016x}"]
+
+    async def test_the_last_timestamp_is_used_up_and_then_refused(self) -> None:
+        store = MemoryStore()
+        doc_ids = running(store, MAX_SERIAL - 2, timestamp=2**32 - 1)
+        with pytest.raises(DocIdTimestampRefused, match="prefix 0 has no start timestamp"):
+            await doc_ids.generate(3)
+        assert texts(doc_ids.take(2)) == ["0000fffffffffffffffffffffffe", "0000ffffffffffffffffffffffff"]
+        with pytest.raises(DocIdTimestampRefused):
+            await doc_ids.generate(1)
+        assert store.calls == []
+
+    async def test_a_timestamp_from_the_store_that_does_not_fit_is_refused(self) -> None:
+        store = MemoryStore()
+        store.prefixes[0].last_start = 2**32 - 1
+        with pytest.raises(DocIdTimestampRefused):
+            await running(store, MAX_SERIAL).generate(1)
+
+    async def test_close_ends_the_claim(self) -> None:
+        store = MemoryStore()
+        store.hold("claim_start")
+        doc_ids = running(store, MAX_SERIAL)
+        waiting = asyncio.create_task(doc_ids.generate(1))
+        await asyncio.sleep(0.01)
+        await doc_ids.close()
+        with pytest.raises(ServerDraining):
+            await waiting
+        with pytest.raises(ServerDraining):
+            await doc_ids.generate(1)
+        assert len(store.calls_of("claim_start")) == 1
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.one_of(st.integers(1, 3), st.just(60_000)),
+                st.sampled_from([0, 1, 7, 65_535]),
+                st.sampled_from([0, 1, 3, 256, 65_535]),
+                st.sampled_from([None, unreachable(), lost_reply()]),
+                st.booleans(),
+            ),
+            min_size=1,
+            max_size=30,
+        )
+    )
+    def test_ids_rise_whatever_happens(self, calls: list[tuple[int, int, int, Fault | None, bool]]) -> None:
+        async def all_ids() -> list[str]:
+            store = MemoryStore()
+            doc_ids = running(store, MAX_SERIAL - 1_000_000)
+            ids: list[str] = []
+            for count, offset, increment, fault, at_the_end in calls:
+                if fault:
+                    store.next("claim_start", fault)
+                if at_the_end:
+                    doc_ids._serial = max(doc_ids._serial, MAX_SERIAL - 100)
+                try:
+                    runs = await doc_ids.generate(count, offset, increment)
+                except StoreUnavailable:
+                    continue
+                for run in runs:
+                    ids += run.texts()[:: max(1, run.id_count - 1)]  # the first and the last
+            return ids
+
+        ids = asyncio.run(all_ids())
+        assert ids == sorted(set(ids))

@@ -1,0 +1,117 @@
+"""Document ids are issued once: whatever forks (P8), restarts, the clock and other nodes of the prefix do (P6)."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from idalloc_server.domain.doc_id import DocIdRun, DocIds
+from idalloc_server.domain.epoch import Epoch
+from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.store import Store
+from idalloc_server.store.sqlite import SqliteStore
+from tests.fakes import FakeClock, MemoryStore
+from tests.unit import recordings
+
+NOW = 1_700_000_000
+ROOT = Path(__file__).parents[2]
+
+
+async def started(store: Store, clock: float = NOW, prefix: int = 0, holder: str = "me") -> DocIds:
+    """A process that has just started."""
+    epoch = Epoch(store, FakeClock(wall=clock), prefix=prefix, holder=holder, max_clock_skew=1e12)
+    return DocIds(epoch, await epoch.start())
+
+
+def texts(runs: list[DocIdRun] | None) -> list[str]:
+    assert runs is not None
+    return [text for run in runs for text in run.texts()]
+
+
+class TestFork:
+    def test_a_child_issues_nothing(self) -> None:
+        script = """
+import os
+from idalloc_server.domain.doc_id import DocIds
+from idalloc_server.domain.epoch import Epoch, Start
+from idalloc_server.domain.errors import StoreUnavailable
+from tests.fakes import FakeClock, MemoryStore
+
+doc_ids = DocIds(Epoch(MemoryStore(), FakeClock(), prefix=0, holder="me", max_clock_skew=1), Start(0, 1))
+assert doc_ids.take(1)
+parent = os.getpid()
+for pid_comes_back in (False, True):
+    child = os.fork()
+    if not child:
+        if pid_comes_back:
+            os.getpid = lambda: parent
+        try:
+            doc_ids.take(1)
+        except StoreUnavailable as refusal:
+            os._exit(7 if "is a fork" in str(refusal) else 8)
+        os._exit(9)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(doc_ids.take(1)[0].first)
+"""
+        answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+        assert answer.stdout.split() == ["7", "7", "2"], answer.stderr
+
+    async def test_nor_does_one_that_python_did_not_make(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        doc_ids = await started(MemoryStore())
+        assert doc_ids.take(1)
+        child = os.getpid() + 1
+        monkeypatch.setattr(os, "getpid", lambda: child)
+        with pytest.raises(StoreUnavailable, match="this process is a fork"):
+            doc_ids.take(1)
+        with pytest.raises(StoreUnavailable, match="this process is a fork"):
+            await doc_ids.generate(1)
+
+
+class TestWhatMysqlGetsWrong:
+    @pytest.mark.parametrize("recorded", recordings.restarts(), ids=lambda recorded: recorded.case)
+    async def test_a_restart_by_the_same_clock(self, recorded: recordings.Restart, tmp_path: Path) -> None:
+        drawn_by_mysql = [text for _, drawn in recorded.boots for text in drawn]
+        assert len(set(drawn_by_mysql)) < len(drawn_by_mysql)
+        ids: list[str] = []
+        for clock, drawn in recorded.boots:
+            store = SqliteStore(tmp_path / "ids.db", FakeClock(wall=clock))
+            await store.open()
+            doc_ids = await started(store, clock)
+            ids += texts(doc_ids.take(len(drawn)))
+            await store.close()  # the connection alone; nothing is released, as if killed
+        assert ids[0] == drawn_by_mysql[0]
+        assert ids == sorted(set(ids))
+
+    async def test_a_clock_set_back_by_an_hour(self, tmp_path: Path) -> None:
+        ids: list[str] = []
+        for clock in (NOW, NOW - 3600, NOW - 7200, NOW + 10):
+            store = SqliteStore(tmp_path / "ids.db", FakeClock(wall=clock))
+            await store.open()
+            ids += texts((await started(store, clock)).take(5))
+            await store.close()
+        assert ids == sorted(set(ids))
+        assert ids[-1].startswith(f"0000{NOW + 10:08x}")
+
+    async def test_two_processes_with_one_prefix_started_in_one_second(self, tmp_path: Path) -> None:
+        stores = [SqliteStore(tmp_path / "ids.db", FakeClock(wall=NOW)) for _ in range(8)]
+        for store in stores:
+            await store.open()
+        processes = await asyncio.gather(*(started(store, holder=f"node {n}") for n, store in enumerate(stores)))
+        ids = [text for process in processes for text in texts(process.take(100))]
+        assert len(set(ids)) == 800
+        for store in stores:
+            await store.close()
+
+    async def test_a_process_that_moves_to_the_prefix_of_another(self) -> None:
+        store = MemoryStore()
+        one = await started(store, prefix=1, holder="one")
+        two = await started(store, prefix=2, holder="two")
+        assert one.start_timestamp == two.start_timestamp  # as MySQL's would be
+        ids = texts(one.take(10))
+        two.prefix = 1
+        ids += texts(await two.generate(10))
+        ids += texts(one.take(10))
+        assert len(set(ids)) == 30

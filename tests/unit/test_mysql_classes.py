@@ -1,0 +1,71 @@
+"""Our bytes, read by the classes of MySQL's own client."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idalloc_server.domain.doc_id import DocIdRun
+from idalloc_server.xproto.notice import document_ids_frame, insert_id_frame
+from tests import mysqlx_environment
+from tests.unit import recordings
+
+# Installing takes some seconds, where it has not been done.
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def mysqlx() -> Path:
+    return mysqlx_environment.python()
+
+
+def read(mysqlx: Path, *frames: bytes) -> Any:
+    answer = subprocess.run(
+        [mysqlx, Path(__file__).with_name("parse_notices.py")],
+        input=b"".join(frames),
+        capture_output=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr.decode()
+    return json.loads(answer.stdout)
+
+
+@pytest.mark.parametrize("count", [1, 2, 10_000])
+def test_document_ids(mysqlx: Path, count: int) -> None:
+    doc_ids = DocIdRun(0xFFFF, 0x6075F681, 0xFFFFFFFFFFF00000, 3, count).texts()
+    (notice,) = read(mysqlx, document_ids_frame(doc_ids))
+    assert notice == {
+        "message": "NOTICE",
+        "type": "SESSION_STATE_CHANGED",
+        "scope": "LOCAL",
+        "param": "GENERATED_DOCUMENT_IDS",
+        "types": ["V_OCTETS"],
+        "octets": doc_ids,
+        "integers": [],
+        "content_types": 0,
+        "same_bytes": True,
+    }
+
+
+@pytest.mark.parametrize("first_id", [0, 1, 127, 128, 2**53, 2**63 - 2])
+def test_insert_id(mysqlx: Path, first_id: int) -> None:
+    (notice,) = read(mysqlx, insert_id_frame(first_id))
+    assert notice == {
+        "message": "NOTICE",
+        "type": "SESSION_STATE_CHANGED",
+        "scope": "LOCAL",
+        "param": "GENERATED_INSERT_ID",
+        "types": ["V_UINT"],
+        "octets": [],
+        "integers": [first_id],
+        "content_types": 0,
+        "same_bytes": True,
+    }
+
+
+def test_many_frames_in_one_stream(mysqlx: Path) -> None:
+    recorded = recordings.notices()
+    notices = read(mysqlx, *(document_ids_frame(notice.ids) for notice in recorded))
+    assert [notice["octets"] for notice in notices] == [notice.ids for notice in recorded]
