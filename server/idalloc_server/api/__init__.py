@@ -1,0 +1,1 @@
+"""The gRPC surface: translates between the wire and the domain."""

@@ -1,0 +1,71 @@
+"""Errors of the domain as google.rpc.Status."""
+
+import math
+from typing import NamedTuple
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from idalloc_server.domain.errors import InvalidRequest, Refusal, Retryable
+
+DOMAIN = "idalloc"
+
+CODES = {
+    "INVALID_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
+    "SEQUENCE_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "SEQUENCE_EXHAUSTED": grpc.StatusCode.OUT_OF_RANGE,
+    "SEQUENCE_INVALID": grpc.StatusCode.FAILED_PRECONDITION,
+    "STORE_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "STORE_WENT_BACKWARDS": grpc.StatusCode.FAILED_PRECONDITION,
+    "SERVER_DRAINING": grpc.StatusCode.UNAVAILABLE,
+    "DOC_ID_TIMESTAMP_REFUSED": grpc.StatusCode.FAILED_PRECONDITION,
+    "INTERNAL": grpc.StatusCode.INTERNAL,
+}
+
+
+class Status(NamedTuple):
+    """What a failed call is answered with."""
+
+    code: grpc.StatusCode
+    message: str
+    trailers: tuple[tuple[str, str | bytes], ...]
+
+
+def from_refusal(refusal: Refusal) -> Status:
+    """Returns the status of a refused call, with the details that AIP-193 asks for."""
+    details: list[Message] = []
+    trailers: list[tuple[str, str | bytes]] = []
+    if isinstance(refusal, InvalidRequest):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=refusal.field, description=refusal.rule)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(refusal, Retryable):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(math.ceil(refusal.retry_after * 1000))
+        details.append(retry)
+        # gRPC's own retry policy heeds this trailer and not RetryInfo.
+        trailers.append(("grpc-retry-pushback-ms", str(retry.retry_delay.ToMilliseconds())))
+    return _status(refusal.reason, str(refusal), refusal.metadata, details, trailers)
+
+
+def internal() -> Status:
+    """Returns the status of a call that failed by a fault of the server."""
+    return _status("INTERNAL", "the server failed; its log says more", {}, [], [])
+
+
+def _status(
+    reason: str,
+    message: str,
+    metadata: dict[str, str],
+    details: list[Message],
+    trailers: list[tuple[str, str | bytes]],
+) -> Status:
+    code = CODES[reason]
+    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata)
+    status = status_pb2.Status(code=code.value[0], message=message)
+    for detail in (info, *details):
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return Status(code, message, (*trailers, ("grpc-status-details-bin", status.SerializeToString())))

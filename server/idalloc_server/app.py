@@ -1,0 +1,183 @@
+"""Wires everything, starts it and stops it. The only place that knows all parts."""
+
+import asyncio
+import gc
+import signal
+import socket
+from importlib.metadata import version
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME
+from grpc_health.v1.health import aio as health
+
+from idalloc.v1 import id_allocator_pb2, id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
+from idalloc_server.api import reflection
+from idalloc_server.api.id_allocator import IdAllocatorServicer
+from idalloc_server.api.node import NodeServicer
+from idalloc_server.api.rpc import Calls
+from idalloc_server.config import Settings
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.clock import Clock, SystemClock
+from idalloc_server.domain.doc_id import DocIds
+from idalloc_server.domain.epoch import Epoch, Start
+from idalloc_server.domain.errors import StartRefused, StoreUnavailable
+from idalloc_server.domain.lane import Terms
+from idalloc_server.domain.store import Store
+from idalloc_server.store.open import open_store
+from idalloc_server.telemetry.metrics import CallMetrics
+
+# The share of drain_timeout after which streams that still run are told to go elsewhere.
+STREAMS_SHARE = 0.8
+# How soon a store that was away at the start is tried again.
+OPEN_AGAIN_SECONDS = 1.0
+# How long a stop waits for the store to take unused ids back.
+RELEASE_SECONDS = 5.0
+
+_ID_ALLOCATOR = id_allocator_pb2.DESCRIPTOR.services_by_name["IdAllocatorService"]
+_NODE = node_pb2.DESCRIPTOR.services_by_name["NodeService"]
+_log = structlog.get_logger("idalloc")
+
+
+async def serve(settings: Settings) -> None:
+    """Serves until SIGTERM or SIGINT, then drains and gives unused ids back.
+
+    Raises:
+        StartRefused: A setting does not allow a start, or the store does not.
+        StoreUnavailable: The store could not be reached within ``store_timeout``.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    clock = SystemClock()
+    # Without so_reuseport off, a second server would join a taken port silently.
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    address = _bind(server, settings.listen)
+    store = open_store(settings.store, clock)
+    try:
+        await _open(store, settings.store_timeout, stop)
+        if not stop.is_set():
+            epoch = Epoch(
+                store,
+                clock,
+                prefix=settings.node_prefix,
+                holder=f"{socket.gethostname()}:{address.rpartition(':')[2]}",
+                max_clock_skew=settings.max_clock_skew,
+                prefix_conflict=settings.prefix_conflict,
+            )
+            node = _Node(settings, clock, store, server, epoch, await epoch.start())
+            welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
+            await node.run(stop, f"{welcome}, prefix {settings.node_prefix}")
+    finally:
+        await server.stop(None)
+        await store.close()
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> str:
+    """Takes the port; it answers only once the server is started."""
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError:
+        raise StartRefused(
+            "listen", f"cannot serve on {listen}: the port is in use, or the address is not this machine's"
+        ) from None
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+async def _open(store: Store, patience: float, stop: asyncio.Event) -> None:
+    """Opens the store; one that is away may come within ``patience`` seconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience
+    while not stop.is_set():
+        try:
+            await store.open()
+            return
+        except StoreUnavailable as error:
+            if loop.time() + OPEN_AGAIN_SECONDS > deadline:
+                raise
+            _log.warning("store_unavailable", store=store.address, error=str(error))
+        await asyncio.sleep(OPEN_AGAIN_SECONDS)
+
+
+class _Node:
+    """A server on a store that is open, with a start timestamp of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        store: Store,
+        server: grpc.aio.Server,
+        epoch: Epoch,
+        start: Start,
+    ) -> None:
+        self._drain_timeout = settings.drain_timeout
+        self._server = server
+        self._epoch = epoch
+        terms = Terms(settings.lease_ttl, settings.store_timeout, settings.auto_create_sequences)
+        self._allocator = Allocator(store, clock, terms)
+        self._doc_ids = DocIds(
+            epoch,
+            start,
+            offset=settings.auto_increment_offset,
+            increment=settings.auto_increment_increment,
+        )
+        self._metrics = CallMetrics()
+        self._calls = Calls(self._metrics, log_each=settings.log_level == "debug")
+        self._health = health.HealthServicer()
+
+        id_allocator = IdAllocatorServicer(self._allocator, self._doc_ids, clock, settings.max_ids_per_call)
+        self._calls.wrap(id_allocator, _ID_ALLOCATOR)
+        id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, server)
+        node = NodeServicer(self._allocator, self._doc_ids, store.address)
+        self._calls.wrap(node, _NODE)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(node, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable(server, [_ID_ALLOCATOR.full_name, _NODE.full_name, SERVICE_NAME])
+
+    async def run(self, stop: asyncio.Event, welcome: str) -> None:
+        """Serves until ``stop`` is set, then drains."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    tasks.create_task(job) for job in (self._epoch.run(), self._allocator.run(), self._calls.run())
+                ]
+                await self._server.start()
+                for service in ("", _ID_ALLOCATOR.full_name, _NODE.full_name):
+                    await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+                # What is here now stays: collections need not look at it again for every few calls.
+                gc.collect()
+                gc.freeze()
+                print(welcome, flush=True)
+                await stop.wait()
+                await self._drain()
+                for task in background:
+                    task.cancel()
+        finally:
+            await self._release()
+
+    async def _drain(self) -> None:
+        """Refuses new calls, and lets running ones end; streams that last are told to go elsewhere."""
+        timeout = self._drain_timeout
+        _log.info("draining", calls=self._metrics.in_flight, drain_timeout=timeout)
+        await self._health.enter_graceful_shutdown()
+        self._calls.drain()
+        if not await self._calls.all_ended(within=timeout * STREAMS_SHARE):
+            self._calls.end_streams()
+            await self._calls.all_ended(within=timeout * (1 - STREAMS_SHARE))
+        await self._server.stop(None)
+        # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count what they burn.
+        await self._calls.all_ended(within=1)
+
+    async def _release(self) -> None:
+        """Gives back to the store what it may have back."""
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._allocator.close()
+                await self._doc_ids.close()
+                await self._epoch.release()
+        except TimeoutError:
+            _log.warning("not_released", error=f"the store took over {RELEASE_SECONDS:g} s")
+        burned = {str(cause): count for cause, count in self._allocator.burned.by_cause.items()}
+        _log.info("stopped", **{"burned": burned} if burned else {})

@@ -1,0 +1,148 @@
+"""Settings: flag > environment > TOML file > default."""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+
+from idalloc_server.domain.errors import StartRefused
+
+ENV_PREFIX = "IDALLOC_"
+# Variables with our prefix that are not settings of the server: the client's, the tests', and those that
+# Kubernetes makes for a service of that name.
+_NOT_OURS = re.compile(r"SERVER|TIMEOUT|CONFIG|TEST_\w+|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(value: object) -> object:
+    """Reads a duration such as 500ms, 30s, 2m."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("must be a duration such as 500ms, 30s or 2m")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _host_and_port(value: str) -> str:
+    if not re.fullmatch(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", value):
+        raise ValueError("must be HOST:PORT such as 127.0.0.1:50051 or [::]:50051")
+    return value
+
+
+Duration = Annotated[float, BeforeValidator(_seconds), PlainSerializer(lambda seconds: f"{seconds:g}s")]
+_UInt16 = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _default_store() -> str:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return f"sqlite://{quote(str(Path(state, 'idalloc', 'idalloc.db')))}"
+
+
+class Settings(BaseModel):
+    """All settings of a server. Durations are seconds here, and written ``30s`` outside."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    listen: Annotated[str, AfterValidator(_host_and_port)] = Field(
+        "127.0.0.1:50051", description="Address to serve on, HOST:PORT; port 0 takes a free one."
+    )
+    store: str = Field(
+        default_factory=_default_store,
+        description="Where counters live: sqlite:///PATH or crate://USER:PASSWORD@HOST:4200,HOST2:4200/?schema=doc.",
+    )
+    node_prefix: Annotated[int, Field(ge=0, le=65535)] = Field(
+        0, description="Prefix of this node's document ids, 0 to 65535; give every node its own."
+    )
+    prefix_conflict: Literal["warn", "refuse"] = Field(
+        "warn", description="What to do when another live node holds the prefix: warn or refuse."
+    )
+    auto_increment_offset: _UInt16 = Field(1, description="MySQL's auto_increment_offset for document ids.")
+    auto_increment_increment: _UInt16 = Field(1, description="MySQL's auto_increment_increment for document ids.")
+    lease_ttl: Duration = Field(180.0, description="How long ids stay in memory unless the lease is renewed.")
+    store_timeout: Duration = Field(40.0, description="When a store call is given up.")
+    max_clock_skew: Duration = Field(60.0, description="How far the clock may be from the store's at start.")
+    drain_timeout: Duration = Field(20.0, description="How long running calls may go on after SIGTERM.")
+    max_ids_per_call: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
+        1_000_000, description="The most ids of one range, or of one chunk of a stream."
+    )
+    auto_create_sequences: bool = Field(True, description="Whether a sequence is created on first use.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="debug logs a line a call, info one a second in sum."
+    )
+
+    @model_validator(mode="after")
+    def _lease_outlives_store_call(self) -> "Settings":
+        if self.lease_ttl < 1.5 * self.store_timeout:
+            raise ValueError("lease_ttl: must be at least 1.5 times store_timeout")
+        return self
+
+
+def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+    """Puts the settings together.
+
+    Args:
+        flags: Values from the command line, by setting; None where a flag was not given.
+        config: Path of the TOML file; None means the environment's IDALLOC_CONFIG, if any.
+        environ: The environment.
+
+    Returns:
+        The settings, and for each one that is not its default where it came from.
+
+    Raises:
+        StartRefused: A setting is unknown or malformed, or the file cannot be read.
+    """
+    path = config or environ.get(f"{ENV_PREFIX}CONFIG")
+    sources: list[tuple[Mapping[str, Any], Callable[[str], str]]] = [
+        (_read_toml(path) if path else {}, lambda name: f"{name} in {path}"),
+        (_from_environment(environ), lambda name: f"{ENV_PREFIX}{name.upper()}"),
+        ({n: v for n, v in flags.items() if v is not None}, lambda name: f"--{name.replace('_', '-')}"),
+    ]
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for source, describe in sources:
+        for name, value in source.items():
+            values[name], origins[name] = value, describe(name)
+            if name not in Settings.model_fields:
+                raise StartRefused(origins[name], "there is no such setting; `idalloc serve --help` lists all")
+    try:
+        return Settings(**values), origins
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            name, _, message = message.partition(": ")
+        else:
+            name = str(first["loc"][0])
+            message = f"{message}, not {first['input']!r}"
+        raise StartRefused(origins.get(name, name), message[:1].lower() + message[1:]) from None
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise StartRefused("config", f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StartRefused("config", f"{path} is not TOML: {error}") from None
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.removeprefix(ENV_PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(ENV_PREFIX) and not _NOT_OURS.fullmatch(name, len(ENV_PREFIX))
+    }

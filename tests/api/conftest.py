@@ -1,0 +1,74 @@
+"""The real servicers, around a store in memory, on a real socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from idalloc.v1 import id_allocator_pb2, id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
+from idalloc_server.api import reflection
+from idalloc_server.api.id_allocator import IdAllocatorServicer
+from idalloc_server.api.node import NodeServicer
+from idalloc_server.api.rpc import Calls
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.clock import SystemClock
+from idalloc_server.domain.doc_id import DocIds
+from idalloc_server.domain.epoch import Epoch
+from idalloc_server.domain.lane import Terms
+from idalloc_server.telemetry.metrics import CallMetrics
+from tests.fakes import MemoryStore
+
+MAX_IDS_PER_CALL = 100_000
+
+
+@dataclass
+class Served:
+    """A running server, and what a test may look at."""
+
+    ids: id_allocator_pb2_grpc.IdAllocatorServiceAsyncStub
+    node: node_pb2_grpc.NodeServiceAsyncStub
+    channel: grpc.aio.Channel
+    store: MemoryStore
+    allocator: Allocator
+    doc_ids: DocIds
+    calls: Calls
+    metrics: CallMetrics
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    clock = SystemClock()
+    store = MemoryStore(clock)
+    epoch = Epoch(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
+    doc_ids = DocIds(epoch, await epoch.start())
+    allocator = Allocator(store, clock, Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True))
+    metrics = CallMetrics()
+    calls = Calls(metrics, log_each=True)
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+
+    ids = IdAllocatorServicer(allocator, doc_ids, clock, MAX_IDS_PER_CALL)
+    calls.wrap(ids, id_allocator_pb2.DESCRIPTOR.services_by_name["IdAllocatorService"])
+    id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(ids, server)
+    node = NodeServicer(allocator, doc_ids, store.address)
+    calls.wrap(node, node_pb2.DESCRIPTOR.services_by_name["NodeService"])
+    node_pb2_grpc.add_NodeServiceServicer_to_server(node, server)
+    reflection.enable(server, ["idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService"])
+
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield Served(
+            ids=id_allocator_pb2_grpc.IdAllocatorServiceStub(channel),
+            node=node_pb2_grpc.NodeServiceStub(channel),
+            channel=channel,
+            store=store,
+            allocator=allocator,
+            doc_ids=doc_ids,
+            calls=calls,
+            metrics=metrics,
+        )
+    await server.stop(None)
+    await doc_ids.close()

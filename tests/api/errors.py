@@ -1,0 +1,42 @@
+"""Reads the details of a failed call as any client would."""
+
+from dataclasses import dataclass
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+
+@dataclass
+class Details:
+    """What a failed call said."""
+
+    code: grpc.StatusCode
+    message: str
+    info: error_details_pb2.ErrorInfo
+    bad_request: error_details_pb2.BadRequest
+    retry: error_details_pb2.RetryInfo
+    trailers: dict[str, str | bytes]
+    kinds: list[str]
+
+
+def details_of(error: grpc.aio.AioRpcError) -> Details:
+    """Unpacks the google.rpc.Status of a failed call."""
+    trailers = {str(key): value for key, value in error.trailing_metadata()}
+    packed = trailers["grpc-status-details-bin"]
+    assert isinstance(packed, bytes)
+    status = status_pb2.Status.FromString(packed)
+    assert status.code == error.code().value[0]
+    assert status.message == error.details()
+    found = Details(
+        error.code(),
+        status.message,
+        error_details_pb2.ErrorInfo(),
+        error_details_pb2.BadRequest(),
+        error_details_pb2.RetryInfo(),
+        trailers,
+        [detail.TypeName() for detail in status.details],
+    )
+    for detail in status.details:
+        for message in (found.info, found.bad_request, found.retry):
+            detail.Unpack(message)
+    return found

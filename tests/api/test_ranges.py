@@ -1,0 +1,184 @@
+"""AllocateRange and StreamRanges on the wire."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.errors import StoreUnreachable
+from idalloc_server.domain.sequence import MAX_ID, Sequence
+from tests.api.conftest import MAX_IDS_PER_CALL, Served
+from tests.api.errors import details_of
+from tests.fakes import Fault
+
+
+async def test_a_range_says_all_that_the_contract_promises(served: Served) -> None:
+    reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=5))
+    assert reply.range == pb.IdRange(first_id=1, last_id=5, step=1, id_count=5)
+    assert reply.generation == 1
+    assert 170 < reply.use_within.ToTimedelta().total_seconds() <= 180
+    assert reply.ordering == pb.ORDERING_RISING_PER_NODE
+    assert not reply.HasField("notice")
+
+
+async def test_no_count_means_one(served: Served) -> None:
+    reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+    assert reply.range.id_count == 1
+
+
+async def test_a_notice_tells_the_first_id_as_mysql_tells_an_insert_id(served: Served) -> None:
+    await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=41))
+    request = pb.AllocateRangeRequest(sequence="orders", id_count=2, view=pb.RANGE_VIEW_NOTICE)
+    reply = await served.ids.AllocateRange(request)
+    assert reply.notice.SerializeToString().hex() == "0803120408021 82a".replace(" ", "")
+
+
+async def test_a_range_of_a_sequence_that_counts_down(served: Served) -> None:
+    await served.store.create("down", Sequence(start=-10, step=-5, min_value=-1_000, max_value=-1))
+    reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="down", id_count=3))
+    assert reply.range == pb.IdRange(first_id=-10, last_id=-20, step=-5, id_count=3)
+
+
+async def test_a_thousand_concurrent_callers_get_no_error_and_no_id_twice(served: Served) -> None:
+    request = pb.AllocateRangeRequest(sequence="orders", id_count=3)
+    replies = await asyncio.gather(*(served.ids.AllocateRange(request) for _ in range(1_000)))
+    firsts = sorted(reply.range.first_id for reply in replies)
+    assert firsts == list(range(1, 3_001, 3))
+
+
+async def test_a_stream_gives_the_total_in_chunks_that_rise(served: Served) -> None:
+    request = pb.StreamRangesRequest(sequence="orders", total_id_count=25, chunk_id_count=10)
+    replies = [reply async for reply in served.ids.StreamRanges(request)]
+    assert [reply.range.id_count for reply in replies] == [10, 10, 5]
+    assert [reply.range.first_id for reply in replies] == [1, 11, 21]
+    assert all(reply.generation == 1 and reply.use_within.seconds for reply in replies)
+
+
+async def test_a_cancelled_stream_burns_one_chunk_at_most(served: Served) -> None:
+    request = pb.StreamRangesRequest(sequence="orders", total_id_count=MAX_ID, chunk_id_count=1_000)
+    stream = served.ids.StreamRanges(request)
+    received = 0
+    async for reply in stream:
+        received += reply.range.id_count
+        if received == 5_000:
+            stream.cancel()
+            break
+    method = served.metrics.method("/idalloc.v1.IdAllocatorService/StreamRanges")
+    for _ in range(500):
+        if method.handled.total():
+            break
+        await asyncio.sleep(0.01)
+    assert method.handled == {"CANCELLED": 1}
+    assert served.allocator.burned.by_cause[Cause.CANCELLED] in (0, 1_000)
+
+
+async def test_what_a_stream_gave_before_an_error_stays_valid(served: Served) -> None:
+    await served.store.create("short", Sequence(max_value=25))
+    stream = served.ids.StreamRanges(pb.StreamRangesRequest(sequence="short", total_id_count=30, chunk_id_count=10))
+    received: list[int] = []
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        async for reply in stream:
+            received += [reply.range.last_id]
+    assert received == [10, 20]
+    assert details_of(failed.value).info.metadata["remaining"] == "5"
+    last = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="short", id_count=5))
+    assert last.range.last_id == 25
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (pb.AllocateRangeRequest(sequence=""), "sequence"),
+        (pb.AllocateRangeRequest(sequence="x" * 256), "sequence"),
+        (pb.AllocateRangeRequest(sequence="a\nb"), "sequence"),
+        (pb.AllocateRangeRequest(sequence="s", id_count=-1), "id_count"),
+        (pb.AllocateRangeRequest(sequence="s", id_count=MAX_IDS_PER_CALL + 1), "id_count"),
+        (pb.AllocateRangeRequest(sequence="s", view=99), "view"),  # type: ignore[arg-type]
+        (pb.StreamRangesRequest(sequence="s"), "total_id_count"),
+        (pb.StreamRangesRequest(sequence="s", total_id_count=-1), "total_id_count"),
+        (pb.StreamRangesRequest(sequence="s", total_id_count=1, chunk_id_count=-1), "chunk_id_count"),
+        (pb.StreamRangesRequest(sequence="", total_id_count=1), "sequence"),
+        (
+            pb.StreamRangesRequest(sequence="s", total_id_count=1, chunk_id_count=MAX_IDS_PER_CALL + 1),
+            "chunk_id_count",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{type(value).__name__}({value!s:.60})",
+)
+async def test_bad_input_names_the_field_and_takes_nothing(served: Served, request_: Message, field: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        if isinstance(request_, pb.AllocateRangeRequest):
+            await served.ids.AllocateRange(request_)
+        else:
+            assert isinstance(request_, pb.StreamRangesRequest)
+            async for _ in served.ids.StreamRanges(request_):
+                pass
+    details = details_of(failed.value)
+    assert details.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert (details.info.reason, details.info.domain) == ("INVALID_REQUEST", "idalloc")
+    [violation] = details.bad_request.field_violations
+    assert violation.field == field
+    assert violation.description
+    assert not served.store.calls_of("grant")
+
+
+async def test_an_exhausted_sequence_says_how_many_are_left(served: Served) -> None:
+    await served.store.create("end", Sequence(start=MAX_ID - 4))
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="end", id_count=6))
+    details = details_of(failed.value)
+    assert details.code == grpc.StatusCode.OUT_OF_RANGE
+    assert details.info.reason == "SEQUENCE_EXHAUSTED"
+    assert dict(details.info.metadata) == {"sequence": "end", "remaining": "5", "largest_range": "5"}
+    reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="end", id_count=5))
+    assert reply.range.last_id == MAX_ID
+
+
+async def test_a_store_that_is_away_is_unavailable_and_says_when_to_retry(served: Served) -> None:
+    served.store.down = True
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+    details = details_of(failed.value)
+    assert details.code == grpc.StatusCode.UNAVAILABLE
+    assert details.info.reason == "STORE_UNAVAILABLE"
+    assert details.retry.retry_delay.ToMilliseconds() == 1_000
+    assert details.trailers["grpc-retry-pushback-ms"] == "1000"
+    served.store.down = False
+    reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+    assert reply.range.first_id == 1
+
+
+async def test_the_stores_own_error_code_reaches_the_caller(served: Served) -> None:
+    served.store.next("grant", Fault(applied=0, error=StoreUnreachable("blocked", code=5031, http_status=503)))
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+    metadata = details_of(failed.value).info.metadata
+    assert (metadata["code"], metadata["http_status"]) == ("5031", "503")
+
+
+async def test_a_store_that_went_backwards_stops_that_sequence_alone(served: Served) -> None:
+    await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=10))
+    served.store.rows["orders"].last_value = 5
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=1_000))
+    details = details_of(failed.value)
+    assert details.code == grpc.StatusCode.FAILED_PRECONDITION
+    assert details.info.reason == "STORE_WENT_BACKWARDS"
+    assert details.info.metadata["sequence"] == "orders"
+    assert (await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="others"))).range.first_id == 1
+
+
+async def test_a_call_past_its_deadline_takes_nothing(served: Served) -> None:
+    await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+    gate = served.store.hold("grant")
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=50), timeout=0.1)
+    assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await asyncio.sleep(0.1)
+    gate.set()
+    reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+    assert reply.range.first_id == 2
+    assert not served.allocator.burned.by_cause
