@@ -47,28 +47,24 @@ async def serve(settings: Settings) -> None:
         StartRefused: A setting does not allow a start, or the store does not.
         StoreUnavailable: The store could not be reached within ``store_timeout``.
     """
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     clock = SystemClock()
     # Without so_reuseport off, a second server would join a taken port silently.
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     address = _bind(server, settings.listen)
-    store = open_store(settings.store, clock)
+    store = open_store(settings.store, clock, settings.store_timeout)
     try:
-        await _open(store, settings.store_timeout, stop)
-        if not stop.is_set():
-            epoch = Epoch(
-                store,
-                clock,
-                prefix=settings.node_prefix,
-                holder=f"{socket.gethostname()}:{address.rpartition(':')[2]}",
-                max_clock_skew=settings.max_clock_skew,
-                prefix_conflict=settings.prefix_conflict,
-            )
-            node = _Node(settings, clock, store, server, epoch, await epoch.start())
-            welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
-            await node.run(stop, f"{welcome}, prefix {settings.node_prefix}")
+        await _open(store, settings.store_timeout)
+        epoch = Epoch(
+            store,
+            clock,
+            prefix=settings.node_prefix,
+            holder=f"{socket.gethostname()}:{address.rpartition(':')[2]}",
+            max_clock_skew=settings.max_clock_skew,
+            prefix_conflict=settings.prefix_conflict,
+        )
+        node = _Node(settings, clock, store, server, epoch, await epoch.start())
+        welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
+        await node.run(f"{welcome}, prefix {settings.node_prefix}")
     finally:
         await server.stop(None)
         await store.close()
@@ -85,11 +81,11 @@ def _bind(server: grpc.aio.Server, listen: str) -> str:
     return f"{listen.rpartition(':')[0]}:{port}"
 
 
-async def _open(store: Store, patience: float, stop: asyncio.Event) -> None:
+async def _open(store: Store, patience: float) -> None:
     """Opens the store; one that is away may come within ``patience`` seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
-    while not stop.is_set():
+    while True:
         try:
             await store.open()
             return
@@ -136,8 +132,11 @@ class _Node:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable(server, [_ID_ALLOCATOR.full_name, _NODE.full_name, SERVICE_NAME])
 
-    async def run(self, stop: asyncio.Event, welcome: str) -> None:
-        """Serves until ``stop`` is set, then drains."""
+    async def run(self, welcome: str) -> None:
+        """Serves until SIGTERM or SIGINT, then drains. Before this they end the process at once."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [

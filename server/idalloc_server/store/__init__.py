@@ -1,0 +1,1 @@
+"""Where counters and start timestamps are kept."""

@@ -1,0 +1,143 @@
+"""Makes idalloc's tables in a SQLite file, adopts the two-column table, and refuses a file of something else."""
+
+import os
+import sqlite3
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from idalloc_server.domain.errors import StartRefused
+
+APPLICATION_ID = 0x69646C63  # "idlc": whose file it is
+
+# `writes` counts the writes of idalloc to a row. With last_value it tells whether anyone wrote it: the value alone
+# does not, since it comes back to what it was when another process gives its tail back, or stays where it renews.
+_SEQUENCES = {
+    "name": "TEXT PRIMARY KEY",
+    "last_value": "INTEGER",
+    "step": "INTEGER",
+    "min_value": "INTEGER",
+    "max_value": "INTEGER",
+    "generation": "INTEGER",
+    "lease_ms": "INTEGER",
+    "writes": "INTEGER",
+}
+_STARTS = "prefix INTEGER PRIMARY KEY, last_start INTEGER NOT NULL, holder TEXT, seen_at REAL"
+
+
+def connect(path: Path, busy_timeout: float) -> sqlite3.Connection:
+    """Opens a file, making it and its folder where they are missing; every commit then reaches the disk.
+
+    Any number of processes may do this at once.
+
+    Args:
+        path: The file.
+        busy_timeout: How long a statement waits while another process writes, in seconds.
+
+    Raises:
+        StartRefused: The file is of something else; nothing in it was changed.
+        sqlite3.Error: It cannot be used.
+        OSError: Its folder cannot be made.
+    """
+    made = _make_folder(path.parent)
+    db = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None)
+    try:
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's own cache too
+        _make_tables(db, path)
+        _switch_to_wal(db, path, time.monotonic() + busy_timeout)
+        for folder in made:
+            _sync(folder)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def roll_back(db: sqlite3.Connection) -> None:
+    """Ends a transaction, if one is open."""
+    with suppress(sqlite3.Error):
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether an error says no more than that another process is writing."""
+    return code(error) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def code(error: Exception) -> int:
+    """Returns SQLite's extended result code; 0 for an error of Python's own."""
+    return getattr(error, "sqlite_errorcode", None) or 0
+
+
+def _make_folder(folder: Path) -> list[Path]:
+    """Makes a folder, readable for its owner alone.
+
+    Returns:
+        The folders whose entries must reach the disk before the file in it is durable.
+    """
+    if folder.is_dir():
+        return [folder]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return [folder, *folder.parents]
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system, or a parent, that does not allow it
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _make_tables(db: sqlite3.Connection, path: Path) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        columns = _check_ours(db, path)
+        definition = ", ".join(f"{name} {kind}" for name, kind in _SEQUENCES.items())
+        db.execute(f"CREATE TABLE IF NOT EXISTS sequences ({definition})")
+        for name, kind in _SEQUENCES.items():
+            if columns and name not in columns:
+                db.execute(f"ALTER TABLE sequences ADD COLUMN {name} {kind}")
+        db.execute(f"CREATE TABLE IF NOT EXISTS start_timestamps ({_STARTS})")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute("COMMIT")
+    finally:
+        roll_back(db)
+
+
+def _check_ours(db: sqlite3.Connection, path: Path) -> set[str]:
+    """Returns the columns that the table of sequences has, none where there is no table yet."""
+    application_id = db.execute("PRAGMA application_id").fetchone()[0]
+    tables = {
+        name
+        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    }
+    columns = {name: key for _, name, _, _, _, key in db.execute("PRAGMA table_info(sequences)")}
+    ours = application_id == APPLICATION_ID or (application_id == 0 and tables <= {"sequences"})
+    keys = [name for name, key in columns.items() if key]
+    if not ours or (columns and (keys != ["name"] or "last_value" not in columns)):
+        raise StartRefused(
+            "store",
+            f"{path} is a SQLite database of something else than idalloc; choose another file",
+        )
+    return set(columns)
+
+
+def _switch_to_wal(db: sqlite3.Connection, path: Path, deadline: float) -> None:
+    """Switches to write-ahead logging, which stays so for every process."""
+    mode = None
+    while mode is None:
+        try:
+            mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            # SQLite itself does not wait for other processes here.
+            if not is_busy(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    if mode != "wal":
+        raise StartRefused(
+            "store", f"the file system of {path} does not allow SQLite's write-ahead log; choose a local disk"
+        )

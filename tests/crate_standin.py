@@ -1,0 +1,226 @@
+"""A stand-in of CrateDB's HTTP endpoint, for tests without a CrateDB; it can fail in the ways that a real one does.
+
+In a test::
+
+    async with CrateStandin() as crate:
+        store = open_store(f"crate://{crate.host}/", clock)
+        crate.inject(Fault("drop", match="UPDATE"))
+
+As a process, which prints its URL and takes faults as JSON at ``POST /_standin/faults``::
+
+    python -m tests.crate_standin --port 4200 --file state.db
+"""
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import socket
+import ssl
+import struct
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from aiohttp import web
+
+from tests.crate_statements import SqlError, Statements, UnknownStatement
+
+# SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
+_RST = struct.pack("ii", 1, 0)
+
+
+@dataclass
+class Fault:
+    """What goes wrong with the next statements.
+
+    Attributes:
+        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``: no answer
+            ever comes; ``delay``: it comes late; ``duplicate``: the statement is applied twice, and the second answer
+            is given; ``error``: an error is answered; ``garbage``: something is answered that is no JSON.
+        times: How many statements it hits; -1 for all.
+        match: Only statements with this text.
+        port: Only those that come in on this port.
+        applied: Whether the statement is applied before.
+        seconds: How late.
+        status: Of the error's answer.
+        code: CrateDB's, in the error's answer; 0 for an answer in plain text.
+        message: The error's.
+    """
+
+    kind: Literal["drop", "reset", "hang", "delay", "duplicate", "error", "garbage"]
+    times: int = 1
+    match: str = ""
+    port: int | None = None
+    applied: bool = True
+    seconds: float = 0.0
+    status: int = 503
+    code: int = 5031
+    message: str = "ClusterBlockException[blocked by: [MASTER_NOT_DISCOVERED/2/no master];]"
+
+
+class CrateStandin:
+    """One cluster with any number of ports.
+
+    Attributes:
+        statements: What it executes; here its clock, versions and denied privileges are set.
+        requests: Every statement that came in, with the port it came in on.
+        unknown: Those that it did not understand: a test must see that there are none.
+        authorization: The value of the header that it demands, if any.
+
+    Args:
+        file: Where the tables are kept; in memory by default.
+        tls: A server's context, for HTTPS.
+    """
+
+    def __init__(self, file: str = ":memory:", tls: ssl.SSLContext | None = None) -> None:
+        self.statements = Statements(file)
+        self.requests: list[tuple[int, str]] = []
+        self.unknown: list[str] = []
+        self.authorization: str | None = None
+        self._faults: list[Fault] = []
+        self._tls = tls
+        self._ports: list[int] = []
+        app = web.Application()
+        app.router.add_get("/", self._root)
+        app.router.add_post("/_sql", self._sql)
+        app.router.add_post("/_standin/faults", self._take_faults)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+
+    @property
+    def host(self) -> str:
+        """The first port's ``host:port``."""
+        return f"127.0.0.1:{self._ports[0]}"
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        await self.listen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+        self.statements.close()
+
+    async def listen(self, port: int = 0) -> int:
+        """Opens one more port and returns it."""
+        listening = socket.create_server(("127.0.0.1", port))
+        await web.SockSite(self._runner, listening, ssl_context=self._tls).start()
+        self._ports.append(int(listening.getsockname()[1]))
+        return self._ports[-1]
+
+    def inject(self, *faults: Fault) -> None:
+        """Lets things go wrong, in this order."""
+        self._faults.extend(faults)
+
+    def demand(self, user: str, password: str) -> None:
+        """From now on lets in this user only."""
+        self.authorization = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+    def writes(self) -> list[str]:
+        """Returns every statement that came in and is no SELECT."""
+        return [statement for _, statement in self.requests if not statement.startswith("SELECT")]
+
+    async def _root(self, request: web.Request) -> web.StreamResponse:
+        if (refused := self._refused(request)) is not None:
+            return refused
+        version = {"number": self.statements.versions[0], "build_snapshot": False}
+        answer = {"ok": True, "status": 200, "name": "standin", "cluster_name": "standin", "version": version}
+        return web.json_response(answer)
+
+    async def _sql(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        statement, args = str(body["stmt"]), body.get("args") or []
+        port = _port(request)
+        self.requests.append((port, statement))
+        if (refused := self._refused(request)) is not None:
+            return refused
+        fault = self._next_fault(port, statement)
+        if fault is None:
+            return self._execute(statement, args, body)
+        return await self._fail(fault, request, statement, args, body)
+
+    def _execute(self, statement: str, args: list[Any], body: dict[str, Any]) -> web.Response:
+        try:
+            if "bulk_args" in body:
+                if "RETURNING" not in statement:
+                    raise UnknownStatement("bulk_args")
+                message = "UnsupportedFeatureException[Bulk operations for statements that return result sets"
+                raise SqlError(400, 4004, f"{message} is not supported]")
+            answer = self.statements.execute(statement, args)
+        except SqlError as error:
+            return _error(error.status, error.code, str(error))
+        except UnknownStatement as error:
+            self.unknown.append(f"{statement}: {error}")
+            return _error(500, 5000, f"the stand-in does not know this statement: {error}")
+        return web.json_response({**answer, "duration": 0.1})
+
+    async def _fail(
+        self, fault: Fault, request: web.Request, statement: str, args: list[Any], body: dict[str, Any]
+    ) -> web.StreamResponse:
+        if fault.kind == "delay":
+            await asyncio.sleep(fault.seconds)
+            return self._execute(statement, args, body)
+        if fault.kind == "duplicate":
+            self._execute(statement, args, body)
+            return self._execute(statement, args, body)
+        if fault.kind == "error":
+            return _error(fault.status, fault.code, fault.message)
+        if fault.applied:
+            self._execute(statement, args, body)
+        if fault.kind == "garbage":
+            return web.Response(text="<html>")
+        if fault.kind == "hang":
+            await asyncio.Event().wait()
+        if (transport := request.transport) is not None:
+            if fault.kind == "reset":
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
+                transport.abort()
+            else:
+                transport.close()
+        return web.Response()
+
+    def _next_fault(self, port: int, statement: str) -> Fault | None:
+        for fault in self._faults:
+            if fault.match in statement and fault.port in (None, port):
+                fault.times -= 1
+                if fault.times == 0:
+                    self._faults.remove(fault)
+                return fault
+        return None
+
+    def _refused(self, request: web.Request) -> web.Response | None:
+        if self.authorization in (None, request.headers.get("Authorization")):
+            return None
+        return web.Response(status=401, text="password authentication failed for user")
+
+    async def _take_faults(self, request: web.Request) -> web.Response:
+        for fault in await request.json():
+            self.inject(Fault(**fault))
+        return web.json_response([dataclasses.asdict(fault) for fault in self._faults])
+
+
+def _port(request: web.Request) -> int:
+    assert request.transport is not None
+    return int(request.transport.get_extra_info("sockname")[1])
+
+
+def _error(status: int, code: int, message: str) -> web.Response:
+    if not code:
+        return web.Response(status=status, text=message, headers={"Location": "/_sql"} if status < 400 else {})
+    return web.json_response({"error": {"message": message, "code": code}}, status=status)
+
+
+async def _serve(port: int, file: str) -> None:
+    standin = CrateStandin(file)
+    await standin._runner.setup()
+    print(f"crate://127.0.0.1:{await standin.listen(port)}/", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--port", type=int, default=0, help="0 for any")
+    parser.add_argument("--file", default=":memory:", help="where the tables are kept")
+    chosen = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(chosen.port, chosen.file))

@@ -1,0 +1,175 @@
+"""The stores under test, each with a way round it: to put rows there, to read them, to be a client of old."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from crate import client as crate_client
+
+from idalloc_server.domain.store import Store
+from idalloc_server.store.open import open_store
+from tests.fakes import FakeClock
+
+GUIDE_TABLE = "(name TEXT PRIMARY KEY, last_value BIGINT)"
+COLUMNS = ("last_value", "step", "min_value", "max_value", "generation", "lease_ms")
+
+
+class Backend(Protocol):
+    """One place that stores are opened on.
+
+    Attributes:
+        url: What ``open_store`` is given.
+    """
+
+    url: str
+
+    async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
+        """Runs a statement past idalloc; ``{}`` is the prefix of its tables' names."""
+        ...
+
+    async def advance(self, seconds: float) -> None:
+        """Lets time pass on the store's clock."""
+        ...
+
+    async def old_client(self, name: str) -> int:
+        """Takes one value as a client does that knows the two-column table only."""
+        ...
+
+    async def close(self) -> None:
+        """Removes everything."""
+        ...
+
+
+class Opener:
+    """Opens stores on a backend, and closes them at the end."""
+
+    def __init__(self, backend: Backend, clock: FakeClock) -> None:
+        self.backend = backend
+        self._clock = clock
+        self._stores: list[Store] = []
+
+    def new(self) -> Store:
+        """Makes one more store, as another process would; it is not open."""
+        self._stores.append(open_store(self.backend.url, self._clock))
+        return self._stores[-1]
+
+    async def open(self) -> Store:
+        """Makes one more store and opens it."""
+        store = self.new()
+        await store.open()
+        return store
+
+    async def put(self, name: str, **columns: int | None) -> None:
+        """Writes a row as it may stand in an adopted table."""
+        names = ["name", *columns]
+        marks = ", ".join("?" for _ in names)
+        await self.backend.sql("DELETE FROM {}sequences WHERE name = ?", name)
+        await self.backend.sql(
+            f"INSERT INTO {{}}sequences ({', '.join(names)}) VALUES ({marks})", name, *columns.values()
+        )
+
+    async def row(self, name: str) -> dict[str, int | None] | None:
+        """Reads a row."""
+        statement = f"SELECT {', '.join(COLUMNS)} FROM {{}}sequences WHERE name = ?"
+        rows = await self.backend.sql(statement, name)
+        return dict(zip(COLUMNS, rows[0], strict=True)) if rows else None
+
+    async def close(self) -> None:
+        """Closes what is open and removes everything."""
+        for store in self._stores:
+            await store.close()
+        await self.backend.close()
+
+
+class SqliteBackend:
+    """A file."""
+
+    def __init__(self, path: Path, clock: FakeClock) -> None:
+        self.url = f"sqlite://{path}"
+        self._path = path
+        self._clock = clock
+
+    async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
+        db = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            return db.execute(statement.format(""), args).fetchall()
+        finally:
+            db.close()
+
+    async def advance(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+    async def old_client(self, name: str) -> int:
+        def take() -> int:
+            db = sqlite3.connect(self._path, isolation_level=None)
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                (value,) = db.execute("SELECT last_value FROM sequences WHERE name = ?", (name,)).fetchone()
+                db.execute("UPDATE sequences SET last_value = ? WHERE name = ?", (value + 1, name))
+                db.execute("COMMIT")
+            finally:
+                db.close()
+            return int(value) + 1
+
+        return await asyncio.to_thread(take)
+
+    async def close(self) -> None:
+        pass
+
+
+class CrateBackend:
+    """A schema of a cluster, or of the stand-in, read by the package ``crate``, which idalloc does not use.
+
+    Args:
+        url: With a schema of its own.
+        advance: Moves the cluster's clock; by default time itself passes.
+    """
+
+    def __init__(self, url: str, advance: Callable[[float], None] | None = None) -> None:
+        self.url = url
+        parts = urlsplit(url)
+        self.user, _, self._host = parts.netloc.rpartition("@")
+        self.schema = parts.query.removeprefix("schema=")
+        self._advance = advance
+
+    async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
+        def run() -> list[Sequence[Any]]:
+            connection = crate_client.connect(f"http://{self._host}", username=self.user or None)
+            try:
+                cursor = connection.cursor()
+                cursor.execute(statement.format(f'"{self.schema}".'), args)
+                return list(cursor.fetchall()) if cursor.description else []
+            finally:
+                connection.close()
+
+        return await asyncio.to_thread(run)
+
+    async def advance(self, seconds: float) -> None:
+        if self._advance is None:
+            await asyncio.sleep(seconds)
+        else:
+            self._advance(seconds)
+
+    async def old_client(self, name: str) -> int:
+        while True:
+            ((value, seq_no, term),) = await self.sql(
+                "SELECT last_value, _seq_no, _primary_term FROM {}sequences WHERE name = ?", name
+            )
+            rows = await self.sql(
+                "UPDATE {}sequences SET last_value = ? WHERE name = ? AND _seq_no = ? AND _primary_term = ?"
+                " RETURNING last_value",
+                value + 1,
+                name,
+                seq_no,
+                term,
+            )
+            if rows:
+                return int(rows[0][0])
+            await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        for table in ("sequences", "start_timestamps"):
+            await self.sql(f"DROP TABLE IF EXISTS {{}}{table}")

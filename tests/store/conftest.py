@@ -1,0 +1,54 @@
+import os
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from idalloc_server.domain.store import Store
+from tests.crate_standin import CrateStandin
+from tests.fakes import FakeClock
+from tests.store.backends import CrateBackend, Opener, SqliteBackend
+
+REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
+BACKENDS = ["sqlite", "standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def standin(clock: FakeClock) -> AsyncIterator[CrateStandin]:
+    async with CrateStandin() as crate:
+        crate.statements.now_ms = lambda: round(clock.wall() * 1000)
+        yield crate
+    assert crate.unknown == []
+
+
+@pytest.fixture(params=BACKENDS)
+async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Path) -> AsyncIterator[Opener]:
+    """One place of each kind to open stores on."""
+    if request.param == "sqlite":
+        opener = Opener(SqliteBackend(tmp_path / "idalloc.db", clock), clock)
+        yield opener
+        await opener.close()
+    elif request.param == "standin":
+        async with CrateStandin() as crate:
+            crate.statements.now_ms = lambda: round(clock.wall() * 1000)
+            opener = Opener(CrateBackend(f"crate://{crate.host}/?schema=idalloc_test", clock.advance), clock)
+            yield opener
+            await opener.close()
+        assert crate.unknown == []
+    else:
+        schema = f"idalloc_test_{uuid.uuid4().hex[:12]}"
+        opener = Opener(CrateBackend(f"{REAL_CRATEDB.partition('?')[0]}?schema={schema}"), clock)
+        yield opener
+        await opener.close()
+
+
+@pytest.fixture
+async def store(opener: Opener) -> Store:
+    """One of its stores, open."""
+    return await opener.open()

@@ -1,0 +1,222 @@
+"""What is CrateDB's alone: set-up, what it refuses, and writes that a cluster applies twice."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
+from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.store import Store
+from idalloc_server.store.crate_schema import check_version
+from idalloc_server.store.open import open_store
+from tests.crate_standin import CrateStandin, Fault
+from tests.fakes import FakeClock
+
+
+@pytest.fixture
+async def store(standin: CrateStandin, clock: FakeClock) -> Store:
+    return open_store(f"crate://alice@{standin.host}/?schema=ids", clock)
+
+
+@pytest.fixture(autouse=True)
+async def closed(store: Store) -> object:
+    yield
+    await store.close()
+
+
+async def refusal(store: Store) -> str:
+    with pytest.raises(StartRefused) as caught:
+        await store.open()
+    assert caught.value.setting == "store"
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestVersions:
+    @pytest.mark.parametrize("version", ["5.10.12", "5.10.16", "5.11.0", "6.0.1", "6.4.3", "6.10.0", "7.0.0-SNAPSHOT"])
+    def test_these_work(self, version: str) -> None:
+        assert check_version(version) is None  # type: ignore[func-returns-value]
+
+    @pytest.mark.parametrize("version", ["4.8.4", "5.9.20", "5.10.9", "5.10.11", "6.0.0", "unknown", ""])
+    def test_these_do_not(self, version: str) -> None:
+        with pytest.raises(StartRefused, match=r"upgrade the cluster to 5\.10\.12 or newer, but not 6\.0\.0"):
+            check_version(version)
+
+    async def test_a_single_old_node_is_one_too_many(self, standin: CrateStandin, store: Store) -> None:
+        standin.statements.versions = ["6.4.3", "6.4.3", "5.10.11"]
+        assert "CrateDB 5.10.11 cannot be used" in await refusal(store)
+        assert standin.writes() == []
+
+    async def test_where_the_nodes_are_hidden_the_one_that_answers_is_looked_at(
+        self, standin: CrateStandin, store: Store
+    ) -> None:
+        standin.statements.denied = {"sys"}
+        standin.statements.versions = ["6.0.0"]
+        assert "CrateDB 6.0.0 cannot be used" in await refusal(store)
+
+
+class TestTables:
+    async def test_they_are_made_to_keep_what_they_acknowledge(self, standin: CrateStandin, store: Store) -> None:
+        await store.open()
+        made = [statement for statement in standin.writes() if statement.startswith("CREATE")]
+        assert len(made) == 2
+        for statement, table in zip(made, ("sequences", "start_timestamps"), strict=True):
+            assert statement.startswith(f'CREATE TABLE IF NOT EXISTS "ids"."{table}" (')
+            assert statement.endswith(
+                " CLUSTERED INTO 1 SHARDS WITH (number_of_replicas = '0-2', \"translog.durability\" = 'REQUEST',"
+                " column_policy = 'strict')"
+            )
+
+    async def test_a_second_start_changes_nothing(self, standin: CrateStandin, store: Store, clock: FakeClock) -> None:
+        await store.open()
+        before = len(standin.writes())
+        standin.statements.denied = {"DDL", "sys"}
+        again = open_store(store.address, clock)
+        await again.open()
+        await again.close()
+        assert all(statement.startswith("UPDATE") for statement in standin.writes()[before:])
+
+    @pytest.mark.parametrize(
+        ("columns", "why"),
+        [
+            ("name TEXT PRIMARY KEY, value BIGINT", "has last_value BIGINT"),
+            ("name TEXT PRIMARY KEY, last_value TEXT", "has last_value BIGINT"),
+            ("name BIGINT PRIMARY KEY, last_value BIGINT", "has name TEXT"),
+            ("name TEXT PRIMARY KEY, last_value BIGINT, step TEXT", "has step BIGINT"),
+            ("name TEXT PRIMARY KEY, last_value BIGINT PRIMARY KEY", "the primary key of the table ids.sequences must"),
+        ],
+    )
+    async def test_a_table_of_something_else_is_refused_and_left_alone(
+        self, standin: CrateStandin, store: Store, columns: str, why: str
+    ) -> None:
+        standin.statements.execute(f"CREATE TABLE ids.sequences ({columns})", [])
+        message = await refusal(store)
+        assert why in message
+        assert "choose another schema" in message
+        if "primary key" not in why:
+            assert standin.writes() == []
+
+    async def test_one_that_loses_acknowledged_writes_is_refused(self, standin: CrateStandin, store: Store) -> None:
+        standin.statements.execute(
+            "CREATE TABLE ids.sequences (name TEXT PRIMARY KEY, last_value BIGINT)"
+            " WITH (\"translog.durability\" = 'async')",
+            [],
+        )
+        message = await refusal(store)
+        assert 'ALTER TABLE "ids"."sequences" SET ("translog.durability" = \'REQUEST\')' in message
+
+    @pytest.mark.parametrize(
+        ("nodes", "replicas", "warned"), [(3, "0", True), (3, "0-1", False), (3, "1", False), (1, "0", False)]
+    )
+    async def test_a_cluster_whose_table_has_no_replica_is_warned_of(
+        self, standin: CrateStandin, store: Store, nodes: int, replicas: str, warned: bool
+    ) -> None:
+        standin.statements.versions = ["6.4.3"] * nodes
+        standin.statements.execute(
+            "CREATE TABLE ids.sequences (name TEXT PRIMARY KEY, last_value BIGINT)"
+            f" WITH (number_of_replicas = '{replicas}')",
+            [],
+        )
+        with capture_logs() as logs:
+            await store.open()
+        assert [log["table"] for log in logs if log["log_level"] == "warning"] == ["ids.sequences"] * warned
+
+
+class TestPrivileges:
+    @pytest.mark.parametrize("denied", ["DDL", "DDL DML", "DDL DML DQL", "DDL DML DQL sys"])
+    async def test_without_those_to_make_the_tables(self, standin: CrateStandin, store: Store, denied: str) -> None:
+        standin.statements.denied = set(denied.split())
+        assert "grant the user DDL, DQL and DML on schema ids" in await refusal(store)
+
+    async def test_without_that_to_write(self, standin: CrateStandin, store: Store, clock: FakeClock) -> None:
+        await store.open()
+        standin.statements.denied = {"DDL", "DML"}
+        message = await refusal(open_store(store.address, clock))
+        assert "cannot write to the table ids.sequences" in message
+        assert "Missing 'DML' privilege" in message
+        assert "grant the user DQL and DML on schema ids" in message
+
+    async def test_with_a_wrong_password(self, standin: CrateStandin, clock: FakeClock) -> None:
+        standin.demand("alice", "right")
+        store = open_store(f"crate://alice:wrong-one@{standin.host}/", clock)
+        message = await refusal(store)
+        assert "check the host, the user and the password" in message
+        assert "wrong-one" not in message + store.address
+
+    async def test_with_the_right_one(self, standin: CrateStandin, clock: FakeClock) -> None:
+        standin.demand("alice", "r:ght /@?")
+        store = open_store(f"crate://alice:r%3Aght%20%2F%40%3F@{standin.host}/", clock)
+        await store.open()
+        await store.close()
+        assert standin.requests != []
+
+    async def test_with_a_token(self, standin: CrateStandin, clock: FakeClock) -> None:
+        standin.authorization = "Bearer abc.def.ghi"
+        store = open_store(f"crate://{standin.host}/?jwt=abc.def.ghi", clock)
+        await store.open()
+        await store.close()
+        assert "abc" not in store.address
+
+
+class TestStartingWithoutACluster:
+    async def test_one_that_is_away_is_no_wrong_setting(self, clock: FakeClock) -> None:
+        store = open_store("crate://127.0.0.1:1/", clock)
+        with pytest.raises(StoreUnreachable):
+            await store.open()
+        await store.close()
+
+    @pytest.mark.parametrize("match", ["sys.nodes", "information_schema"])
+    async def test_nor_is_one_that_fails(self, standin: CrateStandin, store: Store, match: str) -> None:
+        standin.inject(Fault("error", status=500, code=5000, times=-1, match=match))
+        with pytest.raises(StoreRejected):
+            await store.open()
+
+    async def test_nor_one_that_cannot_make_a_table_now(self, standin: CrateStandin, store: Store) -> None:
+        standin.inject(Fault("error", times=-1, match="CREATE TABLE"))
+        with pytest.raises(StoreOutcomeUnknown, match="ClusterBlockException"):
+            await store.open()
+
+
+class TestFaults:
+    async def test_a_lost_answer_burns_its_range(self, standin: CrateStandin, store: Store) -> None:
+        await store.open()
+        await store.create("s", Sequence())
+        standin.inject(Fault("drop", match="granted"))
+        with pytest.raises(StoreOutcomeUnknown):
+            await store.grant("s", 10, 1000)
+        granted = await store.grant("s", 1, 1000)
+        assert granted is not None
+        assert granted.last_value == 11
+
+    async def test_a_grant_applied_twice_burns_the_first(self, standin: CrateStandin, store: Store) -> None:
+        await store.open()
+        await store.create("s", Sequence(max_value=25))
+        standin.inject(Fault("duplicate", times=2, match="granted"))
+        first = await store.grant("s", 10, 1000)
+        second = await store.grant("s", 10, 1000)
+        assert first is not None
+        assert second is not None
+        assert (first.value_before, first.last_value) == (10, 20)
+        assert (second.granted, second.last_value) == (0, 25)
+
+    async def test_a_tail_given_back_twice_moves_the_counter_once(self, standin: CrateStandin, store: Store) -> None:
+        await store.open()
+        await store.create("s", Sequence())
+        first = await store.grant("s", 10, 1000)
+        assert first is not None
+        standin.inject(Fault("duplicate", match="granted"))
+        # The second time it finds another version: its answer is that nothing was given back, which is safe.
+        assert not await store.give_back("s", 4, first.version)
+        renewed = await store.grant("s", 0, 1000)
+        assert renewed is not None
+        assert renewed.last_value == 6
+
+    async def test_a_claim_applied_twice_skips_a_timestamp(self, standin: CrateStandin, store: Store) -> None:
+        await store.open()
+        standin.inject(Fault("duplicate", match="start_timestamps"))
+        assert (await store.claim_start(3, 1000, "me", 60)).start_timestamp == 1001
+
+    async def test_the_clock_is_the_clusters(self, standin: CrateStandin, store: Store, clock: FakeClock) -> None:
+        await store.open()
+        clock.wall_seconds = 1_234_567_890.125
+        assert await store.now() == 1_234_567_890.125
+        assert (await store.claim_start(3, 1000, "me", 60)).seen_at == 1_234_567_890.125

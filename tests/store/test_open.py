@@ -1,0 +1,109 @@
+"""From the setting ``store`` to the store, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from idalloc_server.domain.errors import StartRefused
+from idalloc_server.store.cratedb import CrateStore
+from idalloc_server.store.open import open_store
+from idalloc_server.store.sqlite import SqliteStore
+from tests.fakes import FakeClock
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "address"),
+    [
+        ("sqlite:///var/lib/idalloc/ids.db", SqliteStore, "sqlite:///var/lib/idalloc/ids.db"),
+        ("sqlite:///a%20b/c%3Fd.db", SqliteStore, "sqlite:///a b/c?d.db"),
+        ("crate://localhost", CrateStore, "crate://localhost:4200/?schema=doc"),
+        ("crate://localhost:4201/", CrateStore, "crate://localhost:4201/?schema=doc"),
+        ("crate://a,b:4201,[::1],[fe80::1]:1/", CrateStore, "crate://a:4200,b:4201,[::1]:4200,[fe80::1]:1/?schema=doc"),
+        ("crate://al%40ice:s%2Fcret@h/?schema=my-ids&tls=true", CrateStore, "crate://al@ice@h:4200/?schema=my-ids"),
+        ("crate://h?schema=ids&tls=false", CrateStore, "crate://h:4200/?schema=ids"),
+        ("crate://h/?jwt=aaa.bbb.ccc", CrateStore, "crate://h:4200/?schema=doc"),
+    ],
+)
+def test_urls_that_are_understood(url: str, kind: type, address: str) -> None:
+    store = open_store(url, FakeClock())
+    assert isinstance(store, kind)
+    assert store.address == address
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("", "it has no kind"),
+        ("/var/lib/ids.db", "it has no kind"),
+        ("sqlite:/ids.db", "it has no kind"),
+        ("postgres://h/db", "the kind 'postgres' is unknown"),
+        ("SQLITE:///a.db", "the kind 'SQLITE' is unknown"),
+        ("sqlite://", "absolute path"),
+        ("sqlite:///", "absolute path"),
+        ("sqlite://ids.db", "absolute path"),
+        ("sqlite://host/ids.db", "absolute path"),
+        ("sqlite:///ids.db?mode=ro", "takes no parameters"),
+        ("sqlite:///ids.db#x", "takes no parameters"),
+        ("sqlite:///ids%00.db", "absolute path"),
+        ("crate://", "hosts"),
+        ("crate:///?schema=doc", "hosts"),
+        ("crate://h,,i/", "hosts"),
+        ("crate://h:0/", "hosts"),
+        ("crate://h:65536/", "hosts"),
+        ("crate://h:http/", "hosts"),
+        ("crate://h i/", "hosts"),
+        ("crate://[::1/", "reserved characters"),
+        ("crate://h/doc", "only parameters"),
+        ("crate://h/#doc", "only parameters"),
+        ("crate://h/?shema=doc", "the parameter 'shema' is unknown: there are schema, tls, ca and jwt"),
+        ("crate://h/?schema=", "the parameter schema must be given once"),
+        ("crate://h/?schema=a&schema=b", "the parameter schema must be given once"),
+        ('crate://h/?schema=a"b', "the parameter schema must be of letters"),
+        ("crate://h/?schema=a.b", "the parameter schema must be of letters"),
+        ("crate://h/?tls=yes", "the parameter tls must be true or false"),
+        ("crate://h/?tls=false&ca=/ca.pem", "the parameter tls must be true or false, and true where there is a ca"),
+        (
+            "crate://h/?ca=/no/such/file.pem",
+            "the parameter ca must be a file of certificates in PEM: /no/such/file.pem",
+        ),
+        ("crate://h/?jwt=a%0Ab", "the parameter jwt is no token"),
+        ("crate://u:p@h/?jwt=a", "not both"),
+    ],
+)
+def test_urls_that_are_refused_with_the_mend(url: str, why: str) -> None:
+    with pytest.raises(StartRefused) as caught:
+        open_store(url, FakeClock())
+    assert caught.value.setting == "store"
+    assert str(caught.value).startswith("store: ")
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "crate://alice:hunter2@h:x/",
+        "crate://alice:hun/ter2@h/",
+        "crate://alice:hunter2?@h/",
+        "crate://alice:1?hunter2=3@h/",
+        "crate://alice:hunter2#@h/",
+        "crate://alice:hunter2@@/",
+        "crate://alice:hunter2[@h/",
+        "crate://alice:hunter2\u2100@h/",
+        "crate://alice:hunter2@h/?schema=%",
+        "crate://alice:hunter2@h/?jwt=hunter3",
+        "crate://h/?jwt=hunter2%0A",
+    ],
+)
+def test_a_refusal_tells_no_password(url: str) -> None:
+    with pytest.raises(StartRefused) as caught:
+        open_store(url, FakeClock())
+    told = f"{caught.value} {caught.value.__cause__}"
+    assert "hun" not in told
+    assert "ter2" not in told
+
+
+def test_a_file_of_authorities_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(StartRefused, match="must be a file of certificates in PEM"):
+        open_store(f"crate://h/?ca={tmp_path}/ca.pem", FakeClock())
