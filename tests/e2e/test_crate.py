@@ -1,0 +1,158 @@
+"""Server processes on CrateDB: the stand-in as a process of its own, with the faults of a real one."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import id_allocator_pb2_grpc
+from tests.processes import Server, environment, running, serve_command
+
+
+class Crate:
+    """A running stand-in."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._start(0)
+
+    def _start(self, port: int) -> None:
+        command = [sys.executable, "-m", "tests.crate_standin", f"--port={port}", f"--file={self._file}"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        self.url = self.process.stdout.readline().strip()
+        assert self.url.startswith("crate://127.0.0.1:")
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2].strip("/"))
+
+    def fail(self, *faults: dict[str, Any]) -> None:
+        """Has the next statements fail."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/_standin/faults", json.dumps(faults).encode(), method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.status == 200
+
+    def kill(self) -> None:
+        """Ends it, as a power cut would."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout
+        self.process.stdout.close()
+
+    def restart(self) -> None:
+        """Starts it again on the same port and file."""
+        self._start(self.port)
+
+
+@pytest.fixture
+def crate(tmp_path: Path) -> Iterator[Crate]:
+    crate = Crate(tmp_path / "crate.db")
+    yield crate
+    crate.kill()
+
+
+@contextmanager
+def calling(server: Server) -> Iterator[Any]:
+    with grpc.insecure_channel(server.address) as channel:
+        yield id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+
+
+def test_two_servers_share_a_sequence_and_survive_a_store_that_fails(crate: Crate, tmp_path: Path) -> None:
+    refusals: list[str] = []
+
+    def work(server: Server) -> list[tuple[int, int]]:
+        taken = []
+        with calling(server) as stub:
+            for n in range(400):
+                try:
+                    reply = stub.AllocateRange(
+                        pb.AllocateRangeRequest(sequence="orders", id_count=1 + 37 * n % 500), timeout=20
+                    )
+                except grpc.RpcError as error:
+                    refusals.append(str(error.trailing_metadata()))
+                else:
+                    taken.append((reply.range.first_id, reply.range.last_id))
+        return taken
+
+    settings = {"store": crate.url, "store_timeout": "2s"}
+    with (
+        running(tmp_path, node_prefix=1, **settings) as one,
+        running(tmp_path, node_prefix=2, **settings) as two,
+        ThreadPoolExecutor() as pool,
+    ):
+        calls = [pool.submit(work, server) for server in (one, two)]
+        for kind in ("drop", "reset", "duplicate", "delay", "error", "garbage") * 4:
+            crate.fail({"kind": kind, "match": "UPDATE", "seconds": 0.05})
+        taken = sorted(each for call in calls for each in call.result())
+    assert refusals
+    assert all("STORE_UNAVAILABLE" in refusal for refusal in refusals)
+    assert len(taken) + len(refusals) == 800
+    assert len(taken) > 400
+    assert all(before[1] < after[0] for before, after in pairwise(taken))
+
+
+def test_a_store_that_is_down_is_unavailable_and_recovers_by_itself(crate: Crate, tmp_path: Path) -> None:
+    with running(tmp_path, store=crate.url, store_timeout="3s") as server, calling(server) as stub:
+        request = pb.AllocateRangeRequest(sequence="orders", id_count=100)
+        held = [stub.AllocateRange(request, timeout=10).range.last_id for _ in range(5)]
+        crate.kill()
+        served = stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=1), timeout=10).range
+        assert served.first_id == held[-1] + 1  # from memory
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=100_000), timeout=10)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "STORE_UNAVAILABLE" in str(refused.value.trailing_metadata())
+        crate.restart()
+        later = stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=100_000), timeout=10).range
+        assert later.first_id > served.last_id
+
+
+def test_document_ids_are_made_while_the_store_is_down(crate: Crate, tmp_path: Path) -> None:
+    with running(tmp_path, store=crate.url) as server, calling(server) as stub:
+        crate.kill()
+        ids = stub.GenerateDocId(pb.GenerateDocIdRequest(id_count=1_000), timeout=10).doc_ids
+        assert len(set(ids)) == 1_000
+
+
+def test_a_start_waits_for_a_store_that_comes_late(crate: Crate, tmp_path: Path) -> None:
+    crate.kill()
+    with ThreadPoolExecutor(1) as pool:
+
+        def start() -> str:
+            with running(tmp_path, store=crate.url, store_timeout="20s") as server:
+                return server.welcome
+
+        welcome = pool.submit(start)
+        log = tmp_path / "server-0.log"
+        while not (log.exists() and "store_unavailable" in log.read_text()):
+            assert not welcome.done()
+        crate.restart()
+        assert crate.url.rstrip("/") in welcome.result(timeout=30)
+
+
+def test_a_start_without_a_store_ends_with_one_line(crate: Crate) -> None:
+    crate.kill()
+    done = subprocess.run(
+        serve_command(store=crate.url, store_timeout="500ms"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    crate.restart()
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("idalloc: store: cannot connect to CrateDB at 127.0.0.1:")

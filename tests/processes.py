@@ -1,0 +1,77 @@
+"""Starts real servers on free ports, and ends them by their process id."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Server:
+    """A running `idalloc serve`.
+
+    Attributes:
+        process: The process.
+        address: What it serves on, host:port.
+        welcome: The line that it printed.
+        log: The file that its log goes to.
+    """
+
+    process: subprocess.Popen[str]
+    address: str
+    welcome: str
+    log: Path
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        os.kill(self.process.pid, number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout: float = 30) -> int:
+        """Ends the server and returns its exit code."""
+        self.send(number)
+        return self.process.wait(timeout)
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """Returns this process's environment without idalloc's own variables, and with ``settings``."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("IDALLOC_")}
+    return clean | {f"IDALLOC_{name.upper()}": value for name, value in settings.items()}
+
+
+def serve_command(**settings: object) -> list[str]:
+    """Returns the command of a server with these settings, on a free port of loopback unless told otherwise."""
+    flags = {"listen": "127.0.0.1:0"} | settings
+    return [sys.executable, "-m", "idalloc_server"] + [
+        f"--{name.replace('_', '-')}={value}" for name, value in flags.items()
+    ]
+
+
+@contextmanager
+def running(folder: Path, **settings: object) -> Iterator[Server]:
+    """Runs a server until the end of the block.
+
+    Args:
+        folder: Where its log goes, and its store unless ``store`` is among the settings.
+        settings: The server's settings.
+    """
+    settings = {"store": f"sqlite://{folder}/ids.db"} | settings
+    log = folder / f"server-{len(list(folder.glob('server-*.log')))}.log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            serve_command(**settings), stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment()
+        )
+    try:
+        assert process.stdout
+        welcome = process.stdout.readline().strip()
+        assert "serves on " in welcome, f"the server did not start: {log.read_text()}"
+        yield Server(process, welcome.split("serves on ")[1].split(",")[0], welcome, log)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
