@@ -64,8 +64,8 @@ def running(folder: Path, **settings: object) -> Iterator[Server]:
         process = subprocess.Popen(
             serve_command(**settings), stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment()
         )
+    assert process.stdout
     try:
-        assert process.stdout
         welcome = process.stdout.readline().strip()
         assert "serves on " in welcome, f"the server did not start: {log.read_text()}"
         yield Server(process, welcome.split("serves on ")[1].split(",")[0], welcome, log)
@@ -73,5 +73,4 @@ def running(folder: Path, **settings: object) -> Iterator[Server]:
         if process.poll() is None:
             process.kill()
         process.wait()
-        if process.stdout:
-            process.stdout.close()
+        process.stdout.close()
