@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+# The command as it was installed beside this Python.
+IDALLOC = str(Path(sys.executable).with_name("idalloc"))
+
 
 @dataclass
 class Server:

@@ -2,9 +2,9 @@
 
 import asyncio
 import inspect
-import json
 import os
 import sys
+from json import dumps
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -30,12 +30,12 @@ _ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="PATH", help="TOML file with settings; also IDALLOC_CONFIG.")
 ]
 
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
 
 def _with_settings_as_flags(command: Any) -> Any:
     """Gives a command one option for each setting, so that settings are listed in one place alone."""
-    parameters = [
-        inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_ConfigFile)
-    ]
+    *parameters, _ = inspect.signature(command).parameters.values()
     for name, default in Settings().model_dump().items():
         option = typer.Option(
             f"--{name.replace('_', '-')}",
@@ -53,7 +53,7 @@ def _with_settings_as_flags(command: Any) -> Any:
 
 
 @_with_settings_as_flags
-def serve(config_file: str | None = None, **flags: str | None) -> None:
+def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
     """Serves ids until SIGTERM or Ctrl-C.
 
     Settings: flag > environment (IDALLOC_NODE_PREFIX, …) > TOML file > default.
@@ -70,15 +70,19 @@ def serve(config_file: str | None = None, **flags: str | None) -> None:
 
 @config.command("show")
 @_with_settings_as_flags
-def show(config_file: str | None = None, **flags: str | None) -> None:
-    """Prints the settings that `serve` would run with, as JSON, without passwords."""
+def show(*, config_file: _ConfigFile = None, json: _Json = False, **flags: str | None) -> None:
+    """Prints the settings that `serve` would run with, and where from, as TOML without passwords."""
     try:
         settings, origins = load(flags, config_file, os.environ)
         store = open_store(settings.store, SystemClock()).address
     except StartRefused as error:
         _fail(str(error), 2)
-    for name, value in (settings.model_dump() | {"store": store}).items():
-        print(f"{name} = {json.dumps(value)}" + (f"  # {origins[name]}" if name in origins else ""))
+    values = settings.model_dump() | {"store": store}
+    if json:
+        print(dumps(values, indent=2))
+    else:
+        for name, value in values.items():
+            print(f"{name} = {dumps(value)}" + (f"  # {origins[name]}" if name in origins else ""))
 
 
 @config.callback()

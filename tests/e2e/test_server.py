@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
-from tests.processes import Server, environment, running, serve_command
+from tests.processes import IDALLOC, Server, environment, running, serve_command
 
 SERVICES = ("", "idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService")
 
@@ -372,7 +372,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     file = tmp_path / "idalloc.toml"
     file.write_text('node_prefix = 1\nlease_ttl = "90s"\nstore_timeout = "1m"\nauto_create_sequences = false\n')
     environ = environment(node_prefix="2", lease_ttl="2m", store="crate://me:secret@db:4200/?schema=ids")
-    command = [serve_command()[0], "-m", "idalloc.cli", "config", "show", f"--config={file}", "--node-prefix=3"]
+    command = [IDALLOC, "config", "show", f"--config={file}", "--node-prefix=3"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
     shown = dict(line.split("  # ")[0].split(" = ", 1) for line in done.stdout.splitlines())
     assert shown["node_prefix"] == "3"
@@ -383,3 +383,6 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     assert "secret" not in done.stdout
     assert "--node-prefix" in done.stdout
     assert "IDALLOC_LEASE_TTL" in done.stdout
+    as_json = subprocess.run([*command, "--json"], env=environ, capture_output=True, text=True, timeout=30, check=True)
+    assert json.loads(as_json.stdout)["node_prefix"] == 3
+    assert "secret" not in as_json.stdout
