@@ -3,8 +3,6 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
-
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.api.rpc import Context
@@ -19,6 +17,7 @@ from idalloc_server.xproto import notice
 DEFAULT_CHUNK = 10_000
 MAX_DOC_IDS_PER_MESSAGE = 10_000
 
+_RISING_PER_NODE = pb.ORDERING_RISING_PER_NODE
 _RANGE_VIEWS = frozenset(pb.RangeView.values())
 _DOC_ID_VIEWS = frozenset(pb.DocIdView.values())
 
@@ -48,13 +47,10 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         taken = self._allocator.take(request.sequence, count)
         if taken is None:
             taken = await self._allocator.allocate(request.sequence, count)
-        return pb.AllocateRangeResponse(
-            range=_id_range(taken),
-            generation=taken.generation,
-            use_within=self._use_within(taken),
-            ordering=pb.ORDERING_RISING_PER_NODE,
-            notice=notice.insert_id_notice(taken.first_id) if view == pb.RANGE_VIEW_NOTICE else None,
-        )
+        reply = pb.AllocateRangeResponse(**self._reply(taken))
+        if view == pb.RANGE_VIEW_NOTICE:
+            reply.notice.CopyFrom(notice.insert_id_notice(taken.first_id))
+        return reply
 
     async def StreamRanges(
         self, request: pb.StreamRangesRequest, context: Context
@@ -68,12 +64,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             if taken is None:
                 taken = await self._allocator.allocate(request.sequence, count)
             try:
-                yield pb.StreamRangesResponse(
-                    range=_id_range(taken),
-                    generation=taken.generation,
-                    use_within=self._use_within(taken),
-                    ordering=pb.ORDERING_RISING_PER_NODE,
-                )
+                yield pb.StreamRangesResponse(**self._reply(taken))
             except GeneratorExit:
                 self._allocator.burned.add(Cause.CANCELLED, count)
                 raise
@@ -100,10 +91,21 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             yield pb.StreamDocIdsResponse(**_forms(runs, view))
             left -= count
 
-    def _use_within(self, taken: Range) -> Duration:
-        left = max(0.0, taken.expires_at - self._clock.boot())
-        seconds = int(left)
-        return Duration(seconds=seconds, nanos=int((left - seconds) * 1e9))
+    def _reply(self, taken: Range) -> dict[str, Any]:
+        """Returns the fields that both replies with a range have. Dicts, since they cost half as much as messages."""
+        first_id, id_count, step, generation, expires_at = taken
+        left = expires_at - self._clock.boot()
+        return {
+            "range": {
+                "first_id": first_id,
+                "last_id": first_id + (id_count - 1) * step,
+                "step": step,
+                "id_count": id_count,
+            },
+            "generation": generation,
+            "use_within": {"seconds": int(left)} if left > 0 else {},
+            "ordering": _RISING_PER_NODE,
+        }
 
     def _count(self, field: str, value: int, default: int, most: int) -> int:
         if not value:
@@ -151,7 +153,3 @@ def _forms(runs: list[DocIdRun], view: pb.DocIdView.ValueType) -> dict[str, Any]
         if view == pb.DOC_ID_VIEW_FULL:
             forms["notice"] = notice.document_ids_notice(texts)
     return forms
-
-
-def _id_range(taken: Range) -> pb.IdRange:
-    return pb.IdRange(first_id=taken.first_id, last_id=taken.last_id, step=taken.step, id_count=taken.id_count)
