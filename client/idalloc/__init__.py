@@ -1,0 +1,67 @@
+"""Identifiers that are unique for ever: the client of an idalloc server.
+
+    with idalloc.Client("127.0.0.1:50051") as client:
+        client.allocate_range("orders", 100)   # range(1, 101)
+        for i in client.ids("orders"): ...     # without end, at the speed of memory
+        client.doc_ids(3)                      # ["0000674b2a…", …]
+
+``idalloc.aio.Client`` has the same methods for asyncio.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import idalloc.aio as aio
+    from idalloc._client import Client, Ids
+    from idalloc._errors import (
+        DeadlineExceeded,
+        DocIdTimestampRefused,
+        IdallocError,
+        InternalError,
+        InvalidRequest,
+        SequenceExhausted,
+        SequenceInvalid,
+        SequenceNotFound,
+        ServerDraining,
+        ServerUnreachable,
+        StoreUnavailable,
+        StoreWentBackwards,
+        Unavailable,
+    )
+
+__all__ = [
+    "Client",
+    "DeadlineExceeded",
+    "DocIdTimestampRefused",
+    "IdallocError",
+    "Ids",
+    "InternalError",
+    "InvalidRequest",
+    "SequenceExhausted",
+    "SequenceInvalid",
+    "SequenceNotFound",
+    "ServerDraining",
+    "ServerUnreachable",
+    "StoreUnavailable",
+    "StoreWentBackwards",
+    "Unavailable",
+    "aio",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # On demand: `idalloc health` starts often and needs none of it, and a server imports `idalloc.v1` alone.
+    if name == "__version__":
+        return version("idalloc")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "aio":
+        return import_module("idalloc.aio")
+    home = import_module("idalloc._client" if name in ("Client", "Ids") else "idalloc._errors")
+    return getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

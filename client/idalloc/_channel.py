@@ -1,0 +1,157 @@
+"""The connection to a server: opened on first use, again after a fork, refused after close.
+
+gRPC survives a fork only under conditions (tried with 1.74 and 1.85): no open channel is one of asyncio's, and
+``GRPC_ENABLE_FORK_SUPPORT=1`` was in the environment when gRPC was loaded. Else a call in the child hangs beyond its
+own deadline, or ends the process by a signal; here it raises ``RuntimeError`` instead.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any, Generic, Protocol, TypeVar
+
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
+
+_left_behind: list[object] = []
+
+
+def channel_options() -> list[tuple[str, str | int]]:
+    """Settings of a channel; the retry policy among them is the one that lies beside the protos."""
+    return [
+        ("grpc.service_config", files("idalloc.v1").joinpath("service_config.json").read_text()),
+        ("grpc.service_config_disable_resolution", 1),  # a DNS record must not replace it
+        # A connection of its own for each client: a server of several processes gives a connection to one of them.
+        ("grpc.use_local_subchannel_pool", 1),
+        # By itself gRPC waits up to two minutes before it looks for a server that was away; streams give up before.
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        # A server that vanished without a word is noticed also by a call without a deadline, such as a stream.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.primary_user_agent", f"idalloc-python/{version('idalloc')}"),
+    ]
+
+
+class Holder(Protocol):
+    """Something that holds ids."""
+
+    def drop(self) -> None:
+        """Drops them."""
+
+    def forget(self) -> None:
+        """Drops them in the child of a fork, where other threads are gone, and no one gives back what they locked."""
+
+
+Stubs = TypeVar("Stubs")
+
+
+class Connection(Generic[Stubs]):
+    """A channel's stubs.
+
+    Args:
+        open_stubs: Opens a channel.
+        of_asyncio: Whether it is a channel of ``grpc.aio``.
+    """
+
+    def __init__(self, open_stubs: Callable[[], Stubs], *, of_asyncio: bool) -> None:
+        self._open_stubs = open_stubs
+        self._of_asyncio = of_asyncio
+        self._stubs: Stubs | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        _connections.add(self)
+
+    def get(self) -> Stubs:
+        """Returns the stubs of the open channel; they are others after a fork.
+
+        Raises:
+            RuntimeError: The client was closed, or gRPC cannot be used after this fork.
+        """
+        _notice_fork()
+        if _refusal:
+            raise RuntimeError(_refusal)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the client is closed")
+            if self._stubs is None:
+                self._stubs = self._open_stubs()
+            return self._stubs
+
+    def is_open(self, stubs: Stubs) -> bool:
+        """Whether these stubs are still in use: the client was not closed, and the process not forked."""
+        _notice_fork()
+        return self._stubs is stubs
+
+    def add(self, holder: Holder) -> None:
+        """Has a holder of ids forget them when the client is closed, and in the child of a fork."""
+        self._holders.add(holder)
+
+    def close(self) -> Stubs | None:
+        """Refuses further use, drops all ids, and returns the stubs, if a channel is open, for it to be closed."""
+        _notice_fork()
+        with self._lock:
+            self._closed = True
+            stubs, self._stubs = self._stubs, None
+        for holder in list(self._holders):
+            holder.drop()
+        return stubs
+
+    def start_afresh(self) -> str:
+        """Starts afresh in the child of a fork; returns why that does not work, if so."""
+        self._lock = threading.Lock()
+        for holder in list(self._holders):
+            holder.forget()
+        if self._stubs is None:
+            return ""
+        leave_behind(self._stubs)
+        self._stubs = None
+        if self._of_asyncio:
+            return _REFUSAL_OF_ASYNCIO
+        return "" if _fork_support() else _REFUSAL
+
+
+_REFUSAL = (
+    "this process was forked while a client was connected, which gRPC does not survive: "
+    "set GRPC_ENABLE_FORK_SUPPORT=1 before Python starts, or fork before the client's first call"
+)
+_REFUSAL_OF_ASYNCIO = (
+    "this process was forked while a client of asyncio was connected, which gRPC does not survive: "
+    "fork before the client's first call, or close it before the fork"
+)
+_process = os.getpid()
+_refusal = ""
+_connections: weakref.WeakSet[Connection[Any]] = weakref.WeakSet()
+
+
+def leave_behind(thing: object) -> None:
+    """Keeps a channel or a call of the parent's for ever.
+
+    To collect it is to close it, which waits for locks that threads of the parent may have held.
+    """
+    _left_behind.append(thing)
+
+
+def _fork_support() -> bool:
+    """Whether gRPC takes care of its channels when this process forks."""
+    with suppress(AttributeError):  # not a published function; without it, the variable that it goes by
+        return bool(cygrpc.is_fork_support_enabled())
+    return os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "t", "true", "y", "yes")
+
+
+def _notice_fork() -> None:
+    """Does once in a forked process what has to be done there, also where Python was not told of the fork."""
+    global _process, _refusal
+    if os.getpid() == _process:
+        return
+    _process = os.getpid()
+    for connection in list(_connections):
+        _refusal = connection.start_afresh() or _refusal
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_notice_fork)

@@ -1,0 +1,307 @@
+"""The client for threads."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import NamedTuple, Self, TypeVar
+
+import grpc
+
+from idalloc._channel import Connection, channel_options, leave_behind
+from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from idalloc._errors import IdallocError, from_rpc_error, translated
+from idalloc._messages import (
+    AnyRequest,
+    AnyResponse,
+    StreamRequest,
+    StreamResponse,
+    count_ids,
+    doc_ids_request,
+    range_request,
+    stream_doc_ids_request,
+    stream_ranges_request,
+    to_doc_ids,
+    to_range,
+)
+from idalloc._pool import Asked, Pool
+from idalloc._stream import Resumption
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
+from idalloc.v1.node_pb2 import GetNodeRequest, Node
+from idalloc.v1.node_pb2_grpc import NodeServiceStub
+
+T = TypeVar("T")
+
+
+class Stubs(NamedTuple):
+    """An open channel, and the services on it."""
+
+    channel: grpc.Channel
+    ids: IdAllocatorServiceStub
+    nodes: NodeServiceStub
+
+
+class Client:
+    """Takes ids from an idalloc server.
+
+    One client serves any number of threads. It connects on its first call. A call that fails because the server or
+    its store is away is tried again up to five times within its timeout; that never gives an id twice, at worst it
+    leaves a gap.
+
+    A fork is safe: the child never gives an id that the parent took, and connects anew. gRPC allows that only if
+    ``GRPC_ENABLE_FORK_SUPPORT=1`` is in the environment before Python starts, or if the parent's client was not
+    connected yet; otherwise every call in the child raises ``RuntimeError``.
+
+    Args:
+        target: The server as ``host:port``, or any other name that gRPC resolves.
+        timeout: How many seconds a call may take, retries included. Streams take their own.
+        credentials: For TLS; without them the connection is not encrypted.
+
+    Raises:
+        IdallocError: From all methods, when a call failed: one of its subclasses says why.
+        RuntimeError: From all methods, when the client was closed, or gRPC is not usable after a fork.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self.target = target
+        self.timeout = timeout
+        self._credentials = credentials
+        self._connection = Connection(self._open, of_asyncio=False)
+
+    def allocate_range(self, sequence: str, n: int = 1) -> range:
+        """Takes n ids in one contiguous range. They are the caller's for ever.
+
+        Args:
+            sequence: The sequence's name: 1 to 255 bytes of UTF-8 without control characters.
+            n: How many ids, from 1 to the server's limit (1,000,000 unless it was set otherwise).
+
+        Returns:
+            The ids, in the sequence's own step, which may be negative.
+        """
+        return to_range(self._call(lambda stubs: stubs.ids.AllocateRange, range_request(sequence, n)))
+
+    def ids(self, sequence: str) -> "Ids":
+        """Returns the ids of a sequence one by one, without end. See ``Ids``; keep it rather than ask again.
+
+        Args:
+            sequence: The sequence's name, as in ``allocate_range``.
+        """
+        return Ids(self, sequence)
+
+    def stream_ranges(
+        self, sequence: str, total: int, chunk: int = 0, *, timeout: float | None = None
+    ) -> Iterator[range]:
+        """Takes ids in contiguous ranges until the total is reached.
+
+        Where the stream breaks, because the server stops, say, what is missing is asked for again, for half a minute
+        without progress. So there can be more ranges than total / chunk, and the last of them need not be the only
+        short one. The iterator is for one thread; dropping it early leaves a gap.
+
+        Args:
+            sequence: The sequence's name, as in ``allocate_range``.
+            total: How many ids in all, at least 1.
+            chunk: How many ids a range has; 0 for the server's default, 10,000.
+            timeout: How many seconds all of it may take, also the time between the ranges; None for any.
+        """
+        request = stream_ranges_request(sequence, chunk)
+        return self._stream(lambda stubs: stubs.ids.StreamRanges, request, to_range, total, timeout)
+
+    def doc_ids(self, n: int = 1, *, offset: int = 0, increment: int = 0) -> list[str]:
+        """Makes n document ids in MySQL's format, rising.
+
+        Args:
+            n: How many ids, from 1 to the server's limit (1,000,000 unless it was set otherwise).
+            offset: MySQL's auto_increment_offset for this call, 1 to 65535; 0 for the server's own.
+            increment: MySQL's auto_increment_increment for this call, 1 to 65535; 0 for the server's own.
+
+        Returns:
+            The ids, each of 28 lower-case hexadecimal characters.
+        """
+        request = doc_ids_request(n, offset, increment)
+        return to_doc_ids(self._call(lambda stubs: stubs.ids.GenerateDocId, request))
+
+    def stream_doc_ids(
+        self,
+        total: int,
+        chunk: int = 0,
+        *,
+        offset: int = 0,
+        increment: int = 0,
+        timeout: float | None = None,
+    ) -> Iterator[list[str]]:
+        """Makes document ids in batches until the total is reached; goes on where it broke as ``stream_ranges``.
+
+        After a break the ids may come from another server, and be smaller than those before it.
+
+        Args:
+            total: How many ids in all, at least 1.
+            chunk: How many ids a batch has; 0 for the server's default, 10,000.
+            offset: As in ``doc_ids``.
+            increment: As in ``doc_ids``.
+            timeout: As in ``stream_ranges``.
+        """
+        request = stream_doc_ids_request(chunk, offset, increment)
+        return self._stream(lambda stubs: stubs.ids.StreamDocIds, request, to_doc_ids, total, timeout)
+
+    def node(self) -> Node:
+        """Tells about the server process that answers: its version, store, and what its document ids are made of."""
+        return self._call(lambda stubs: stubs.nodes.GetNode, GetNodeRequest()).node
+
+    def close(self) -> None:
+        """Closes the connection. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
+        stubs = self._connection.close()
+        if stubs is not None:
+            stubs.channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _open(self) -> Stubs:
+        if self._credentials is None:
+            channel = grpc.insecure_channel(self.target, channel_options())
+        else:
+            channel = grpc.secure_channel(self.target, self._credentials, channel_options())
+        return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel))
+
+    def _call(
+        self,
+        method: "Callable[[Stubs], grpc.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
+        request: AnyRequest,
+    ) -> AnyResponse:
+        with translated():
+            return method(self._connection.get())(request, timeout=self.timeout)
+
+    def _stream(
+        self,
+        method: "Callable[[Stubs], grpc.UnaryStreamMultiCallable[StreamRequest, StreamResponse]]",
+        request: Callable[[int], StreamRequest],
+        convert: Callable[[StreamResponse], T],
+        total: int,
+        timeout: float | None,
+    ) -> Iterator[T]:
+        resumption = Resumption(total, timeout)  # here and not in the generator: what is wrong is told at once
+        return self._resuming(method, request, convert, resumption)
+
+    def _resuming(
+        self,
+        method: "Callable[[Stubs], grpc.UnaryStreamMultiCallable[StreamRequest, StreamResponse]]",
+        request: Callable[[int], StreamRequest],
+        convert: Callable[[StreamResponse], T],
+        resumption: Resumption,
+    ) -> Iterator[T]:
+        while resumption.missing > 0:
+            stubs = self._connection.get()
+            call = method(stubs)(request(resumption.missing), timeout=resumption.time_left())
+            try:
+                with translated():
+                    for response in call:
+                        resumption.received(count_ids(response))
+                        yield convert(response)
+                        if self._connection.get() is not stubs:
+                            break  # in the child of a fork, where the call is the parent's
+                    else:
+                        resumption.ended()
+            except IdallocError as error:
+                time.sleep(resumption.pause(error))
+            finally:
+                if self._connection.is_open(stubs):
+                    call.cancel()
+                else:
+                    leave_behind(call)
+
+
+class Ids(Iterator[int]):
+    """The ids of one sequence, one by one, without end.
+
+    Ids come from ranges that are asked for ahead, the larger the quicker they are used, so that most ids cost no call.
+    What is at hand is dropped when it is older than the server allows (``use_within``); time is looked at before each
+    id. Every id is given once, in the sequence's order as long as one server answers.
+
+    Several threads may share one ``Ids``, with ``next()`` as well as with loops: each id goes to one of them. A loop
+    that was left, or ended by an error, can be followed by another one, which goes on with the next id.
+
+    In the child of a fork it goes on with ids of the child's own. When the client is closed, ids at hand are dropped,
+    and more of them are refused by ``RuntimeError``.
+
+    Raises:
+        SequenceExhausted: After the sequence's last id.
+        IdallocError: As from any call; the next id may be asked for again.
+    """
+
+    def __init__(self, client: Client, sequence: str) -> None:
+        self._client = client
+        self._pool = Pool(sequence)
+        self._lock = threading.Lock()
+        self._coming: _Coming | None = None
+        client._connection.add(self)
+
+    def __iter__(self) -> Iterator[int]:
+        # Runs in C, and takes from the same ids as everyone else.
+        return chain.from_iterable(iter(self._more, None))
+
+    def __next__(self) -> int:
+        while True:
+            for value in self._pool.ids:
+                return value
+            self._more()
+
+    def drop(self) -> None:
+        """Drops what is at hand. Another thread may still get what it was about to take."""
+        self._pool.drop()
+
+    def forget(self) -> None:
+        """Drops what the parent of this process has at hand."""
+        self._lock = threading.Lock()
+        leave_behind(self._coming)
+        self._coming = None
+        self._pool.drop()
+
+    def _more(self) -> Iterator[int]:
+        """Returns ids, which any number of threads may take from until it ends."""
+        with self._lock:
+            while not self._pool.advance():
+                self._receive()
+            if self._coming is None and self._pool.wants_more():
+                self._coming = self._ask()
+            return self._pool.ids
+
+    def _ask(self) -> "_Coming":
+        stubs = self._client._connection.get()
+        asked = self._pool.ask()
+        return _Coming(asked, stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout))
+
+    def _receive(self) -> None:
+        """Waits for the range that was asked for ahead, or for one that is asked for now."""
+        ahead = self._coming is not None
+        self._coming = coming = self._coming or self._ask()
+        try:
+            response = coming.future.result()
+        except grpc.RpcError as error:
+            self._coming = None
+            refusal = from_rpc_error(error)
+            if not self._pool.refused(refusal) and not ahead:
+                raise refusal from error
+        except grpc.FutureCancelledError:
+            self._coming = None
+            self._client._connection.get()  # says that the client was closed
+            raise
+        else:
+            self._coming = None
+            self._pool.accept(coming.asked, response)
+
+
+class _Coming(NamedTuple):
+    """A range that was asked for ahead."""
+
+    asked: Asked
+    future: "grpc.Future[pb.AllocateRangeResponse]"

@@ -1,0 +1,239 @@
+"""Every error of the service as an exception.
+
+* IdallocError
+    x InvalidRequest              a field of the request breaks its rule
+    x SequenceNotFound            and the server does not create it on first use
+    x SequenceExhausted           more ids were asked for than the sequence has left
+    x SequenceInvalid             the sequence's row in the store cannot be counted on
+    x StoreWentBackwards          the store is older than what the server saw before
+    x DocIdTimestampRefused       no start timestamp for document ids can be claimed
+    x InternalError               a fault of the server
+    * Unavailable                 the same call may succeed later
+        x StoreUnavailable        the server's store is down or too slow
+        x ServerDraining          the server is stopping
+        x ServerUnreachable       no answer: no server there, or the connection broke
+    x DeadlineExceeded            no answer in time
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import ClassVar, Protocol, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+DOMAIN = "idalloc"
+DETAILS_KEY = "grpc-status-details-bin"
+
+
+class IdallocError(Exception):
+    """A call that failed.
+
+    Attributes:
+        code: The gRPC status.
+        reason: Which error it is: a value of ``idalloc.v1.ErrorReason`` without its prefix, as in
+            ``SEQUENCE_EXHAUSTED``; of an error that did not come from the service, ``SERVER_UNREACHABLE`` or the
+            name of the status.
+        metadata: The values that the message speaks of, each under its own name.
+        retry_after: After how many seconds the same call may succeed; None where the server did not say.
+    """
+
+    default_reason: ClassVar[str] = "UNKNOWN"
+    default_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        code: grpc.StatusCode | None = None,
+        reason: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code or self.default_code
+        self.reason = reason or self.default_reason
+        self.metadata = dict(metadata or {})
+        self.retry_after = retry_after
+
+
+class InvalidRequest(IdallocError):
+    """A field of the request breaks its rule. Nothing was taken."""
+
+    default_reason = "INVALID_REQUEST"
+    default_code = grpc.StatusCode.INVALID_ARGUMENT
+
+    @property
+    def field(self) -> str:
+        """The field's name on the wire; empty where the server did not say."""
+        return self.metadata.get("field", "")
+
+
+class SequenceNotFound(IdallocError):
+    """The sequence does not exist, and the server does not create sequences on first use."""
+
+    default_reason = "SEQUENCE_NOT_FOUND"
+    default_code = grpc.StatusCode.NOT_FOUND
+
+
+class SequenceExhausted(IdallocError):
+    """More ids were asked for than the sequence has left. Nothing was taken; what is left can still be had."""
+
+    default_reason = "SEQUENCE_EXHAUSTED"
+    default_code = grpc.StatusCode.OUT_OF_RANGE
+
+    @property
+    def remaining(self) -> int:
+        """How many ids the server that answered can still give."""
+        return _count(self.metadata, "remaining")
+
+    @property
+    def largest_range(self) -> int:
+        """How many of them in one range."""
+        return _count(self.metadata, "largest_range")
+
+
+class SequenceInvalid(IdallocError):
+    """The sequence's row in the store cannot be counted on."""
+
+    default_reason = "SEQUENCE_INVALID"
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class StoreWentBackwards(IdallocError):
+    """The store is behind what the server saw before: it was restored from an older copy, or lost data."""
+
+    default_reason = "STORE_WENT_BACKWARDS"
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class DocIdTimestampRefused(IdallocError):
+    """No start timestamp for document ids can be claimed."""
+
+    default_reason = "DOC_ID_TIMESTAMP_REFUSED"
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class InternalError(IdallocError):
+    """A fault of the server itself; its log says more."""
+
+    default_reason = "INTERNAL"
+    default_code = grpc.StatusCode.INTERNAL
+
+
+class Unavailable(IdallocError):
+    """The same call may succeed later. What it may have taken meanwhile is never issued to anyone else."""
+
+    default_reason = "UNAVAILABLE"
+    default_code = grpc.StatusCode.UNAVAILABLE
+
+
+class StoreUnavailable(Unavailable):
+    """The server's store is down, too slow, or refused the statement."""
+
+    default_reason = "STORE_UNAVAILABLE"
+
+
+class ServerDraining(Unavailable):
+    """The server is stopping; another one, or this one after its restart, serves the call."""
+
+    default_reason = "SERVER_DRAINING"
+
+
+class ServerUnreachable(Unavailable):
+    """No answer from the service: no server listens there, or the connection broke."""
+
+    default_reason = "SERVER_UNREACHABLE"
+
+
+class DeadlineExceeded(IdallocError):
+    """No answer in time. Ids may have been taken for the call; they are never issued to anyone else."""
+
+    default_reason = "DEADLINE_EXCEEDED"
+    default_code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+_BY_REASON: dict[str, type[IdallocError]] = {
+    kind.default_reason: kind
+    for kind in (
+        InvalidRequest,
+        SequenceNotFound,
+        SequenceExhausted,
+        SequenceInvalid,
+        StoreUnavailable,
+        StoreWentBackwards,
+        ServerDraining,
+        DocIdTimestampRefused,
+        InternalError,
+    )
+}
+
+_BY_CODE: dict[grpc.StatusCode, type[IdallocError]] = {
+    grpc.StatusCode.UNAVAILABLE: ServerUnreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+}
+
+
+class FailedCall(Protocol):
+    """What an error of grpc and one of grpc.aio have in common."""
+
+    def code(self) -> grpc.StatusCode:
+        """The status."""
+
+    def details(self) -> str | None:
+        """The message."""
+
+    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """What the server sent at the end."""
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raises gRPC's errors as the service's."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error
+
+
+def from_rpc_error(error: grpc.RpcError) -> IdallocError:
+    """Turns gRPC's error into the one that its details name."""
+    call = cast(FailedCall, error)
+    code, message = call.code(), call.details() or ""
+    info, retry_after = _details(call.trailing_metadata())
+    if info is None:
+        kind = _BY_CODE.get(code, IdallocError)
+        reason = None if code in _BY_CODE else code.name
+        return kind(message, code=code, reason=reason, retry_after=retry_after)
+    kind = _BY_REASON.get(info.reason, Unavailable if code is grpc.StatusCode.UNAVAILABLE else IdallocError)
+    return kind(message, code=code, reason=info.reason, metadata=info.metadata, retry_after=retry_after)
+
+
+def _details(
+    trailers: Iterable[tuple[str, str | bytes]] | None,
+) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:
+    """The service's ErrorInfo and the seconds of RetryInfo, as far as they are there and can be read."""
+    info, retry_after = None, None
+    for key, value in trailers or ():
+        if key != DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        for detail in _status(value).details:
+            found, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+            if detail.Unpack(found) and found.domain == DOMAIN:
+                info = found
+            elif detail.Unpack(retry):
+                retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+    return info, retry_after
+
+
+def _status(value: bytes) -> status_pb2.Status:
+    try:
+        return status_pb2.Status.FromString(value)
+    except DecodeError:  # a proxy's own idea of these bytes must not hide the error itself
+        return status_pb2.Status()
+
+
+def _count(metadata: Mapping[str, str], name: str) -> int:
+    text = metadata.get(name, "")
+    return int(text) if text.isdecimal() else 0

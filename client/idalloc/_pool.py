@@ -1,0 +1,146 @@
+"""What both kinds of ``ids()`` share: the ids at hand, until when they may be used, and how many to ask for next."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import compress, repeat
+from operator import gt, length_hint
+from typing import NamedTuple
+
+from idalloc._errors import DeadlineExceeded, IdallocError, InvalidRequest, SequenceExhausted
+from idalloc._messages import range_request, to_range
+from idalloc.v1 import id_allocator_pb2 as pb
+
+# A range that lasts less than this many seconds is followed by one twice as large.
+SHORT = 1.0
+# The largest range that is ever asked for: a server's limit, unless it was set otherwise.
+LARGEST = 1_000_000
+# So many ranges in a row may arrive too late to be used before that is an error.
+MAX_LATE = 3
+
+
+def boot_clock() -> Iterator[float]:
+    """Gives the time, in seconds, without end: on a clock that no one sets and that goes on while the machine sleeps.
+
+    An iterator, so that a reading for every id can be had without running any Python code for it.
+    """
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return map(time.clock_gettime, repeat(time.CLOCK_BOOTTIME))
+    if hasattr(time, "CLOCK_MONOTONIC"):  # macOS: unlike time.monotonic() it counts sleep
+        return map(time.clock_gettime, repeat(time.CLOCK_MONOTONIC))
+    return iter(time.monotonic, None)  # Windows: counts sleep
+
+
+class Asked(NamedTuple):
+    """A request, and the moment before it was sent."""
+
+    request: pb.AllocateRangeRequest
+    at: float
+
+
+class Pool:
+    """The ids that one ``ids()`` has at hand. Does no I/O and has no lock.
+
+    A range is used in two halves; at the second one, the next range is to be asked for. So what a slow caller has in
+    stock stays small, and a quick one does not wait.
+
+    Attributes:
+        ids: Gives ids as long as there are some that may be used. Time is looked at for each of them, in C. What is
+            too old is dropped, so that the iterator ends then. Several threads may take from it.
+    """
+
+    def __init__(self, sequence: str, clock: Iterator[float] | None = None) -> None:
+        self.ids: Iterator[int] = iter(())
+        self._sequence = sequence
+        self._clock = boot_clock() if clock is None else clock
+        self._numbers: Iterator[int] = iter(())  # what `ids` takes from
+        self._second_half = range(0)
+        self._deadline = float("inf")  # of the range in use
+        self._started = 0.0  # when the range in use was first taken from
+        self._next: tuple[range, float] | None = None
+        self._size = 1
+        self._largest = LARGEST
+        self._in_demand = True  # whether ranges are used up before they are too old
+        self._late = 0
+
+    def advance(self) -> bool:
+        """Has ``ids`` give ids again from what is at hand. Returns False if that is nothing, or too old.
+
+        Raises:
+            DeadlineExceeded: Range after range was already too old when it came.
+        """
+        if length_hint(self._numbers):  # another caller was quicker
+            return True
+        now = next(self._clock)
+        if now >= self._deadline:
+            self._expired()
+        elif self._second_half:
+            self._use(self._second_half)
+            self._second_half = range(0)
+            return True
+        elif self._started:
+            self._in_demand = True
+        self._started, self._deadline = 0.0, float("inf")
+        if self._next is None:
+            return False
+        (ids, self._deadline), self._next = self._next, None
+        if now >= self._deadline:
+            self._came_late()
+            return False
+        self._late = 0
+        self._started = now
+        half = len(ids) // 2
+        self._use(ids[:half] or ids)
+        self._second_half = ids[half:] if half else range(0)
+        return True
+
+    def wants_more(self) -> bool:
+        """Whether the next range is to be asked for while the present one is used."""
+        return self._in_demand and self._next is None and not self._second_half
+
+    def ask(self) -> Asked:
+        """Makes the request for the next range. It is to be sent at once."""
+        now = next(self._clock)
+        if self._started and now - self._started < SHORT / 2:
+            self._size *= 2
+        self._size = min(self._size, self._largest)
+        return Asked(range_request(self._sequence, self._size), now)
+
+    def accept(self, asked: Asked, response: pb.AllocateRangeResponse) -> None:
+        """Takes the range that was asked for in."""
+        self._next = to_range(response), asked.at + response.use_within.ToTimedelta().total_seconds()
+
+    def refused(self, error: IdallocError) -> bool:
+        """Learns from an error how much to ask for. Returns whether that is less than was asked for."""
+        if isinstance(error, SequenceExhausted) and 0 < error.largest_range < self._size:
+            self._size = error.largest_range
+            return True
+        if isinstance(error, InvalidRequest) and error.field == "id_count" and self._size > 1:
+            self._size = self._largest = self._size // 2
+            return True
+        return False
+
+    def drop(self) -> None:
+        """Drops all that is at hand; also iterators that were taken from ``ids`` before end."""
+        deque(self._numbers, maxlen=0)
+        self._second_half = range(0)
+        self._next = None
+        self._started = 0.0
+        self._size = 1
+
+    def _use(self, ids: range) -> None:
+        self._numbers = iter(ids)
+        self.ids = compress(self._numbers, map(gt, repeat(self._deadline), self._clock))
+
+    def _expired(self) -> None:
+        """Goes slower: a range grew too old before it was used up."""
+        self._second_half, self._deadline = range(0), float("inf")
+        self._in_demand = False
+        self._size = max(1, self._size // 2)
+
+    def _came_late(self) -> None:
+        self._expired()
+        self._late += 1
+        if self._late >= MAX_LATE:
+            self._late = 0
+            raise DeadlineExceeded(f"ranges of sequence {self._sequence!r} come later than they may be used")

@@ -1,0 +1,62 @@
+"""What a stream remembers, so that it can go on where it broke."""
+
+import random
+import time
+
+from idalloc._errors import IdallocError, ServerUnreachable, Unavailable
+from idalloc._messages import at_least_one
+
+# A stream that receives nothing is tried again this often before its error is its caller's: with the pauses below,
+# half a minute, in which a server restarts.
+MAX_ATTEMPTS = 10
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+
+
+class Resumption:
+    """How much of a stream's total is still missing, and whether and when to ask for it again.
+
+    Attributes:
+        missing: How many ids have not been received.
+    """
+
+    def __init__(self, total: int, timeout: float | None) -> None:
+        self.missing = at_least_one("total", total)
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._failures = 0
+
+    def time_left(self) -> float | None:
+        """The timeout, in seconds, of the next attempt."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def received(self, count: int) -> None:
+        """Counts ids in."""
+        self.missing -= count
+        self._failures = 0
+
+    def ended(self) -> None:
+        """Notes that the stream ended well.
+
+        Raises:
+            ServerUnreachable: Something is missing all the same.
+        """
+        if self.missing > 0:
+            raise ServerUnreachable(f"the stream ended with {self.missing} ids missing")
+
+    def pause(self, error: IdallocError) -> float:
+        """Says how many seconds to wait after an error before what is missing is asked for.
+
+        Raises:
+            IdallocError: The error itself, where asking again does not help, did not help, or would be too late.
+        """
+        if self.missing <= 0:
+            return 0.0
+        self._failures += 1
+        if not isinstance(error, Unavailable) or self._failures >= MAX_ATTEMPTS:
+            raise error
+        backoff: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures - 1))
+        # Jitter, so that the streams which a server's restart broke do not all come back at one moment.
+        pause = max(backoff, error.retry_after or 0.0) * random.uniform(1.0, 1.5)  # noqa: S311
+        if self._deadline is not None and time.monotonic() + pause >= self._deadline:
+            raise error
+        return pause

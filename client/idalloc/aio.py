@@ -1,0 +1,260 @@
+"""The client for asyncio: ``idalloc.aio.Client`` has the methods of ``idalloc.Client``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+import grpc
+
+from idalloc._channel import Connection, channel_options, leave_behind
+from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from idalloc._errors import IdallocError, translated
+from idalloc._messages import (
+    AnyRequest,
+    AnyResponse,
+    StreamRequest,
+    StreamResponse,
+    count_ids,
+    doc_ids_request,
+    range_request,
+    stream_doc_ids_request,
+    stream_ranges_request,
+    to_doc_ids,
+    to_range,
+)
+from idalloc._pool import Asked, Pool
+from idalloc._stream import Resumption
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
+from idalloc.v1.node_pb2 import GetNodeRequest, Node
+from idalloc.v1.node_pb2_grpc import NodeServiceStub
+
+if TYPE_CHECKING:
+    from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceAsyncStub
+    from idalloc.v1.node_pb2_grpc import NodeServiceAsyncStub
+
+__all__ = ["Client", "Ids"]
+
+T = TypeVar("T")
+
+
+class Stubs(NamedTuple):
+    """An open channel, and the services on it."""
+
+    channel: grpc.aio.Channel
+    ids: "IdAllocatorServiceAsyncStub"
+    nodes: "NodeServiceAsyncStub"
+
+
+class Client:
+    """Takes ids from an idalloc server, for asyncio.
+
+    One client serves any number of tasks of one event loop. It connects on its first call. A call that fails because
+    the server or its store is away is tried again up to five times within its timeout; that never gives an id twice,
+    at worst it leaves a gap. A call that is cancelled leaves at worst a gap, too.
+
+    gRPC does not survive a fork of a process whose client of asyncio is connected: in the child every call, also of
+    other clients, raises ``RuntimeError``. Fork before the first call, or close the client before.
+
+    Args:
+        target: The server as ``host:port``, or any other name that gRPC resolves.
+        timeout: How many seconds a call may take, retries included. Streams take their own.
+        credentials: For TLS; without them the connection is not encrypted.
+
+    Raises:
+        IdallocError: From all methods, when a call failed: one of its subclasses says why.
+        RuntimeError: From all methods, when the client was closed, or gRPC is not usable after a fork.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self.target = target
+        self.timeout = timeout
+        self._credentials = credentials
+        self._connection = Connection(self._open, of_asyncio=True)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def allocate_range(self, sequence: str, n: int = 1) -> range:
+        """As ``idalloc.Client.allocate_range``."""
+        response = await self._call(lambda stubs: stubs.ids.AllocateRange, range_request(sequence, n))
+        return to_range(response)
+
+    def ids(self, sequence: str) -> "Ids":
+        """As ``idalloc.Client.ids``; an asynchronous iterator."""
+        return Ids(self, sequence)
+
+    def stream_ranges(
+        self, sequence: str, total: int, chunk: int = 0, *, timeout: float | None = None
+    ) -> AsyncIterator[range]:
+        """As ``idalloc.Client.stream_ranges``; an asynchronous iterator, for one task."""
+        request = stream_ranges_request(sequence, chunk)
+        return self._stream(lambda stubs: stubs.ids.StreamRanges, request, to_range, total, timeout)
+
+    async def doc_ids(self, n: int = 1, *, offset: int = 0, increment: int = 0) -> list[str]:
+        """As ``idalloc.Client.doc_ids``."""
+        request = doc_ids_request(n, offset, increment)
+        response = await self._call(lambda stubs: stubs.ids.GenerateDocId, request)
+        return to_doc_ids(response)
+
+    def stream_doc_ids(
+        self,
+        total: int,
+        chunk: int = 0,
+        *,
+        offset: int = 0,
+        increment: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncIterator[list[str]]:
+        """As ``idalloc.Client.stream_doc_ids``; an asynchronous iterator, for one task."""
+        request = stream_doc_ids_request(chunk, offset, increment)
+        return self._stream(lambda stubs: stubs.ids.StreamDocIds, request, to_doc_ids, total, timeout)
+
+    async def node(self) -> Node:
+        """As ``idalloc.Client.node``."""
+        return (await self._call(lambda stubs: stubs.nodes.GetNode, GetNodeRequest())).node
+
+    async def close(self) -> None:
+        """Closes the connection. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
+        stubs = self._connection.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if stubs is not None:
+            await stubs.channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def _open(self) -> Stubs:
+        if self._credentials is None:
+            channel = grpc.aio.insecure_channel(self.target, channel_options())
+        else:
+            channel = grpc.aio.secure_channel(self.target, self._credentials, channel_options())
+        return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel))
+
+    async def _call(
+        self,
+        method: "Callable[[Stubs], grpc.aio.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
+        request: AnyRequest,
+    ) -> AnyResponse:
+        with translated():
+            return await method(self._connection.get())(request, timeout=self.timeout)
+
+    def _stream(
+        self,
+        method: "Callable[[Stubs], grpc.aio.UnaryStreamMultiCallable[StreamRequest, StreamResponse]]",
+        request: Callable[[int], StreamRequest],
+        convert: Callable[[StreamResponse], T],
+        total: int,
+        timeout: float | None,
+    ) -> AsyncIterator[T]:
+        resumption = Resumption(total, timeout)  # here and not in the generator: what is wrong is told at once
+        return self._resuming(method, request, convert, resumption)
+
+    async def _resuming(
+        self,
+        method: "Callable[[Stubs], grpc.aio.UnaryStreamMultiCallable[StreamRequest, StreamResponse]]",
+        request: Callable[[int], StreamRequest],
+        convert: Callable[[StreamResponse], T],
+        resumption: Resumption,
+    ) -> AsyncIterator[T]:
+        while resumption.missing > 0:
+            call = method(self._connection.get())(request(resumption.missing), timeout=resumption.time_left())
+            try:
+                with translated():
+                    async for response in call:
+                        resumption.received(count_ids(response))
+                        yield convert(response)
+                    resumption.ended()
+            except IdallocError as error:
+                await asyncio.sleep(resumption.pause(error))
+            finally:
+                call.cancel()
+
+    def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Starts a task that ends with the client at the latest."""
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class Ids(AsyncIterator[int]):
+    """The ids of one sequence, one by one, without end: as ``idalloc.Ids``.
+
+    Any number of tasks may share one: each id goes to one of them. A task that is cancelled while it waits takes none.
+    """
+
+    def __init__(self, client: Client, sequence: str) -> None:
+        self._client = client
+        self._pool = Pool(sequence)
+        self._lock = asyncio.Lock()
+        self._coming: _Coming | None = None
+        client._connection.add(self)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> int:
+        while True:
+            for value in self._pool.ids:
+                return value
+            await self._more()
+
+    def drop(self) -> None:
+        """Drops what is at hand."""
+        self._pool.drop()
+
+    def forget(self) -> None:
+        """Drops what the parent of this process has at hand."""
+        self._lock = asyncio.Lock()
+        leave_behind(self._coming)
+        self._coming = None
+        self._pool.drop()
+
+    async def _more(self) -> None:
+        async with self._lock:
+            while not self._pool.advance():
+                await self._receive()
+            if self._coming is None and self._pool.wants_more():
+                self._coming = self._ask()
+
+    def _ask(self) -> "_Coming":
+        asked = self._pool.ask()
+        return _Coming(asked, self._client._own(self._fetch(asked.request)))
+
+    async def _fetch(self, request: pb.AllocateRangeRequest) -> pb.AllocateRangeResponse | IdallocError:
+        try:
+            return await self._client._call(lambda stubs: stubs.ids.AllocateRange, request)
+        except IdallocError as error:  # returned, for it may be that no one wants to know
+            return error
+
+    async def _receive(self) -> None:
+        """Waits for the range that was asked for ahead, or for one that is asked for now."""
+        ahead = self._coming is not None
+        self._coming = coming = self._coming or self._ask()
+        # Who is cancelled while it waits leaves the range to whoever comes next.
+        await asyncio.wait([coming.task])
+        self._coming = None
+        if coming.task.cancelled():
+            self._client._connection.get()  # says that the client was closed
+        response = coming.task.result()
+        if not isinstance(response, IdallocError):
+            self._pool.accept(coming.asked, response)
+        elif not self._pool.refused(response) and not ahead:
+            raise response
+
+
+class _Coming(NamedTuple):
+    """A range that was asked for ahead."""
+
+    asked: Asked
+    task: asyncio.Task[pb.AllocateRangeResponse | IdallocError]

@@ -1,0 +1,71 @@
+"""The command `idalloc`: its client's verbs here, its server's by the entry points `idalloc.commands`."""
+
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+import typer
+
+from idalloc.cli import _health, _options, _verbs
+from idalloc.cli._plugins import Verbs
+
+# The command line's own errors, under their names in every version of typer.
+UsageError = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    cls=Verbs,
+    callback=_options.remember,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Hands out identifiers that are unique for ever.",
+)
+app.command("allocate")(_verbs.allocate)
+app.command("stream")(_verbs.stream)
+app.command("docid")(_verbs.docid)
+app.command("node")(_verbs.node)
+app.command("health")(_health.health)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Returns:
+        The exit code: 0 on success only; 2 when the command line is wrong, 130 after Ctrl-C, 1 for all else.
+    """
+    try:
+        code = app(args, prog_name="idalloc", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has enough, as in `| head`. Python would flush once more when it ends, and complain.
+        sys.stdout = sys.stderr
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        return _tell(error)
+    return code if isinstance(code, int) else 0
+
+
+def _tell(error: Exception) -> int:
+    """Says in one line what went wrong; returns the exit code."""
+    from idalloc import IdallocError  # only now: most runs need no error
+
+    if isinstance(error, IdallocError):
+        return _fail(f"{error.reason}: {error}", 1)
+    if isinstance(error, UsageError):
+        message = cast(typer.BadParameter, error).format_message()
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        return _fail(f"idalloc: {message}{hint}", 2) if message else 2  # without a message, help was printed
+    if isinstance(error, UnicodeEncodeError):
+        return _fail("idalloc: the command line must be in UTF-8", 2)
+    return _fail(f"idalloc: {type(error).__name__}: {error} (PYTHONDEVMODE=1 shows where)", 1)
+
+
+def _fail(line: str, code: int) -> int:
+    print(" ".join(line.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,92 @@
+"""What all verbs of the client take: which server, how long, and as what to print."""
+
+import re
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from idalloc._defaults import DEFAULT_TARGET
+
+if TYPE_CHECKING:
+    from idalloc import Client
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """Reads a duration such as 500ms, 30s, 2m."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
+    if match is None or float(match[1]) == 0:
+        raise typer.BadParameter("must be a duration such as 500ms, 30s or 2m")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def count(text: str | int) -> int:
+    """Reads a number of ids. A default comes as the number that it is."""
+    if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not 1 <= int(text) < 2**63:
+        raise typer.BadParameter("must be a whole number from 1 to 2^63-1")
+    return int(text)
+
+
+def count_or_default(text: str | int) -> int:
+    """Reads a number of ids; 0 stands for the server's default."""
+    return 0 if str(text) == "0" else count(text)
+
+
+def show_version(wanted: bool) -> None:
+    """Prints the version and ends."""
+    if wanted:
+        print(f"idalloc {version('idalloc')}")
+        raise typer.Exit
+
+
+Server = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help=f"The server: {DEFAULT_TARGET}, unless IDALLOC_SERVER says otherwise."),
+]
+Timeout = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="How long a call may take: 5s, unless IDALLOC_TIMEOUT says otherwise."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the reply as JSON, numbers of 64 bits as text.")]
+
+
+class Settings(NamedTuple):
+    """What was said before the verb."""
+
+    server: str
+    timeout: str
+
+
+def remember(
+    context: typer.Context,
+    server: Annotated[
+        str, typer.Option(metavar="HOST:PORT", envvar="IDALLOC_SERVER", help="The server, also after the verb.")
+    ] = DEFAULT_TARGET,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", envvar="IDALLOC_TIMEOUT", help="How long a call may take.")
+    ] = "5s",
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Keeps what was said before the verb."""
+    context.obj = Settings(server or DEFAULT_TARGET, timeout or "5s")
+
+
+def settings(context: typer.Context, server: str | None, timeout: str | None) -> tuple[str, float]:
+    """Which server, and how many seconds: what was said after the verb, else what was said before."""
+    before: Settings = context.obj
+    try:
+        return server or before.server, seconds(timeout or before.timeout)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(error.message, context, param_hint="'--timeout'") from None
+
+
+def connect(context: typer.Context, server: str | None, timeout: str | None) -> "Client":
+    """Makes the client that the options ask for."""
+    from idalloc import Client  # a verb that needs it; `health` and `--help` do not
+
+    target, limit = settings(context, server, timeout)
+    return Client(target, timeout=limit)

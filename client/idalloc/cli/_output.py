@@ -1,0 +1,74 @@
+"""How replies are printed."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+# So many ids are put into one text: enough for speed, and no memory to speak of.
+AT_ONCE = 50_000
+
+
+def write_lines(texts: Iterable[str]) -> None:
+    """Prints texts one on a line, in one write."""
+    sys.stdout.write("\n".join(texts) + "\n")
+
+
+def write_range(ids: range, *, as_range: bool) -> None:
+    """Prints a range: its ids one on a line, or its first and last id and its step on one."""
+    if as_range:
+        sys.stdout.write(f"{ids[0]} {ids[-1]} {ids.step}\n")
+        return
+    for start in range(0, len(ids), AT_ONCE):
+        write_lines(map(str, ids[start : start + AT_ONCE]))
+
+
+def write_json(message: "Message", *, one_line: bool = False) -> None:
+    """Prints a message in the JSON mapping of proto3."""
+    from google.protobuf.json_format import MessageToJson
+
+    sys.stdout.write(MessageToJson(message, indent=None if one_line else 2) + "\n")
+
+
+def write_fields(message: "Message") -> None:
+    """Prints the fields of a message that has no others inside: as a table on a terminal, else one on a line."""
+    fields = [(field.name.replace("_", " "), str(getattr(message, field.name))) for field in message.DESCRIPTOR.fields]
+    if not sys.stdout.isatty():
+        write_lines(f"{name}: {value}" for name, value in fields)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None)
+    for name, value in fields:
+        table.add_row(Text(name, style="dim"), Text(value))
+    Console().print(table)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Shows a bar with rate and remaining time on a terminal that does not also get the output.
+
+    Yields:
+        What to call with each number of ids that came.
+    """
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed or 0:,.0f} ids/s")
+
+    columns = (TextColumn("{task.completed:,.0f} of {task.total:,.0f}"), BarColumn(), Rate(), TimeRemainingColumn())
+    # Rich would otherwise take the output for its own and print it where the bar is.
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,123 @@
+"""The verbs that take ids, and `node`."""
+
+from typing import Annotated
+
+import typer
+
+from idalloc.cli import _output
+from idalloc.cli._options import Json, Server, Timeout, connect, count_or_default
+from idalloc.cli._options import count as read_count
+
+Sequence = Annotated[str, typer.Argument(metavar="SEQUENCE", help="The sequence's name.")]
+Count = Annotated[int, typer.Argument(metavar="[COUNT]", parser=read_count, help="How many ids.")]
+Ranges = Annotated[bool, typer.Option("--ranges", help="Print ranges, FIRST LAST STEP on a line, rather than ids.")]
+Uint16 = typer.Option(
+    metavar="N", min=0, max=65535, help="As MySQL's variable of that name, for this call; 0 for the server's own."
+)
+
+# The server sends at most so many document ids in one message.
+ONE_MESSAGE = 10_000
+
+
+def allocate(
+    context: typer.Context,
+    sequence: Sequence,
+    count: Count = 1,
+    ranges: Ranges = False,
+    server: Server = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Take ids from a sequence, in one contiguous range, and print them one on a line."""
+    from idalloc._messages import range_request, to_range
+
+    with connect(context, server, timeout) as client:
+        reply = client._call(lambda stubs: stubs.ids.AllocateRange, range_request(sequence, count))
+    if as_json:
+        _output.write_json(reply)
+    else:
+        _output.write_range(to_range(reply), as_range=ranges)
+
+
+def stream(
+    context: typer.Context,
+    sequence: Sequence,
+    total: Annotated[int, typer.Option(metavar="N", parser=read_count, help="How many ids in all.")],
+    chunk: Annotated[
+        int, typer.Option(metavar="N", parser=count_or_default, help="How many ids a range has; 0 for 10,000.")
+    ] = 0,
+    ranges: Ranges = False,
+    server: Server = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Take any number of ids from a sequence, range by range, and print them one on a line.
+
+    It goes on by itself where a server stops and another one, or the same one again, answers. With --json each range
+    is one object on a line. A timeout is that of the whole stream; there is none unless it is said after the verb.
+    """
+    from idalloc._messages import stream_ranges_request, to_range
+
+    with connect(context, server, timeout) as client, _output.progress(total) as advance:
+        replies = client._stream(
+            lambda stubs: stubs.ids.StreamRanges,
+            stream_ranges_request(sequence, chunk),
+            lambda reply: reply,
+            total,
+            client.timeout if timeout else None,
+        )
+        for reply in replies:
+            if as_json:
+                _output.write_json(reply, one_line=True)
+            else:
+                _output.write_range(to_range(reply), as_range=ranges)
+            advance(reply.range.id_count)
+
+
+def docid(
+    context: typer.Context,
+    count: Count = 1,
+    offset: Annotated[int, Uint16] = 0,
+    increment: Annotated[int, Uint16] = 0,
+    server: Server = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Make document ids in MySQL's format and print them one on a line.
+
+    More than 10,000 come as a stream: as `idalloc stream` it goes on by itself, and with --json prints an object on a
+    line for each batch.
+    """
+    from idalloc._messages import doc_ids_request, stream_doc_ids_request
+    from idalloc.v1.id_allocator_pb2 import DOC_ID_VIEW_IDS
+
+    with connect(context, server, timeout) as client:
+        if count <= ONE_MESSAGE and as_json:
+            request = doc_ids_request(count, offset, increment, DOC_ID_VIEW_IDS)
+            _output.write_json(client._call(lambda stubs: stubs.ids.GenerateDocId, request))
+        elif count <= ONE_MESSAGE:
+            _output.write_lines(client.doc_ids(count, offset=offset, increment=increment))
+        else:
+            with _output.progress(count) as advance:
+                for reply in client._stream(
+                    lambda stubs: stubs.ids.StreamDocIds,
+                    stream_doc_ids_request(0, offset, increment, DOC_ID_VIEW_IDS),
+                    lambda reply: reply,
+                    count,
+                    client.timeout if timeout else None,
+                ):
+                    if as_json:
+                        _output.write_json(reply, one_line=True)
+                    else:
+                        _output.write_lines(reply.doc_ids)
+                    advance(len(reply.doc_ids))
+
+
+def node(context: typer.Context, server: Server = None, timeout: Timeout = None, as_json: Json = False) -> None:
+    """Show the server process that answers: its version, its store, and what its document ids are made of."""
+    with connect(context, server, timeout) as client:
+        found = client.node()
+    if as_json:
+        _output.write_json(found)
+    else:
+        _output.write_fields(found)

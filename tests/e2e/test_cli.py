@@ -1,0 +1,125 @@
+"""The command `idalloc` against a real server."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.processes import IDALLOC, Server, environment, running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("cli"), node_prefix=11) as server:
+        yield server
+
+
+def idalloc(server: Server | None, *arguments: str, timeout: float = 50) -> subprocess.CompletedProcess[str]:
+    env = environment(server=server.address) if server else environment()
+    return subprocess.run([IDALLOC, *arguments], env=env, capture_output=True, text=True, timeout=timeout)
+
+
+def test_allocate_prints_one_id_a_line(server: Server) -> None:
+    done = idalloc(server, "allocate", "lines", "3")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n2\n3\n", "")
+
+
+def test_allocate_as_json_is_what_grpcurl_prints(server: Server) -> None:
+    done = idalloc(server, "allocate", "json", "5", "--json")
+    reply = json.loads(done.stdout)
+    assert reply["range"] == {"firstId": "1", "lastId": "5", "step": "1", "idCount": "5"}
+    assert reply["ordering"] == "ORDERING_RISING_PER_NODE"
+
+
+def test_ten_million_durable_ids(server: Server) -> None:
+    with subprocess.Popen(
+        [IDALLOC, "stream", "many", "--total", "10000000"],
+        env=environment(server=server.address),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        count = sum(n == int(line) for n, line in enumerate(process.stdout, start=1))
+        assert process.wait(50) == 0
+    assert count == 10_000_000
+
+
+def test_stream_as_json_is_one_range_a_line(server: Server) -> None:
+    done = idalloc(server, "stream", "chunks", "--total", "25", "--chunk", "10", "--json")
+    assert [json.loads(line)["range"]["idCount"] for line in done.stdout.splitlines()] == ["10", "10", "5"]
+
+
+def test_docid_prints_mysqls_format(server: Server) -> None:
+    done = idalloc(server, "docid", "3")
+    ids = done.stdout.split()
+    assert len(set(ids)) == 3
+    assert ids == sorted(ids)
+    assert all(len(doc_id) == 28 and doc_id.startswith("000b") for doc_id in ids)
+
+
+def test_health_is_the_exit_code(server: Server) -> None:
+    assert idalloc(server, "health").returncode == 0
+    assert idalloc(server, "health", "idalloc.v1.NodeService").returncode == 0
+    assert idalloc(server, "health", "no.such.Service").returncode != 0
+    away = subprocess.run(
+        [IDALLOC, "health", "--timeout=1s"], env=environment(server="127.0.0.1:1"), capture_output=True, timeout=30
+    )
+    assert away.returncode != 0
+
+
+def test_a_refused_call_is_one_line_with_the_reason(server: Server) -> None:
+    done = idalloc(server, "allocate", "orders", "1000001")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert "INVALID_REQUEST" in line
+    assert "id_count" in line
+
+
+def test_a_server_that_is_not_there_is_one_line(server: Server) -> None:
+    done = subprocess.run(
+        [IDALLOC, "allocate", "orders", "--timeout=1s"],
+        env=environment(server="127.0.0.1:1"),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert "127.0.0.1:1" in line
+
+
+def test_a_closed_pipe_ends_it_quietly(server: Server) -> None:
+    done = subprocess.run(
+        f"'{IDALLOC}' stream pipe --total 100000000 | head -n 2",
+        shell=True,
+        env=environment(server=server.address),
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.stdout, done.stderr) == ("1\n2\n", "")
+
+
+def test_a_stream_goes_on_over_a_restart_of_the_server(tmp_path: Path) -> None:
+    received: list[int] = []
+    with running(tmp_path, drain_timeout="1s") as first:
+        process = subprocess.Popen(
+            [IDALLOC, "stream", "orders", "--total", "30000000", "--ranges"],
+            env=environment(server=first.address),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout
+        received.append(int(process.stdout.readline().split()[0]))
+        assert first.stop() == 0
+    with running(tmp_path, listen=first.address):
+        rest, errors = process.communicate(timeout=50)
+    ranges = [tuple(map(int, line.split()[:2])) for line in rest.splitlines()]
+    assert process.returncode == 0, errors
+    assert all(before[1] < after[0] for before, after in pairwise(ranges))
+    assert sum(last - first_id + 1 for first_id, last in ranges) + 10_000 == 30_000_000

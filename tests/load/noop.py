@@ -1,0 +1,40 @@
+"""The limit: a grpc.aio server on uvloop that answers AllocateRange with the same message, and does nothing for it.
+
+python -m tests.load.noop    prints its port, and serves until it is ended.
+"""
+
+import asyncio
+
+import grpc
+import uvloop
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import id_allocator_pb2_grpc
+
+# Both what a first reply looks like, and as long as a later one.
+_REPLY = pb.AllocateRangeResponse(
+    range=pb.IdRange(first_id=2_000_000, last_id=2_000_000, step=1, id_count=1),
+    generation=1,
+    ordering=pb.ORDERING_RISING_PER_NODE,
+)
+_REPLY.use_within.FromMicroseconds(179_123_456)
+
+
+class _Noop(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
+    async def AllocateRange(
+        self, request: pb.AllocateRangeRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.AllocateRangeResponse:
+        return _REPLY
+
+
+async def _serve() -> None:
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(_Noop(), server)  # type: ignore[abstract]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(f"noop serves on 127.0.0.1:{port}", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve())

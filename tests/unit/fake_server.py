@@ -1,0 +1,155 @@
+"""A server of the contract that keeps its counters in memory and fails on command: what the client is tried against.
+
+with serving() as server:
+    Client(server.target)
+    server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
+    server.last["orders"] = 10          # the sequence's last id
+    server.use_within = 0.2             # how long a pool may keep what it gets
+    server.break_after = 2              # streams break after so many messages, once
+    server.hold.clear()                 # calls wait until hold.set()
+    server.requests["AllocateRange"]    # what was asked, in order
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import node_pb2
+from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceServicer, add_IdAllocatorServiceServicer_to_server
+from idalloc.v1.node_pb2_grpc import NodeServiceServicer, add_NodeServiceServicer_to_server
+
+
+def trailers(
+    reason: str, code: grpc.StatusCode, retry_after: float | None = None, **metadata: object
+) -> tuple[tuple[str, bytes], ...]:
+    """The details of an error, as the service sends them."""
+    status = status_pb2.Status(code=code.value[0], message=reason)
+    values = {name: str(value) for name, value in metadata.items()}
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain="idalloc", metadata=values))
+    if retry_after is not None:
+        delay = Duration(nanos=int(retry_after * 1e9))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+class FakeServer(IdAllocatorServiceServicer, NodeServiceServicer):
+    def __init__(self) -> None:
+        self.target = ""
+        self.step = 1
+        self.use_within = 60.0
+        self.limit = 1_000_000
+        self.last: dict[str, int] = {}
+        self.break_after: int | None = None
+        self.hold = threading.Event()
+        self.hold.set()
+        self.requests: dict[str, list[Any]] = defaultdict(list)
+        self.deadlines: dict[str, list[float | None]] = defaultdict(list)
+        self.health = health.HealthServicer()
+        self._next: dict[str, int] = defaultdict(lambda: 1)
+        self._failures: dict[str, list[tuple[str, grpc.StatusCode, dict[str, Any]]]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def fail_next(self, method: str, reason: str, code: grpc.StatusCode, *, times: int = 1, **details: Any) -> None:
+        self._failures[method] += [(reason, code, details)] * times
+
+    def AllocateRange(self, request: pb.AllocateRangeRequest, context: grpc.ServicerContext) -> Any:
+        self._arrived("AllocateRange", request, context)
+        return pb.AllocateRangeResponse(
+            range=self._take(request.sequence, request.id_count or 1, context), use_within=self._use_within()
+        )
+
+    def StreamRanges(self, request: pb.StreamRangesRequest, context: grpc.ServicerContext) -> Iterator[Any]:
+        self._arrived("StreamRanges", request, context)
+        for count in self._chunks(request.total_id_count, request.chunk_id_count, context):
+            yield pb.StreamRangesResponse(
+                range=self._take(request.sequence, count, context), use_within=self._use_within()
+            )
+
+    def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: grpc.ServicerContext) -> Any:
+        self._arrived("GenerateDocId", request, context)
+        return pb.GenerateDocIdResponse(**self._doc_ids(request, request.id_count or 1, context))
+
+    def StreamDocIds(self, request: pb.StreamDocIdsRequest, context: grpc.ServicerContext) -> Iterator[Any]:
+        self._arrived("StreamDocIds", request, context)
+        for count in self._chunks(request.total_id_count, request.chunk_id_count, context):
+            yield pb.StreamDocIdsResponse(**self._doc_ids(request, count, context))
+
+    def GetNode(self, request: node_pb2.GetNodeRequest, context: grpc.ServicerContext) -> Any:
+        self._arrived("GetNode", request, context)
+        return node_pb2.GetNodeResponse(node=node_pb2.Node(prefix=7, version="1.2.3", store="memory://[1]"))
+
+    def _arrived(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
+        self.hold.wait(10)
+        self.requests[method].append(request)
+        self.deadlines[method].append(context.time_remaining())
+        if self._failures[method]:
+            reason, code, details = self._failures[method].pop(0)
+            self._abort(context, reason, code, **details)
+
+    def _abort(self, context: grpc.ServicerContext, reason: str, code: grpc.StatusCode, **details: Any) -> NoReturn:
+        context.set_trailing_metadata(trailers(reason, code, **details) if reason else ())
+        context.abort(code, f"{reason} it is")
+        raise AssertionError
+
+    def _take(self, sequence: str, count: int, context: grpc.ServicerContext) -> pb.IdRange:
+        if count > self.limit:
+            self._abort(context, "INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT, field="id_count")
+        with self._lock:
+            number = self._next[sequence]
+            left = self.last.get(sequence, 2**62) - number + 1
+            if count > left:
+                code = grpc.StatusCode.OUT_OF_RANGE
+                self._abort(context, "SEQUENCE_EXHAUSTED", code, remaining=left, largest_range=left)
+            self._next[sequence] += count
+        first, last = number * self.step, (number + count - 1) * self.step
+        return pb.IdRange(first_id=first, last_id=last, step=self.step, id_count=count)
+
+    def _doc_ids(
+        self, request: pb.GenerateDocIdRequest | pb.StreamDocIdsRequest, count: int, context: grpc.ServicerContext
+    ) -> dict[str, Any]:
+        ids = self._take("\0doc ids", count, context)
+        texts = [f"0007{1_700_000_000:08x}{n:016x}" for n in range(ids.first_id, ids.last_id + 1)]
+        if request.view == pb.DOC_ID_VIEW_COMPACT:
+            return {"runs": [pb.DocIdRun(first_doc_id=texts[0], step=1, id_count=count)]}
+        return {"doc_ids": texts}
+
+    def _chunks(self, total: int, chunk: int, context: grpc.ServicerContext) -> Iterator[int]:
+        sent = 0
+        while total > 0:
+            if sent == self.break_after:
+                self.break_after = None
+                code = grpc.StatusCode.UNAVAILABLE
+                self._abort(context, "SERVER_DRAINING", code, retry_after=0.01)
+            yield min(chunk or 10_000, total)
+            total -= chunk or 10_000
+            sent += 1
+
+    def _use_within(self) -> Duration:
+        return Duration(seconds=int(self.use_within), nanos=int(self.use_within % 1 * 1e9))
+
+
+@contextmanager
+def serving(target: str = "127.0.0.1:0") -> Iterator[FakeServer]:
+    """Runs a server in threads of this process."""
+    fake = FakeServer()
+    server = grpc.server(ThreadPoolExecutor(max_workers=16))
+    add_IdAllocatorServiceServicer_to_server(fake, server)
+    add_NodeServiceServicer_to_server(fake, server)
+    health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)
+    fake.health.set("", health_pb2.HealthCheckResponse.SERVING)
+    fake.target = f"127.0.0.1:{server.add_insecure_port(target)}"
+    server.start()
+    try:
+        yield fake
+    finally:
+        fake.hold.set()
+        server.stop(None).wait()

@@ -1,0 +1,376 @@
+"""The client for threads: its calls against gRPC's own test double, the rest against a server in memory."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, TypeVar
+
+import grpc
+import grpc_testing
+import pytest
+
+import idalloc
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import node_pb2
+from tests.unit.fake_server import FakeServer, serving, trailers
+
+T = TypeVar("T")
+
+SERVICE = pb.DESCRIPTOR.services_by_name["IdAllocatorService"]
+NODES = node_pb2.DESCRIPTOR.services_by_name["NodeService"]
+
+
+class Double:
+    """Runs a call of the client's in a thread, for the test to answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.channel = grpc_testing.channel([SERVICE, NODES], grpc_testing.strict_real_time())
+        monkeypatch.setattr(grpc, "insecure_channel", lambda *_: self.channel)
+        self.client = idalloc.Client()
+        self._threads = ThreadPoolExecutor()
+
+    def call(self, function: Callable[[], T], method: str, answer: Any, **failure: Any) -> tuple[Any, Callable[[], T]]:
+        """Returns the request that the function made, and how to get what it made of the answer."""
+        result = self._threads.submit(function)
+        service = NODES if method == "GetNode" else SERVICE
+        _, request, rpc = self.channel.take_unary_unary(service.methods_by_name[method])
+        rpc.terminate(answer, failure.get("trailing", ()), failure.get("code", grpc.StatusCode.OK), "why")
+        return request, lambda: result.result(10)
+
+    def stream(self, chunks: list[Any], **failure: Any) -> Any:
+        _, request, rpc = self.channel.take_unary_stream(SERVICE.methods_by_name["StreamRanges"])
+        for chunk in chunks:
+            rpc.send_response(chunk)
+        rpc.terminate(failure.get("trailing", ()), failure.get("code", grpc.StatusCode.OK), "why")
+        return request
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Double:
+    return Double(monkeypatch)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: FakeServer) -> Iterator[idalloc.Client]:
+    with idalloc.Client(server.target) as client:
+        yield client
+
+
+def ids_from(first: int, last: int, step: int = 1) -> pb.IdRange:
+    return pb.IdRange(first_id=first, last_id=last, step=step, id_count=(last - first) // step + 1)
+
+
+def test_a_range_is_pythons_own(double: Double) -> None:
+    answer = pb.AllocateRangeResponse(range=ids_from(41, 50))
+    request, result = double.call(lambda: double.client.allocate_range("orders", 10), "AllocateRange", answer)
+    assert result() == range(41, 51)
+    assert request == pb.AllocateRangeRequest(sequence="orders", id_count=10)
+
+
+def test_a_range_has_its_sequences_step(double: Double) -> None:
+    answer = pb.AllocateRangeResponse(range=ids_from(-3, -12, -3))
+    _, result = double.call(lambda: double.client.allocate_range("down", 4), "AllocateRange", answer)
+    assert list(result()) == [-3, -6, -9, -12]
+
+
+def test_a_range_ends_at_the_largest_id_of_all(double: Double) -> None:
+    largest = 2**63 - 2
+    answer = pb.AllocateRangeResponse(range=ids_from(largest - 3 * 1000, largest, 1000))
+    _, result = double.call(lambda: double.client.allocate_range("orders", 4), "AllocateRange", answer)
+    assert list(result())[-1] == largest
+    assert result().stop == 2**63 - 1
+
+
+def test_document_ids_are_asked_for_in_their_compact_form(double: Double) -> None:
+    runs = [
+        pb.DocIdRun(first_doc_id=f"0001{9:08x}{2**64 - 3:016x}", step=2, id_count=2),
+        pb.DocIdRun(first_doc_id=f"0001{10:08x}{3:016x}", step=2, id_count=1),
+    ]
+    request, result = double.call(
+        lambda: double.client.doc_ids(3, offset=3, increment=2), "GenerateDocId", pb.GenerateDocIdResponse(runs=runs)
+    )
+    assert result() == [
+        "000100000009fffffffffffffffd",
+        "000100000009ffffffffffffffff",
+        "00010000000a0000000000000003",
+    ]
+    assert request == pb.GenerateDocIdRequest(
+        id_count=3, auto_increment_offset=3, auto_increment_increment=2, view=pb.DOC_ID_VIEW_COMPACT
+    )
+
+
+def test_node(double: Double) -> None:
+    answer = node_pb2.GetNodeResponse(node=node_pb2.Node(prefix=7))
+    _, result = double.call(double.client.node, "GetNode", answer)
+    assert result().prefix == 7
+
+
+def test_an_error_is_the_one_that_its_details_name(double: Double) -> None:
+    code = grpc.StatusCode.NOT_FOUND
+    _, result = double.call(
+        lambda: double.client.allocate_range("nope"),
+        "AllocateRange",
+        None,
+        code=code,
+        trailing=trailers("SEQUENCE_NOT_FOUND", code, sequence="nope"),
+    )
+    with pytest.raises(idalloc.SequenceNotFound, match="why") as caught:
+        result()
+    assert caught.value.metadata == {"sequence": "nope"}
+
+
+def test_a_stream_goes_on_with_what_is_missing(double: Double) -> None:
+    code = grpc.StatusCode.UNAVAILABLE
+    stream = ThreadPoolExecutor().submit(list, double.client.stream_ranges("orders", 10, 3))
+    first = double.stream(
+        [pb.StreamRangesResponse(range=ids_from(1, 3))], code=code, trailing=trailers("SERVER_DRAINING", code, 0.01)
+    )
+    second = double.stream([], code=code)
+    third = double.stream(
+        [pb.StreamRangesResponse(range=ids_from(*ends)) for ends in ((101, 103), (104, 106), (107, 107))]
+    )
+    assert stream.result(10) == [range(1, 4), range(101, 104), range(104, 107), range(107, 108)]
+    assert first == pb.StreamRangesRequest(sequence="orders", total_id_count=10, chunk_id_count=3)
+    assert [second.total_id_count, third.total_id_count] == [7, 7]
+
+
+def test_a_stream_that_cannot_go_on_gives_what_it_got_and_then_the_error(double: Double) -> None:
+    stream = double.client.stream_ranges("orders", 10, 3)
+    first = ThreadPoolExecutor().submit(next, stream)
+    code = grpc.StatusCode.OUT_OF_RANGE
+    double.stream(
+        [pb.StreamRangesResponse(range=ids_from(1, 3))], code=code, trailing=trailers("SEQUENCE_EXHAUSTED", code)
+    )
+    assert first.result(10) == range(1, 4)
+    with pytest.raises(idalloc.SequenceExhausted):
+        next(stream)
+
+
+def test_no_ids_at_all_is_a_mistake(client: idalloc.Client) -> None:
+    for call in (
+        lambda: client.allocate_range("orders", 0),
+        lambda: client.doc_ids(-1),
+        lambda: client.stream_ranges("orders", 0),
+        lambda: client.stream_doc_ids(0),
+    ):
+        with pytest.raises(ValueError, match="at least 1"):
+            call()
+
+
+def test_calls_have_a_deadline_and_streams_none_unless_given(server: FakeServer) -> None:
+    with idalloc.Client(server.target, timeout=7.0) as client:
+        client.allocate_range("orders")
+        client.node()
+        next(client.ids("orders"))
+        list(client.stream_ranges("orders", 1))
+        list(client.stream_ranges("orders", 1, timeout=3.0))
+        list(client.stream_doc_ids(1))
+    unary = server.deadlines["AllocateRange"][:2] + server.deadlines["GetNode"]
+    assert all(left is not None and 6.0 < left <= 7.0 for left in unary)
+    none, given = server.deadlines["StreamRanges"] if server.deadlines["StreamRanges"][1] else []
+    assert none is None or none > 10**6
+    assert given is not None
+    assert 2.0 < given <= 3.0
+
+
+def test_a_call_without_an_answer_ends_at_its_deadline(server: FakeServer) -> None:
+    server.hold.clear()
+    with idalloc.Client(server.target, timeout=0.2) as client:
+        with pytest.raises(idalloc.DeadlineExceeded):
+            client.allocate_range("orders")
+        with pytest.raises(idalloc.DeadlineExceeded):
+            next(client.ids("orders"))
+        with pytest.raises(idalloc.DeadlineExceeded):
+            list(client.stream_ranges("orders", 10, timeout=0.2))
+
+
+def test_what_is_away_is_tried_again(server: FakeServer, client: idalloc.Client) -> None:
+    server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
+    assert client.allocate_range("orders", 5) == range(1, 6)
+    assert len(server.requests["AllocateRange"]) == 3
+
+
+def test_what_will_not_change_is_not_tried_again(server: FakeServer, client: idalloc.Client) -> None:
+    server.fail_next("AllocateRange", "STORE_WENT_BACKWARDS", grpc.StatusCode.FAILED_PRECONDITION)
+    with pytest.raises(idalloc.StoreWentBackwards):
+        client.allocate_range("orders", 5)
+    assert len(server.requests["AllocateRange"]) == 1
+
+
+def test_no_server_is_said_at_once() -> None:
+    with idalloc.Client("127.0.0.1:1") as client, pytest.raises(idalloc.ServerUnreachable):
+        client.allocate_range("orders")
+
+
+def test_streams_survive_a_break(server: FakeServer, client: idalloc.Client) -> None:
+    server.break_after = 2
+    ranges = list(client.stream_ranges("orders", 50, 10))
+    assert ranges == [range(first, first + 10) for first in range(1, 51, 10)]
+    assert [request.total_id_count for request in server.requests["StreamRanges"]] == [50, 30]
+    server.break_after = 1
+    batches = list(client.stream_doc_ids(25, 10))
+    assert [len(batch) for batch in batches] == [10, 10, 5]
+    assert len({doc_id for batch in batches for doc_id in batch}) == 25
+
+
+def test_a_stream_that_is_dropped_is_cancelled(server: FakeServer, client: idalloc.Client) -> None:
+    stream = client.stream_ranges("orders", 10**9, 1)
+    next(stream)
+    del stream
+    deadline = time.monotonic() + 10
+    taken = -1
+    while taken != (taken := client.allocate_range("orders").start) - 1:
+        assert time.monotonic() < deadline, "the server goes on"
+        time.sleep(0.05)
+
+
+def test_ids_without_end(client: idalloc.Client, server: FakeServer) -> None:
+    assert list(islice(client.ids("orders"), 10_000)) == list(range(1, 10_001))
+    sizes = [request.id_count for request in server.requests["AllocateRange"]]
+    assert len(sizes) < 20
+    assert sizes == sorted(sizes)
+
+
+def test_a_loop_goes_on_where_another_one_was_left(client: idalloc.Client) -> None:
+    ids = client.ids("orders")
+    taken = list(islice(ids, 700))
+    taken.append(next(ids))
+    for value in ids:
+        taken.append(value)
+        if len(taken) == 1500:
+            break
+    taken.append(next(ids))
+    assert taken == list(range(1, 1502))
+
+
+def test_threads_may_share_ids(client: idalloc.Client) -> None:
+    ids = client.ids("orders")
+
+    def loop() -> list[int]:
+        return list(islice(ids, 20_000))
+
+    def one_by_one() -> list[int]:
+        return [next(ids) for _ in range(20_000)]
+
+    with ThreadPoolExecutor() as threads:
+        runs = [threads.submit(take) for take in (loop, one_by_one) * 4]
+        taken = [run.result(30) for run in runs]
+    assert all(run == sorted(run) for run in taken)
+    assert sorted(value for run in taken for value in run) == list(range(1, 160_001))
+
+
+def test_ids_that_are_too_old_are_dropped(server: FakeServer, client: idalloc.Client) -> None:
+    server.use_within = 0.3
+    ids = client.ids("orders")
+    loop = iter(ids)
+    taken = [*islice(loop, 100), next(ids)]
+    time.sleep(0.35)
+    asked = sum(request.id_count for request in server.requests["AllocateRange"])
+    assert asked > len(taken)
+    assert next(loop) == asked + 1
+    assert taken == list(range(1, 102))
+
+
+def test_ids_to_the_very_last_one(server: FakeServer, client: idalloc.Client) -> None:
+    server.last["orders"] = 1000
+    ids = client.ids("orders")
+    taken: list[int] = []
+    with pytest.raises(idalloc.SequenceExhausted):
+        taken.extend(ids)
+    assert taken == list(range(1, 1001))
+    server.last["orders"] = 1003
+    assert [next(ids), next(ids), next(ids)] == [1001, 1002, 1003]
+
+
+def test_ids_within_a_lower_limit_of_the_server(server: FakeServer, client: idalloc.Client) -> None:
+    server.limit = 100
+    assert list(islice(client.ids("orders"), 5000)) == list(range(1, 5001))
+
+
+def test_ids_can_be_asked_for_again_after_an_error(server: FakeServer, client: idalloc.Client) -> None:
+    ids = client.ids("orders")
+    assert next(ids) == 1
+    server.fail_next("AllocateRange", "INTERNAL", grpc.StatusCode.INTERNAL, times=3)
+    with pytest.raises(idalloc.InternalError):
+        list(islice(ids, 100))
+    left = next(ids)
+    assert list(islice(ids, 100)) == list(range(left + 1, left + 101))
+
+
+def test_an_error_ahead_is_not_the_callers(server: FakeServer, client: idalloc.Client) -> None:
+    ids = client.ids("orders")
+    taken = [next(ids)]
+    while len(server.requests["AllocateRange"]) < 2:
+        time.sleep(0.01)  # the range ahead has been asked for
+    taken.append(next(ids))
+    server.fail_next("AllocateRange", "INTERNAL", grpc.StatusCode.INTERNAL)
+    taken += islice(ids, 50)
+    assert taken == list(range(1, 53))
+
+
+def test_a_closed_client_gives_nothing(client: idalloc.Client) -> None:
+    ids = client.ids("orders")
+    stream = client.stream_ranges("orders", 100, 1)
+    list(islice(ids, 100))
+    next(stream)
+    client.close()
+    for refused in (
+        lambda: next(ids),
+        lambda: next(iter(ids)),
+        lambda: list(stream),
+        client.node,
+        lambda: client.allocate_range("orders"),
+    ):
+        with pytest.raises(RuntimeError, match="closed"):
+            refused()
+    client.close()
+
+
+def test_closing_wakes_who_waits_for_ids(server: FakeServer) -> None:
+    client = idalloc.Client(server.target, timeout=30)
+    ids = client.ids("orders")
+    server.hold.clear()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(next, ids)
+        time.sleep(0.3)
+        client.close()
+        with pytest.raises((RuntimeError, idalloc.IdallocError)):
+            waiting.result(5)
+
+
+def test_a_client_connects_on_its_first_call_and_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    real = grpc.insecure_channel
+    monkeypatch.setattr(grpc, "insecure_channel", lambda target, options: opened.append(target) or real(target, options))
+    with idalloc.Client(server.target) as client:
+        assert opened == []
+        together = threading.Barrier(8)
+
+        def call() -> None:
+            together.wait()
+            client.node()
+
+        with ThreadPoolExecutor(8) as threads:
+            for done in [threads.submit(call) for _ in range(8)]:
+                done.result(10)
+    assert opened == [server.target]
+
+
+def test_credentials_make_the_channel_a_secure_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials = grpc.local_channel_credentials()
+    opened: list[Any] = []
+    real = grpc.secure_channel
+    monkeypatch.setattr(grpc, "secure_channel", lambda *how: opened.append(how) or real(*how))
+    with idalloc.Client("127.0.0.1:1", timeout=0.2, credentials=credentials) as client:
+        with pytest.raises(idalloc.IdallocError):
+            client.node()
+    [(target, used, _)] = opened
+    assert (target, used) == ("127.0.0.1:1", credentials)

@@ -1,0 +1,88 @@
+"""From gRPC's errors to the client's."""
+
+import pickle
+from typing import Any
+
+import grpc
+import pytest
+
+import idalloc
+from idalloc._errors import from_rpc_error
+from idalloc.v1.error_reason_pb2 import ErrorReason
+from tests.unit.fake_server import trailers
+
+
+class Failure(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode, details: str | None, trailing: Any = ()) -> None:
+        self._code, self._details, self._trailing = code, details, trailing
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str | None:
+        return self._details
+
+    def trailing_metadata(self) -> Any:
+        return self._trailing
+
+
+REASONS = [name.removeprefix("ERROR_REASON_") for name, number in ErrorReason.items() if number]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_reason_of_the_contract_has_an_exception_of_its_own(reason: str) -> None:
+    error = from_rpc_error(Failure(grpc.StatusCode.ABORTED, "why", trailers(reason, grpc.StatusCode.ABORTED)))
+    assert type(error).default_reason == reason
+    assert type(error) is not idalloc.IdallocError
+    assert isinstance(error, idalloc.IdallocError)
+    assert (error.reason, error.code, str(error)) == (reason, grpc.StatusCode.ABORTED, "why")
+
+
+@pytest.mark.parametrize("kind", idalloc._errors._BY_REASON.values())
+def test_every_exception_names_a_reason_of_the_contract(kind: type[idalloc.IdallocError]) -> None:
+    assert kind.default_reason in REASONS
+    assert getattr(idalloc, kind.__name__) is kind
+
+
+def test_what_the_details_say_is_on_the_exception() -> None:
+    details = trailers("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, 1.5, remaining=7, largest_range=5)
+    error = from_rpc_error(Failure(grpc.StatusCode.OUT_OF_RANGE, "7 left", details))
+    assert isinstance(error, idalloc.SequenceExhausted)
+    assert (error.remaining, error.largest_range, error.retry_after) == (7, 5, 1.5)
+    assert error.metadata == {"remaining": "7", "largest_range": "5"}
+
+
+def test_without_details_the_status_decides() -> None:
+    unreachable = from_rpc_error(Failure(grpc.StatusCode.UNAVAILABLE, "Connection refused", None))
+    assert isinstance(unreachable, idalloc.ServerUnreachable)
+    assert unreachable.reason == "SERVER_UNREACHABLE"
+    late = from_rpc_error(Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+    assert isinstance(late, idalloc.DeadlineExceeded)
+    other = from_rpc_error(Failure(grpc.StatusCode.UNIMPLEMENTED, None))
+    assert type(other) is idalloc.IdallocError
+    assert (other.reason, str(other), other.retry_after) == ("UNIMPLEMENTED", "", None)
+
+
+def test_reasons_to_come_are_kept_and_can_be_tried_again_where_the_status_says_so() -> None:
+    code = grpc.StatusCode.UNAVAILABLE
+    error = from_rpc_error(Failure(code, "?", trailers("MOON_TOO_CLOSE", code)))
+    assert type(error) is idalloc.Unavailable
+    assert error.reason == "MOON_TOO_CLOSE"
+    code = grpc.StatusCode.ABORTED
+    assert type(from_rpc_error(Failure(code, "?", trailers("X", code)))) is idalloc.IdallocError
+
+
+def test_details_of_others_are_not_taken_for_ours() -> None:
+    code = grpc.StatusCode.UNAVAILABLE
+    [(key, value)] = trailers("STORE_UNAVAILABLE", code)
+    foreign = Failure(code, "?", [(key, value.replace(b"idalloc", b"another"))])
+    assert type(from_rpc_error(foreign)) is idalloc.ServerUnreachable
+    garbage = Failure(code, "?", [(key, b"\xff\xff"), ("other", "text")])
+    assert type(from_rpc_error(garbage)) is idalloc.ServerUnreachable
+
+
+def test_exceptions_can_be_pickled() -> None:
+    error = idalloc.SequenceExhausted("7 left", metadata={"remaining": "7"}, retry_after=2.0)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is idalloc.SequenceExhausted
+    assert (str(copy), copy.remaining, copy.retry_after, copy.code) == ("7 left", 7, 2.0, error.code)

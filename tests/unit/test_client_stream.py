@@ -1,0 +1,61 @@
+"""When a broken stream is asked for again, and when its error is its caller's."""
+
+import pytest
+
+from idalloc import InternalError, SequenceExhausted, ServerDraining, ServerUnreachable, StoreUnavailable
+from idalloc._stream import LONGEST_PAUSE, MAX_ATTEMPTS, Resumption
+
+
+def test_pauses_grow_and_are_bounded() -> None:
+    stream = Resumption(10, None)
+    pauses = [stream.pause(ServerUnreachable()) for _ in range(MAX_ATTEMPTS - 1)]
+    assert 0.1 <= pauses[0] <= 0.15
+    assert pauses[3] >= 4 * pauses[0]
+    assert LONGEST_PAUSE <= pauses[-1] <= 1.5 * LONGEST_PAUSE
+    assert sum(pauses) > 15  # long enough for a server to start again
+
+
+def test_the_error_is_raised_after_the_last_attempt_without_progress() -> None:
+    stream = Resumption(10, None)
+    for _ in range(MAX_ATTEMPTS - 1):
+        stream.pause(ServerDraining())
+    stream.received(1)
+    for _ in range(MAX_ATTEMPTS - 1):
+        stream.pause(ServerDraining())
+    with pytest.raises(ServerDraining):
+        stream.pause(ServerDraining())
+
+
+def test_the_server_says_how_long_at_least() -> None:
+    pause = Resumption(10, None).pause(StoreUnavailable(retry_after=3.0))
+    assert 3.0 <= pause <= 4.5
+
+
+@pytest.mark.parametrize("error", [SequenceExhausted(), InternalError()])
+def test_an_error_that_stays_is_raised_at_once(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        Resumption(10, None).pause(error)  # type: ignore[arg-type]
+
+
+def test_nothing_is_waited_for_that_would_come_too_late() -> None:
+    stream = Resumption(10, 0.05)
+    left = stream.time_left()
+    assert left is not None
+    assert 0 < left <= 0.05
+    with pytest.raises(ServerDraining):
+        stream.pause(ServerDraining())
+    assert Resumption(10, None).time_left() is None
+
+
+def test_an_error_after_the_last_id_is_none() -> None:
+    stream = Resumption(10, None)
+    stream.received(10)
+    stream.ended()
+    assert stream.pause(InternalError()) == 0.0
+
+
+def test_a_stream_that_ends_too_early_is_broken() -> None:
+    stream = Resumption(10, None)
+    stream.received(9)
+    with pytest.raises(ServerUnreachable, match="1 ids missing"):
+        stream.ended()

@@ -1,0 +1,22 @@
+"""The client's expansion of document ids from their compact form."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from idalloc._doc_ids import expand
+
+TOP = 2**64 - 1
+
+
+@given(
+    head=st.from_regex(r"\A[0-9a-f]{12}\Z"),
+    serial=st.one_of(st.integers(0, TOP), st.integers(0, 10_000), st.integers(TOP - 10_000, TOP)),
+    step=st.one_of(st.integers(1, 20), st.integers(1, 65_535), st.sampled_from([4095, 4096, 4097])),
+    count=st.integers(1, 9_000),
+)
+@example(head="0000674b2a00", serial=4095, step=1, count=4098)
+@example(head="ffffffffffff", serial=TOP, step=65_535, count=1)
+def test_expansion_is_what_formatting_each_serial_gives(head: str, serial: int, step: int, count: int) -> None:
+    count = min(count, (TOP - serial) // step + 1)
+    serials = range(serial, serial + step * count, step)
+    assert expand(f"{head}{serial:016x}", step, count) == [f"{head}{n:016x}" for n in serials]
