@@ -1,4 +1,4 @@
-"""Every configuration of examples/ghz, run by ghz itself against a real server."""
+"""ghz with every configuration of examples/ghz, and grpcurl: real tools against a real server, by reflection."""
 
 import json
 import os
@@ -14,30 +14,36 @@ from tests.processes import Server, running
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATIONS = sorted((ROOT / "examples" / "ghz").glob("*.json"))
-VERSION = "v0.121.0"
 
-pytestmark = pytest.mark.ghz
+# Go may have to compile the tools first.
+pytestmark = [pytest.mark.ghz, pytest.mark.timeout(400)]
+
+
+def installed(name: str, package: str) -> str:
+    """The tool on the PATH, or one that Go installs once into the build folder."""
+    if found := shutil.which(name):
+        return found
+    tool = ROOT / ".build" / "bin" / name
+    if not tool.exists():
+        go = shutil.which("go")
+        if not go:
+            pytest.skip(f"neither {name} nor Go is installed")
+        command = [go, "install", package]
+        env = os.environ | {"GOBIN": str(tool.parent)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"Go could not install {name}: {done.stderr.strip().splitlines()[-1]}")
+    return str(tool)
 
 
 @pytest.fixture(scope="session")
 def ghz() -> str:
-    """The ghz on the PATH, or one that Go installs once into the build folder."""
-    if found := shutil.which("ghz"):
-        return found
-    installed = ROOT / ".build" / "bin" / "ghz"
-    if not installed.exists():
-        go = shutil.which("go")
-        if not go:
-            pytest.skip("neither ghz nor Go is installed")
-        done = subprocess.run(
-            [go, "install", f"github.com/bojand/ghz/cmd/ghz@{VERSION}"],
-            env=os.environ | {"GOBIN": str(installed.parent)},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            pytest.skip(f"Go could not install ghz: {done.stderr.strip().splitlines()[-1]}")
-    return str(installed)
+    return installed("ghz", "github.com/bojand/ghz/cmd/ghz@v0.121.0")
+
+
+@pytest.fixture(scope="session")
+def grpcurl() -> str:
+    return installed("grpcurl", "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,33 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.timeout(400)  # Go may have to compile ghz first
+@pytest.mark.parametrize(
+    ("call", "data"),
+    [
+        ("AllocateRange", {"sequence": "grpcurl"}),
+        ("StreamRanges", {"sequence": "grpcurl-stream", "total_id_count": 3}),
+        ("GenerateDocId", {}),
+        ("StreamDocIds", {"total_id_count": 3}),
+    ],
+    ids=["range", "ranges", "doc-id", "doc-ids"],
+)
+def test_grpcurl_finds_the_protos_and_calls(grpcurl: str, server: Server, call: str, data: dict[str, object]) -> None:
+    method = f"idalloc.v1.IdAllocatorService/{call}"
+    done = subprocess.run(
+        [grpcurl, "-plaintext", "-d", json.dumps(data), server.address, method], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    reply = json.loads(done.stdout)
+    assert reply.get("range", {}).get("first_id") == "1" or len(reply["doc_ids"]) in (1, 3)
+
+
+def test_grpcurl_describes_the_services(grpcurl: str, server: Server) -> None:
+    done = subprocess.run([grpcurl, "-plaintext", server.address, "list"], capture_output=True, text=True)
+    assert {"idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "grpc.health.v1.Health"} <= set(
+        done.stdout.split()
+    )
+
+
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda path: path.stem)
 def test_every_call_of_the_configuration_succeeds(ghz: str, server: Server, configuration: Path) -> None:
     done = subprocess.run(
