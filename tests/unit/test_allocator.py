@@ -158,6 +158,28 @@ class TestBound:
             await allocator.allocate("end", 16)
         assert ids(await other.allocate("end", 15)) == list(range(1, 16))
 
+    async def test_at_the_bound_nothing_is_left_behind(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        other = Allocator(store, clock, TERMS)
+        await store.create("end", Sequence(max_value=10_000))
+        for _ in range(2):
+            await allocator.allocate("end", 1)  # by now 2 are held ahead: 3 and 4
+        await other.allocate("end", 9_993)
+        with pytest.raises(SequenceExhausted) as refused:
+            await allocator.allocate("end", 6)
+        assert refused.value.metadata == {"sequence": "end", "remaining": "5", "largest_range": "2"}
+        with pytest.raises(SequenceExhausted):
+            await allocator.allocate("end", 3)  # 3 and 4 come first
+        assert ids(await allocator.allocate("end", 2), await allocator.allocate("end", 3)) == [
+            3,
+            4,
+            9_998,
+            9_999,
+            10_000,
+        ]
+        assert not allocator.burned.by_cause
+
     async def test_smaller_requests_behind_a_refused_one_are_served(
         self, allocator: Allocator, store: MemoryStore
     ) -> None:

@@ -1,0 +1,75 @@
+"""A lease against the plain set of ids that the store granted: what is left, in which order, in which pieces."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idalloc_server.domain.lease import Lease
+from idalloc_server.domain.store import Grant
+
+
+def ids_of(grant: Grant) -> list[int]:
+    return [grant.value_before + grant.step * n for n in range(1, grant.granted + 1)]
+
+
+@given(
+    step=st.sampled_from([1, 5, -2]),
+    moves=st.lists(
+        st.one_of(
+            st.tuples(st.just("grant"), st.integers(0, 20)),
+            st.tuples(st.just("others"), st.integers(1, 20)),
+            st.tuples(st.just("take"), st.integers(1, 25)),
+            st.tuples(st.just("skip"), st.integers(1, 25)),
+        ),
+        max_size=40,
+    ),
+)
+def test_a_lease_holds_what_was_granted_and_not_taken(step: int, moves: list[tuple[str, int]]) -> None:
+    lease = Lease()
+    held: list[int] = []
+    counter = 0
+    for kind, count in moves:
+        if kind == "others":
+            counter += step * count
+        elif kind == "grant":
+            counter += step * count
+            grant = Grant(counter, count, step, 1_000, 1, (counter, 7))
+            lease.add(grant, expires_at=100.0)
+            held += ids_of(grant)
+            assert lease.expires_at == 100.0
+        elif kind == "skip":
+            before = len(held)
+            skipped = lease.skip_to(count)
+            held = held[skipped:]
+            assert lease.left == len(held) == before - skipped
+            assert not skipped or lease.next_range >= count
+        else:
+            contiguous = held[:count] == [held[0] + step * n for n in range(count)] if held else False
+            taken = lease.take(count, now=99.9)
+            assert (taken is not None) == contiguous
+            if taken is not None:
+                assert list(range(taken.first_id, taken.last_id + step, step)) == held[:count]
+                held = held[count:]
+        assert lease.left == len(held)
+    value, count, version = lease.tail()
+    if held:
+        assert [value + step * n for n in range(1, count + 1)] == held[-count:]
+        assert version[1] == 7
+    else:
+        assert count == 0
+
+
+def test_nothing_is_taken_from_a_lease_that_ended() -> None:
+    lease = Lease()
+    lease.add(Grant(10, 10, 1, 0, 3, (1, 1)), expires_at=50.0)
+    assert lease.take(1, now=50.0) is None
+    taken = lease.take(1, now=49.9)
+    assert taken is not None
+    assert (taken.first_id, taken.generation, taken.expires_at) == (1, 3, 50.0)
+
+
+def test_a_renewal_adds_no_ids_and_prolongs_all() -> None:
+    lease = Lease()
+    lease.add(Grant(10, 10, 1, 0, 1, (1, 1)), expires_at=50.0)
+    lease.add(Grant(10, 0, 1, 0, 1, (2, 1)), expires_at=90.0)
+    assert (lease.left, lease.expires_at) == (10, 90.0)
+    assert lease.tail() == (0, 10, (2, 1))
