@@ -3,6 +3,7 @@
 import asyncio
 import os
 import weakref
+from collections import deque
 
 from idalloc_server.domain.burned import Burned
 from idalloc_server.domain.clock import Clock
@@ -17,6 +18,8 @@ from idalloc_server.domain.store import Store
 IDLE_SHARE = 3
 # How many lanes are closed at a time, so that a stop with many leases does not flood the store.
 CLOSE_CONCURRENCY = 32
+# How many lanes are looked at in one go, so that a million of them do not hold up the event loop.
+LOOK_AT_ONCE = 1000
 
 _allocators: "weakref.WeakSet[Allocator]" = weakref.WeakSet()
 
@@ -104,7 +107,11 @@ class Allocator:
 
     async def drop_idle_lanes(self) -> None:
         """Drops the lanes that issued nothing since the last call."""
-        await self._close_lanes([name for name, lane in self._lanes.items() if lane.is_idle()])
+        names = list(self._lanes)
+        for start in range(0, len(names), LOOK_AT_ONCE):
+            lanes = ((name, self._lanes.get(name)) for name in names[start : start + LOOK_AT_ONCE])
+            await self._close_lanes([name for name, lane in lanes if lane and lane.is_idle()])
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Gives all unused tails back to the store. Nothing may be taken after this."""
@@ -112,13 +119,17 @@ class Allocator:
 
     async def _close_lanes(self, names: list[str]) -> None:
         # Popped before the first await: a caller who comes now gets a lane of its own.
-        lanes = iter([self._lanes.pop(name) for name in names])
+        lanes = deque([self._lanes.pop(name) for name in names])
 
         async def close_some() -> None:
-            for lane in lanes:
-                await lane.close()
+            while lanes:
+                await lanes.popleft().close()
 
-        await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(names)))))
+        try:
+            await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(names)))))
+        finally:
+            for lane in lanes:  # none, unless the time was too short
+                lane.abandon()
 
     def _forget(self) -> None:
         self._lanes.clear()

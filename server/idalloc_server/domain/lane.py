@@ -127,9 +127,16 @@ class Lane:
 
     async def close(self) -> None:
         """Ends the lane: waits for its refill, then gives the unused tail back to the store."""
-        if self._refill:
-            await self._refill
-        await self._give_back()
+        try:
+            if self._refill:
+                await self._refill
+            await self._give_back()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Burns what is left, where there is no time to give it back."""
+        self._drop_lease(Cause.NOT_RETURNED)
 
     def _start_refill(self) -> None:
         if not self._refill:
@@ -144,7 +151,7 @@ class Lane:
                 grant = await self._grant(wanted)
                 at_bound = grant.granted < wanted
                 self._serve(at_bound, grant.remaining)
-                if at_bound and not self._waiters and self._lease.left == self._lease.next_range:
+                if at_bound and not self._waiters and self._lease.left == self._lease.tail()[1]:
                     # What nobody here could use must not be kept from the other nodes.
                     await self._give_back()
                 if not self._waiters:
@@ -224,7 +231,7 @@ class Lane:
         except TimeoutError:
             self._burned.add(Cause.UNKNOWN_OUTCOME, at_stake)
             raise StoreOutcomeUnknown(f"the store did not answer within {timeout:g} s") from None
-        except StoreOutcomeUnknown:
+        except (StoreOutcomeUnknown, asyncio.CancelledError):
             self._burned.add(Cause.UNKNOWN_OUTCOME, at_stake)
             raise
 
@@ -239,11 +246,11 @@ class Lane:
                 taken = self._lease.take(count, now)
                 if taken is not None:
                     answer.set_result(taken)
-                elif at_bound:
+                elif at_bound and now < self._lease.expires_at:
                     left = self._lease.left + remaining
                     answer.set_exception(SequenceExhausted(self._name, count, left, self._lease.next_range))
                 else:
-                    return  # It came while the store was asked: the next round is for it.
+                    return  # It came while the store was asked, or the lease has ended since: for the next round.
             self._waiters.popleft()
 
     def _refuse_all(self, error: Exception) -> None:
@@ -261,11 +268,12 @@ class Lane:
         self._refilled_left = 0
         value, count, version = lease.tail()
         returned = 0
-        if count:
-            self._marks.give_back(self._name, value)
-            try:
+        try:
+            if count:
+                self._marks.give_back(self._name, lease.generation, value + count * lease.step, value)
                 if await self._within_timeout(self._store.give_back(self._name, count, version), at_stake=0):
                     returned = count
-            except StoreUnavailable as error:
-                _log.warning("tail_not_returned", sequence=self._name, ids=count, error=str(error))
-        self._burned.add(Cause.NOT_RETURNED, lease.left - returned)
+        except Refusal as error:
+            _log.warning("tail_not_returned", sequence=self._name, ids=count, error=str(error))
+        finally:
+            self._burned.add(Cause.NOT_RETURNED, lease.left - returned)

@@ -19,7 +19,7 @@ class Lease:
         expires_at: When the lease ends, in ``Clock.boot`` seconds.
     """
 
-    __slots__ = ("_count", "_first", "_later", "_version", "expires_at", "generation", "step")
+    __slots__ = ("_count", "_first", "_last_value", "_later", "_version", "expires_at", "generation", "step")
 
     def __init__(self) -> None:
         """Makes a lease that has no ids and has ended."""
@@ -29,6 +29,7 @@ class Lease:
         self._first = 0
         self._count = 0
         self._later: deque[tuple[int, int]] = deque()
+        self._last_value = 0
         self._version = (0, 0)
 
     @property
@@ -74,6 +75,7 @@ class Lease:
         """
         self.generation = grant.generation
         self.expires_at = expires_at
+        self._last_value = grant.last_value
         self._version = grant.version
         if not grant.granted:
             return
@@ -92,6 +94,12 @@ class Lease:
         self._later = pieces
 
     def tail(self) -> tuple[int, int, tuple[int, int]]:
-        """Returns the unused ids that end the last grant: the value before them, their count, the row's version."""
+        """Returns the unused ids up to the counter: the value before them, their count, the row's version.
+
+        There are none where another node allocated since: the counter is then past ids that are not of this lease,
+        also if a renewal brought the row's newest version.
+        """
         first, count = self._later[-1] if self._later else (self._first, self._count)
+        if first + (count - 1) * self.step != self._last_value:
+            count = 0
         return first - self.step, count, self._version

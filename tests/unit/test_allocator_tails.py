@@ -1,0 +1,194 @@
+"""Tails and marks where several nodes, renewals and stops meet: nothing is issued twice, all that is burned counts."""
+
+import asyncio
+
+import pytest
+
+from idalloc_server.domain import allocator as allocator_module
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.errors import SequenceExhausted, SequenceInvalid, StoreWentBackwards
+from idalloc_server.domain.lane import Terms
+from idalloc_server.domain.sequence import Sequence
+from tests.fakes import FakeClock, Fault, MemoryStore
+
+TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+
+
+class Node(Allocator):
+    """An allocator that remembers what it issued."""
+
+    def __init__(self, store: MemoryStore, clock: FakeClock) -> None:
+        super().__init__(store, clock, TERMS)
+        self.issued: list[int] = []
+
+    async def issue(self, count: int, name: str = "s") -> None:
+        taken = await self.allocate(name, count)
+        self.issued += range(taken.first_id, taken.last_id + 1)
+
+    async def warm_up(self, name: str = "s") -> int:
+        """Issues ids until some are held ahead; returns how many are."""
+        while not (left := self._lanes[name]._lease.left if name in self._lanes else 0) > 5:
+            await self.issue(1, name)
+        return left
+
+    @property
+    def burned_ids(self) -> int:
+        return self.burned.by_cause.total()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def node(store: MemoryStore, clock: FakeClock) -> Node:
+    return Node(store, clock)
+
+
+@pytest.fixture
+def other(store: MemoryStore, clock: FakeClock) -> Node:
+    return Node(store, clock)
+
+
+async def renew(node: Node, clock: FakeClock) -> None:
+    clock.advance(TERMS.lease_ttl / 2)
+    await node.issue(1)
+    await asyncio.sleep(0.01)
+
+
+async def test_a_tail_behind_another_nodes_ids_stays_burned_after_a_renewal(
+    node: Node, other: Node, store: MemoryStore, clock: FakeClock
+) -> None:
+    held = await node.warm_up()
+    await other.issue(50)
+    await renew(node, clock)  # it brings the row's newest version
+    await node.close()
+    assert store.rows["s"].last_value == other.issued[-1]
+    assert node.burned.by_cause == {Cause.NOT_RETURNED: held - 1}
+    await other.issue(1)
+    fresh = Node(store, clock)
+    await fresh.issue(100)
+    assert len({*node.issued, *other.issued, *fresh.issued}) == sum(map(len, (node.issued, other.issued, fresh.issued)))
+
+
+async def test_a_tail_is_given_back_after_a_renewal_where_nobody_else_allocated(
+    node: Node, store: MemoryStore, clock: FakeClock
+) -> None:
+    await node.warm_up()
+    await renew(node, clock)
+    await node.close()
+    assert store.rows["s"].last_value == node.issued[-1]
+    assert not node.burned.by_cause
+
+
+async def test_at_the_bound_no_id_from_before_another_nodes_ids_is_given_back(
+    node: Node, other: Node, store: MemoryStore, clock: FakeClock
+) -> None:
+    held = await node.warm_up()
+    row = store.rows["s"]
+    assert row.last_value
+    row.sequence = Sequence(max_value=row.last_value + 4)
+    await other.issue(4)
+    with pytest.raises(SequenceExhausted) as refused:
+        await node.issue(held + 1)
+    assert refused.value.metadata["remaining"] == str(held)
+    with pytest.raises(SequenceExhausted):
+        await Node(store, clock).issue(1)
+    await node.issue(held)
+    everything = node.issued + other.issued
+    assert sorted(everything) == list(range(1, row.sequence.max_value + 1))
+
+
+async def test_a_lane_that_is_still_to_be_closed_does_not_lower_its_successors_mark(
+    node: Node, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocator_module, "CLOSE_CONCURRENCY", 1)
+    await node.warm_up("first")
+    await node.warm_up()
+    await node.drop_idle_lanes()
+    gate = store.hold("give_back")
+    drop = asyncio.create_task(node.drop_idle_lanes())
+    await asyncio.sleep(0.01)
+    await node.issue(500)  # by a new lane, while the old one waits behind "first"
+    gate.set()
+    await drop
+    store.rows["s"].last_value = node.issued[-1] - 1
+    with pytest.raises(StoreWentBackwards):
+        await node.issue(500)
+
+
+async def test_a_lower_value_in_a_higher_generation_is_backwards_too(node: Node, store: MemoryStore) -> None:
+    await node.issue(1_000)
+    store.rows["s"].last_value, store.rows["s"].generation = 500, 2
+    with pytest.raises(StoreWentBackwards):
+        await node.issue(10)
+
+
+async def test_a_row_that_cannot_be_read_keeps_no_other_lane_from_being_dropped(node: Node, store: MemoryStore) -> None:
+    for name in ("a", "b", "c"):
+        await node.warm_up(name)
+    store.next("give_back", Fault(applied=0, error=SequenceInvalid("a", "its last_value is NULL")))
+    await node.drop_idle_lanes()
+    await node.drop_idle_lanes()
+    assert not node._lanes
+    assert len(store.calls_of("give_back")) == 3
+
+
+async def test_at_the_bound_a_lease_that_ended_is_no_reason_to_refuse(
+    node: Node, store: MemoryStore, clock: FakeClock
+) -> None:
+    await store.create("s", Sequence(max_value=20))
+    gate = store.hold("grant")
+    late = asyncio.create_task(node.issue(13))
+    second = asyncio.create_task(node.issue(13))
+    await asyncio.sleep(0.01)
+    clock.advance(TERMS.lease_ttl)
+    gate.set()
+    outcome = await asyncio.gather(late, second, return_exceptions=True)
+    assert [str(error) for error in outcome] == ["sequence 's' has 0 ids left; 13 were asked for"] * 2
+    assert node.burned.by_cause == {Cause.EXPIRED: 20}
+
+
+class TestCounting:
+    """P9 where there was no time."""
+
+    async def test_leases_that_a_stop_could_not_give_back(self, node: Node, store: MemoryStore) -> None:
+        held = [await node.warm_up(f"s{n}") for n in range(3)]
+        for _ in held:
+            store.hold("give_back")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await node.close()
+        assert node.burned_ids == sum(held)
+
+    async def test_leases_behind_one_that_could_not_be_given_back(
+        self, node: Node, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(allocator_module, "CLOSE_CONCURRENCY", 1)
+        held = [await node.warm_up(f"s{n}") for n in range(3)]
+        store.hold("give_back")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await node.close()
+        assert node.burned_ids == sum(held)
+
+    async def test_a_refill_that_a_stop_cut_off(self, node: Node, store: MemoryStore) -> None:
+        held = await node.warm_up()
+        store.next("grant", Fault(after=asyncio.Event()))
+        before = store.rows["s"].last_value
+        gone = asyncio.create_task(node.issue(1_000))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await node.close()
+        moved = (store.rows["s"].last_value or 0) - (before or 0)
+        assert moved >= 1_000
+        assert node.burned_ids == moved + held
