@@ -1,6 +1,7 @@
 """Wires everything, starts it and stops it. The only place that knows all parts."""
 
 import asyncio
+import errno
 import gc
 import signal
 import socket
@@ -58,7 +59,7 @@ async def serve(settings: Settings) -> None:
             store,
             clock,
             prefix=settings.node_prefix,
-            holder=f"{socket.gethostname()}:{address.rpartition(':')[2]}",
+            holder=f"{socket.gethostname()} {address}",
             max_clock_skew=settings.max_clock_skew,
             prefix_conflict=settings.prefix_conflict,
         )
@@ -72,13 +73,31 @@ async def serve(settings: Settings) -> None:
 
 def _bind(server: grpc.aio.Server, listen: str) -> str:
     """Takes the port; it answers only once the server is started."""
+    host, _, port = listen.rpartition(":")
     try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError:
-        raise StartRefused(
-            "listen", f"cannot serve on {listen}: the port is in use, or the address is not this machine's"
-        ) from None
-    return f"{listen.rpartition(':')[0]}:{port}"
+        _check_free(host.strip("[]"), int(port))
+        taken = server.add_insecure_port(listen)
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no address can be bound"
+        raise StartRefused("listen", f"cannot serve on {listen}: {why}; choose another address or port") from None
+    return f"{host}:{taken}"
+
+
+def _check_free(host: str, port: int) -> None:
+    """Sees that the port is free on every address of a host: gRPC is content with one of them.
+
+    Raises:
+        OSError: It is in use on one, or the host has no address.
+    """
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+                probe.listen()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise
 
 
 async def _open(store: Store, patience: float) -> None:

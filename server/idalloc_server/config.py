@@ -25,6 +25,7 @@ ENV_PREFIX = "IDALLOC_"
 # Variables with our prefix that are not settings of the server: the client's, the tests', and those that
 # Kubernetes makes for a service of that name.
 _NOT_OURS = re.compile(r"SERVER|TIMEOUT|CONFIG|TEST_\w+|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+_DAY = 86_400.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -33,21 +34,29 @@ def _seconds(value: object) -> object:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("must be a duration such as 500ms, 30s or 2m")
-    return float(match[1]) * _UNITS[match[2]]
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if seconds > _DAY:
+        raise ValueError("must be at most 24h")
+    return seconds
 
 
 def _host_and_port(value: str) -> str:
-    if not re.fullmatch(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", value):
+    match = re.fullmatch(r"(?:[^\s:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", value)
+    if match is None or int(match[1]) > 65_535:
         raise ValueError("must be HOST:PORT such as 127.0.0.1:50051 or [::]:50051")
     return value
 
 
-Duration = Annotated[float, BeforeValidator(_seconds), PlainSerializer(lambda seconds: f"{seconds:g}s")]
+_Duration = Annotated[float, BeforeValidator(_seconds), PlainSerializer(lambda seconds: f"{seconds:g}s")]
+_Positive = Annotated[_Duration, Field(gt=0)]
 _UInt16 = Annotated[int, Field(ge=1, le=65535)]
 
 
 def _default_store() -> str:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # a user without a home: the store refuses to open, and says what to write
+        return ""
     return f"sqlite://{quote(str(Path(state, 'idalloc', 'idalloc.db')))}"
 
 
@@ -71,10 +80,10 @@ class Settings(BaseModel):
     )
     auto_increment_offset: _UInt16 = Field(1, description="MySQL's auto_increment_offset for document ids.")
     auto_increment_increment: _UInt16 = Field(1, description="MySQL's auto_increment_increment for document ids.")
-    lease_ttl: Duration = Field(180.0, description="How long ids stay in memory unless the lease is renewed.")
-    store_timeout: Duration = Field(40.0, description="When a store call is given up.")
-    max_clock_skew: Duration = Field(60.0, description="How far the clock may be from the store's at start.")
-    drain_timeout: Duration = Field(20.0, description="How long running calls may go on after SIGTERM.")
+    lease_ttl: _Positive = Field(180.0, description="How long ids stay in memory unless the lease is renewed.")
+    store_timeout: _Positive = Field(40.0, description="When a store call is given up.")
+    max_clock_skew: _Positive = Field(60.0, description="How far the clock may be from the store's at start.")
+    drain_timeout: _Duration = Field(20.0, description="How long running calls may go on after SIGTERM.")
     max_ids_per_call: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
         1_000_000, description="The most ids of one range, or of one chunk of a stream."
     )

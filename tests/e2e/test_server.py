@@ -6,6 +6,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -322,6 +323,46 @@ class TestRefusedStarts:
     def test_a_prefix_outside_its_range(self, value: str) -> None:
         line = self.refused(node_prefix=value)
         assert line.startswith("idalloc: --node-prefix: ")
+
+    @pytest.mark.parametrize(
+        ("setting", "value"),
+        [
+            ("listen", "127.0.0.1"),
+            ("listen", "127.0.0.1:99999"),
+            ("listen", "no.such.host.invalid:50051"),
+            ("lease_ttl", "10"),
+            ("lease_ttl", "0s"),
+            ("lease_ttl", "1s"),
+            ("store_timeout", "99999999999h"),
+            ("max_ids_per_call", "0"),
+            ("prefix_conflict", "ignore"),
+            ("auto_create_sequences", "perhaps"),
+        ],
+    )
+    def test_any_other_bad_value(self, tmp_path: Path, setting: str, value: str) -> None:
+        settings: dict[str, Any] = {"store": f"sqlite://{tmp_path}/ids.db", setting: value}
+        line = self.refused(**settings)
+        assert setting in line.replace("-", "_")
+
+    def test_a_port_that_is_taken_on_one_address_of_the_host(self, tmp_path: Path) -> None:
+        with running(tmp_path) as server:
+            port = server.address.rpartition(":")[2]
+            line = self.refused(listen=f"localhost:{port}", store=f"sqlite://{tmp_path}/other.db")
+            assert "in use" in line
+
+    def test_a_user_without_a_home_is_told_to_set_a_store(self) -> None:
+        program = (
+            "import pathlib, runpy, sys\n"
+            "def home(): raise RuntimeError('Could not determine home directory.')\n"
+            "pathlib.Path.home = home\n"
+            "sys.argv = ['idalloc_server', '--listen=127.0.0.1:0']\n"
+            "runpy.run_module('idalloc_server', run_name='__main__')\n"
+        )
+        env = {name: value for name, value in environment().items() if name != "XDG_STATE_HOME"}
+        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=50)
+        assert done.returncode == 2
+        [line] = done.stderr.splitlines()
+        assert line.startswith("idalloc: store: ")
 
     def test_a_bad_value_in_the_environment_names_the_variable(self) -> None:
         assert self.refused(env=environment(lease_ttl="soon")).startswith("idalloc: IDALLOC_LEASE_TTL: ")

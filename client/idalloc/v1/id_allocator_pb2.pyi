@@ -156,8 +156,8 @@ class AllocateRangeResponse(_message.Message):
 
     @_builtins.property
     def use_within(self) -> _duration_pb2.Duration:
-        """How long, counted from before the request was sent, a pool may keep ids that it has not yet given to its own
-        caller. A range taken for direct use is its caller's for ever.
+        """How long, in whole seconds counted from before the request was sent, a pool may keep ids that it has not yet given
+        to its own caller. A range taken for direct use is its caller's for ever.
         """
 
     @_builtins.property

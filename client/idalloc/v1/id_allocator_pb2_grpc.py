@@ -87,8 +87,9 @@ class IdAllocatorServiceServicer(object):
     def StreamRanges(self, request, context):
         """Takes ids from a sequence chunk by chunk until the total is reached.
 
-        Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most.
-        The chunks of one stream rise, but need not follow each other without a gap.
+        Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most
+        beyond those that are already on their way to the client, in buffers of the network. The chunks of one stream rise,
+        but need not follow each other without a gap.
 
         Errors: as AllocateRange, also in the middle of the stream; the chunks received before it stay valid.
         """
@@ -113,7 +114,8 @@ class IdAllocatorServiceServicer(object):
     def StreamDocIds(self, request, context):
         """Makes document ids in batches until the total is reached, each batch as GenerateDocId would.
 
-        A batch is made just before it is written: a cancelled stream burns one batch at most.
+        A batch is made just before it is written: a cancelled stream burns one batch at most beyond those that are already
+        on their way.
 
         Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
         """

@@ -51,8 +51,9 @@ class IdAllocatorServiceStub:
     StreamRanges: _grpc.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]
     """Takes ids from a sequence chunk by chunk until the total is reached.
 
-    Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most.
-    The chunks of one stream rise, but need not follow each other without a gap.
+    Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most
+    beyond those that are already on their way to the client, in buffers of the network. The chunks of one stream rise,
+    but need not follow each other without a gap.
 
     Errors: as AllocateRange, also in the middle of the stream; the chunks received before it stay valid.
     """
@@ -69,7 +70,8 @@ class IdAllocatorServiceStub:
     StreamDocIds: _grpc.UnaryStreamMultiCallable[_id_allocator_pb2.StreamDocIdsRequest, _id_allocator_pb2.StreamDocIdsResponse]
     """Makes document ids in batches until the total is reached, each batch as GenerateDocId would.
 
-    A batch is made just before it is written: a cancelled stream burns one batch at most.
+    A batch is made just before it is written: a cancelled stream burns one batch at most beyond those that are already
+    on their way.
 
     Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
     """
@@ -97,8 +99,9 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     StreamRanges: _aio.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]  # type: ignore[assignment]
     """Takes ids from a sequence chunk by chunk until the total is reached.
 
-    Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most.
-    The chunks of one stream rise, but need not follow each other without a gap.
+    Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most
+    beyond those that are already on their way to the client, in buffers of the network. The chunks of one stream rise,
+    but need not follow each other without a gap.
 
     Errors: as AllocateRange, also in the middle of the stream; the chunks received before it stay valid.
     """
@@ -115,7 +118,8 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     StreamDocIds: _aio.UnaryStreamMultiCallable[_id_allocator_pb2.StreamDocIdsRequest, _id_allocator_pb2.StreamDocIdsResponse]  # type: ignore[assignment]
     """Makes document ids in batches until the total is reached, each batch as GenerateDocId would.
 
-    A batch is made just before it is written: a cancelled stream burns one batch at most.
+    A batch is made just before it is written: a cancelled stream burns one batch at most beyond those that are already
+    on their way.
 
     Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
     """
@@ -152,8 +156,9 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_id_allocator_pb2.StreamRangesResponse], _abc.AsyncIterator[_id_allocator_pb2.StreamRangesResponse]]:
         """Takes ids from a sequence chunk by chunk until the total is reached.
 
-        Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most.
-        The chunks of one stream rise, but need not follow each other without a gap.
+        Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most
+        beyond those that are already on their way to the client, in buffers of the network. The chunks of one stream rise,
+        but need not follow each other without a gap.
 
         Errors: as AllocateRange, also in the middle of the stream; the chunks received before it stay valid.
         """
@@ -182,7 +187,8 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_id_allocator_pb2.StreamDocIdsResponse], _abc.AsyncIterator[_id_allocator_pb2.StreamDocIdsResponse]]:
         """Makes document ids in batches until the total is reached, each batch as GenerateDocId would.
 
-        A batch is made just before it is written: a cancelled stream burns one batch at most.
+        A batch is made just before it is written: a cancelled stream burns one batch at most beyond those that are already
+        on their way.
 
         Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
         """
