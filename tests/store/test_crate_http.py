@@ -88,6 +88,18 @@ class TestWritesAreSentOnce:
         assert last_value(crate) - before == moved
         assert await http.write(ADD, 1, "s") == [[before + moved + 1]]
 
+    async def test_a_port_that_speaks_no_http_is_told_so(self, make_http: MakeHttp) -> None:
+        async def speak_postgresql(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.write(b"E\x00\x00\x00\x10Cerror\x00\n\n")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(speak_postgresql, "127.0.0.1", 0) as server:
+            host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises(StoreOutcomeUnknown, match="is not CrateDB's HTTP endpoint"):
+                await make_http(host).write(ADD, 5, "s")
+
     async def test_an_error_of_400_to_499_is_a_rejection_with_its_code(
         self, crate: CrateStandin, make_http: MakeHttp
     ) -> None:

@@ -155,6 +155,10 @@ class CrateHttp:
             return answer
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise StoreUnreachable(f"cannot connect to CrateDB at {host.name}: {_one_line(error)}") from error
+        except aiohttp.ClientResponseError as error:
+            raise StoreOutcomeUnknown(
+                f"what answers at {host.name} is not CrateDB's HTTP endpoint, whose port is usually 4200"
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise StoreOutcomeUnknown(
                 f"CrateDB at {host.name} was sent a statement and did not answer: {_one_line(error)}"

@@ -66,6 +66,8 @@ def _sqlite(url: str, clock: Clock) -> Store:
     path = Path(unquote(parts.path))
     if parts.netloc or not path.is_absolute() or not path.name or "\0" in path.name:
         raise _refused("a SQLite store is written with an absolute path: sqlite:///path/of/the.db")
+    if path.parts[1] == ":memory:" or path.parts[1].startswith("~"):
+        raise _refused("a SQLite store is a file with its whole path: counters in memory would be lost, ~ is not known")
     if parts.query or parts.fragment:
         raise _refused("a SQLite store takes no parameters; write ? as %3F and # as %23 in its path")
     return SqliteStore(path, clock)
@@ -99,8 +101,9 @@ def _crate(url: str, timeout: float) -> Store:
     elif credentials:
         authorization = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
-    address = f"crate://{f'{user}@' if user else ''}{','.join(names)}/?schema={schema}"
-    http = CrateHttp(names, authorization=authorization, tls=_tls(parameters), timeout=timeout)
+    tls = _tls(parameters)
+    address = f"crate://{f'{user}@' if user else ''}{','.join(names)}/?schema={schema}{'&tls=true' if tls else ''}"
+    http = CrateHttp(names, authorization=authorization, tls=tls, timeout=timeout)
     return CrateStore(http, schema, address)
 
 
