@@ -178,7 +178,7 @@ class Client:
         method: "Callable[[Stubs], grpc.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
         request: AnyRequest,
     ) -> AnyResponse:
-        with translated():
+        with translated(self.target):
             return method(self._connection.get())(request, timeout=self.timeout)
 
     def _stream(
@@ -203,7 +203,7 @@ class Client:
             stubs = self._connection.get()
             call = method(stubs)(request(resumption.missing), timeout=resumption.time_left())
             try:
-                with translated():
+                with translated(self.target):
                     for response in call:
                         resumption.received(count_ids(response))
                         yield convert(response)
@@ -268,6 +268,7 @@ class Ids(Iterator[int]):
 
     def _more(self) -> Iterator[int]:
         """Returns ids, which any number of threads may take from until it ends."""
+        self._client._connection.get()  # refuses when the client was closed
         with self._lock:
             while not self._pool.advance():
                 self._receive()
@@ -288,7 +289,7 @@ class Ids(Iterator[int]):
             response = coming.future.result()
         except grpc.RpcError as error:
             self._coming = None
-            refusal = from_rpc_error(error)
+            refusal = from_rpc_error(error, self._client.target)
             if not self._pool.refused(refusal) and not ahead:
                 raise refusal from error
         except grpc.FutureCancelledError:

@@ -189,22 +189,24 @@ class FailedCall(Protocol):
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Raises gRPC's errors as the service's."""
+def translated(target: str) -> Iterator[None]:
+    """Raises gRPC's errors, of calls to a target, as the service's."""
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error) from error
+        raise from_rpc_error(error, target) from error
 
 
-def from_rpc_error(error: grpc.RpcError) -> IdallocError:
-    """Turns gRPC's error into the one that its details name."""
+def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
+    """Turns gRPC's error, of a call to a target, into the one that its details name."""
     call = cast(FailedCall, error)
     code, message = call.code(), call.details() or ""
     info, retry_after = _details(call.trailing_metadata())
     if info is None:
         kind = _BY_CODE.get(code, IdallocError)
         reason = None if code in _BY_CODE else code.name
+        if code in _BY_CODE:
+            message = f"no answer from {target}: {message}"
         return kind(message, code=code, reason=reason, retry_after=retry_after)
     kind = _BY_REASON.get(info.reason, Unavailable if code is grpc.StatusCode.UNAVAILABLE else IdallocError)
     return kind(message, code=code, reason=info.reason, metadata=info.metadata, retry_after=retry_after)

@@ -6,9 +6,11 @@ import time
 from idalloc._errors import IdallocError, ServerUnreachable, Unavailable
 from idalloc._messages import at_least_one
 
-# A stream that receives nothing is tried again this often before its error is its caller's: with the pauses below,
-# half a minute, in which a server restarts.
+# A stream that breaks and receives nothing more is tried again this often before its error is its caller's: with
+# the pauses below, half a minute and more, in which a server restarts.
 MAX_ATTEMPTS = 10
+# Before the first message there may be no server at all, and gRPC has tried a few times by itself.
+MAX_FIRST_ATTEMPTS = 2
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 
@@ -24,6 +26,7 @@ class Resumption:
         self.missing = at_least_one("total", total)
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._failures = 0
+        self._begun = False
 
     def time_left(self) -> float | None:
         """The timeout, in seconds, of the next attempt."""
@@ -33,6 +36,7 @@ class Resumption:
         """Counts ids in."""
         self.missing -= count
         self._failures = 0
+        self._begun = True
 
     def ended(self) -> None:
         """Notes that the stream ended well.
@@ -52,7 +56,9 @@ class Resumption:
         if self.missing <= 0:
             return 0.0
         self._failures += 1
-        if not isinstance(error, Unavailable) or self._failures >= MAX_ATTEMPTS:
+        nobody_there = isinstance(error, ServerUnreachable) and not self._begun
+        attempts = MAX_FIRST_ATTEMPTS if nobody_there else MAX_ATTEMPTS
+        if not isinstance(error, Unavailable) or self._failures >= attempts:
             raise error
         backoff: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures - 1))
         # Jitter, so that the streams which a server's restart broke do not all come back at one moment.

@@ -145,7 +145,7 @@ class Client:
         method: "Callable[[Stubs], grpc.aio.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
         request: AnyRequest,
     ) -> AnyResponse:
-        with translated():
+        with translated(self.target):
             return await method(self._connection.get())(request, timeout=self.timeout)
 
     def _stream(
@@ -169,7 +169,7 @@ class Client:
         while resumption.missing > 0:
             call = method(self._connection.get())(request(resumption.missing), timeout=resumption.time_left())
             try:
-                with translated():
+                with translated(self.target):
                     async for response in call:
                         resumption.received(count_ids(response))
                         yield convert(response)
@@ -221,6 +221,7 @@ class Ids(AsyncIterator[int]):
         self._pool.drop()
 
     async def _more(self) -> None:
+        self._client._connection.get()  # refuses when the client was closed
         async with self._lock:
             while not self._pool.advance():
                 await self._receive()

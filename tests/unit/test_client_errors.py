@@ -31,7 +31,7 @@ REASONS = [name.removeprefix("ERROR_REASON_") for name, number in ErrorReason.it
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_every_reason_of_the_contract_has_an_exception_of_its_own(reason: str) -> None:
-    error = from_rpc_error(Failure(grpc.StatusCode.ABORTED, "why", trailers(reason, grpc.StatusCode.ABORTED)))
+    error = from_rpc_error(Failure(grpc.StatusCode.ABORTED, "why", trailers(reason, grpc.StatusCode.ABORTED)), "here:1")
     assert type(error).default_reason == reason
     assert type(error) is not idalloc.IdallocError
     assert isinstance(error, idalloc.IdallocError)
@@ -46,39 +46,40 @@ def test_every_exception_names_a_reason_of_the_contract(kind: type[idalloc.Idall
 
 def test_what_the_details_say_is_on_the_exception() -> None:
     details = trailers("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, 1.5, remaining=7, largest_range=5)
-    error = from_rpc_error(Failure(grpc.StatusCode.OUT_OF_RANGE, "7 left", details))
+    error = from_rpc_error(Failure(grpc.StatusCode.OUT_OF_RANGE, "7 left", details), "here:1")
     assert isinstance(error, idalloc.SequenceExhausted)
     assert (error.remaining, error.largest_range, error.retry_after) == (7, 5, 1.5)
     assert error.metadata == {"remaining": "7", "largest_range": "5"}
 
 
 def test_without_details_the_status_decides() -> None:
-    unreachable = from_rpc_error(Failure(grpc.StatusCode.UNAVAILABLE, "Connection refused", None))
+    unreachable = from_rpc_error(Failure(grpc.StatusCode.UNAVAILABLE, "Connection refused", None), "here:1")
     assert isinstance(unreachable, idalloc.ServerUnreachable)
     assert unreachable.reason == "SERVER_UNREACHABLE"
-    late = from_rpc_error(Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+    assert str(unreachable) == "no answer from here:1: Connection refused"
+    late = from_rpc_error(Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"), "here:1")
     assert isinstance(late, idalloc.DeadlineExceeded)
-    other = from_rpc_error(Failure(grpc.StatusCode.UNIMPLEMENTED, None))
+    other = from_rpc_error(Failure(grpc.StatusCode.UNIMPLEMENTED, None), "here:1")
     assert type(other) is idalloc.IdallocError
     assert (other.reason, str(other), other.retry_after) == ("UNIMPLEMENTED", "", None)
 
 
 def test_reasons_to_come_are_kept_and_can_be_tried_again_where_the_status_says_so() -> None:
     code = grpc.StatusCode.UNAVAILABLE
-    error = from_rpc_error(Failure(code, "?", trailers("MOON_TOO_CLOSE", code)))
+    error = from_rpc_error(Failure(code, "?", trailers("MOON_TOO_CLOSE", code)), "here:1")
     assert type(error) is idalloc.Unavailable
     assert error.reason == "MOON_TOO_CLOSE"
     code = grpc.StatusCode.ABORTED
-    assert type(from_rpc_error(Failure(code, "?", trailers("X", code)))) is idalloc.IdallocError
+    assert type(from_rpc_error(Failure(code, "?", trailers("X", code)), "here:1")) is idalloc.IdallocError
 
 
 def test_details_of_others_are_not_taken_for_ours() -> None:
     code = grpc.StatusCode.UNAVAILABLE
     [(key, value)] = trailers("STORE_UNAVAILABLE", code)
     foreign = Failure(code, "?", [(key, value.replace(b"idalloc", b"another"))])
-    assert type(from_rpc_error(foreign)) is idalloc.ServerUnreachable
+    assert type(from_rpc_error(foreign, "here:1")) is idalloc.ServerUnreachable
     garbage = Failure(code, "?", [(key, b"\xff\xff"), ("other", "text")])
-    assert type(from_rpc_error(garbage)) is idalloc.ServerUnreachable
+    assert type(from_rpc_error(garbage, "here:1")) is idalloc.ServerUnreachable
 
 
 def test_exceptions_can_be_pickled() -> None:

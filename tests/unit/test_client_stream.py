@@ -8,11 +8,19 @@ from idalloc._stream import LONGEST_PAUSE, MAX_ATTEMPTS, Resumption
 
 def test_pauses_grow_and_are_bounded() -> None:
     stream = Resumption(10, None)
+    stream.received(1)
     pauses = [stream.pause(ServerUnreachable()) for _ in range(MAX_ATTEMPTS - 1)]
     assert 0.1 <= pauses[0] <= 0.15
     assert pauses[3] >= 4 * pauses[0]
     assert LONGEST_PAUSE <= pauses[-1] <= 1.5 * LONGEST_PAUSE
     assert sum(pauses) > 15  # long enough for a server to start again
+
+
+def test_where_no_server_ever_answered_it_is_said_soon() -> None:
+    stream = Resumption(10, None)
+    stream.pause(ServerUnreachable())
+    with pytest.raises(ServerUnreachable):
+        stream.pause(ServerUnreachable())
 
 
 def test_the_error_is_raised_after_the_last_attempt_without_progress() -> None:

@@ -1,10 +1,14 @@
 """The command `idalloc`: its client's verbs here, its server's by the entry points `idalloc.commands`."""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import cast
 
 import typer
+
+# Before gRPC is imported: its core would print, in its own form, what is told here in one line, or mended by itself.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc.cli import _health, _options, _verbs
 from idalloc.cli._plugins import Verbs
@@ -52,8 +56,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _tell(error: Exception) -> int:
     """Says in one line what went wrong; returns the exit code."""
-    from idalloc import IdallocError  # only now: most runs need no error
+    from idalloc import IdallocError, ServerUnreachable  # only now: most runs need no error
 
+    if isinstance(error, ServerUnreachable):
+        return _fail(f"{error.reason}: {error}; start a server with `idalloc serve`, or say where it is: --server", 1)
     if isinstance(error, IdallocError):
         return _fail(f"{error.reason}: {error}", 1)
     if isinstance(error, UsageError):

@@ -49,7 +49,7 @@ def check(target: str, service: str, timeout: float) -> str:
             return "SERVICE_UNKNOWN"
         from idalloc._errors import from_rpc_error
 
-        raise from_rpc_error(error) from error
+        raise from_rpc_error(error, target) from error
     return _status(reply)
 
 

@@ -1,0 +1,178 @@
+"""The client for asyncio, against a server in memory."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import pytest
+
+import idalloc
+from tests.unit.fake_server import FakeServer, serving
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: FakeServer) -> AsyncIterator[idalloc.aio.Client]:
+    async with idalloc.aio.Client(server.target) as client:
+        yield client
+
+
+async def take(ids: idalloc.aio.Ids, n: int) -> list[int]:
+    return [await anext(ids) for _ in range(n)]
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    def methods(kind: type) -> dict[str, list[str]]:
+        public = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
+        return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
+
+    assert methods(idalloc.Client) == methods(idalloc.aio.Client)
+    assert "allocate_range" in methods(idalloc.Client)
+
+
+async def test_each_call(client: idalloc.aio.Client) -> None:
+    assert await client.allocate_range("orders", 5) == range(1, 6)
+    assert await client.doc_ids(2) == ["00076553f1000000000000000001", "00076553f1000000000000000002"]
+    assert (await client.node()).prefix == 7
+    assert [ids async for ids in client.stream_ranges("others", 5, 2)] == [range(1, 3), range(3, 5), range(5, 6)]
+    assert [len(ids) async for ids in client.stream_doc_ids(25, 10)] == [10, 10, 5]
+
+
+async def test_errors_are_the_clients(server: FakeServer, client: idalloc.aio.Client) -> None:
+    server.fail_next("AllocateRange", "SEQUENCE_NOT_FOUND", grpc.StatusCode.NOT_FOUND, sequence="nope")
+    with pytest.raises(idalloc.SequenceNotFound) as caught:
+        await client.allocate_range("nope")
+    assert caught.value.metadata == {"sequence": "nope"}
+    with pytest.raises(ValueError, match="at least 1"):
+        client.stream_ranges("orders", 0)
+
+
+async def test_what_is_away_is_tried_again(server: FakeServer, client: idalloc.aio.Client) -> None:
+    server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
+    assert await client.allocate_range("orders", 5) == range(1, 6)
+    assert len(server.requests["AllocateRange"]) == 3
+
+
+async def test_streams_survive_a_break(server: FakeServer, client: idalloc.aio.Client) -> None:
+    server.break_after = 2
+    ranges = [ids async for ids in client.stream_ranges("orders", 50, 10)]
+    assert ranges == [range(first, first + 10) for first in range(1, 51, 10)]
+    assert [request.total_id_count for request in server.requests["StreamRanges"]] == [50, 30]
+
+
+async def test_a_stream_that_is_closed_is_cancelled(server: FakeServer, client: idalloc.aio.Client) -> None:
+    stream = client.stream_ranges("orders", 10**9, 1)
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 10
+    taken = -1
+    while taken != (taken := (await client.allocate_range("orders")).start) - 1:
+        assert time.monotonic() < deadline, "the server goes on"
+        await asyncio.sleep(0.05)
+
+
+async def test_calls_have_a_deadline(server: FakeServer) -> None:
+    server.hold.clear()
+    async with idalloc.aio.Client(server.target, timeout=0.2) as client:
+        with pytest.raises(idalloc.DeadlineExceeded):
+            await client.allocate_range("orders")
+        with pytest.raises(idalloc.DeadlineExceeded):
+            await anext(client.ids("orders"))
+
+
+async def test_ids_without_end(server: FakeServer, client: idalloc.aio.Client) -> None:
+    taken = []
+    async for value in client.ids("orders"):
+        taken.append(value)
+        if len(taken) == 10_000:
+            break
+    assert taken == list(range(1, 10_001))
+    assert len(server.requests["AllocateRange"]) < 20
+
+
+async def test_tasks_may_share_ids(client: idalloc.aio.Client) -> None:
+    ids = client.ids("orders")
+    runs = await asyncio.gather(*(take(ids, 500) for _ in range(50)))
+    assert all(run == sorted(run) for run in runs)
+    assert sorted(value for run in runs for value in run) == list(range(1, 25_001))
+
+
+async def test_ids_that_are_too_old_are_dropped(server: FakeServer, client: idalloc.aio.Client) -> None:
+    server.use_within = 0.3
+    ids = client.ids("orders")
+    assert await take(ids, 100) == list(range(1, 101))
+    await asyncio.sleep(0.35)
+    asked = sum(request.id_count for request in server.requests["AllocateRange"])
+    assert asked > 100
+    assert await anext(ids) == asked + 1
+
+
+async def test_ids_to_the_very_last_one(server: FakeServer, client: idalloc.aio.Client) -> None:
+    server.last["orders"] = 1000
+    ids = client.ids("orders")
+    assert await take(ids, 1000) == list(range(1, 1001))
+    with pytest.raises(idalloc.SequenceExhausted):
+        await anext(ids)
+    server.last["orders"] = 1001
+    assert await anext(ids) == 1001
+
+
+async def test_who_is_cancelled_while_waiting_takes_no_id(server: FakeServer, client: idalloc.aio.Client) -> None:
+    ids = client.ids("orders")
+    server.hold.clear()
+    waiting = [asyncio.create_task(anext(ids)) for _ in range(3)]
+    await asyncio.sleep(0.2)
+    waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    server.hold.set()
+    assert await asyncio.gather(*waiting[1:]) == [1, 2]
+    assert await anext(ids) == 3
+
+
+async def test_an_error_ahead_is_no_ones(
+    server: FakeServer, client: idalloc.aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = client.ids("orders")
+    server.fail_next("AllocateRange", "INTERNAL", grpc.StatusCode.INTERNAL)
+    with pytest.raises(idalloc.InternalError):
+        await anext(ids)
+    assert await anext(ids) == 1
+    while len(server.requests["AllocateRange"]) < 3:  # noqa: ASYNC110  # the range ahead is being asked for
+        await asyncio.sleep(0.01)
+    server.fail_next("AllocateRange", "INTERNAL", grpc.StatusCode.INTERNAL)
+    assert await take(ids, 50) == list(range(2, 52))
+    await client.close()
+    assert not caplog.records
+
+
+async def test_a_closed_client_gives_nothing_and_leaves_no_task(client: idalloc.aio.Client) -> None:
+    ids = client.ids("orders")
+    stream = client.stream_ranges("orders", 100, 1)
+    await take(ids, 100)
+    await anext(stream)
+    await client.close()
+    assert not [task for task in asyncio.all_tasks() if "_fetch" in repr(task)]
+    for refused in (lambda: anext(ids), client.node, lambda: client.allocate_range("orders")):
+        with pytest.raises(RuntimeError, match="closed"):
+            await refused()
+    await client.close()
+
+
+async def test_closing_ends_what_is_asked_for_ahead(server: FakeServer) -> None:
+    client = idalloc.aio.Client(server.target, timeout=30)
+    ids = client.ids("orders")
+    assert await anext(ids) == 1
+    server.hold.clear()
+    waiting = asyncio.create_task(take(ids, 100))
+    await asyncio.sleep(0.2)
+    assert [task for task in asyncio.all_tasks() if "_fetch" in repr(task)]
+    await asyncio.wait_for(client.close(), 5)
+    with pytest.raises(RuntimeError, match="closed"):
+        await asyncio.wait_for(waiting, 5)

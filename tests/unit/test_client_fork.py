@@ -1,0 +1,148 @@
+"""A fork of a process whose client is warm: in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.unit.fake_server import FakeServer, serving
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+# Runs parent() and, in the child of a fork, child(); prints what both return. A child that hangs is ended.
+FORK = """
+import asyncio, json, os, signal, sys, warnings
+from itertools import islice
+import idalloc
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks where threads run, since 3.12
+target = sys.argv[1]
+
+def told(function):
+    try:
+        return function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+def fork(parent, child):
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        signal.alarm(15)
+        os.write(write, json.dumps(told(child)).encode())
+        os._exit(0)
+    os.close(write)
+    by_parent = told(parent)
+    with os.fdopen(read) as pipe:
+        by_child = pipe.read()
+    print(json.dumps([by_parent, json.loads(by_child or "null"), os.waitpid(pid, 0)[1]]))
+    os._exit(0)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+def run(server: FakeServer, script: str, *, fork_support: bool) -> tuple[Any, Any, int]:
+    env = os.environ | {"GRPC_ENABLE_FORK_SUPPORT": str(int(fork_support)), "GRPC_VERBOSITY": "NONE"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORK + script, server.target], env=env, capture_output=True, text=True, timeout=50
+    )
+    assert done.stdout, done.stderr
+    parent, child, status = json.loads(done.stdout)
+    return parent, child, status
+
+
+SHARED_IDS = """
+client = idalloc.Client(target)
+ids = client.ids("orders")
+loop = iter(ids)
+before = list(islice(loop, 5000))
+stream = client.stream_ranges("orders", 50, 10)
+before += next(stream)
+def take():
+    one_by_one = [next(ids) for _ in range(3000)]
+    rest = [value for ids in stream for value in ids]
+    return [*before[-1:], *one_by_one, *islice(loop, 3000), *client.allocate_range("orders", 10), *rest]
+
+fork(take, take)
+"""
+
+
+def test_a_child_never_gives_its_parents_ids(server: FakeServer) -> None:
+    parent, child, status = run(server, SHARED_IDS, fork_support=True)
+    assert status == 0
+    assert len(parent) == len(child) == 1 + 3000 + 3000 + 10 + 40
+    [before], parent, child = parent[:1], parent[1:], child[1:]
+    assert before not in parent + child
+    assert len({*parent, *child}) == len(parent) + len(child)
+
+
+def test_a_child_that_grpc_would_hang_in_is_told_so(server: FakeServer) -> None:
+    parent, child, status = run(server, SHARED_IDS, fork_support=False)
+    assert len(parent) == 6051
+    assert child.startswith("RuntimeError: ")
+    assert "GRPC_ENABLE_FORK_SUPPORT=1" in child
+    assert status == 0
+
+
+NEW_CLIENT = """
+client = idalloc.Client(target)
+client.node()
+fork(lambda: 0, lambda: idalloc.Client(target).node().version)
+"""
+
+
+def test_a_new_client_in_the_child_is_told_so_too(server: FakeServer) -> None:
+    _, child, _ = run(server, NEW_CLIENT, fork_support=False)
+    assert child.startswith("RuntimeError: ")
+    _, child, _ = run(server, NEW_CLIENT, fork_support=True)
+    assert child == "1.2.3"
+
+
+def test_a_client_that_is_not_connected_may_be_forked(server: FakeServer) -> None:
+    script = """
+client = idalloc.Client(target)
+ids = client.ids("orders")
+take = lambda: list(islice(ids, 100))
+fork(take, take)
+"""
+    parent, child, status = run(server, script, fork_support=False)
+    assert status == 0
+    assert len({*parent, *child}) == 200
+
+
+WARM_LOOP = """
+async def use(client, ids):
+    return [await anext(ids) for _ in range(1000)]
+
+client = idalloc.aio.Client(target)
+ids = client.ids("orders")
+loop = asyncio.new_event_loop()
+before = loop.run_until_complete(use(client, ids))
+"""
+
+
+def test_a_warm_client_of_asyncio_is_of_no_use_in_the_child(server: FakeServer) -> None:
+    script = (
+        WARM_LOOP + "fork(lambda: loop.run_until_complete(use(client, ids)), lambda: asyncio.run(use(client, ids)))"
+    )
+    parent, child, status = run(server, script, fork_support=False)
+    assert parent == list(range(1001, 2001))
+    assert child.startswith("RuntimeError: ")
+    assert "asyncio" in child
+    assert status == 0
+
+
+def test_nor_is_any_other_client_then(server: FakeServer) -> None:
+    _, child, _ = run(
+        server,
+        WARM_LOOP + "fork(lambda: 0, lambda: idalloc.Client(target).allocate_range('a').start)",
+        fork_support=False,
+    )
+    assert child.startswith("RuntimeError: ")
