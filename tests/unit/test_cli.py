@@ -24,6 +24,13 @@ from tests.unit.fake_server import FakeServer, serving
 COMMAND = [sys.executable, "-c", "import sys; from idalloc.cli import main; sys.exit(main())"]
 
 
+def plain_environment(**more: str) -> dict[str, str]:
+    """What a process of our own has: nothing that hides what the command itself has to see to."""
+    return {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", "GRPC_VERBOSITY")
+    } | more
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     with serving() as server:
@@ -137,6 +144,14 @@ def test_the_server_and_the_timeout_may_be_said_before_and_after_the_verb(
     assert server.deadlines["GetNode"] == pytest.approx([3600, 3600, 30, 120], rel=0.05)
 
 
+def test_a_stream_has_a_timeout_only_if_it_is_said_after_the_verb(server: FakeServer, run: Run) -> None:
+    run("--timeout", "30s", "stream", "orders", "--total", "1")
+    run("stream", "orders", "--total", "1", "--timeout", "30s")
+    without, given = server.deadlines["StreamRanges"]
+    assert without is None or without > 10**6
+    assert given == pytest.approx(30, rel=0.05)
+
+
 @pytest.mark.parametrize(("text", "value"), [("500ms", 0.5), ("30s", 30), ("2m", 120), ("1.5h", 5400)])
 def test_durations(text: str, value: float) -> None:
     assert _options.seconds(text) == value
@@ -214,7 +229,7 @@ def test_progress_is_shown_on_a_terminal_that_does_not_get_the_output(server: Fa
         [*COMMAND, "stream", "orders", "--total", "300000"],
         stdout=subprocess.PIPE,
         stderr=theirs,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+        env=plain_environment(TERM="xterm", COLUMNS="100"),
     )
     os.close(theirs)
     shown: list[bytes] = []
@@ -242,6 +257,15 @@ def test_no_progress_without_a_terminal(server: FakeServer, run: Run) -> None:
     assert run("stream", "orders", "--total", "3") == "1\n2\n3\n"  # and stderr is empty
 
 
+def test_grpcs_own_words_are_not_printed() -> None:
+    done = subprocess.run(
+        [*COMMAND, "node", "--server", "dns:///"], env=plain_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("SERVER_UNREACHABLE: ")
+
+
 def test_ctrl_c_is_130_and_no_traceback(server: FakeServer) -> None:
     for verb in (["stream", "orders", "--total", "1000000000000"], ["allocate", "orders", "--timeout", "60s"]):
         if verb[0] == "allocate":
@@ -256,14 +280,17 @@ def test_ctrl_c_is_130_and_no_traceback(server: FakeServer) -> None:
 @pytest.mark.parametrize("total", ["100", "1000000000000"])
 def test_a_reader_that_has_enough_is_no_error_to_speak_of(server: FakeServer, total: str) -> None:
     process = subprocess.Popen(
-        [*COMMAND, "stream", "orders", "--total", total], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, "stream", "orders", "--total", total],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=plain_environment(),
     )
     assert process.stdout
     assert process.stderr
     if len(total) > 3:
         assert process.stdout.readline() == b"1\n"
     process.stdout.close()
-    assert process.wait(20) != 0
+    assert process.wait(20) == 1
     with process.stderr:
         assert process.stderr.read() == b""
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 # Runs parent() and, in the child of a fork, child(); prints what both return. A child that hangs is ended.
 FORK = """
-import asyncio, json, os, signal, sys, warnings
+import asyncio, json, os, signal, sys, time, warnings
 from itertools import islice
 import idalloc
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks where threads run, since 3.12
