@@ -1,7 +1,7 @@
 """Measures what the README says of speed and memory: `make load`.
 
-Ratios are of medians over rounds in which all contenders take turns in one run, since single figures of a shared
-machine mean little. Servers are processes of their own; unary calls are made by ghz where it is on the PATH, else by
+Ratios are medians over rounds in which the contenders take turns, since single figures of a shared machine mean
+little. Servers are processes of their own; unary calls are made by ghz where it is on the PATH, else by
 Python clients, which are slower than the servers and so flatter the ratio: the report says which.
 """
 
@@ -120,11 +120,15 @@ def measure_unary(idalloc_server: Server, noop: Server, rounds: int, calls: int)
             costs[name].append((server.cpu_seconds - cpu) / calls)
     # The first round warms up: leases grow, caches fill.
     rate, cost = ({name: statistics.median(each[1:]) for name, each in of.items()} for of in (results, costs))
+    rates, cpus = (
+        statistics.median(a / b for a, b in list(zip(over, under, strict=True))[1:])
+        for over, under in ((results["idalloc"], results["noop"]), (costs["noop"], costs["idalloc"]))
+    )
     print(f"unary AllocateRange, {CONCURRENCY} in flight, driven by {drive.__name__.rpartition('_')[2]}:")
     for name in rate:
         print(f"  {name:8} {rate[name]:8,.0f} calls/s  {cost[name] * 1e6:6.0f} us of the server's CPU a call")
-    report("unary calls/s / no-op server's", rate["idalloc"] / rate["noop"], 0.85)
-    report("no-op server's CPU a call / ours", cost["noop"] / cost["idalloc"], 0.85)
+    report("unary calls/s / no-op server's", rates, 0.85)
+    report("no-op server's CPU a call / ours", cpus, 0.85)
 
 
 def measure_doc_ids(server: Server, rounds: int, total: int) -> None:

@@ -263,7 +263,7 @@ def test_grpcs_own_words_are_not_printed() -> None:
     )
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("SERVER_UNREACHABLE: ")
+    assert line.startswith("UNKNOWN: ")
 
 
 def test_ctrl_c_is_130_and_no_traceback(server: FakeServer) -> None:
