@@ -548,9 +548,11 @@ class TestFork:
         for _ in range(5):
             await allocator.allocate("orders", 10)
         reader, writer = os.pipe()
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             outcome = b"took"
+            os.getpid = lambda: parent  # numbers come back, as 1 does in every container: the hook must do
             try:
                 if allocator.take("orders", 1) is None:
                     allocator.allocate("orders", 1).send(None)
