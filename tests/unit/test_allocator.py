@@ -27,16 +27,6 @@ TERMS = Terms(lease_ttl=180.0, store_timeout=0.2, auto_create_sequences=True)
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def store(clock: FakeClock) -> MemoryStore:
-    return MemoryStore(clock)
-
-
-@pytest.fixture
 def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
     return Allocator(store, clock, TERMS)
 

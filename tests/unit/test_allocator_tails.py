@@ -38,16 +38,6 @@ class Node(Allocator):
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def store(clock: FakeClock) -> MemoryStore:
-    return MemoryStore(clock)
-
-
-@pytest.fixture
 def node(store: MemoryStore, clock: FakeClock) -> Node:
     return Node(store, clock)
 
