@@ -29,8 +29,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     was taken; mend the request.
     """
     ERROR_REASON_SEQUENCE_NOT_FOUND: _ErrorReason.ValueType  # 2
-    """The sequence does not exist and the server does not create sequences on first use. Status NOT_FOUND. Metadata:
-    sequence.
+    """The sequence does not exist and the server does not create sequences on first use, or it was deleted. Status
+    NOT_FOUND. Metadata: sequence.
     """
     ERROR_REASON_SEQUENCE_EXHAUSTED: _ErrorReason.ValueType  # 3
     """More ids were asked for than the sequence has left. Status OUT_OF_RANGE. Metadata: sequence, remaining (how many
@@ -46,8 +46,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_STORE_WENT_BACKWARDS: _ErrorReason.ValueType  # 6
     """The store is behind what this node saw before: it was restored from an older copy, or lost data. Status
-    FAILED_PRECONDITION. Metadata: sequence, seen, found. The node issues no more ids of this sequence; raise the
-    sequence past the highest id in use, then restart the nodes.
+    FAILED_PRECONDITION. Metadata: sequence, seen, found. The node issues no more ids of this sequence until it is
+    advanced past the highest id in use (AdvanceSequence).
     """
     ERROR_REASON_SERVER_DRAINING: _ErrorReason.ValueType  # 7
     """The server is stopping. Status UNAVAILABLE with RetryInfo; another node, or this one after its restart, serves the
@@ -59,6 +59,27 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 9
     """A fault of the server itself; its log says more. Status INTERNAL."""
+    ERROR_REASON_SEQUENCE_EXISTS: _ErrorReason.ValueType  # 10
+    """A sequence of that name exists. Status ALREADY_EXISTS. Metadata: sequence."""
+    ERROR_REASON_SEQUENCE_CHANGED: _ErrorReason.ValueType  # 11
+    """The sequence was changed since the etag was read, or again and again by others while it was to be changed. Status
+    ABORTED. Metadata: sequence, etag (the present one). Nothing was changed; read it again.
+    """
+    ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 12
+    """The request_id was used before, for another request. Status ALREADY_EXISTS. Metadata: request_id. Nothing was done."""
+    ERROR_REASON_REQUEST_ID_BURNED: _ErrorReason.ValueType  # 13
+    """The ids that an earlier call with this request_id took may not be given any more, since the sequence was changed
+    since then. Status ABORTED. Metadata: request_id, first_id, last_id. Where the answer to that call came, its ids
+    are its caller's; where it was lost, they are burned: take others under a new request_id.
+    """
+    ERROR_REASON_SEQUENCE_AHEAD_OF_CLOCK: _ErrorReason.ValueType  # 14
+    """A sequence of timestamps has run ahead of the clock by more than the server's setting max_clock_skew: more ids were
+    asked for than there are milliseconds or microseconds. Status UNAVAILABLE with RetryInfo. Metadata: sequence.
+    """
+    ERROR_REASON_PREFIX_IN_USE: _ErrorReason.ValueType  # 15
+    """Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Status
+    FAILED_PRECONDITION. Metadata: prefix, holder. Nothing was changed.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed: the values of google.rpc.ErrorInfo.reason in the domain "idalloc". In ErrorInfo the name stands
@@ -72,8 +93,8 @@ ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 1
 was taken; mend the request.
 """
 ERROR_REASON_SEQUENCE_NOT_FOUND: ErrorReason.ValueType  # 2
-"""The sequence does not exist and the server does not create sequences on first use. Status NOT_FOUND. Metadata:
-sequence.
+"""The sequence does not exist and the server does not create sequences on first use, or it was deleted. Status
+NOT_FOUND. Metadata: sequence.
 """
 ERROR_REASON_SEQUENCE_EXHAUSTED: ErrorReason.ValueType  # 3
 """More ids were asked for than the sequence has left. Status OUT_OF_RANGE. Metadata: sequence, remaining (how many
@@ -89,8 +110,8 @@ none was issued twice.
 """
 ERROR_REASON_STORE_WENT_BACKWARDS: ErrorReason.ValueType  # 6
 """The store is behind what this node saw before: it was restored from an older copy, or lost data. Status
-FAILED_PRECONDITION. Metadata: sequence, seen, found. The node issues no more ids of this sequence; raise the
-sequence past the highest id in use, then restart the nodes.
+FAILED_PRECONDITION. Metadata: sequence, seen, found. The node issues no more ids of this sequence until it is
+advanced past the highest id in use (AdvanceSequence).
 """
 ERROR_REASON_SERVER_DRAINING: ErrorReason.ValueType  # 7
 """The server is stopping. Status UNAVAILABLE with RetryInfo; another node, or this one after its restart, serves the
@@ -102,4 +123,25 @@ FAILED_PRECONDITION.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 9
 """A fault of the server itself; its log says more. Status INTERNAL."""
+ERROR_REASON_SEQUENCE_EXISTS: ErrorReason.ValueType  # 10
+"""A sequence of that name exists. Status ALREADY_EXISTS. Metadata: sequence."""
+ERROR_REASON_SEQUENCE_CHANGED: ErrorReason.ValueType  # 11
+"""The sequence was changed since the etag was read, or again and again by others while it was to be changed. Status
+ABORTED. Metadata: sequence, etag (the present one). Nothing was changed; read it again.
+"""
+ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 12
+"""The request_id was used before, for another request. Status ALREADY_EXISTS. Metadata: request_id. Nothing was done."""
+ERROR_REASON_REQUEST_ID_BURNED: ErrorReason.ValueType  # 13
+"""The ids that an earlier call with this request_id took may not be given any more, since the sequence was changed
+since then. Status ABORTED. Metadata: request_id, first_id, last_id. Where the answer to that call came, its ids
+are its caller's; where it was lost, they are burned: take others under a new request_id.
+"""
+ERROR_REASON_SEQUENCE_AHEAD_OF_CLOCK: ErrorReason.ValueType  # 14
+"""A sequence of timestamps has run ahead of the clock by more than the server's setting max_clock_skew: more ids were
+asked for than there are milliseconds or microseconds. Status UNAVAILABLE with RetryInfo. Metadata: sequence.
+"""
+ERROR_REASON_PREFIX_IN_USE: ErrorReason.ValueType  # 15
+"""Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Status
+FAILED_PRECONDITION. Metadata: prefix, holder. Nothing was changed.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -33,6 +33,8 @@ class _RangeViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RangeView.V
     """Everything but the notice."""
     RANGE_VIEW_NOTICE: _RangeView.ValueType  # 2
     """Also the X Protocol's notice."""
+    RANGE_VIEW_TEXTS: _RangeView.ValueType  # 3
+    """Also the ids as texts in the sequence's format; at most 10,000 in a message."""
 
 class RangeView(_RangeView, metaclass=_RangeViewEnumTypeWrapper):
     """How much the reply to AllocateRange says."""
@@ -43,7 +45,57 @@ RANGE_VIEW_BASIC: RangeView.ValueType  # 1
 """Everything but the notice."""
 RANGE_VIEW_NOTICE: RangeView.ValueType  # 2
 """Also the X Protocol's notice."""
+RANGE_VIEW_TEXTS: RangeView.ValueType  # 3
+"""Also the ids as texts in the sequence's format; at most 10,000 in a message."""
 Global___RangeView: _TypeAlias = RangeView  # noqa: Y015
+
+class _UuidVersion:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UuidVersionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UuidVersion.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    UUID_VERSION_UNSPECIFIED: _UuidVersion.ValueType  # 0
+    """The default: UUID_VERSION_7."""
+    UUID_VERSION_4: _UuidVersion.ValueType  # 4
+    """Random."""
+    UUID_VERSION_7: _UuidVersion.ValueType  # 7
+    """48 bits of milliseconds since 1970, then random bits that rise within a millisecond."""
+
+class UuidVersion(_UuidVersion, metaclass=_UuidVersionEnumTypeWrapper):
+    """The version of UUIDs, in the sense of RFC 9562."""
+
+UUID_VERSION_UNSPECIFIED: UuidVersion.ValueType  # 0
+"""The default: UUID_VERSION_7."""
+UUID_VERSION_4: UuidVersion.ValueType  # 4
+"""Random."""
+UUID_VERSION_7: UuidVersion.ValueType  # 7
+"""48 bits of milliseconds since 1970, then random bits that rise within a millisecond."""
+Global___UuidVersion: _TypeAlias = UuidVersion  # noqa: Y015
+
+class _UuidView:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UuidViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UuidView.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    UUID_VIEW_UNSPECIFIED: _UuidView.ValueType  # 0
+    """The default: UUID_VIEW_TEXT."""
+    UUID_VIEW_TEXT: _UuidView.ValueType  # 1
+    """As texts."""
+    UUID_VIEW_BYTES: _UuidView.ValueType  # 2
+    """As 16 bytes each."""
+
+class UuidView(_UuidView, metaclass=_UuidViewEnumTypeWrapper):
+    """Which form of UUIDs a reply carries."""
+
+UUID_VIEW_UNSPECIFIED: UuidView.ValueType  # 0
+"""The default: UUID_VIEW_TEXT."""
+UUID_VIEW_TEXT: UuidView.ValueType  # 1
+"""As texts."""
+UUID_VIEW_BYTES: UuidView.ValueType  # 2
+"""As 16 bytes each."""
+Global___UuidView: _TypeAlias = UuidView  # noqa: Y015
 
 class _DocIdView:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -89,6 +141,10 @@ class _OrderingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Ordering.Val
     """A range taken later from the same node has larger ids (smaller ones where the step is negative). Ranges from
     different nodes are in no order.
     """
+    ORDERING_RISING: _Ordering.ValueType  # 2
+    """A range whose allocation starts after another one was answered, on any node, has larger ids (smaller ones where the
+    step is negative). Every group of concurrent calls costs a write to the store.
+    """
 
 class Ordering(_Ordering, metaclass=_OrderingEnumTypeWrapper):
     """The order in which the ids of a sequence are handed out."""
@@ -98,6 +154,10 @@ ORDERING_UNSPECIFIED: Ordering.ValueType  # 0
 ORDERING_RISING_PER_NODE: Ordering.ValueType  # 1
 """A range taken later from the same node has larger ids (smaller ones where the step is negative). Ranges from
 different nodes are in no order.
+"""
+ORDERING_RISING: Ordering.ValueType  # 2
+"""A range whose allocation starts after another one was answered, on any node, has larger ids (smaller ones where the
+step is negative). Every group of concurrent calls costs a write to the store.
 """
 Global___Ordering: _TypeAlias = Ordering  # noqa: Y015
 
@@ -110,6 +170,7 @@ class AllocateRangeRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     ID_COUNT_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     sequence: _builtins.str
     """The sequence's name: 1 to 255 bytes of UTF-8 without control characters. A sequence that does not exist is created
     where the server's setting auto_create_sequences is on (the default), starting at 1.
@@ -118,16 +179,23 @@ class AllocateRangeRequest(_message.Message):
     """How many ids to take. 0 (unset) means 1; at most the server's setting max_ids_per_call (default 1,000,000)."""
     view: Global___RangeView.ValueType
     """How much the reply says. The default is RANGE_VIEW_BASIC."""
+    request_id: _builtins.str
+    """A UUID, version 4 as AIP-155 asks. The same request with the same one gets the same ids, on any node, also after a
+    crash, within the server's setting request_id_window (default 1 h); or REQUEST_ID_BURNED where they may not be
+    given any more. Another request with the same one is refused with REQUEST_ID_REUSED. It costs a write to the store,
+    which concurrent calls share.
+    """
     def __init__(
         self,
         *,
         sequence: _builtins.str = ...,
         id_count: _builtins.int = ...,
         view: Global___RangeView.ValueType = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id_count", b"id_count", "sequence", b"sequence", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id_count", b"id_count", "request_id", b"request_id", "sequence", b"sequence", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -144,12 +212,18 @@ class AllocateRangeResponse(_message.Message):
     USE_WITHIN_FIELD_NUMBER: _builtins.int
     ORDERING_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    PERIOD_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The sequence's generation. It grows when a sequence's settings change, when it is advanced, and when it is deleted
     and created again.
     """
     ordering: Global___Ordering.ValueType
     """The order that this range was given under."""
+    period: _builtins.str
+    """The period whose counter gave these ids, where the sequence has a reset: the same number comes again in the next
+    one. Such as "2026", "2026-11" or "2026-11-21".
+    """
     @_builtins.property
     def range(self) -> Global___IdRange:
         """The ids, all that were asked for."""
@@ -164,6 +238,10 @@ class AllocateRangeResponse(_message.Message):
     def notice(self) -> _notice_pb2.SessionStateChanged:
         """With RANGE_VIEW_NOTICE: the ids as the X Protocol tells an auto-increment id, a GENERATED_INSERT_ID with first_id."""
 
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With RANGE_VIEW_TEXTS: the ids as texts in the sequence's format, in the order of the range."""
+
     def __init__(
         self,
         *,
@@ -172,10 +250,12 @@ class AllocateRangeResponse(_message.Message):
         use_within: _duration_pb2.Duration | None = ...,
         ordering: Global___Ordering.ValueType = ...,
         notice: _notice_pb2.SessionStateChanged | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        period: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "range", b"range", "use_within", b"use_within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "notice", b"notice", "ordering", b"ordering", "range", b"range", "use_within", b"use_within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "notice", b"notice", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -190,6 +270,7 @@ class StreamRangesRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     TOTAL_ID_COUNT_FIELD_NUMBER: _builtins.int
     CHUNK_ID_COUNT_FIELD_NUMBER: _builtins.int
+    VIEW_FIELD_NUMBER: _builtins.int
     sequence: _builtins.str
     """The sequence's name, as in AllocateRangeRequest."""
     total_id_count: _builtins.int
@@ -198,16 +279,19 @@ class StreamRangesRequest(_message.Message):
     """How many ids a message carries; the last one carries what is left of the total. 0 (unset) means 10,000; at most
     the server's setting max_ids_per_call.
     """
+    view: Global___RangeView.ValueType
+    """How much each message says. The default is RANGE_VIEW_BASIC; RANGE_VIEW_NOTICE is not for streams."""
     def __init__(
         self,
         *,
         sequence: _builtins.str = ...,
         total_id_count: _builtins.int = ...,
         chunk_id_count: _builtins.int = ...,
+        view: Global___RangeView.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_id_count", b"chunk_id_count", "sequence", b"sequence", "total_id_count", b"total_id_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_id_count", b"chunk_id_count", "sequence", b"sequence", "total_id_count", b"total_id_count", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -223,10 +307,14 @@ class StreamRangesResponse(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     USE_WITHIN_FIELD_NUMBER: _builtins.int
     ORDERING_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    PERIOD_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The sequence's generation, as in AllocateRangeResponse."""
     ordering: Global___Ordering.ValueType
     """The order that this range was given under."""
+    period: _builtins.str
+    """As in AllocateRangeResponse."""
     @_builtins.property
     def range(self) -> Global___IdRange:
         """The ids of this chunk."""
@@ -235,6 +323,10 @@ class StreamRangesResponse(_message.Message):
     def use_within(self) -> _duration_pb2.Duration:
         """How long a pool may keep these ids, as in AllocateRangeResponse, counted from the moment the message was written."""
 
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in AllocateRangeResponse."""
+
     def __init__(
         self,
         *,
@@ -242,10 +334,12 @@ class StreamRangesResponse(_message.Message):
         generation: _builtins.int = ...,
         use_within: _duration_pb2.Duration | None = ...,
         ordering: Global___Ordering.ValueType = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        period: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range", "use_within", b"use_within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "ordering", b"ordering", "range", b"range", "use_within", b"use_within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -408,6 +502,66 @@ class StreamDocIdsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamDocIdsResponse: _TypeAlias = StreamDocIdsResponse  # noqa: Y015
+
+@_typing.final
+class GenerateUuidRequest(_message.Message):
+    """What GenerateUuid is asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_COUNT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    VIEW_FIELD_NUMBER: _builtins.int
+    id_count: _builtins.int
+    """How many UUIDs to make, 1 to 10,000. 0 (unset) means 1."""
+    version: Global___UuidVersion.ValueType
+    """Their version. The default is UUID_VERSION_7."""
+    view: Global___UuidView.ValueType
+    """Which form of them the reply carries. The default is UUID_VIEW_TEXT."""
+    def __init__(
+        self,
+        *,
+        id_count: _builtins.int = ...,
+        version: Global___UuidVersion.ValueType = ...,
+        view: Global___UuidView.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id_count", b"id_count", "version", b"version", "view", b"view"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateUuidRequest: _TypeAlias = GenerateUuidRequest  # noqa: Y015
+
+@_typing.final
+class GenerateUuidResponse(_message.Message):
+    """The UUIDs that GenerateUuid made, in the form that the view asks for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UUIDS_FIELD_NUMBER: _builtins.int
+    UUID_BYTES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The UUIDs as texts of 36 characters. In the view TEXT."""
+
+    @_builtins.property
+    def uuid_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The UUIDs as 16 bytes each, the most significant one first. In the view BYTES."""
+
+    def __init__(
+        self,
+        *,
+        uuids: _abc.Iterable[_builtins.str] | None = ...,
+        uuid_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uuid_bytes", b"uuid_bytes", "uuids", b"uuids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateUuidResponse: _TypeAlias = GenerateUuidResponse  # noqa: Y015
 
 @_typing.final
 class IdRange(_message.Message):

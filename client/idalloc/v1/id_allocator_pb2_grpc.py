@@ -60,6 +60,11 @@ class IdAllocatorServiceStub(object):
                 request_serializer=idalloc_dot_v1_dot_id__allocator__pb2.StreamDocIdsRequest.SerializeToString,
                 response_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.StreamDocIdsResponse.FromString,
                 _registered_method=True)
+        self.GenerateUuid = channel.unary_unary(
+                '/idalloc.v1.IdAllocatorService/GenerateUuid',
+                request_serializer=idalloc_dot_v1_dot_id__allocator__pb2.GenerateUuidRequest.SerializeToString,
+                response_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.GenerateUuidResponse.FromString,
+                _registered_method=True)
 
 
 class IdAllocatorServiceServicer(object):
@@ -75,10 +80,11 @@ class IdAllocatorServiceServicer(object):
         """Takes one contiguous range of ids from a sequence.
 
         No other call, on any node, ever gets one of these ids. A call that is cancelled or past its deadline before ids
-        were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap.
+        were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap. With a
+        request_id it takes the same ids again.
 
-        Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, STORE_UNAVAILABLE,
-        STORE_WENT_BACKWARDS, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
+        STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,6 +129,16 @@ class IdAllocatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateUuid(self, request, context):
+        """Makes UUIDs, of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or of
+        version 4 (random).
+
+        Errors: INVALID_REQUEST, SERVER_DRAINING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IdAllocatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +161,11 @@ def add_IdAllocatorServiceServicer_to_server(servicer, server):
                     servicer.StreamDocIds,
                     request_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.StreamDocIdsRequest.FromString,
                     response_serializer=idalloc_dot_v1_dot_id__allocator__pb2.StreamDocIdsResponse.SerializeToString,
+            ),
+            'GenerateUuid': grpc.unary_unary_rpc_method_handler(
+                    servicer.GenerateUuid,
+                    request_deserializer=idalloc_dot_v1_dot_id__allocator__pb2.GenerateUuidRequest.FromString,
+                    response_serializer=idalloc_dot_v1_dot_id__allocator__pb2.GenerateUuidResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -261,6 +282,33 @@ class IdAllocatorService(object):
             '/idalloc.v1.IdAllocatorService/StreamDocIds',
             idalloc_dot_v1_dot_id__allocator__pb2.StreamDocIdsRequest.SerializeToString,
             idalloc_dot_v1_dot_id__allocator__pb2.StreamDocIdsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateUuid(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/idalloc.v1.IdAllocatorService/GenerateUuid',
+            idalloc_dot_v1_dot_id__allocator__pb2.GenerateUuidRequest.SerializeToString,
+            idalloc_dot_v1_dot_id__allocator__pb2.GenerateUuidResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,10 +43,11 @@ class IdAllocatorServiceStub:
     """Takes one contiguous range of ids from a sequence.
 
     No other call, on any node, ever gets one of these ids. A call that is cancelled or past its deadline before ids
-    were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap.
+    were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap. With a
+    request_id it takes the same ids again.
 
-    Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, STORE_UNAVAILABLE,
-    STORE_WENT_BACKWARDS, SERVER_DRAINING.
+    Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
+    STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
     """
     StreamRanges: _grpc.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]
     """Takes ids from a sequence chunk by chunk until the total is reached.
@@ -75,6 +76,12 @@ class IdAllocatorServiceStub:
 
     Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
     """
+    GenerateUuid: _grpc.UnaryUnaryMultiCallable[_id_allocator_pb2.GenerateUuidRequest, _id_allocator_pb2.GenerateUuidResponse]
+    """Makes UUIDs, of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or of
+    version 4 (random).
+
+    Errors: INVALID_REQUEST, SERVER_DRAINING.
+    """
 
 @_typing.type_check_only
 class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
@@ -91,10 +98,11 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     """Takes one contiguous range of ids from a sequence.
 
     No other call, on any node, ever gets one of these ids. A call that is cancelled or past its deadline before ids
-    were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap.
+    were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap. With a
+    request_id it takes the same ids again.
 
-    Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, STORE_UNAVAILABLE,
-    STORE_WENT_BACKWARDS, SERVER_DRAINING.
+    Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
+    STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
     """
     StreamRanges: _aio.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]  # type: ignore[assignment]
     """Takes ids from a sequence chunk by chunk until the total is reached.
@@ -123,6 +131,12 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
 
     Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
     """
+    GenerateUuid: _aio.UnaryUnaryMultiCallable[_id_allocator_pb2.GenerateUuidRequest, _id_allocator_pb2.GenerateUuidResponse]  # type: ignore[assignment]
+    """Makes UUIDs, of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or of
+    version 4 (random).
+
+    Errors: INVALID_REQUEST, SERVER_DRAINING.
+    """
 
 class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in
@@ -142,10 +156,11 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes one contiguous range of ids from a sequence.
 
         No other call, on any node, ever gets one of these ids. A call that is cancelled or past its deadline before ids
-        were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap.
+        were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap. With a
+        request_id it takes the same ids again.
 
-        Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, STORE_UNAVAILABLE,
-        STORE_WENT_BACKWARDS, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
+        STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -191,6 +206,18 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         on their way.
 
         Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
+        """
+
+    @_abc_1.abstractmethod
+    def GenerateUuid(
+        self,
+        request: _id_allocator_pb2.GenerateUuidRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_id_allocator_pb2.GenerateUuidResponse, _abc.Awaitable[_id_allocator_pb2.GenerateUuidResponse]]:
+        """Makes UUIDs, of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or of
+        version 4 (random).
+
+        Errors: INVALID_REQUEST, SERVER_DRAINING.
         """
 
 def add_IdAllocatorServiceServicer_to_server(servicer: IdAllocatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

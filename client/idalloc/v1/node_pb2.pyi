@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 import builtins as _builtins
 import sys
@@ -56,6 +57,68 @@ class GetNodeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetNodeResponse: _TypeAlias = GetNodeResponse  # noqa: Y015
+
+@_typing.final
+class UpdateNodeRequest(_message.Message):
+    """What UpdateNode is asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    UPDATE_MASK_FIELD_NUMBER: _builtins.int
+    PERSIST_FIELD_NUMBER: _builtins.int
+    persist: _builtins.bool
+    """Whether the node keeps the change over restarts, as MySQL's SET PERSIST does. Refused where a flag or the
+    environment says otherwise, since they would win at the next start.
+    """
+    @_builtins.property
+    def node(self) -> Global___Node:
+        """The node, with what is to be changed."""
+
+    @_builtins.property
+    def update_mask(self) -> _field_mask_pb2.FieldMask:
+        """The fields to change: of prefix, auto_increment_offset and auto_increment_increment. Without it, those that are not
+        0.
+        """
+
+    def __init__(
+        self,
+        *,
+        node: Global___Node | None = ...,
+        update_mask: _field_mask_pb2.FieldMask | None = ...,
+        persist: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "update_mask", b"update_mask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "persist", b"persist", "update_mask", b"update_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateNodeRequest: _TypeAlias = UpdateNodeRequest  # noqa: Y015
+
+@_typing.final
+class UpdateNodeResponse(_message.Message):
+    """What UpdateNode did."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___Node:
+        """The node as it is now."""
+
+    def __init__(
+        self,
+        *,
+        node: Global___Node | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateNodeResponse: _TypeAlias = UpdateNodeResponse  # noqa: Y015
 
 @_typing.final
 class Node(_message.Message):

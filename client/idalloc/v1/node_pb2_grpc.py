@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class NodeServiceStub(object):
-    """Tells about one server process.
+    """Tells about one server process, and changes what its document ids are made of.
     """
 
     def __init__(self, channel):
@@ -40,16 +40,31 @@ class NodeServiceStub(object):
                 request_serializer=idalloc_dot_v1_dot_node__pb2.GetNodeRequest.SerializeToString,
                 response_deserializer=idalloc_dot_v1_dot_node__pb2.GetNodeResponse.FromString,
                 _registered_method=True)
+        self.UpdateNode = channel.unary_unary(
+                '/idalloc.v1.NodeService/UpdateNode',
+                request_serializer=idalloc_dot_v1_dot_node__pb2.UpdateNodeRequest.SerializeToString,
+                response_deserializer=idalloc_dot_v1_dot_node__pb2.UpdateNodeResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer(object):
-    """Tells about one server process.
+    """Tells about one server process, and changes what its document ids are made of.
     """
 
     def GetNode(self, request, context):
         """Gets what this node is: its version, its store, and what its document ids are made of.
 
         Errors: SERVER_DRAINING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateNode(self, request, context):
+        """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, as MySQL's global variables:
+        at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first.
+
+        Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -63,6 +78,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     request_deserializer=idalloc_dot_v1_dot_node__pb2.GetNodeRequest.FromString,
                     response_serializer=idalloc_dot_v1_dot_node__pb2.GetNodeResponse.SerializeToString,
             ),
+            'UpdateNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateNode,
+                    request_deserializer=idalloc_dot_v1_dot_node__pb2.UpdateNodeRequest.FromString,
+                    response_serializer=idalloc_dot_v1_dot_node__pb2.UpdateNodeResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'idalloc.v1.NodeService', rpc_method_handlers)
@@ -72,7 +92,7 @@ def add_NodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NodeService(object):
-    """Tells about one server process.
+    """Tells about one server process, and changes what its document ids are made of.
     """
 
     @staticmethod
@@ -92,6 +112,33 @@ class NodeService(object):
             '/idalloc.v1.NodeService/GetNode',
             idalloc_dot_v1_dot_node__pb2.GetNodeRequest.SerializeToString,
             idalloc_dot_v1_dot_node__pb2.GetNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/idalloc.v1.NodeService/UpdateNode',
+            idalloc_dot_v1_dot_node__pb2.UpdateNodeRequest.SerializeToString,
+            idalloc_dot_v1_dot_node__pb2.UpdateNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,
