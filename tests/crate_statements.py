@@ -18,11 +18,16 @@ LARGEST, SMALLEST = 2**63 - 2, -(2**63) + 1  # of a BIGINT column
 _TYPES = {"TEXT": 4, "INTEGER": 9, "BIGINT": 10, "TIMESTAMP WITH TIME ZONE": 11}
 _SYSTEM_COLUMNS = ("_seq_no", "_primary_term", "_version")
 _WORDS = set(
-    "AND AS BIGINT CASE CAST COALESCE ELSE END EXCLUDED GREATEST IS LEAST NOT NULL NULLIF OR THEN WHEN".split()  # noqa: SIM905
+    "AND AS BIGINT CASE CAST COALESCE ELSE END EXCLUDED GREATEST IS LEAST LIKE MOD NOT NULL NULLIF OR THEN WHEN".split()  # noqa: SIM905
 )
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\$\d+|\?|[A-Za-z_]\w*|\"[^\"]*\"|[^A-Za-z_$?'\"]+")
 _REFERENCE = r'(?:"?(?P<schema>[\w-]+)"?\.)?"?(?P<table>[\w-]+)"?'
 _VALUE = r"(?:\$\d+|\?|'(?:[^']|'')*'|-?\d+)"
+# What rows may be looked for by: of those that were there at the last refresh.
+_SCAN = (
+    r"name > VALUE_ AND name LIKE VALUE_(?: AND COALESCE\(mode, ''\) <> 'deleted')?(?: AND name NOT LIKE VALUE_)?"
+    r"|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)"
+)
 
 
 class SqlError(Exception):
@@ -39,7 +44,8 @@ class UnknownStatement(Exception):
 
 
 def _form(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern.replace("REFERENCE", _REFERENCE).replace("VALUE_", _VALUE), re.IGNORECASE)
+    pattern = pattern.replace("SCAN_", _SCAN).replace("REFERENCE", _REFERENCE).replace("VALUE_", _VALUE)
+    return re.compile(pattern, re.IGNORECASE)
 
 
 class Statements:
@@ -59,6 +65,8 @@ class Statements:
         self._db.row_factory = sqlite3.Row
         self._db.create_function("greatest", -1, lambda *values: _extreme(max, values), deterministic=True)
         self._db.create_function("least", -1, lambda *values: _extreme(min, values), deterministic=True)
+        self._db.create_function("mod", 2, _mod, deterministic=True)
+        self._db.create_function("like", 2, _like, deterministic=True)
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS _tables (schema TEXT, name TEXT, columns TEXT, keys TEXT, settings TEXT,"
             " writes INTEGER DEFAULT 0, PRIMARY KEY (schema, name))"
@@ -75,7 +83,7 @@ class Statements:
                 (r"DROP TABLE (?P<lenient>IF EXISTS )?REFERENCE", self._drop),
                 (r"REFRESH TABLE REFERENCE", self._refresh),
                 (
-                    r"INSERT INTO REFERENCE \((?P<columns>[\w, ]+)\) VALUES \((?P<values>[^()]+)\)"
+                    r"INSERT INTO REFERENCE \((?P<columns>[\w, ]+)\) VALUES (?P<rows>\([^()]+\)(?:, ?\([^()]+\))*)"
                     r"(?: ON CONFLICT \((?P<key>\w+)\) DO (?:NOTHING|UPDATE SET (?P<sets>.+?)))?"
                     r"(?: RETURNING (?P<returning>[\w, ]+))?",
                     self._insert,
@@ -86,10 +94,19 @@ class Statements:
                     r"(?: RETURNING (?P<returning>[\w, ]+))?",
                     self._update,
                 ),
-                (r"DELETE FROM REFERENCE WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_)", self._delete),
+                (
+                    r"DELETE FROM REFERENCE WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_)"
+                    r"(?: AND _seq_no ?= ?(?P<seq_no>VALUE_) AND _primary_term ?= ?(?P<term>VALUE_))?",
+                    self._delete,
+                ),
                 (
                     r"SELECT (?P<columns>[\w, ]+) FROM REFERENCE WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_)",
                     self._select,
+                ),
+                (
+                    r"SELECT (?P<columns>[\w, ]+) FROM REFERENCE(?: WHERE (?P<where>SCAN_))?"
+                    r"(?: ORDER BY (?P<order>\w+))?(?: LIMIT (?P<limit>VALUE_))?",
+                    self._scan,
                 ),
                 (r"SELECT CURRENT_TIMESTAMP", lambda *_: _rows(["current_timestamp"], [[self.now_ms()]], [11])),
                 (r"SELECT version\['number'\] FROM sys\.nodes", self._versions),
@@ -213,11 +230,14 @@ class Statements:
                 return _count(0)
             raise
         self._db.execute(f'DROP TABLE "{table["schema"]}.{table["name"]}"')
+        self._db.execute(f"DROP TABLE IF EXISTS {_refreshed(table)}")
         self._db.execute("DELETE FROM _tables WHERE schema = ? AND name = ?", (table["schema"], table["name"]))
         return _count(1)
 
     def _refresh(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
-        self._find(found, "DQL")
+        table = self._find(found, "DQL")
+        self._db.execute(f"DROP TABLE IF EXISTS {_refreshed(table)}")
+        self._db.execute(f'CREATE TABLE {_refreshed(table)} AS SELECT * FROM "{table["schema"]}.{table["name"]}"')
         return _count(1)
 
     # Rows
@@ -230,17 +250,20 @@ class Statements:
         count = _Placeholders()
         columns = found["columns"].replace(" ", "").split(",")
         _known(table, columns)
-        seq_no = self._next_seq_no(table)
-        values = self._translate(found["values"], table, count)
+        # Every row is a write of its own.
+        rows = [
+            f"({self._translate(values, table, count)}, {self._next_seq_no(table)}, 1, 1)"
+            for values in re.findall(r"\(([^()]+)\)", found["rows"])
+        ]
         sql = (
             f'INSERT INTO "{table["schema"]}.{table["name"]}" ({", ".join(columns)}, _seq_no, _primary_term, _version)'
-            f" VALUES ({values}, {seq_no}, 1, 1)"
+            f" VALUES {', '.join(rows)}"
         )
         if found["key"]:
             sql += f" ON CONFLICT ({found['key']}) DO "
             if found["sets"]:
                 sets = self._translate(found["sets"], table, count)
-                sql += f"UPDATE SET {sets}, _seq_no = {seq_no}, _version = _version + 1"
+                sql += f"UPDATE SET {sets}, _seq_no = excluded._seq_no, _version = _version + 1"
             else:
                 sql += "NOTHING"
         return self._written(table, found, self._db.execute(f"{sql} RETURNING *", args).fetchall())
@@ -252,13 +275,9 @@ class Statements:
         count = _Placeholders()
         seq_no = self._next_seq_no(table)
         sets = self._translate(found["sets"], table, count)
-        where = f'"{found["key"]}" = {self._translate(found["is"], table, count)}'
-        if found["seq_no"]:
-            where += f" AND _seq_no = {self._translate(found['seq_no'], table, count)}"
-            where += f" AND _primary_term = {self._translate(found['term'], table, count)}"
         sql = (
             f'UPDATE "{table["schema"]}.{table["name"]}" SET {sets}, _seq_no = {seq_no}, _version = _version + 1'
-            f" WHERE {where} RETURNING *"
+            f" WHERE {self._by_key(table, found, count)} RETURNING *"
         )
         return self._written(table, found, self._db.execute(sql, args).fetchall())
 
@@ -266,15 +285,37 @@ class Statements:
         table = self._find(found, "DML")
         self._only_key(table, found)
         self._next_seq_no(table)
-        value = self._translate(found["is"], table, _Placeholders())
-        sql = f'DELETE FROM "{table["schema"]}.{table["name"]}" WHERE "{found["key"]}" = {value}'
+        where = self._by_key(table, found, _Placeholders())
+        sql = f'DELETE FROM "{table["schema"]}.{table["name"]}" WHERE {where}'
         return _count(self._db.execute(sql, args).rowcount)
+
+    def _by_key(self, table: sqlite3.Row, found: re.Match[str], count: "_Placeholders") -> str:
+        where = f'"{found["key"]}" = {self._translate(found["is"], table, count)}'
+        if found["seq_no"]:
+            where += f" AND _seq_no = {self._translate(found['seq_no'], table, count)}"
+            where += f" AND _primary_term = {self._translate(found['term'], table, count)}"
+        return where
 
     def _select(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
         table = self._find(found, "DQL")
         self._only_key(table, found)
         value = self._translate(found["is"], table, _Placeholders())
         sql = f'SELECT * FROM "{table["schema"]}.{table["name"]}" WHERE "{found["key"]}" = {value}'
+        return self._answer(table, found["columns"], self._db.execute(sql, args).fetchall())
+
+    def _scan(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
+        """Looks at the rows as they were at the last refresh: CrateDB refreshes up to a second later by itself."""
+        table = self._find(found, "DQL")
+        count = _Placeholders()
+        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_refreshed(table)[1:-1],)).fetchone():
+            return self._answer(table, found["columns"], [])
+        sql = f"SELECT * FROM {_refreshed(table)}"
+        if found["where"]:
+            sql += f" WHERE {self._translate(found['where'], table, count)}"
+        if found["order"]:
+            sql += f" ORDER BY {self._translate(found['order'], table, count)}"
+        if found["limit"]:
+            sql += f" LIMIT {self._translate(found['limit'], table, count)}"
         return self._answer(table, found["columns"], self._db.execute(sql, args).fetchall())
 
     def _written(self, table: sqlite3.Row, found: re.Match[str], rows: list[sqlite3.Row]) -> Answer:
@@ -399,6 +440,29 @@ def _extreme(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
     return choose(there) if there else None
 
 
+def _mod(value: Any, size: Any) -> Any:
+    """The remainder has the sign of the value, as CrateDB's has; what is said of a REAL above holds here too."""
+    if value is None or size is None:
+        return None
+    if isinstance(value, float) or isinstance(size, float):
+        return math.inf
+    return abs(value) % abs(size) * (-1 if value < 0 else 1)
+
+
+def _like(pattern: str | None, text: str | None) -> bool | None:
+    """SQLite's own knows no letter case, and no character that escapes another."""
+    if pattern is None or text is None:
+        return None
+    parts = re.findall(r"\\.|.", pattern, re.DOTALL)
+    wild = {"%": ".*", "_": "."}
+    return bool(re.fullmatch("".join(wild.get(part) or re.escape(part[-1]) for part in parts), text, re.DOTALL))
+
+
+def _refreshed(table: sqlite3.Row) -> str:
+    """The name of the copy of a table that scans look at."""
+    return f'"{table["schema"]}.{table["name"]}.refreshed"'
+
+
 def _check_arguments(text: str, args: Sequence[Any]) -> None:
     for value in args:
         if isinstance(value, bool):
@@ -416,7 +480,7 @@ def _check_arguments(text: str, args: Sequence[Any]) -> None:
 def _error_of(error: sqlite3.Error) -> Exception:
     text = str(error)
     if found := re.search(r"NOT NULL constraint failed: .*\.(\w+)", text):
-        if found[1] in ("name", "prefix"):
+        if found[1] in ("name", "prefix", "request_id"):
             return SqlError(400, 4000, "SQLParseException[A primary key value must not be NULL]")
         return SqlError(400, 4000, f'SQLParseException["{found[1]}" must not be null]')
     if "UNIQUE constraint failed" in text:

@@ -11,21 +11,26 @@ store.calls_of("grant")               # what was asked, in order
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     Refusal,
+    SequenceDeleted,
     SequenceInvalid,
     StoreOutcomeUnknown,
     StoreRejected,
     StoreUnreachable,
 )
-from idalloc_server.domain.sequence import Sequence
-from idalloc_server.domain.store import Claim, Grant
+from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence
+from idalloc_server.domain.store import Allocation, Claim, Grant, Revision
+from idalloc_server.domain.store import Row as StoredRow
+from idalloc_server.store.bounds import ids_left, moved_on, timestamps
 
 T = TypeVar("T")
+Rows = list[StoredRow]
 
 
 class FakeClock:
@@ -93,13 +98,29 @@ def twice() -> Fault:
 
 @dataclass
 class Row:
-    """A sequence as it lies in the store."""
+    """A sequence, or the counter of a period, as it lies in the store."""
 
     sequence: Sequence
     last_value: int | None
     generation: int = 1
     lease_ms: int = 0
     version: int = 0
+    revision: int = 0
+    revised_by: str = ""
+    created_at: float | None = None
+    changed_at: float | None = None
+    deleted: bool = False
+
+    def counter(self, name: str) -> int:
+        """Returns the counter, as a write of the row needs it."""
+        if self.last_value is None:
+            raise SequenceInvalid(name, "it has no last_value")
+        return self.last_value
+
+    def stored(self, name: str) -> StoredRow:
+        """Returns what the store tells of it."""
+        columns: dict[str, Any] = {column: value for column, value in vars(self).items() if column != "version"}
+        return StoredRow(name, **columns)
 
 
 @dataclass
@@ -109,6 +130,13 @@ class PrefixRow:
     last_start: int = -1
     holder: str = ""
     seen_at: float = 0.0
+
+
+class Written(NamedTuple):
+    """What was written down under a request id."""
+
+    allocation: Allocation
+    at: float
 
 
 class Call(NamedTuple):
@@ -127,6 +155,7 @@ class MemoryStore:
         down: While true every call raises ``StoreUnreachable``.
         rows: The sequences, to look at and to spoil.
         prefixes: The claims, likewise.
+        allocations: What was written down under request ids, likewise.
         calls: All that was called, failed calls too.
     """
 
@@ -136,6 +165,7 @@ class MemoryStore:
     closed: bool = False
     rows: dict[str, Row] = field(default_factory=dict)
     prefixes: dict[int, PrefixRow] = field(default_factory=lambda: defaultdict(PrefixRow))
+    allocations: dict[str, Written] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
     _writes: int = 0
@@ -164,8 +194,42 @@ class MemoryStore:
     async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
         return await self._call("grant", (name, wanted, lease_ms), lambda: self._grant(name, wanted, lease_ms))
 
-    async def create(self, name: str, sequence: Sequence) -> None:
-        await self._call("create", (name, sequence), lambda: self._create(name, sequence))
+    async def grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
+        return await self._call(
+            "grant_timestamps",
+            (name, wanted, lease_ms, now, ahead),
+            lambda: self._grant_timestamps(name, wanted, lease_ms, now, ahead),
+        )
+
+    async def create(self, row: StoredRow) -> StoredRow:
+        return await self._call("create", (row,), lambda: self._create(row))
+
+    async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
+        await self._call(
+            "open_period",
+            (name, sequence, at_least, generation),
+            lambda: self._open_period(name, sequence, at_least, generation),
+        )
+
+    async def get(self, name: str) -> StoredRow | None:
+        return await self._call("get", (name,), lambda: self._get(name))
+
+    async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> Rows:
+        return await self._call(
+            "list", (prefix, after, most, deleted, periods), lambda: self._list(prefix, after, most, deleted, periods)
+        )
+
+    async def revise(self, name: str, revision: int, change: Revision) -> StoredRow | None:
+        return await self._call("revise", (name, revision, change), lambda: self._revise(name, revision, change))
+
+    async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+        return await self._call("record", (allocations,), lambda: self._record(allocations))
+
+    async def recorded(self, request_id: str) -> Allocation | None:
+        return await self._call("recorded", (request_id,), lambda: self._recorded(request_id))
+
+    async def forget_recorded(self, older_than: float, most: int) -> int:
+        return await self._call("forget_recorded", (older_than, most), lambda: self._forget_recorded(older_than, most))
 
     async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
         return await self._call("give_back", (name, count, version), lambda: self._give_back(name, count, version))
@@ -182,6 +246,12 @@ class MemoryStore:
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
         await self._call("release_prefix", (prefix, holder), lambda: self._release(prefix, holder))
+
+    async def claimed_starts(self) -> dict[int, int]:
+        return await self._call("claimed_starts", (), self._claimed_starts)
+
+    async def raise_start(self, prefix: int, last_start: int) -> None:
+        await self._call("raise_start", (prefix, last_start), lambda: self._raise_start(prefix, last_start))
 
     async def now(self) -> float | None:
         return await self._call("now", (), lambda: self.clock.wall() if self.tells_time else None)
@@ -213,24 +283,99 @@ class MemoryStore:
         row.version = self._writes
         return (row.version, 1)
 
-    def _grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
+    def _granting(self, name: str, lease_ms: int) -> Row | None:
+        """Returns the row of a grant that may be made."""
         row = self.rows.get(name)
         if row is None:
             return None
-        if row.last_value is None:
-            raise SequenceInvalid(name, "it has no last_value")
-        step = row.sequence.step
-        bound = row.sequence.max_value if step > 0 else row.sequence.min_value
-        left = max(0, (bound - row.last_value) // step)
-        granted = min(wanted, left)
-        row.last_value += step * granted
+        if row.deleted:
+            raise SequenceDeleted(name)
+        row.counter(name)
         row.lease_ms = max(row.lease_ms, lease_ms)
-        return Grant(row.last_value, granted, step, left - granted, row.generation, self._write(row))
+        return row
 
-    def _create(self, name: str, sequence: Sequence) -> None:
-        if name not in self.rows:
-            self.rows[name] = row = Row(sequence, sequence.start - sequence.step)
+    def _grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
+        row = self._granting(name, lease_ms)
+        if row is None:
+            return None
+        sequence, before = row.sequence, row.counter(name)
+        plain = PERIOD_MARK in name or (sequence.reset == Reset.NEVER and sequence.kind == Kind.COUNTER)
+        left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value) if plain else 0
+        granted = min(wanted, left)
+        row.last_value = before + sequence.step * granted
+        return Grant(row.last_value, granted, sequence, left - granted, row.generation, self._write(row))
+
+    def _grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
+        row = self._granting(name, lease_ms)
+        if row is None:
+            return None
+        if row.sequence.kind == Kind.COUNTER:
+            return Grant(row.counter(name), 0, row.sequence, 0, row.generation, self._write(row))
+        if self.tells_time:
+            now = min(now, int(self.clock.wall() * row.sequence.kind.per_second) + ahead)
+        row.last_value, granted, left = timestamps(row.counter(name), row.sequence.max_value, wanted, now, ahead)
+        return Grant(row.last_value, granted, row.sequence, left, row.generation, self._write(row))
+
+    def _create(self, new: StoredRow) -> StoredRow:
+        if new.name not in self.rows:
+            columns = new._asdict()
+            name = columns.pop("name")
+            self.rows[name] = row = Row(**columns)
             self._write(row)
+        return self.rows[new.name].stored(new.name)
+
+    def _open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
+        row = self.rows.get(name)
+        if row is None:
+            row = self.rows[name] = Row(sequence, sequence.before_start, 0)
+        if row.generation < generation:
+            row.last_value = moved_on(row.counter(name), at_least, sequence)
+            row.sequence, row.generation = sequence, generation
+            self._write(row)
+
+    def _get(self, name: str) -> StoredRow | None:
+        return self.rows[name].stored(name) if name in self.rows else None
+
+    def _list(self, prefix: str, after: str, most: int, deleted: bool, periods: bool) -> Rows:
+        names = [
+            name
+            for name, row in sorted(self.rows.items(), key=lambda item: item[0].encode())
+            if name.startswith(prefix)
+            and name.encode() > after.encode()
+            and (deleted or not row.deleted)
+            and (periods or PERIOD_MARK not in name)
+        ]
+        return [self.rows[name].stored(name) for name in names[:most]]
+
+    def _revise(self, name: str, revision: int, change: Revision) -> StoredRow | None:
+        row = self.rows.get(name)
+        if row is None:
+            return None
+        counter = row.counter(name)
+        too_far = change.limit is not None and change.sequence.is_past(counter, change.limit)
+        if row.revision == revision and not too_far:
+            row.last_value = moved_on(counter, change.at_least, change.sequence)
+            row.generation = max(row.generation + change.ends_leases, change.generation)
+            row.sequence, row.deleted = change.sequence, change.deleted
+            row.revision, row.revised_by, row.changed_at = revision + 1, change.by, change.at
+            self._write(row)
+        return row.stored(name)
+
+    def _record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+        for allocation in allocations:
+            self.allocations.setdefault(allocation.request_id, Written(allocation, self.clock.wall()))
+        return {each.request_id: self.allocations[each.request_id].allocation for each in allocations}
+
+    def _recorded(self, request_id: str) -> Allocation | None:
+        written = self.allocations.get(request_id)
+        return written.allocation if written else None
+
+    def _forget_recorded(self, older_than: float, most: int) -> int:
+        before = self.clock.wall() - older_than
+        old = [request_id for request_id, written in self.allocations.items() if written.at < before][:most]
+        for request_id in old:
+            del self.allocations[request_id]
+        return len(old)
 
     def _give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
         row = self.rows.get(name)
@@ -261,3 +406,10 @@ class MemoryStore:
         row = self.prefixes[prefix]
         if row.holder == holder:
             row.holder = ""
+
+    def _claimed_starts(self) -> dict[int, int]:
+        return {prefix: row.last_start for prefix, row in self.prefixes.items() if row.last_start >= 0}
+
+    def _raise_start(self, prefix: int, last_start: int) -> None:
+        row = self.prefixes[prefix]
+        row.last_start = max(row.last_start, last_start)

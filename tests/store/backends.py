@@ -11,7 +11,7 @@ from crate import client as crate_client
 
 from idalloc_server.domain.store import Store
 from idalloc_server.store.open import open_store
-from tests.fakes import FakeClock
+from tests.fakes import FakeClock, MemoryStore
 
 GUIDE_TABLE = "(name TEXT PRIMARY KEY, last_value BIGINT)"
 COLUMNS = ("last_value", "step", "min_value", "max_value", "generation", "lease_ms")
@@ -171,5 +171,37 @@ class CrateBackend:
             await asyncio.sleep(0.001)
 
     async def close(self) -> None:
-        for table in ("sequences", "start_timestamps"):
+        for table in ("sequences", "start_timestamps", "allocations"):
             await self.sql(f"DROP TABLE IF EXISTS {{}}{table}")
+
+
+class MemoryBackend:
+    """The fake, which no statement can reach."""
+
+    url = "memory:"
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+
+    async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
+        raise NotImplementedError(statement)
+
+    async def advance(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+    async def old_client(self, name: str) -> int:
+        raise NotImplementedError(name)
+
+    async def close(self) -> None:
+        pass
+
+
+class MemoryOpener(Opener):
+    """Several processes share one object."""
+
+    def __init__(self, backend: MemoryBackend, clock: FakeClock) -> None:
+        super().__init__(backend, clock)
+        self._store = MemoryStore(clock)
+
+    def new(self) -> Store:
+        return self._store

@@ -8,10 +8,12 @@ import pytest
 from idalloc_server.domain.store import Store
 from tests.crate_standin import CrateStandin
 from tests.fakes import FakeClock
-from tests.store.backends import CrateBackend, Opener, SqliteBackend
+from tests.store.backends import CrateBackend, MemoryBackend, MemoryOpener, Opener, SqliteBackend
 
 REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
 BACKENDS = ["sqlite", "standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
+# The fake of the unit tests keeps the same promises.
+ALL = [*BACKENDS, "memory"]
 
 
 @pytest.fixture
@@ -34,6 +36,8 @@ async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Pat
         opener = Opener(SqliteBackend(tmp_path / "idalloc.db", clock), clock)
         yield opener
         await opener.close()
+    elif request.param == "memory":
+        yield MemoryOpener(MemoryBackend(clock), clock)
     elif request.param == "standin":
         async with CrateStandin() as crate:
             crate.statements.now_ms = lambda: round(clock.wall() * 1000)

@@ -1,4 +1,4 @@
-"""What every store promises, on each of them."""
+"""What every store promises of counters and claims, on each of them."""
 
 import asyncio
 
@@ -6,26 +6,14 @@ import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid, StoreUnavailable
 from idalloc_server.domain.sequence import MAX_ID, Sequence
-from idalloc_server.domain.store import Grant, Store
+from idalloc_server.domain.store import Store
 from tests.store.backends import COLUMNS, GUIDE_TABLE, Opener
-
-LOWEST = -(2**63) + 1  # that CrateDB stores
-
-
-def ids_of(grant: Grant | None) -> range:
-    assert grant is not None
-    return range(grant.value_before + grant.step, grant.last_value + grant.step, grant.step)
-
-
-async def grant(store: Store, name: str, wanted: int, lease_ms: int = 1000) -> Grant:
-    granted = await store.grant(name, wanted, lease_ms)
-    assert granted is not None
-    return granted
+from tests.store.rows import LOWEST, grant, ids_of, made
 
 
 class TestGrant:
     async def test_the_first_ids_are_the_start_and_those_after_it(self, store: Store) -> None:
-        await store.create("orders", Sequence())
+        await store.create(made("orders"))
         first = await grant(store, "orders", 3)
         second = await grant(store, "orders", 2)
         assert list(ids_of(first)) == [1, 2, 3]
@@ -39,7 +27,7 @@ class TestGrant:
     async def test_names_are_told_apart_to_the_last_character(self, store: Store) -> None:
         names = ["a", "A", "a ", "ä", "a" * 255, "a" * 254 + "b", "'; DROP TABLE sequences", '"', "$1 ?", "日本"]
         for name in names:
-            await store.create(name, Sequence())
+            await store.create(made(name))
         for count, name in enumerate(names, start=1):
             assert (await grant(store, name, count)).last_value == count
 
@@ -62,7 +50,7 @@ class TestGrant:
     async def test_the_last_ids_before_the_bound_can_be_had_exactly(
         self, store: Store, sequence: Sequence, ids: list[int]
     ) -> None:
-        await store.create("s", sequence)
+        await store.create(made("s", sequence))
         some = await grant(store, "s", len(ids) - 1)
         assert (list(ids_of(some)), some.remaining) == (ids[:-1], 1)
         rest = await grant(store, "s", 1000)
@@ -71,7 +59,7 @@ class TestGrant:
         assert (none.granted, none.remaining, none.last_value) == (0, 0, ids[-1])
 
     async def test_all_ids_that_there_are_can_be_had_at_once(self, store: Store) -> None:
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         everything = await grant(store, "s", 2**70)
         assert (everything.last_value, everything.granted, everything.remaining) == (MAX_ID, MAX_ID, 0)
 
@@ -144,14 +132,14 @@ class TestGrant:
 
     async def test_concurrent_grants_never_overlap(self, store: Store, opener: Opener) -> None:
         other = await opener.open()
-        await store.create("s", Sequence(step=7))
+        await store.create(made("s", Sequence(step=7)))
         grants = await asyncio.gather(*((store, other)[n % 2].grant("s", n + 1, 1000) for n in range(50)))
         ids = [each for granted in grants for each in ids_of(granted)]
         assert len(ids) == sum(range(51))
         assert sorted(ids) == list(range(1, 1 + 7 * len(ids), 7))
 
     async def test_concurrent_grants_at_the_bound_share_what_is_left(self, store: Store) -> None:
-        await store.create("s", Sequence(max_value=100))
+        await store.create(made("s", Sequence(max_value=100)))
         grants = await asyncio.gather(*(store.grant("s", 7, 1000) for _ in range(30)))
         assert sorted(each for granted in grants for each in ids_of(granted)) == list(range(1, 101))
 
@@ -163,7 +151,7 @@ class TestGrant:
         assert list(ids_of(await store.grant("s", 1, 1000))) == [42]
 
     async def test_the_row_remembers_the_longest_lease(self, store: Store, opener: Opener) -> None:
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         for lease_ms, longest in ((5000, 5000), (180_000, 180_000), (60_000, 180_000)):
             await store.grant("s", 0, lease_ms)
             found = await opener.row("s")
@@ -173,37 +161,37 @@ class TestGrant:
 
 class TestCreate:
     async def test_it_writes_the_settings(self, store: Store, opener: Opener) -> None:
-        await store.create("s", Sequence(start=-10, step=5, min_value=-10, max_value=1000))
-        assert await opener.row("s") == dict(zip(COLUMNS, (-15, 5, -10, 1000, 1, None), strict=True))
+        await store.create(made("s", Sequence(start=-10, step=5, min_value=-10, max_value=1000)))
+        assert await opener.row("s") == dict(zip(COLUMNS, (-15, 5, -10, 1000, 1, 0), strict=True))
 
     async def test_a_sequence_that_exists_stays_as_it_is(self, store: Store) -> None:
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         await store.grant("s", 10, 1000)
-        await store.create("s", Sequence(start=1000, step=-1))
+        await store.create(made("s", Sequence(start=1000, step=-1)))
         assert list(ids_of(await store.grant("s", 2, 1000))) == [11, 12]
 
     async def test_many_at_once_make_one(self, store: Store, opener: Opener) -> None:
         other = await opener.open()
-        await asyncio.gather(*((store, other)[n % 2].create("s", Sequence()) for n in range(20)))
+        await asyncio.gather(*((store, other)[n % 2].create(made("s")) for n in range(20)))
         grants = await asyncio.gather(*(store.grant("s", 1, 1000) for _ in range(20)))
         assert sorted(each for granted in grants for each in ids_of(granted)) == list(range(1, 21))
 
 
 class TestGiveBack:
     async def test_an_unused_tail_is_granted_again(self, store: Store) -> None:
-        await store.create("s", Sequence(start=100, step=10))
+        await store.create(made("s", Sequence(start=100, step=10)))
         first = await grant(store, "s", 5)
         assert await store.give_back("s", 3, first.version)
         assert list(ids_of(await store.grant("s", 2, 1000))) == [120, 130]
 
     async def test_a_descending_tail_too(self, store: Store) -> None:
-        await store.create("s", Sequence(start=100, step=-1, max_value=100))
+        await store.create(made("s", Sequence(start=100, step=-1, max_value=100)))
         first = await grant(store, "s", 5)
         assert await store.give_back("s", 4, first.version)
         assert list(ids_of(await store.grant("s", 2, 1000))) == [99, 98]
 
     async def test_only_once(self, store: Store, opener: Opener) -> None:
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         first = await grant(store, "s", 10)
         answers = await asyncio.gather(*(store.give_back("s", 2, first.version) for _ in range(5)))
         assert sorted(answers) == [False, False, False, False, True]
@@ -212,7 +200,7 @@ class TestGiveBack:
         assert found["last_value"] == 8
 
     async def test_not_after_another_grant(self, store: Store, opener: Opener) -> None:
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         first = await grant(store, "s", 10)
         await (await opener.open()).grant("s", 1, 1000)
         assert not await store.give_back("s", 5, first.version)
@@ -221,7 +209,7 @@ class TestGiveBack:
     async def test_not_after_another_grant_that_was_given_back(self, store: Store, opener: Opener) -> None:
         """The other process remembers its tail's start, and must never see a lower value."""
         other = await opener.open()
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         first = await grant(store, "s", 10)
         second = await grant(other, "s", 5)
         assert await other.give_back("s", 5, second.version)
@@ -230,14 +218,14 @@ class TestGiveBack:
 
     async def test_not_after_another_saw_the_value_in_a_renewal(self, store: Store, opener: Opener) -> None:
         other = await opener.open()
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         first = await grant(store, "s", 10)
         assert (await grant(other, "s", 0)).last_value == 10
         assert not await store.give_back("s", 5, first.version)
         assert (await grant(other, "s", 0)).last_value == 10
 
     async def test_ones_own_renewal_moves_the_version(self, store: Store) -> None:
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         first = await grant(store, "s", 10)
         renewed = await grant(store, "s", 0)
         assert renewed.version != first.version
@@ -246,13 +234,13 @@ class TestGiveBack:
         assert list(ids_of(await store.grant("s", 1, 1000))) == [6]
 
     async def test_not_after_an_old_client_took_a_value(self, store: Store, opener: Opener) -> None:
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         first = await grant(store, "s", 10)
         assert await opener.backend.old_client("s") == 11
         assert not await store.give_back("s", 5, first.version)
 
     async def test_not_for_a_row_made_anew(self, store: Store, opener: Opener) -> None:
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         first = await grant(store, "s", 10)
         await opener.put("s", last_value=10, generation=1)
         assert not await store.give_back("s", 5, first.version)
@@ -262,7 +250,7 @@ class TestGiveBack:
 
     async def test_racing_with_grants_nothing_is_granted_twice(self, store: Store, opener: Opener) -> None:
         other = await opener.open()
-        await store.create("s", Sequence())
+        await store.create(made("s"))
         used: list[int] = []
 
         async def use_half(of: Store) -> None:
@@ -357,7 +345,7 @@ class TestClaims:
 class TestOpen:
     async def test_what_was_granted_is_there_for_the_next_process(self, opener: Opener) -> None:
         first = await opener.open()
-        await first.create("s", Sequence())
+        await first.create(made("s"))
         await first.grant("s", 10, 1000)
         await first.claim_start(3, 1000, "me", 60)
         await first.close()
@@ -368,7 +356,7 @@ class TestOpen:
     async def test_many_processes_may_start_at_once(self, opener: Opener) -> None:
         stores = [opener.new() for _ in range(8)]
         await asyncio.gather(*(store.open() for store in stores))
-        await asyncio.gather(*(store.create("s", Sequence()) for store in stores))
+        await asyncio.gather(*(store.create(made("s")) for store in stores))
         grants = await asyncio.gather(*(store.grant("s", 1, 1000) for store in stores))
         assert sorted(each for granted in grants for each in ids_of(granted)) == list(range(1, 9))
 
@@ -377,8 +365,8 @@ class TestOpen:
         await opener.put("orders", last_value=41)
         store = await opener.open()
         assert list(ids_of(await store.grant("orders", 2, 1000))) == [42, 43]
-        await store.create("orders", Sequence())
-        await store.create("invoices", Sequence(start=100))
+        await store.create(made("orders"))
+        await store.create(made("invoices", Sequence(start=100)))
         assert list(ids_of(await store.grant("invoices", 1, 1000))) == [100]
         assert await opener.row("orders") == dict(zip(COLUMNS, (43, None, None, None, None, 1000), strict=True))
 

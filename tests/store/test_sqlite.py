@@ -22,8 +22,10 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.store import Allocation, Revision
 from idalloc_server.store.sqlite import SqliteStore
 from tests.fakes import FakeClock
+from tests.store.rows import made
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 async def store(path: Path, clock: FakeClock) -> AsyncIterator[SqliteStore]:
     store = SqliteStore(path, clock, busy_timeout=0.2)
     await store.open()
-    await store.create("s", Sequence())
+    await store.create(made("s"))
     yield store
     await store.close()
 
@@ -153,7 +155,7 @@ class TestAReplacedFile:
             leftover.unlink()
         another = SqliteStore(path, clock)
         await another.open()
-        await another.create("s", Sequence())
+        await another.create(made("s"))
         assert await last_of(another) == 1
         with pytest.raises(StoreWentBackwards, match="found another file there"):
             await store.grant("s", 1, 1000)
@@ -206,10 +208,10 @@ class TestFailures:
         await store._call(lambda: _pragma(store, f"max_page_count = {pages}"))
         with pytest.raises(StoreRejected, match="full") as caught:
             for number in range(10_000):
-                await store.create(f"{number:0255}", Sequence())
+                await store.create(made(f"{number:0255}"))
         assert caught.value.code == sqlite3.SQLITE_FULL
         await store._call(lambda: _pragma(store, "max_page_count = 100000"))
-        await store.create("x" * 255, Sequence())
+        await store.create(made("x" * 255))
         assert await last_of(store) == 1
 
     async def test_a_database_that_became_read_only(self, store: SqliteStore) -> None:
@@ -243,7 +245,7 @@ class TestFailures:
 
     async def test_a_value_beyond_64_bits_is_rejected(self, store: SqliteStore) -> None:
         with pytest.raises(StoreRejected):
-            await store.create("t", Sequence(start=-(2**63), min_value=-(2**63)))
+            await store.create(made("t", Sequence(start=-(2**63), min_value=-(2**63))))
         assert await store.grant("t", 1, 1000) is None
 
 
@@ -333,3 +335,44 @@ class TestRows:
             await other.close()
         assert sorted(lasts) == list(range(3, 61, 3))
         assert sorted(claim.start_timestamp for claim in claims) == list(range(1000, 1020))
+
+    async def test_a_column_of_someone_elses_keeps_what_is_in_it(self, store: SqliteStore, path: Path) -> None:
+        make(path, "ALTER TABLE sequences ADD COLUMN owner TEXT", "UPDATE sequences SET owner = 'sales'")
+        await store.revise("s", 0, Revision(Sequence(), 5, "me", 1.5))
+        db = sqlite3.connect(path)
+        assert db.execute("SELECT owner, last_value, changed_at FROM sequences").fetchall() == [("sales", 5, 1.5)]
+        db.close()
+
+    async def test_reads_do_not_wait_for_a_writer(self, store: SqliteStore, path: Path) -> None:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("UPDATE sequences SET last_value = 99")
+        assert await store.get("s") == made("s")
+        assert await store.list("", "", 9, deleted=True, periods=True) == [made("s")]
+        assert await store.recorded("r") is None
+        assert await store.claimed_starts() == {}
+        other.execute("COMMIT")
+        other.close()
+        assert await store.get("s") == made("s", last_value=99)
+
+    async def test_what_was_made_before_settings_had_columns_goes_on(self, path: Path, clock: FakeClock) -> None:
+        make(
+            path,
+            "PRAGMA application_id = 0x69646C63",
+            "CREATE TABLE sequences (name TEXT PRIMARY KEY, last_value INTEGER, step INTEGER, generation INTEGER)",
+            "INSERT INTO sequences VALUES ('s', 41, 1, 3)",
+        )
+        store = SqliteStore(path, clock)
+        await store.open()
+        assert await store.get("s") == made("s", last_value=41, generation=3)
+        await store.record([Allocation("r", "s", 1, 1, 1, 3, "", 0, "node")])
+        assert await store.forget_recorded(-1, 5) == 1
+        await store.close()
+
+    async def test_a_replaced_file_is_not_read_either(self, store: SqliteStore, path: Path) -> None:
+        path.unlink()
+        for asked in (store.get("s"), store.recorded("r"), store.claimed_starts()):
+            with pytest.raises(StoreRejected, match="was replaced"):
+                await asked
+        with pytest.raises(StoreWentBackwards):
+            await store.grant_timestamps("s", 1, 1000, 1, 1)

@@ -12,6 +12,7 @@ class Cause(StrEnum):
     GENERATION = "generation"  # left in a lease of a generation that is over
     LEFTOVER = "leftover"  # left behind because a larger request needed one contiguous range
     NOT_RETURNED = "not_returned"  # a tail that the store no longer took back
+    REPEATED = "repeated"  # taken for a request whose earlier ids were given again
     UNKNOWN_OUTCOME = "unknown_outcome"  # wanted in a write whose answer did not come: at most this many
     WENT_BACKWARDS = "went_backwards"  # held of a sequence whose store went backwards
 

@@ -2,13 +2,20 @@
 
 * Refusal                     a call is refused; ``reason`` is a value of ``idalloc.v1.ErrorReason``
     x InvalidRequest
-    x SequenceNotFound
+    * SequenceNotFound
+        x SequenceDeleted
+    x SequenceExists
+    x SequenceChanged
     x SequenceExhausted
     x SequenceInvalid
     x StoreWentBackwards
     x DocIdTimestampRefused
+    x PrefixInUse
+    x RequestIdReused
+    x RequestIdBurned
     * Retryable               the same call may succeed later
         x ServerDraining
+        x SequenceAheadOfClock
         * StoreUnavailable
             x StoreUnreachable      nothing was sent
             x StoreRejected         the store answered with an error; nothing was applied
@@ -51,12 +58,51 @@ class InvalidRequest(Refusal):
 
 
 class SequenceNotFound(Refusal):
-    """The sequence does not exist, and is not created on first use."""
+    """The sequence does not exist.
+
+    Args:
+        sequence: The sequence's name.
+        why: What follows "does not exist" in the message.
+    """
 
     reason = "SEQUENCE_NOT_FOUND"
 
+    def __init__(self, sequence: str, why: str = "") -> None:
+        super().__init__(f"sequence {sequence!r} does not exist{why}", sequence=sequence)
+
+
+class SequenceDeleted(SequenceNotFound):
+    """The sequence was deleted. It is not created by its first use, but on purpose only."""
+
     def __init__(self, sequence: str) -> None:
-        super().__init__(f"sequence {sequence!r} does not exist, and auto_create_sequences is off", sequence=sequence)
+        super().__init__(sequence, ": it was deleted, and goes on where it ended when it is created again")
+
+
+class SequenceExists(Refusal):
+    """A sequence of that name exists."""
+
+    reason = "SEQUENCE_EXISTS"
+
+    def __init__(self, sequence: str) -> None:
+        super().__init__(f"sequence {sequence!r} exists already", sequence=sequence)
+
+
+class SequenceChanged(Refusal):
+    """The sequence is not the one that was to be changed any more. Nothing was changed.
+
+    Args:
+        sequence: The sequence's name.
+        etag: The present etag.
+    """
+
+    reason = "SEQUENCE_CHANGED"
+
+    def __init__(self, sequence: str, etag: str) -> None:
+        super().__init__(
+            f"sequence {sequence!r} was changed in the meantime, its etag is {etag} now: read it again",
+            sequence=sequence,
+            etag=etag,
+        )
 
 
 class SequenceExhausted(Refusal):
@@ -98,8 +144,8 @@ class StoreWentBackwards(Refusal):
     def __init__(self, sequence: str, seen: str, found: str) -> None:
         super().__init__(
             f"the store went backwards: of sequence {sequence!r} this node saw {seen}, and found {found}; "
-            "no more of its ids are issued until the sequence is raised past the highest id in use "
-            "and this node is restarted",
+            "this node issues no more of its ids until the sequence is advanced past the highest id in use "
+            "(idalloc sequences advance)",
             sequence=sequence,
             seen=seen,
             found=found,
@@ -110,6 +156,42 @@ class DocIdTimestampRefused(Refusal):
     """The next start timestamp would not fit in a document id."""
 
     reason = "DOC_ID_TIMESTAMP_REFUSED"
+
+
+class PrefixInUse(Refusal):
+    """Another live node holds the prefix, and that is refused."""
+
+    reason = "PREFIX_IN_USE"
+
+    def __init__(self, prefix: int, holder: str) -> None:
+        super().__init__(f"prefix {prefix} is in use by {holder}: choose another one", prefix=prefix, holder=holder)
+
+
+class RequestIdReused(Refusal):
+    """The request id was used before, for another request. Nothing was done."""
+
+    reason = "REQUEST_ID_REUSED"
+
+    def __init__(self, request_id: str, earlier: str) -> None:
+        super().__init__(
+            f"request_id {request_id} was used before, for {earlier}: a new request needs a new one",
+            request_id=request_id,
+        )
+
+
+class RequestIdBurned(Refusal):
+    """The ids that an earlier call with this request id took may not be given any more."""
+
+    reason = "REQUEST_ID_BURNED"
+
+    def __init__(self, request_id: str, first_id: int, last_id: int) -> None:
+        super().__init__(
+            f"the ids {first_id} to {last_id}, which an earlier call with request_id {request_id} took, are not given "
+            "any more, since the sequence was changed since: unless its answer came, take others under a new one",
+            request_id=request_id,
+            first_id=first_id,
+            last_id=last_id,
+        )
 
 
 class Retryable(Refusal):
@@ -129,6 +211,25 @@ class ServerDraining(Retryable):
 
     def __init__(self) -> None:
         super().__init__("the server is stopping")
+
+
+class SequenceAheadOfClock(Retryable):
+    """More timestamps were asked for than the clock allows.
+
+    Args:
+        sequence: The sequence's name.
+        ahead: By how many seconds it would be ahead of the clock.
+        most: How many are allowed.
+    """
+
+    reason = "SEQUENCE_AHEAD_OF_CLOCK"
+
+    def __init__(self, sequence: str, ahead: float, most: float) -> None:
+        super().__init__(
+            f"sequence {sequence!r} would be {ahead:.3f} s ahead of the clock, more than max_clock_skew, {most:g} s",
+            sequence=sequence,
+        )
+        self.retry_after = max(ahead - most, 0.001)
 
 
 class StoreUnavailable(Retryable):

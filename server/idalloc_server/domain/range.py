@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from idalloc_server.domain.sequence import Sequence
+
 
 class Range(NamedTuple):
     """Ids taken for one caller: first_id, first_id + step, … last_id.
@@ -12,6 +14,8 @@ class Range(NamedTuple):
         step: The distance from one id to the next, never 0.
         generation: The generation of the sequence that they were taken in.
         expires_at: When the lease that they were taken from ends, in ``Clock.boot`` seconds.
+        sequence: The settings of the sequence.
+        period: The period whose counter gave them, such as "2026-11"; empty where the sequence has no reset.
     """
 
     first_id: int
@@ -19,6 +23,8 @@ class Range(NamedTuple):
     step: int
     generation: int
     expires_at: float
+    sequence: Sequence
+    period: str = ""
 
     @property
     def last_id(self) -> int:

@@ -1,5 +1,6 @@
 """What the domain asks of a store, and what every store promises."""
 
+from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol
 
 from idalloc_server.domain.sequence import Sequence
@@ -11,7 +12,7 @@ class Grant(NamedTuple):
     Attributes:
         last_value: The counter after the write.
         granted: How many ids were granted: what was wanted, or what is left, or 0.
-        step: The distance from one id to the next.
+        sequence: The settings of the sequence. Equal settings of one process are one object.
         remaining: How many ids the sequence has left after the write.
         generation: The sequence's generation, which never falls.
         version: Which state of the row the write left behind, for ``Store.give_back``. Opaque.
@@ -19,15 +20,99 @@ class Grant(NamedTuple):
 
     last_value: int
     granted: int
-    step: int
+    sequence: Sequence
     remaining: int
     generation: int
     version: tuple[int, int]
 
     @property
+    def step(self) -> int:
+        """The distance from one id to the next."""
+        return self.sequence.step
+
+    @property
     def value_before(self) -> int:
-        """The counter before the write."""
+        """The counter right before the first id that was granted."""
         return self.last_value - self.granted * self.step
+
+
+class Row(NamedTuple):
+    """A sequence, or the counter of one of its periods, as it lies in the store.
+
+    Attributes:
+        name: The sequence's name; of a period's counter ``name_of_period``.
+        last_value: The counter: the last value handed out. None in an adopted row that has none.
+        sequence: The settings.
+        generation: Which generation of leases is valid.
+        lease_ms: How long leases may live that were granted up to now, in milliseconds; 0 where there was none.
+        revision: How often the settings were changed; not moved by grants.
+        revised_by: Who made the last of these changes: the ``by`` of it. Empty where there was none.
+        created_at: When it was created, in seconds since 1970; None where that is not known.
+        changed_at: When it was last revised, likewise.
+        deleted: Whether it is a tombstone.
+    """
+
+    name: str
+    last_value: int | None
+    sequence: Sequence
+    generation: int = 1
+    lease_ms: int = 0
+    revision: int = 0
+    revised_by: str = ""
+    created_at: float | None = None
+    changed_at: float | None = None
+    deleted: bool = False
+
+
+class Revision(NamedTuple):
+    """A change of a sequence.
+
+    Attributes:
+        sequence: The settings from now on.
+        at_least: The counter goes on to here (in the direction of the step), if it is not past it, and then on to the
+            lattice of the settings. Never before ``sequence.before_start``.
+        by: Who makes the change; no two changes share it, unless one is the repetition of the other.
+        at: When, in seconds since 1970.
+        ends_leases: Whether the generation grows, so that leases of the older one end.
+        generation: The least generation from now on.
+        limit: The change is refused where the counter is past this value.
+        deleted: Whether the sequence is a tombstone from now on.
+    """
+
+    sequence: Sequence
+    at_least: int
+    by: str
+    at: float
+    ends_leases: bool = True
+    generation: int = 1
+    limit: int | None = None
+    deleted: bool = False
+
+
+class Allocation(NamedTuple):
+    """What was answered, or is to be answered, to a request with a request id.
+
+    Attributes:
+        request_id: The request's own.
+        sequence: The sequence's name.
+        first_id: The first id.
+        id_count: How many ids.
+        step: The distance from one id to the next.
+        generation: The sequence's generation that they were taken in.
+        period: The period, or the date, of the ids' texts; empty where they have none.
+        prefix: The node's prefix, for the ids' texts.
+        node: Which node took them, for people.
+    """
+
+    request_id: str
+    sequence: str
+    first_id: int
+    id_count: int
+    step: int
+    generation: int
+    period: str
+    prefix: int
+    node: str
 
 
 class Claim(NamedTuple):
@@ -70,7 +155,8 @@ class Store(Protocol):
     async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
         """Moves a sequence's counter by up to ``wanted`` steps, never past its bound, in one atomic write.
 
-        With ``wanted`` 0 the counter stays, and the answer tells the generation: this renews a lease.
+        With ``wanted`` 0 the counter stays, and the answer tells the generation: this renews a lease. Of a sequence of
+        timestamps, and of one with a reset, none are granted: ``grant_timestamps`` and the periods' counters do that.
 
         Args:
             name: The sequence's name.
@@ -82,12 +168,114 @@ class Store(Protocol):
 
         Raises:
             SequenceInvalid: The row has no last_value.
+            SequenceDeleted: It is a tombstone. Nothing was granted.
             StoreWentBackwards: The store was replaced by another one since it was opened.
         """
         ...
 
-    async def create(self, name: str, sequence: Sequence) -> None:
-        """Makes a sequence that has issued nothing. One that exists stays as it is."""
+    async def grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
+        """Grants timestamps: values of the clock that nobody had, in one atomic write.
+
+        The first one is ``now``, or the one behind the counter where that is later; the last one lies at most
+        ``ahead`` behind ``now``: fewer than ``wanted`` are granted where that, or max_value, does not allow more. Where
+        the store has a clock of its own, a ``now`` that is more than ``ahead`` behind it is taken for one that is
+        ``ahead`` behind it, so that no node with a wrong clock spoils the sequence.
+
+        Args:
+            name: The sequence's name; its kind is one of timestamps.
+            wanted: How many, at least 0.
+            lease_ms: As for ``grant``.
+            now: The clock, in the unit of the sequence's kind.
+            ahead: In the same unit.
+
+        Returns:
+            As ``grant``. ``remaining`` is what is left before max_value.
+
+        Raises:
+            SequenceInvalid, SequenceDeleted, StoreWentBackwards: As ``grant``.
+        """
+        ...
+
+    async def create(self, row: Row) -> Row:
+        """Makes a row, with all that it says, where there is none of that name. One that exists stays as it is.
+
+        Returns:
+            The row that stands: the caller's own where ``revised_by`` is what it gave.
+        """
+        ...
+
+    async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
+        """Sees that the counter of a period is there, and is of at least this generation.
+
+        One of an older generation takes the settings over, and goes on to ``at_least`` if it is not past it, and then
+        on to the lattice, as in ``Revision``. One of this generation or a newer one stays as it is.
+
+        Args:
+            name: ``name_of_period``.
+            sequence: The settings of the sequence.
+            at_least: Where a new counter starts; ``sequence.before_start`` for the beginning.
+            generation: The sequence's generation.
+        """
+        ...
+
+    async def get(self, name: str) -> Row | None:
+        """Returns a row as the last acknowledged write left it, also a tombstone; None where there is none.
+
+        Raises:
+            SequenceInvalid: Its settings cannot be read.
+        """
+        ...
+
+    async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
+        """Returns rows in the order of their names' bytes; every write that was acknowledged before the call shows.
+
+        Args:
+            prefix: What the names begin with.
+            after: Only names behind this one; empty for all.
+            most: The most rows to return.
+            deleted: Whether tombstones are among them.
+            periods: Whether the counters of periods are among them.
+
+        Raises:
+            SequenceInvalid: A row's settings cannot be read.
+        """
+        ...
+
+    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+        """Changes a row in one atomic write, if its revision is this one and its counter not past the limit.
+
+        It is safe to be applied again: it then finds another revision. The revision grows by one.
+
+        Returns:
+            The row after the write; the change was made, now or before, where ``revised_by`` is ``change.by``. None
+            where there is no such row.
+
+        Raises:
+            SequenceInvalid: The row has no last_value, or its settings cannot be read.
+        """
+        ...
+
+    async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+        """Writes down what is to be answered, where nothing is written down under that request id; in one statement.
+
+        Args:
+            allocations: With request ids that are all different; at least one.
+
+        Returns:
+            By request id, the allocation that stands: the caller's own or an earlier one. One that is missing may have
+            been written down or not.
+        """
+        ...
+
+    async def recorded(self, request_id: str) -> Allocation | None:
+        """Returns what is written down under a request id, as the last acknowledged write left it."""
+        ...
+
+    async def forget_recorded(self, older_than: float, most: int) -> int:
+        """Removes up to ``most`` allocations that were written down over ``older_than`` seconds ago.
+
+        Age is by the store's clock. Returns how many were found, so that less than ``most`` says that none is left.
+        """
         ...
 
     async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
@@ -118,6 +306,14 @@ class Store(Protocol):
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
         """Notes that ``holder``, if it holds the prefix, does so no more."""
+        ...
+
+    async def claimed_starts(self) -> dict[int, int]:
+        """Returns the last start timestamp that was claimed, by prefix; every acknowledged claim shows."""
+        ...
+
+    async def raise_start(self, prefix: int, last_start: int) -> None:
+        """Sees that no start timestamp at or below ``last_start`` is ever claimed under this prefix."""
         ...
 
     async def now(self) -> float | None:

@@ -65,6 +65,12 @@ SEQUENCES = Table(
         "generation": "BIGINT",
         "lease_ms": "BIGINT",
         "granted": "BIGINT",
+        "settings": "TEXT",
+        "mode": "TEXT",
+        "rev": "BIGINT",
+        "rev_by": "TEXT",
+        "created_at": "TIMESTAMP WITH TIME ZONE",
+        "changed_at": "TIMESTAMP WITH TIME ZONE",
     },
 )
 STARTS = Table(
@@ -75,6 +81,22 @@ STARTS = Table(
         "last_start": "BIGINT",
         "holder": "TEXT",
         "seen_at": "TIMESTAMP WITH TIME ZONE",
+    },
+)
+ALLOCATIONS = Table(
+    "allocations",
+    "request_id",
+    {
+        "request_id": "TEXT",
+        "sequence": "TEXT",
+        "first_id": "BIGINT",
+        "id_count": "BIGINT",
+        "step": "BIGINT",
+        "generation": "BIGINT",
+        "period": "TEXT",
+        "prefix": "INTEGER",
+        "node": "TEXT",
+        "written_at": "TIMESTAMP WITH TIME ZONE",
     },
 )
 
@@ -93,7 +115,7 @@ async def set_up(http: CrateHttp, schema: str) -> None:
             raise
         raise StartRefused("store", f"check the host, the user and the password or jwt of the URL: {error}") from error
     nodes = await _nodes(http)
-    for table in (SEQUENCES, STARTS):
+    for table in (SEQUENCES, STARTS, ALLOCATIONS):
         await _ensure(http, schema, table)
         await _check_settings(http, schema, table, nodes)
         await _check_writable(http, schema, table)

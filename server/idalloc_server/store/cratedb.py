@@ -1,42 +1,15 @@
-"""Counters and start timestamps in CrateDB: the statements.
+"""Counters, start timestamps and recorded answers in CrateDB; the statements are in ``crate_sql``."""
 
-What they keep to was measured on a live cluster: a write may be applied twice inside the cluster, so an increment is
-relative and an absolute one would go back; ``WHERE`` names the primary key and nothing else (but for both version
-columns), since any other predicate is checked against an old snapshot; the right sides of ``SET`` all see the old row;
-``GREATEST`` and ``LEAST`` leave NULL out; ``ABS`` is not exact; no overflow error is relied on.
-"""
+from collections.abc import Sequence as Many
+from typing import Any
 
-# ruff: noqa: S608 - the schema's name was checked, and nothing else that is not our own gets into a statement
-
-from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.sequence import MAX_ID, Sequence
-from idalloc_server.domain.store import Claim, Grant
-from idalloc_server.store import crate_schema
-from idalloc_server.store.bounds import DEFAULT_GENERATION, DEFAULT_MIN_VALUE, DEFAULT_STEP, ids_left
+from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid, StoreOutcomeUnknown
+from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, Sequence
+from idalloc_server.domain.store import Allocation, Claim, Grant, Revision, Row
+from idalloc_server.store import crate_schema, crate_sql, settings
+from idalloc_server.store.bounds import LOWEST, ids_left, moved_on
 from idalloc_server.store.crate_http import CrateHttp
-
-# The longest way that a counter can go in one grant. With it no difference below overflows, whatever the signs.
-_FARTHEST = 2**63 - 1
-
-_STEP = f"COALESCE(step, {DEFAULT_STEP})"
-_WAY_UP = f"GREATEST(LEAST(COALESCE(max_value, {MAX_ID}), {_FARTHEST} + LEAST(last_value, 0)), last_value) - last_value"
-_WAY_DOWN = (
-    f"LEAST(GREATEST(COALESCE(min_value, {DEFAULT_MIN_VALUE}), GREATEST(last_value, 0) - {_FARTHEST}), last_value)"
-    " - last_value"
-)
-# $1 ids, or what is left; 0 where last_value is NULL or step is 0.
-_GRANTED = (
-    f"LEAST($1, COALESCE(CASE WHEN {_STEP} > 0 THEN ({_WAY_UP}) / {_STEP}"
-    f" WHEN {_STEP} < 0 THEN ({_WAY_DOWN}) / {_STEP} ELSE 0 END, 0))"
-)
-
-
-def _may_hold(holder: str, stale_ms: str, now: str) -> str:
-    """Returns the condition under which a prefix becomes ``holder``'s."""
-    return (
-        f"holder IS NULL OR holder = {holder} OR seen_at IS NULL"
-        f" OR CAST(seen_at AS BIGINT) + {stale_ms} <= CAST({now} AS BIGINT)"
-    )
+from idalloc_server.store.settings import DEFAULT_GENERATION, DELETED, PERIOD, TIMESTAMP
 
 
 class CrateStore:
@@ -52,35 +25,7 @@ class CrateStore:
         self._http = http
         self._schema = schema
         self._address = address
-        sequences = crate_schema.SEQUENCES.reference(schema)
-        starts = crate_schema.STARTS.reference(schema)
-        self._grant = (
-            f"UPDATE {sequences} SET granted = {_GRANTED}, last_value = last_value + {_STEP} * {_GRANTED},"
-            " lease_ms = GREATEST(COALESCE(lease_ms, 0), $2) WHERE name = $3"
-            " RETURNING last_value, granted, step, min_value, max_value, generation, _seq_no, _primary_term"
-        )
-        self._create = (
-            f"INSERT INTO {sequences} (name, last_value, step, min_value, max_value, generation)"
-            f" VALUES ($1, $2, $3, $4, $5, {DEFAULT_GENERATION}) ON CONFLICT (name) DO NOTHING"
-        )
-        self._give_back = (
-            f"UPDATE {sequences} SET granted = 0, last_value = last_value - {_STEP} * $1"
-            " WHERE name = $2 AND _seq_no = $3 AND _primary_term = $4 RETURNING last_value"
-        )
-        may_hold = _may_hold("excluded.holder", "$4", "excluded.seen_at")
-        self._claim = (
-            f"INSERT INTO {starts} (prefix, last_start, holder, seen_at) VALUES ($1, $2, $3, CURRENT_TIMESTAMP)"
-            " ON CONFLICT (prefix) DO UPDATE SET last_start = GREATEST(last_start + 1, excluded.last_start),"
-            f" holder = CASE WHEN {may_hold} THEN excluded.holder ELSE holder END,"
-            f" seen_at = CASE WHEN {may_hold} THEN excluded.seen_at ELSE seen_at END"
-            " RETURNING last_start, holder, seen_at"
-        )
-        may_hold = _may_hold("$2", "$3", "CURRENT_TIMESTAMP")
-        self._keep = (
-            f"UPDATE {starts} SET holder = CASE WHEN {may_hold} THEN $2 ELSE holder END,"
-            f" seen_at = CASE WHEN {may_hold} THEN CURRENT_TIMESTAMP ELSE seen_at END WHERE prefix = $1"
-        )
-        self._release = f"UPDATE {starts} SET holder = NULLIF(holder, $2) WHERE prefix = $1"
+        self._sql = crate_sql.Statements(schema)
 
     @property
     def address(self) -> str:
@@ -93,46 +38,148 @@ class CrateStore:
 
     async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
         """See ``Store.grant``."""
-        rows = await self._http.write(self._grant, min(wanted, MAX_ID), lease_ms, name)
+        return _grant_of(name, await self._http.write(self._sql.grant, min(wanted, MAX_ID), lease_ms, name))
+
+    async def grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
+        """See ``Store.grant_timestamps``."""
+        rows = await self._http.write(
+            self._sql.grant_timestamps, min(wanted, MAX_ID), lease_ms, name, _held(now), min(ahead, MAX_STEP)
+        )
+        grant = _grant_of(name, rows, of=(TIMESTAMP,))
+        # Where the clock is past the bound already, what lies between them is lost.
+        if grant is not None and not grant.granted and grant.remaining:
+            left = grant.sequence.max_value - max(grant.last_value, now - 1)
+            return grant._replace(remaining=max(0, left))
+        return grant
+
+    async def create(self, row: Row) -> Row:
+        """See ``Store.create``."""
+        sequence = row.sequence
+        rows = await self._http.write(
+            self._sql.create,
+            row.name,
+            row.last_value,
+            sequence.step,
+            sequence.min_value,
+            sequence.max_value,
+            settings.pack(sequence),
+            settings.mode(row.name, sequence, row.deleted),
+            row.generation,
+            row.lease_ms,
+            row.revision,
+            row.revised_by,
+            _ms(row.created_at),
+            _ms(row.changed_at),
+        )
         if not rows:
-            return None
-        last_value, granted, step, min_value, max_value, generation, seq_no, primary_term = rows[0]
-        step = DEFAULT_STEP if step is None else step
-        if last_value is None:
-            raise SequenceInvalid(name, "its last_value is NULL")
-        if step == 0:
-            raise SequenceInvalid(name, "its step is 0")
-        return Grant(
-            last_value=last_value,
-            granted=granted,
-            step=step,
-            remaining=ids_left(last_value, step, min_value, max_value),
-            generation=DEFAULT_GENERATION if generation is None else generation,
-            version=(seq_no, primary_term),
+            raise StoreOutcomeUnknown(f"CrateDB did not say whether sequence {row.name!r} was created")
+        return _row_of(rows[0])
+
+    async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
+        """See ``Store.open_period``."""
+        await self._http.write(
+            self._sql.open_period(sequence),
+            name,
+            moved_on(sequence.before_start, at_least, sequence),
+            sequence.step,
+            sequence.min_value,
+            sequence.max_value,
+            settings.pack(sequence),
+            settings.mode(name, sequence, deleted=False),
+            generation,
+            *crate_sql.lattice(sequence),
         )
 
-    async def create(self, name: str, sequence: Sequence) -> None:
-        """See ``Store.create``."""
-        before = sequence.start - sequence.step
-        await self._http.write(self._create, name, before, sequence.step, sequence.min_value, sequence.max_value)
+    async def get(self, name: str) -> Row | None:
+        """See ``Store.get``."""
+        rows = await self._http.read(self._sql.get, name)
+        return _row_of(rows[0]) if rows else None
+
+    async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
+        """See ``Store.list``."""
+        await self._http.read(self._sql.refresh_sequences)
+        arguments = [after, crate_sql.like(prefix), most, *([] if periods else [crate_sql.PERIODS])]
+        rows = await self._http.read(self._sql.list(deleted=deleted, periods=periods), *arguments)
+        return [_row_of(row) for row in rows]
+
+    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+        """See ``Store.revise``."""
+        sequence = change.sequence
+        no_limit = MAX_ID if sequence.step > 0 else LOWEST
+        before = sequence.before_start
+        rows = await self._http.write(
+            self._sql.revise(sequence),
+            name,
+            revision,
+            no_limit if change.limit is None else _held(change.limit),
+            _held(change.at_least if sequence.is_past(change.at_least, before) else before),
+            *crate_sql.lattice(sequence),
+            sequence.step,
+            sequence.min_value,
+            sequence.max_value,
+            settings.pack(sequence),
+            settings.mode(name, sequence, change.deleted) or "",
+            int(change.ends_leases),
+            change.generation,
+            change.by,
+            _ms(change.at),
+        )
+        if not rows:
+            return None
+        row = _row_of(rows[0])
+        if row.last_value is None:
+            raise SequenceInvalid(name, "its last_value is NULL")
+        return row
+
+    async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+        """See ``Store.record``."""
+        values = [value for allocation in allocations for value in allocation]
+        rows = await self._http.write(self._sql.record(len(allocations)), *values)
+        # An error of one row of several does not show but in that it is missing.
+        return {row[0]: Allocation(*row) for row in rows}
+
+    async def recorded(self, request_id: str) -> Allocation | None:
+        """See ``Store.recorded``."""
+        rows = await self._http.read(self._sql.recorded, request_id)
+        return Allocation(*rows[0]) if rows else None
+
+    async def forget_recorded(self, older_than: float, most: int) -> int:
+        """See ``Store.forget_recorded``."""
+        # Else those that were removed just before would be found again.
+        await self._http.read(self._sql.refresh_allocations)
+        rows = await self._http.read(self._sql.old_allocations, _ms(older_than), most)
+        # One at a time: nobody waits for it, and the connections are for those who do.
+        for row in rows:
+            await self._http.write(self._sql.forget_allocation, *row)
+        return len(rows)
 
     async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
         """See ``Store.give_back``."""
-        return bool(await self._http.write(self._give_back, count, name, *version))
+        return bool(await self._http.write(self._sql.give_back, count, name, *version))
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """See ``Store.claim_start``."""
-        rows = await self._http.write(self._claim, prefix, at_least, holder, _ms(stale_after))
+        rows = await self._http.write(self._sql.claim, prefix, at_least, holder, _ms(stale_after))
         last_start, held_by, seen_at = rows[0]
         return Claim(last_start, held_by, seen_at / 1000)
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
         """See ``Store.keep_prefix``."""
-        await self._http.write(self._keep, prefix, holder, _ms(stale_after))
+        await self._http.write(self._sql.keep, prefix, holder, _ms(stale_after))
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
         """See ``Store.release_prefix``."""
-        await self._http.write(self._release, prefix, holder)
+        await self._http.write(self._sql.release, prefix, holder)
+
+    async def claimed_starts(self) -> dict[int, int]:
+        """See ``Store.claimed_starts``."""
+        await self._http.read(self._sql.refresh_starts)
+        rows = await self._http.read(self._sql.claimed)
+        return {prefix: last_start for prefix, last_start in rows if last_start is not None}
+
+    async def raise_start(self, prefix: int, last_start: int) -> None:
+        """See ``Store.raise_start``."""
+        await self._http.write(self._sql.raise_start, prefix, last_start)
 
     async def now(self) -> float | None:
         """See ``Store.now``."""
@@ -144,5 +191,46 @@ class CrateStore:
         await self._http.close()
 
 
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
+def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PERIOD)) -> Grant | None:
+    """Reads the answer to a grant, which is from rows of these modes only."""
+    if not rows:
+        return None
+    last_value, granted, step, min_value, max_value, packed, mode, generation, seq_no, primary_term = rows[0]
+    if mode == DELETED:
+        raise SequenceDeleted(name)
+    if last_value is None:
+        raise SequenceInvalid(name, "its last_value is NULL")
+    sequence = settings.unpack(name, step, min_value, max_value, packed)
+    return Grant(
+        last_value=last_value,
+        granted=granted,
+        sequence=sequence,
+        remaining=ids_left(last_value, sequence.step, min_value, max_value) if mode in of else 0,
+        generation=DEFAULT_GENERATION if generation is None else generation,
+        version=(seq_no, primary_term),
+    )
+
+
+def _row_of(row: Many[Any]) -> Row:
+    name, last_value, step, min_value, max_value, packed, mode, generation, lease_ms, rev, by, created, changed = row
+    return Row(
+        name=name,
+        last_value=last_value,
+        sequence=settings.unpack(name, step, min_value, max_value, packed),
+        generation=DEFAULT_GENERATION if generation is None else generation,
+        lease_ms=lease_ms or 0,
+        revision=rev or 0,
+        revised_by=by or "",
+        created_at=None if created is None else created / 1000,
+        changed_at=None if changed is None else changed / 1000,
+        deleted=mode == DELETED,
+    )
+
+
+def _held(value: int) -> int:
+    """Returns the nearest number that CrateDB stores."""
+    return max(LOWEST, min(value, MAX_ID))
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

@@ -1,16 +1,16 @@
-"""Counters and start timestamps in one SQLite file, for any number of processes on one machine."""
+"""Counters, start timestamps and recorded answers in one SQLite file, for any number of processes on one machine."""
 
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
-    SequenceInvalid,
     StartRefused,
     StoreOutcomeUnknown,
     StoreRejected,
@@ -18,9 +18,8 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.sequence import Sequence
-from idalloc_server.domain.store import Claim, Grant
-from idalloc_server.store import sqlite_schema
-from idalloc_server.store.bounds import DEFAULT_GENERATION, DEFAULT_STEP, ids_left
+from idalloc_server.domain.store import Allocation, Claim, Grant, Revision, Row
+from idalloc_server.store import sqlite_allocations, sqlite_rows, sqlite_schema
 from idalloc_server.store.sqlite_schema import code, is_busy, roll_back
 
 _T = TypeVar("_T")
@@ -30,18 +29,6 @@ _BUSY_TIMEOUT = 5.0
 
 class _Replaced(Exception):
     """The file is not the one that was opened."""
-
-
-class _Row(NamedTuple):
-    """A sequence's row, with what may be NULL filled in, but for the bounds."""
-
-    last_value: int
-    step: int
-    min_value: int | None
-    max_value: int | None
-    generation: int
-    lease_ms: int
-    writes: int
 
 
 class SqliteStore:
@@ -75,59 +62,49 @@ class SqliteStore:
 
     async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
         """See ``Store.grant``."""
+        return await self._grant(name, lambda db: sqlite_rows.grant(db, name, wanted, lease_ms))
 
-        # In Python, because SQLite turns an integer that overflows into a REAL, silently.
-        def work(db: sqlite3.Connection) -> Grant | None:
-            row = _read(db, name)
-            if row is None:
-                return None
-            left = ids_left(row.last_value, row.step, row.min_value, row.max_value)
-            granted = min(wanted, left)
-            last_value = row.last_value + granted * row.step
-            db.execute(
-                "UPDATE sequences SET last_value = ?, lease_ms = ?, writes = ? WHERE name = ?",
-                (last_value, max(row.lease_ms, lease_ms), row.writes + 1, name),
-            )
-            return Grant(
-                last_value=last_value,
-                granted=granted,
-                step=row.step,
-                remaining=left - granted,
-                generation=row.generation,
-                version=(last_value, row.writes + 1),
-            )
+    async def grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
+        """See ``Store.grant_timestamps``."""
+        return await self._grant(name, lambda db: sqlite_rows.grant_timestamps(db, name, wanted, lease_ms, now, ahead))
 
-        try:
-            return await self._call(lambda: self._transaction(work))
-        except _Replaced as error:
-            raise StoreWentBackwards(name, seen=f"the file {self._path}", found=str(error)) from error
-
-    async def create(self, name: str, sequence: Sequence) -> None:
+    async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
-        before = sequence.start - sequence.step
-        values = (name, before, sequence.step, sequence.min_value, sequence.max_value, DEFAULT_GENERATION)
-        await self._write(
-            lambda db: db.execute(
-                "INSERT INTO sequences (name, last_value, step, min_value, max_value, generation)"
-                " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO NOTHING",
-                values,
-            )
+        return await self._write(lambda db: sqlite_rows.create(db, row))
+
+    async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
+        """See ``Store.open_period``."""
+        await self._write(lambda db: sqlite_rows.open_period(db, name, sequence, at_least, generation))
+
+    async def get(self, name: str) -> Row | None:
+        """See ``Store.get``."""
+        return await self._read(lambda db: sqlite_rows.get(db, name))
+
+    async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
+        """See ``Store.list``."""
+        return await self._read(
+            lambda db: sqlite_rows.list_rows(db, prefix, after, most, deleted=deleted, periods=periods)
         )
+
+    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+        """See ``Store.revise``."""
+        return await self._write(lambda db: sqlite_rows.revise(db, name, revision, change))
+
+    async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+        """See ``Store.record``."""
+        return await self._write(lambda db: sqlite_allocations.record(db, allocations, self._clock.wall()))
+
+    async def recorded(self, request_id: str) -> Allocation | None:
+        """See ``Store.recorded``."""
+        return await self._read(lambda db: sqlite_allocations.recorded(db, request_id))
+
+    async def forget_recorded(self, older_than: float, most: int) -> int:
+        """See ``Store.forget_recorded``."""
+        return await self._write(lambda db: sqlite_allocations.forget(db, self._clock.wall() - older_than, most))
 
     async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
         """See ``Store.give_back``."""
-
-        def work(db: sqlite3.Connection) -> bool:
-            row = _read(db, name)
-            if row is None or (row.last_value, row.writes) != version:
-                return False
-            db.execute(
-                "UPDATE sequences SET last_value = ?, writes = ? WHERE name = ?",
-                (row.last_value - count * row.step, row.writes + 1, name),
-            )
-            return True
-
-        return await self._write(work)
+        return await self._write(lambda db: sqlite_rows.give_back(db, name, count, version))
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """See ``Store.claim_start``."""
@@ -160,6 +137,22 @@ class SqliteStore:
             )
         )
 
+    async def claimed_starts(self) -> dict[int, int]:
+        """See ``Store.claimed_starts``."""
+        return await self._read(
+            lambda db: dict(db.execute("SELECT prefix, last_start FROM start_timestamps").fetchall())
+        )
+
+    async def raise_start(self, prefix: int, last_start: int) -> None:
+        """See ``Store.raise_start``."""
+        await self._write(
+            lambda db: db.execute(
+                "INSERT INTO start_timestamps (prefix, last_start) VALUES (?, ?)"
+                " ON CONFLICT (prefix) DO UPDATE SET last_start = max(last_start, excluded.last_start)",
+                (prefix, last_start),
+            )
+        )
+
     async def now(self) -> float | None:
         """See ``Store.now``."""
         return None
@@ -178,9 +171,18 @@ class SqliteStore:
             (holder, now, prefix, holder, stale_after, now),
         )
 
-    async def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def _grant(self, name: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
             return await self._call(lambda: self._transaction(work))
+        except _Replaced as error:
+            raise StoreWentBackwards(name, seen=f"the file {self._path}", found=str(error)) from error
+
+    async def _read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        return await self._write(work, "BEGIN")
+
+    async def _write(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
+        try:
+            return await self._call(lambda: self._transaction(work, begin))
         except _Replaced as error:
             raise StoreRejected(f"the file {self._path} was replaced: {error}; restart this node") from error
 
@@ -193,12 +195,12 @@ class SqliteStore:
 
     # From here on everything runs on the store's thread.
 
-    def _transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _transaction(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
         db = self._connection
         if db is None:
             raise StoreUnreachable("the store is not open")
         try:
-            db.execute("BEGIN IMMEDIATE")
+            db.execute(begin)
             self._check_file()
             answer = work(db)
         except (sqlite3.Error, OverflowError) as error:
@@ -252,29 +254,3 @@ class SqliteStore:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def _read(db: sqlite3.Connection, name: str) -> _Row | None:
-    found = db.execute(
-        "SELECT last_value, step, min_value, max_value, generation, lease_ms, writes FROM sequences WHERE name = ?",
-        (name,),
-    ).fetchone()
-    if found is None:
-        return None
-    last_value, step, min_value, max_value, generation, lease_ms, writes = found
-    if last_value is None:
-        raise SequenceInvalid(name, "its last_value is NULL")
-    # Any column of a SQLite table holds any type.
-    if not all(value is None or isinstance(value, int) for value in found):
-        raise SequenceInvalid(name, "a column that must be an integer is not")
-    if step == 0:
-        raise SequenceInvalid(name, "its step is 0")
-    return _Row(
-        last_value=last_value,
-        step=DEFAULT_STEP if step is None else step,
-        min_value=min_value,
-        max_value=max_value,
-        generation=DEFAULT_GENERATION if generation is None else generation,
-        lease_ms=lease_ms or 0,
-        writes=writes or 0,
-    )

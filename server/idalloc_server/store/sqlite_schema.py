@@ -21,8 +21,19 @@ _SEQUENCES = {
     "generation": "INTEGER",
     "lease_ms": "INTEGER",
     "writes": "INTEGER",
+    "settings": "TEXT",
+    "mode": "TEXT",
+    "rev": "INTEGER",
+    "rev_by": "TEXT",
+    "created_at": "REAL",
+    "changed_at": "REAL",
 }
 _STARTS = "prefix INTEGER PRIMARY KEY, last_start INTEGER NOT NULL, holder TEXT, seen_at REAL"
+_ALLOCATIONS = (
+    "request_id TEXT PRIMARY KEY, sequence TEXT NOT NULL, first_id INTEGER NOT NULL, id_count INTEGER NOT NULL,"
+    " step INTEGER NOT NULL, generation INTEGER NOT NULL, period TEXT NOT NULL, prefix INTEGER NOT NULL,"
+    " node TEXT NOT NULL, written_at REAL NOT NULL"
+)
 
 
 def connect(path: Path, busy_timeout: float) -> sqlite3.Connection:
@@ -102,6 +113,8 @@ def _make_tables(db: sqlite3.Connection, path: Path) -> None:
             if columns and name not in columns:
                 db.execute(f"ALTER TABLE sequences ADD COLUMN {name} {kind}")
         db.execute(f"CREATE TABLE IF NOT EXISTS start_timestamps ({_STARTS})")
+        db.execute(f"CREATE TABLE IF NOT EXISTS allocations ({_ALLOCATIONS})")
+        db.execute("CREATE INDEX IF NOT EXISTS allocations_written_at ON allocations (written_at)")
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute("COMMIT")
     finally:

@@ -1,0 +1,210 @@
+"""The sequences' rows in SQLite: what is read of them and written to them within a transaction.
+
+All is computed in Python, because SQLite turns an integer that overflows into a REAL, silently.
+"""
+
+# ruff: noqa: S608 - only names of columns and question marks get into a statement
+
+import sqlite3
+from typing import Any, NamedTuple
+
+from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
+from idalloc_server.domain.sequence import PERIOD_MARK, Sequence
+from idalloc_server.domain.store import Grant, Revision, Row
+from idalloc_server.store import settings
+from idalloc_server.store.bounds import ids_left, moved_on, timestamps
+
+_COLUMNS = (
+    "name, last_value, step, min_value, max_value, settings, mode, generation, lease_ms, writes, rev, rev_by,"
+    " created_at, changed_at"
+)
+_INTEGERS = (1, 2, 3, 4, 7, 8, 9, 10)
+
+
+class _Found(NamedTuple):
+    """A row as it was found.
+
+    Attributes:
+        row: What the store tells of it.
+        mode: What it is; see ``settings``.
+        writes: How often it was written.
+    """
+
+    row: Row
+    mode: str | None
+    writes: int
+
+    @property
+    def counter(self) -> int:
+        """The counter, as a write needs it."""
+        if self.row.last_value is None:
+            raise SequenceInvalid(self.row.name, "its last_value is NULL")
+        return self.row.last_value
+
+
+def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int) -> Grant | None:
+    """See ``Store.grant``."""
+    found = _granting(db, name)
+    if found is None:
+        return None
+    sequence, before = found.row.sequence, found.counter
+    left = 0
+    if found.mode in (None, settings.PERIOD):
+        left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value)
+    granted = min(wanted, left)
+    return _granted(db, found, lease_ms, before + granted * sequence.step, granted, left - granted)
+
+
+def grant_timestamps(
+    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int
+) -> Grant | None:
+    """See ``Store.grant_timestamps``."""
+    found = _granting(db, name)
+    if found is None:
+        return None
+    if found.mode != settings.TIMESTAMP:
+        return _granted(db, found, lease_ms, found.counter, 0, 0)
+    result = timestamps(found.counter, found.row.sequence.max_value, wanted, now, ahead)
+    return _granted(db, found, lease_ms, result.last_value, result.granted, result.remaining)
+
+
+def give_back(db: sqlite3.Connection, name: str, count: int, version: tuple[int, int]) -> bool:
+    """See ``Store.give_back``."""
+    found = _read(db, name)
+    if found is None or (found.row.last_value, found.writes) != version:
+        return False
+    db.execute(
+        "UPDATE sequences SET last_value = ?, writes = ? WHERE name = ?",
+        (found.counter - count * found.row.sequence.step, found.writes + 1, name),
+    )
+    return True
+
+
+def create(db: sqlite3.Connection, row: Row) -> Row:
+    """See ``Store.create``."""
+    found = _read(db, row.name)
+    if found is not None:
+        return found.row
+    _write(db, row, writes=0)
+    return row
+
+
+def open_period(db: sqlite3.Connection, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
+    """See ``Store.open_period``."""
+    found = _read(db, name)
+    if found is None:
+        last_value = moved_on(sequence.before_start, at_least, sequence)
+        _write(db, Row(name, last_value, sequence, generation), writes=0)
+    elif found.row.generation < generation:
+        last_value = moved_on(found.counter, at_least, sequence)
+        row = found.row._replace(last_value=last_value, sequence=sequence, generation=generation)
+        _write(db, row, found.writes + 1)
+
+
+def get(db: sqlite3.Connection, name: str) -> Row | None:
+    """See ``Store.get``."""
+    found = _read(db, name)
+    return found.row if found else None
+
+
+def list_rows(db: sqlite3.Connection, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
+    """See ``Store.list``."""
+    # Text is compared by its bytes; LIKE would take a and A for one.
+    found = db.execute(
+        f"SELECT {_COLUMNS} FROM sequences WHERE name > ? AND name >= ? AND substr(name, 1, ?) = ?"
+        " AND (? OR mode IS NOT ?) AND (? OR instr(name, ?) = 0) ORDER BY name LIMIT ?",
+        (after, prefix, len(prefix), prefix, deleted, settings.DELETED, periods, PERIOD_MARK, most),
+    )
+    return [_found(columns).row for columns in found]
+
+
+def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -> Row | None:
+    """See ``Store.revise``."""
+    found = _read(db, name)
+    if found is None:
+        return None
+    before = found.counter
+    too_far = change.limit is not None and change.sequence.is_past(before, change.limit)
+    if found.row.revision != revision or too_far:
+        return found.row
+    row = found.row._replace(
+        last_value=moved_on(before, change.at_least, change.sequence),
+        sequence=change.sequence,
+        generation=max(found.row.generation + change.ends_leases, change.generation),
+        revision=revision + 1,
+        revised_by=change.by,
+        changed_at=change.at,
+        deleted=change.deleted,
+    )
+    _write(db, row, found.writes + 1)
+    return row
+
+
+def _read(db: sqlite3.Connection, name: str) -> _Found | None:
+    columns = db.execute(f"SELECT {_COLUMNS} FROM sequences WHERE name = ?", (name,)).fetchone()
+    return _found(columns) if columns else None
+
+
+def _found(columns: tuple[Any, ...]) -> _Found:
+    name, last_value, step, min_value, max_value, packed, mode, generation, lease_ms, writes, *changes = columns
+    revision, revised_by, created_at, changed_at = changes
+    # Any column of a SQLite table holds any type.
+    if not all(columns[place] is None or isinstance(columns[place], int) for place in _INTEGERS):
+        raise SequenceInvalid(str(name), "a column that must be an integer is not")
+    row = Row(
+        name,
+        last_value,
+        settings.unpack(name, step, min_value, max_value, packed),
+        settings.DEFAULT_GENERATION if generation is None else generation,
+        lease_ms or 0,
+        revision or 0,
+        revised_by or "",
+        created_at,
+        changed_at,
+        deleted=mode == settings.DELETED,
+    )
+    return _Found(row, mode, writes or 0)
+
+
+def _granting(db: sqlite3.Connection, name: str) -> _Found | None:
+    found = _read(db, name)
+    if found is not None and found.row.deleted:
+        raise SequenceDeleted(name)
+    return found
+
+
+def _granted(
+    db: sqlite3.Connection, found: _Found, lease_ms: int, last_value: int, granted: int, remaining: int
+) -> Grant:
+    row, writes = found.row, found.writes + 1
+    db.execute(
+        "UPDATE sequences SET last_value = ?, lease_ms = ?, writes = ? WHERE name = ?",
+        (last_value, max(row.lease_ms, lease_ms), writes, row.name),
+    )
+    return Grant(last_value, granted, row.sequence, remaining, row.generation, version=(last_value, writes))
+
+
+def _write(db: sqlite3.Connection, row: Row, writes: int) -> None:
+    sequence = row.sequence
+    values = (
+        row.name,
+        row.last_value,
+        sequence.step,
+        sequence.min_value,
+        sequence.max_value,
+        settings.pack(sequence),
+        settings.mode(row.name, sequence, row.deleted),
+        row.generation,
+        row.lease_ms,
+        writes,
+        row.revision,
+        row.revised_by,
+        row.created_at,
+        row.changed_at,
+    )
+    marks = ", ".join("?" for _ in values)
+    changes = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[1:])
+    # Not REPLACE: it would empty a column that someone else added.
+    db.execute(
+        f"INSERT INTO sequences ({_COLUMNS}) VALUES ({marks}) ON CONFLICT (name) DO UPDATE SET {changes}", values
+    )

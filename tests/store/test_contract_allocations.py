@@ -1,0 +1,86 @@
+"""What every store promises of answers that are written down, and of start timestamps that are moved."""
+
+import asyncio
+
+import pytest
+
+from idalloc_server.domain.sequence import MAX_ID
+from idalloc_server.domain.store import Allocation, Store
+from tests.store.backends import Opener
+from tests.store.conftest import ALL
+
+pytestmark = pytest.mark.parametrize("opener", ALL, indirect=True)
+
+
+def allocation(request_id: str, first_id: int = 1) -> Allocation:
+    return Allocation(request_id, "orders", first_id, 10, -5, 3, "2026-11", 65535, "node 'a'")
+
+
+class TestRecord:
+    async def test_what_is_written_down_stands(self, store: Store, opener: Opener) -> None:
+        other = await opener.open()
+        one, two = allocation("one"), Allocation("two", "日本", -MAX_ID, MAX_ID, 2**61, 2**40, "", 0, "")
+        assert await store.record([one, two]) == {"one": one, "two": two}
+        assert await other.recorded("one") == one
+        assert await other.recorded("two") == two
+
+    async def test_the_earlier_one_stands(self, store: Store, opener: Opener) -> None:
+        other = await opener.open()
+        await store.record([allocation("b", 1)])
+        answer = await other.record([allocation("a", 2), allocation("b", 2), allocation("c", 2)])
+        assert answer == {"a": allocation("a", 2), "b": allocation("b", 1), "c": allocation("c", 2)}
+
+    async def test_two_hundred_at_once(self, store: Store) -> None:
+        many = [allocation(f"request {number}", number) for number in range(200)]
+        assert await store.record(many) == {each.request_id: each for each in many}
+
+    async def test_of_many_at_once_one_stands_for_all(self, store: Store, opener: Opener) -> None:
+        other = await opener.open()
+        answers = await asyncio.gather(*((store, other)[n % 2].record([allocation("a", n)]) for n in range(12)))
+        assert {answer["a"] for answer in answers} == {await store.recorded("a")}
+
+    async def test_there_is_none_that_was_not_written_down(self, store: Store) -> None:
+        assert await store.recorded("a") is None
+
+
+class TestForgetting:
+    async def test_the_old_ones_go_and_the_young_ones_stay(self, store: Store, opener: Opener) -> None:
+        await store.record([allocation("old")])
+        await opener.backend.advance(2.5)
+        await store.record([allocation("young"), allocation("old", 9)])
+        assert await store.forget_recorded(2.0, 10) == 1
+        assert await store.recorded("old") is None
+        assert await store.recorded("young") == allocation("young")
+        assert await store.forget_recorded(2.0, 10) == 0
+
+    async def test_they_go_in_batches(self, store: Store, opener: Opener) -> None:
+        await store.record([allocation(f"{number}") for number in range(7)])
+        await opener.backend.advance(0.2)
+        found = [await store.forget_recorded(0.1, 3) for _ in range(4)]
+        assert found == [3, 3, 1, 0]
+
+
+class TestStarts:
+    async def test_the_last_claim_of_each_prefix_is_told(self, store: Store, opener: Opener) -> None:
+        other = await opener.open()
+        assert await store.claimed_starts() == {}
+        await store.claim_start(3, 1000, "me", 60)
+        await store.claim_start(3, 1000, "me", 60)
+        await other.claim_start(65535, 7, "me", 60)
+        await other.keep_prefix(4, "me", 60)
+        await other.release_prefix(4, "me")
+        assert await store.claimed_starts() == {3: 1001, 65535: 7}
+
+    async def test_one_is_raised_and_never_lowered(self, store: Store) -> None:
+        await store.claim_start(3, 1000, "me", 60)
+        for last_start, standing in ((2000, 2000), (1500, 2000), (2000, 2000)):
+            await store.raise_start(3, last_start)
+            assert await store.claimed_starts() == {3: standing}
+        claim = await store.claim_start(3, 1000, "me", 60)
+        assert (claim.start_timestamp, claim.holder) == (2001, "me")
+
+    async def test_a_prefix_that_nobody_claimed_is_raised_and_stays_free(self, store: Store) -> None:
+        await store.raise_start(3, 2000)
+        assert await store.claimed_starts() == {3: 2000}
+        claim = await store.claim_start(3, 1000, "me", 60)
+        assert (claim.start_timestamp, claim.holder) == (2001, "me")

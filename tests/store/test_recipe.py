@@ -1,0 +1,117 @@
+"""The recipe of CrateDB's guide goes on, on the same row, while idalloc allocates.
+
+The recipe, in our words: read the last value with both version columns, then write the next one on the condition that
+nobody wrote in between, and begin again where somebody did.
+"""
+
+import asyncio
+import itertools
+import threading
+import time
+from urllib.parse import urlsplit
+
+import pytest
+from crate import client as crate_client
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.clock import SystemClock
+from idalloc_server.domain.lane import Terms
+from idalloc_server.domain.range import Range
+from tests.store.backends import GUIDE_TABLE, CrateBackend, Opener
+from tests.store.conftest import BACKENDS
+
+CLUSTERS = [backend for backend in BACKENDS if backend != "sqlite"]
+FIRST = 41
+THREADS = 4
+IDS_A_THREAD = 12
+RANGES = 20
+ROOM = 30.0  # seconds
+
+
+class Recipe:
+    """One caller of the recipe, for a thread of its own, with a connection of its own.
+
+    Attributes:
+        ids: What it got.
+    """
+
+    def __init__(self, backend: CrateBackend, stop: threading.Event) -> None:
+        parts = urlsplit(backend.url)
+        self.ids: list[int] = []
+        self._host = parts.netloc.rpartition("@")[2]
+        self._user = backend.user or None
+        self._table = f'"{backend.schema}".sequences'
+        self._stop = stop
+
+    def run(self) -> None:
+        """Takes ids one by one, at least as many as it is to, until it is told to stop."""
+        connection = crate_client.connect(f"http://{self._host}", username=self._user)
+        try:
+            while len(self.ids) < IDS_A_THREAD or not self._stop.is_set():
+                self.ids.append(self._next(connection))
+        finally:
+            connection.close()
+
+    def _next(self, connection: crate_client.connection.Connection) -> int:
+        cursor = connection.cursor()
+        until = time.monotonic() + ROOM
+        for tries in itertools.count():
+            assert time.monotonic() < until, f"no id within {ROOM} s: it makes no progress"
+            cursor.execute(f"SELECT last_value, _seq_no, _primary_term FROM {self._table} WHERE name = ?", ("orders",))
+            value, seq_no, primary_term = cursor.fetchone()
+            cursor.execute(
+                f"UPDATE {self._table} SET last_value = ? WHERE name = ? AND _seq_no = ? AND _primary_term = ?"
+                " RETURNING last_value",
+                (value + 1, "orders", seq_no, primary_term),
+            )
+            if (won := cursor.fetchone()) is not None:
+                return int(won[0])
+            time.sleep(0.001 * min(tries, 10))
+        raise AssertionError
+
+
+async def ranges(allocator: Allocator, at_least: int, others: "list[asyncio.Task[None]]") -> list[Range]:
+    """Allocates over and over, from memory and from the store, while the others are at work."""
+    taken = []
+    for number in itertools.count():
+        if number >= at_least:
+            break
+        taken.append(await allocator.allocate("orders", 1 + number * 7 % 50))
+        # The others go on in the meantime.
+        await asyncio.sleep(0.005)
+        assert not any(other.done() for other in others)
+    return taken
+
+
+@pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
+async def test_no_id_is_given_twice_and_both_make_progress(opener: Opener) -> None:
+    backend = opener.backend
+    assert isinstance(backend, CrateBackend)
+    await backend.sql(f"CREATE TABLE {{}}sequences {GUIDE_TABLE}")
+    await backend.sql("INSERT INTO {}sequences (name, last_value) VALUES (?, ?)", "orders", FIRST)
+    terms = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=False)
+    nodes = [Allocator(await opener.open(), SystemClock(), terms) for _ in range(2)]
+    stop = threading.Event()
+    recipes = [Recipe(backend, stop) for _ in range(THREADS)]
+    running = [asyncio.create_task(asyncio.to_thread(recipe.run)) for recipe in recipes]
+    try:
+        taken = list(itertools.chain(*await asyncio.gather(*(ranges(node, RANGES, running) for node in nodes))))
+        for node in nodes:
+            await node.close()
+    finally:
+        stop.set()
+        await asyncio.gather(*running)
+
+    by_recipe = [value for recipe in recipes for value in recipe.ids]
+    by_idalloc = [value for one in taken for value in range(one.first_id, one.first_id + one.id_count)]
+    every = by_recipe + by_idalloc
+    assert len(set(every)) == len(every)
+    assert min(every) == FIRST + 1
+    assert all(len(recipe.ids) >= IDS_A_THREAD for recipe in recipes)
+    assert len(taken) == 2 * RANGES
+    # They took turns: ids of the one lie between ids of the other.
+    owners = {**dict.fromkeys(by_recipe, "recipe"), **dict.fromkeys(by_idalloc, "idalloc")}
+    turns = [owner for owner, _ in itertools.groupby(owners[value] for value in sorted(owners))]
+    assert len(turns) > 5
+    ((last_value,),) = await backend.sql("SELECT last_value FROM {}sequences WHERE name = ?", "orders")
+    assert last_value >= max(every)
