@@ -1,0 +1,170 @@
+"""Periods of sequences with a reset: which one it is, and when it ends, also where clocks are set around midnight."""
+
+import math
+from datetime import date, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.domain.period import check_period, date_at, period_at, period_end, zone
+from idalloc_server.domain.sequence import Reset, Sequence
+
+RESETS = [Reset.YEARLY, Reset.MONTHLY, Reset.DAILY]
+ZONES = [
+    "UTC",
+    "Europe/Vienna",
+    "America/New_York",
+    "America/Sao_Paulo",  # set its clocks at midnight
+    "America/St_Johns",  # set them at 00:01, back into the day before
+    "America/Toronto",  # once from 23:30 to 00:30
+    "Pacific/Apia",  # left out 2011-12-30
+    "Pacific/Kiritimati",
+    "Asia/Kathmandu",
+    "Australia/Lord_Howe",
+    "Africa/Monrovia",
+]
+
+
+def sequence(reset: Reset, time_zone: str = "UTC") -> Sequence:
+    return Sequence(reset=reset, time_zone=time_zone)
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+class TestPeriodAt:
+    @pytest.mark.parametrize(
+        ("reset", "period"),
+        [(Reset.NEVER, ""), (Reset.YEARLY, "2026"), (Reset.MONTHLY, "2026-11"), (Reset.DAILY, "2026-11-21")],
+    )
+    def test_is_as_much_of_the_date_as_the_reset_needs(self, reset: Reset, period: str) -> None:
+        assert period_at(sequence(reset), at("2026-11-21T12:00Z")) == period
+
+    def test_is_that_of_the_sequences_time_zone(self) -> None:
+        silvester = at("2026-12-31T23:30Z")
+        assert period_at(sequence(Reset.YEARLY), silvester) == "2026"
+        assert period_at(sequence(Reset.YEARLY, "Europe/Vienna"), silvester) == "2027"
+        assert period_at(sequence(Reset.MONTHLY, "Europe/Vienna"), silvester) == "2027-01"
+        assert period_at(sequence(Reset.DAILY, "America/New_York"), at("2027-01-01T04:59Z")) == "2026-12-31"
+
+    def test_has_years_of_four_digits(self) -> None:
+        assert date_at(Sequence(), at("0999-01-02T00:00Z")) == "0999-01-02"
+
+    def test_does_not_come_early_by_rounding(self) -> None:
+        assert date_at(Sequence(), math.nextafter(at("2027-01-01T00:00Z"), 0)) == "2026-12-31"
+
+
+class TestPeriodEnd:
+    @pytest.mark.parametrize(
+        ("reset", "time_zone", "now", "end"),
+        [
+            (Reset.YEARLY, "UTC", "2026-11-21T12:00Z", "2027-01-01T00:00Z"),
+            (Reset.MONTHLY, "UTC", "2026-12-21T12:00Z", "2027-01-01T00:00Z"),
+            (Reset.MONTHLY, "UTC", "2028-02-29T23:59Z", "2028-03-01T00:00Z"),
+            (Reset.DAILY, "UTC", "2028-02-28T00:00Z", "2028-02-29T00:00Z"),
+            (Reset.DAILY, "Europe/Vienna", "2026-03-29T12:00+02:00", "2026-03-30T00:00+02:00"),
+            (Reset.DAILY, "Europe/Vienna", "2026-03-29T00:00+01:00", "2026-03-30T00:00+02:00"),  # 23 hours
+            (Reset.DAILY, "Europe/Vienna", "2026-10-25T00:00+02:00", "2026-10-26T00:00+01:00"),  # 25 hours
+            # Midnight does not exist: the day begins at 01:00.
+            (Reset.DAILY, "America/Sao_Paulo", "2018-11-03T12:00-03:00", "2018-11-04T01:00-02:00"),
+            # The last hour of the day comes twice.
+            (Reset.DAILY, "America/Sao_Paulo", "2018-02-17T23:30-02:00", "2018-02-18T00:00-03:00"),
+            # The new month lasts a minute, then the old one goes on for 59.
+            (Reset.MONTHLY, "America/St_Johns", "2009-10-31T23:30-02:30", "2009-11-01T00:00-02:30"),
+            (Reset.MONTHLY, "America/St_Johns", "2009-11-01T00:00:30-02:30", "2009-11-01T00:01-02:30"),
+            (Reset.MONTHLY, "America/St_Johns", "2009-10-31T23:01-03:30", "2009-11-01T00:00-03:30"),
+            # Midnight lies within what was left out; the day begins at 00:30.
+            (Reset.DAILY, "America/Toronto", "1919-03-30T22:00-05:00", "1919-03-31T00:30-04:00"),
+            # A whole day was left out.
+            (Reset.DAILY, "Pacific/Apia", "2011-12-29T12:00-10:00", "2011-12-31T00:00+14:00"),
+        ],
+    )
+    def test_is_the_first_moment_of_another_period(self, reset: Reset, time_zone: str, now: str, end: str) -> None:
+        assert period_end(sequence(reset, time_zone), at(now)) == at(end)
+
+    def test_never_comes_without_a_reset(self) -> None:
+        assert period_end(Sequence(), 0.0) == math.inf
+
+    def test_never_comes_after_the_year_9999(self) -> None:
+        assert period_end(sequence(Reset.YEARLY), at("9999-06-01T00:00Z")) == math.inf
+
+    @given(
+        reset=st.sampled_from(RESETS),
+        time_zone=st.sampled_from(ZONES),
+        wall=st.integers(int(at("1900-01-01T00:00Z")), int(at("2060-01-01T00:00Z"))),
+        share=st.floats(0, 1, exclude_max=True),
+    )
+    @example(reset=Reset.DAILY, time_zone="America/St_Johns", wall=int(at("2009-11-01T00:00-02:30")), share=0.5)
+    def test_comes_later_and_not_before_the_period_changes(
+        self, reset: Reset, time_zone: str, wall: int, share: float
+    ) -> None:
+        of = sequence(reset, time_zone)
+        period, end = period_at(of, wall), period_end(of, wall)
+        assert end > wall
+        assert period_at(of, end) != period
+        for moment in (wall + (end - wall) * share, end - 0.001):
+            assert moment < wall or moment >= end or period_at(of, moment) == period
+
+    @settings(max_examples=15)
+    @given(time_zone=st.sampled_from(ZONES), year=st.integers(1990, 2050))
+    @example(time_zone="Pacific/Apia", year=2011)
+    def test_leads_through_all_the_days_of_a_year(self, time_zone: str, year: int) -> None:
+        of = sequence(Reset.DAILY, time_zone)
+        wall, seen = datetime(year, 1, 1, tzinfo=ZoneInfo(time_zone)).timestamp(), set()
+        while period_at(of, wall).startswith(str(year)):
+            seen.add(period_at(of, wall))
+            wall = period_end(of, wall)
+        skipped = time_zone == "Pacific/Apia" and year == 2011
+        skipped |= time_zone == "Pacific/Kiritimati" and year == 1994
+        days = (date(year + 1, 1, 1) - date(year, 1, 1)).days
+        assert len(seen) == days - skipped
+
+
+class TestCheckPeriod:
+    @pytest.mark.parametrize(
+        ("reset", "text"),
+        [
+            (Reset.YEARLY, "2026"),
+            (Reset.MONTHLY, "2026-11"),
+            (Reset.DAILY, "2028-02-29"),
+            (Reset.DAILY, ""),
+            (Reset.NEVER, ""),
+        ],
+    )
+    def test_lets_periods_pass(self, reset: Reset, text: str) -> None:
+        check_period(sequence(reset), text)
+
+    @pytest.mark.parametrize(
+        ("reset", "text"),
+        [
+            (Reset.NEVER, "2026"),
+            (Reset.YEARLY, "2026-11"),
+            (Reset.YEARLY, "0000"),
+            (Reset.YEARLY, "26"),
+            (Reset.YEARLY, "٢٠٢٦"),
+            (Reset.MONTHLY, "2026-13"),
+            (Reset.MONTHLY, "2026-1"),
+            (Reset.MONTHLY, "2026111"),
+            (Reset.DAILY, "2026-02-29"),
+            (Reset.DAILY, "2026-W01-1"),
+            (Reset.DAILY, "2026-11-21 "),
+        ],
+    )
+    def test_refuses_everything_else(self, reset: Reset, text: str) -> None:
+        with pytest.raises(InvalidRequest) as refusal:
+            check_period(sequence(reset), text)
+        assert refusal.value.field == "period"
+
+
+class TestZone:
+    @pytest.mark.parametrize(
+        "name", ["", "Europe", "Europe/Wien", "../../etc/passwd", "/etc/localtime", "localtime", "a\0b", "Europe/", "ü"]
+    )
+    def test_refuses_what_is_none(self, name: str) -> None:
+        with pytest.raises(InvalidRequest, match="Europe/Vienna") as refusal:
+            zone(name)
+        assert refusal.value.field == "time_zone"
