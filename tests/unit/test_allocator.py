@@ -22,6 +22,7 @@ from idalloc_server.domain.lane import Lane, Terms
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.sequence import MAX_ID, Sequence
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, rejected, twice, unreachable
+from tests.unit.lanes import ids, make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=0.2, auto_create_sequences=True)
 
@@ -31,16 +32,13 @@ def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
     return Allocator(store, clock, TERMS)
 
 
-def ids(*ranges: Range) -> list[int]:
-    return [i for taken in ranges for i in range(taken.first_id, taken.last_id + taken.step, taken.step)]
-
-
-def right_after_serving(lane: Lane, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def right_after_serving(lane: object, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Has something happen between the taking of ids by a refill and the waking of those who waited."""
+    assert isinstance(lane, Lane)
     serve = lane._serve
 
-    def serve_and_act(at_bound: bool, remaining: int) -> None:
-        serve(at_bound, remaining)
+    def serve_and_act(at_bound: bool, remaining: int, most: int) -> None:
+        serve(at_bound, remaining, most)
         act()
 
     monkeypatch.setattr(lane, "_serve", serve_and_act)
@@ -77,7 +75,7 @@ async def test_a_lease_stops_growing_when_the_rate_is_low(
 
 
 async def test_no_lease_takes_more_than_its_share_of_what_is_left(allocator: Allocator, store: MemoryStore) -> None:
-    await store.create("short", Sequence(max_value=5_000))
+    make(store, "short", Sequence(max_value=5_000))
     for _ in range(100):
         await allocator.allocate("short", 1)
     last_value = store.rows["short"].last_value
@@ -130,7 +128,7 @@ async def test_ids_of_two_nodes_never_meet(store: MemoryStore, clock: FakeClock)
 
 class TestBound:
     async def test_what_is_left_can_be_had_to_the_last_id(self, allocator: Allocator, store: MemoryStore) -> None:
-        await store.create("end", Sequence(start=MAX_ID - 14))
+        make(store, "end", Sequence(start=MAX_ID - 14))
         with pytest.raises(SequenceExhausted) as refused:
             await allocator.allocate("end", 100)
         assert refused.value.metadata["remaining"] == "15"
@@ -143,7 +141,7 @@ class TestBound:
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
         other = Allocator(store, clock, TERMS)
-        await store.create("end", Sequence(max_value=15))
+        make(store, "end", Sequence(max_value=15))
         with pytest.raises(SequenceExhausted):
             await allocator.allocate("end", 16)
         assert ids(await other.allocate("end", 15)) == list(range(1, 16))
@@ -152,7 +150,7 @@ class TestBound:
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
         other = Allocator(store, clock, TERMS)
-        await store.create("end", Sequence(max_value=10_000))
+        make(store, "end", Sequence(max_value=10_000))
         for _ in range(2):
             await allocator.allocate("end", 1)  # by now 2 are held ahead: 3 and 4
         await other.allocate("end", 9_993)
@@ -173,7 +171,7 @@ class TestBound:
     async def test_smaller_requests_behind_a_refused_one_are_served(
         self, allocator: Allocator, store: MemoryStore
     ) -> None:
-        await store.create("end", Sequence(max_value=15))
+        make(store, "end", Sequence(max_value=15))
         large, small = await asyncio.gather(
             allocator.allocate("end", 16), allocator.allocate("end", 10), return_exceptions=True
         )
@@ -197,7 +195,7 @@ class TestBound:
             return
         store = MemoryStore()
         allocator = Allocator(store, FakeClock(), TERMS)
-        await store.create("s", settings)
+        make(store, "s", settings)
         issued: list[int] = []
         for size in sizes:
             left = total - len(issued)
@@ -366,7 +364,7 @@ class TestWentBackwards:
     async def test_a_sequence_that_counts_down_is_watched_in_its_own_direction(
         self, allocator: Allocator, store: MemoryStore
     ) -> None:
-        await store.create("down", Sequence(start=-1, step=-1, min_value=-1_000, max_value=-1))
+        make(store, "down", Sequence(start=-1, step=-1, min_value=-1_000, max_value=-1))
         assert ids(await allocator.allocate("down", 3)) == [-1, -2, -3]
         assert ids(await allocator.allocate("down", 3)) == [-4, -5, -6]
         store.rows["down"].last_value = 0
@@ -529,7 +527,7 @@ class TestNames:
         with pytest.raises(SequenceNotFound):
             await allocator.allocate("orders", 1)
         assert not store.rows
-        await store.create("orders", Sequence())
+        make(store, "orders", Sequence())
         assert (await allocator.allocate("orders", 1)).first_id == 1
 
 

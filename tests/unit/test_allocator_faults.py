@@ -10,6 +10,7 @@ from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.lane import Terms
 from idalloc_server.domain.sequence import Sequence
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, rejected, twice, unreachable
+from tests.unit.lanes import make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
 NODES = st.integers(0, 2)
@@ -40,7 +41,7 @@ async def test_no_id_is_issued_twice_whatever_goes_wrong(plan: list[tuple[Any, .
     clock = FakeClock()
     store = MemoryStore(clock)
     last = step * (total - 1)
-    await store.create("s", Sequence(start=0, step=step, min_value=min(last, 0), max_value=max(last, 0)))
+    make(store, "s", Sequence(start=0, step=step, min_value=min(last, 0), max_value=max(last, 0)))
     nodes = [Allocator(store, clock, TERMS) for _ in range(3)]
     issued: list[list[int]] = [[], [], []]
     everything: set[int] = set()

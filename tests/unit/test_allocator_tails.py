@@ -8,9 +8,10 @@ from idalloc_server.domain import allocator as allocator_module
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import SequenceExhausted, SequenceInvalid, StoreWentBackwards
-from idalloc_server.domain.lane import Terms
+from idalloc_server.domain.lane import Lane, Terms
 from idalloc_server.domain.sequence import Sequence
 from tests.fakes import FakeClock, Fault, MemoryStore
+from tests.unit.lanes import make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 
@@ -28,8 +29,12 @@ class Node(Allocator):
 
     async def warm_up(self, name: str = "s") -> int:
         """Issues ids until some are held ahead; returns how many are."""
-        while not (left := self._lanes[name]._lease.left if name in self._lanes else 0) > 5:
+        left = 0
+        while left <= 5:
             await self.issue(1, name)
+            lane = self._lanes[name]
+            assert isinstance(lane, Lane)
+            left = lane._lease.left
         return left
 
     @property
@@ -134,7 +139,7 @@ async def test_a_row_that_cannot_be_read_keeps_no_other_lane_from_being_dropped(
 async def test_at_the_bound_a_lease_that_ended_is_no_reason_to_refuse(
     node: Node, store: MemoryStore, clock: FakeClock
 ) -> None:
-    await store.create("s", Sequence(max_value=20))
+    make(store, "s", Sequence(max_value=20))
     gate = store.hold("grant")
     late = asyncio.create_task(node.issue(13))
     second = asyncio.create_task(node.issue(13))

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.lease import Lease
+from idalloc_server.domain.sequence import Sequence
 from idalloc_server.domain.store import Grant
 
 
@@ -32,7 +33,7 @@ def test_a_lease_holds_what_was_granted_and_not_taken(step: int, moves: list[tup
             counter += step * count
         elif kind == "grant":
             counter += step * count
-            grant = Grant(counter, count, step, 1_000, 1, (counter, 7))
+            grant = Grant(counter, count, Sequence(step=step), 1_000, 1, (counter, 7))
             lease.add(grant, expires_at=100.0)
             held += ids_of(grant)
             assert lease.expires_at == 100.0
@@ -52,7 +53,7 @@ def test_a_lease_holds_what_was_granted_and_not_taken(step: int, moves: list[tup
         assert lease.left == len(held)
     value, count, version = lease.tail()
     if held:
-        assert [value + step * n for n in range(1, count + 1)] == held[-count:]
+        assert [value + step * n for n in range(1, count + 1)] == held[len(held) - count :]
         assert version[1] == 7
     else:
         assert count == 0
@@ -60,7 +61,7 @@ def test_a_lease_holds_what_was_granted_and_not_taken(step: int, moves: list[tup
 
 def test_nothing_is_taken_from_a_lease_that_ended() -> None:
     lease = Lease()
-    lease.add(Grant(10, 10, 1, 0, 3, (1, 1)), expires_at=50.0)
+    lease.add(Grant(10, 10, Sequence(), 0, 3, (1, 1)), expires_at=50.0)
     assert lease.take(1, now=50.0) is None
     taken = lease.take(1, now=49.9)
     assert taken is not None
@@ -69,7 +70,17 @@ def test_nothing_is_taken_from_a_lease_that_ended() -> None:
 
 def test_a_renewal_adds_no_ids_and_prolongs_all() -> None:
     lease = Lease()
-    lease.add(Grant(10, 10, 1, 0, 1, (1, 1)), expires_at=50.0)
-    lease.add(Grant(10, 0, 1, 0, 1, (2, 1)), expires_at=90.0)
+    lease.add(Grant(10, 10, Sequence(), 0, 1, (1, 1)), expires_at=50.0)
+    lease.add(Grant(10, 0, Sequence(), 0, 1, (2, 1)), expires_at=90.0)
     assert (lease.left, lease.expires_at) == (10, 90.0)
     assert lease.tail() == (0, 10, (2, 1))
+
+
+def test_none_can_be_taken_of_a_lease_that_lives_also_where_none_is_left() -> None:
+    lease = Lease("2026")
+    assert lease.take(0, now=0.0) is None
+    lease.add(Grant(10, 0, Sequence(max_value=10), 0, 3, (1, 1)), expires_at=50.0)
+    taken = lease.take(0, now=49.9)
+    assert taken is not None
+    assert (taken.id_count, taken.generation, taken.sequence, taken.period) == (0, 3, Sequence(max_value=10), "2026")
+    assert lease.take(0, now=50.0) is None

@@ -4,15 +4,20 @@ import asyncio
 import os
 import weakref
 from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from idalloc_server.domain.burned import Burned
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.lane import Lane, Terms
+from idalloc_server.domain.lane import Lane, StartsOver
 from idalloc_server.domain.mark import Marks
+from idalloc_server.domain.periods import Periods
 from idalloc_server.domain.range import Range
-from idalloc_server.domain.sequence import check_name
+from idalloc_server.domain.rate import Rates
+from idalloc_server.domain.sequence import Sequence, check_name
 from idalloc_server.domain.store import Store
+from idalloc_server.domain.terms import Shared, Terms
 
 # A lane that issued nothing for one to two of these parts of a lease's life is dropped.
 IDLE_SHARE = 3
@@ -22,6 +27,20 @@ CLOSE_CONCURRENCY = 32
 LOOK_AT_ONCE = 1000
 
 _allocators: "weakref.WeakSet[Allocator]" = weakref.WeakSet()
+
+
+class Standing(NamedTuple):
+    """What the store proved of a sequence.
+
+    Attributes:
+        generation: The generation.
+        sequence: The settings.
+        expires_at: Until when no change of it counts, in ``Clock.boot`` seconds.
+    """
+
+    generation: int
+    sequence: Sequence
+    expires_at: float
 
 
 class Allocator:
@@ -36,15 +55,16 @@ class Allocator:
 
     Attributes:
         burned: The ids that were taken and not issued.
+        rates: How fast sequences are used.
     """
 
     def __init__(self, store: Store, clock: Clock, terms: Terms) -> None:
         self.burned = Burned()
-        self._store = store
-        self._clock = clock
+        self.rates = Rates(clock)
         self._terms = terms
         self._marks = Marks()
-        self._lanes: dict[str, Lane] = {}
+        self._shared = Shared(store, clock, terms, self._marks, self.burned, self.rates)
+        self._lanes: dict[str, Lane | Periods] = {}
         self._pid = os.getpid()
         _allocators.add(self)
 
@@ -84,20 +104,46 @@ class Allocator:
         Raises:
             InvalidRequest: The name is malformed.
             SequenceNotFound: There is no such sequence, and none is created on first use.
+            SequenceDeleted: It was deleted.
             SequenceExhausted: The sequence has fewer ids left; none was taken.
+            SequenceAheadOfClock: So many timestamps there are only later.
             SequenceInvalid: Its row in the store cannot be counted on.
             StoreUnavailable: The store is away, slow, or refused.
             StoreWentBackwards: The store is behind what this process saw of the sequence.
         """
-        if os.getpid() != self._pid:
-            raise StoreUnavailable("this process is a fork of the server; it issues no ids")
-        lane = self._lanes.get(sequence)
-        if lane is None:
-            check_name(sequence)
-            lane = Lane(sequence, self._store, self._clock, self._terms, self._marks, self.burned)
-            self._lanes[sequence] = lane
+        lane = self._lane(sequence)
         taken = lane.take(count)
-        return await lane.allocate(count) if taken is None else taken
+        if taken is not None:
+            return taken
+        try:
+            return await lane.allocate(count)
+        except StartsOver:
+            if isinstance(lane, Lane) and self._lanes.get(sequence) is lane:
+                self._lanes[sequence] = Periods(sequence, lane, self._shared)
+        return await self.allocate(sequence, count)
+
+    async def standing(self, sequence: str) -> Standing:
+        """Returns what a sequence is, as the store proved it within a lease's life.
+
+        Raises:
+            Refusal: As ``allocate``.
+        """
+        lane = self._lane(sequence)
+        none = lane.standing() or await lane.prove()
+        return Standing(none.generation, none.sequence, none.expires_at)
+
+    async def forget(self, sequence: str) -> None:
+        """Drops what this node holds of a sequence that was changed: whoever comes later has the store asked.
+
+        Waits for the refill that is under way. A stop because the store went backwards ends, until that is seen again.
+        """
+        lane = self._lanes.get(sequence)
+        if lane is not None:
+            await lane.forget()
+
+    def generation_seen(self, sequence: str) -> int:
+        """Returns the newest generation of a sequence that a write of this node returned; 0 where none did."""
+        return self._marks.generation(sequence)
 
     async def run(self) -> None:
         """Drops idle lanes and gives their tails back, for ever. Its owner cancels it."""
@@ -109,24 +155,46 @@ class Allocator:
         """Drops the lanes that issued nothing since the last call."""
         names = list(self._lanes)
         for start in range(0, len(names), LOOK_AT_ONCE):
-            lanes = ((name, self._lanes.get(name)) for name in names[start : start + LOOK_AT_ONCE])
-            await self._close_lanes([name for name, lane in lanes if lane and lane.is_idle()])
+            await self._close_lanes(self._pop_idle(names[start : start + LOOK_AT_ONCE]))
             await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Gives all unused tails back to the store. Nothing may be taken after this."""
-        await self._close_lanes(list(self._lanes))
-
-    async def _close_lanes(self, names: list[str]) -> None:
         # Popped before the first await: a caller who comes now gets a lane of its own.
-        lanes = deque([self._lanes.pop(name) for name in names])
+        lanes, self._lanes = self._lanes.values(), {}
+        await self._close_lanes([part for lane in lanes for part in lane.parts])
+
+    def _lane(self, sequence: str) -> Lane | Periods:
+        if os.getpid() != self._pid:
+            raise StoreUnavailable("this process is a fork of the server; it issues no ids")
+        lane = self._lanes.get(sequence)
+        if lane is None:
+            check_name(sequence)
+            lane = self._lanes[sequence] = Lane(sequence, self._shared)
+        return lane
+
+    def _pop_idle(self, names: Iterable[str]) -> list[Lane]:
+        idle: list[Lane] = []
+        for name in names:
+            lane = self._lanes.get(name)
+            if isinstance(lane, Periods):
+                idle += lane.pop_idle()
+                if lane.is_idle():
+                    del self._lanes[name]
+            elif lane and lane.is_idle():
+                del self._lanes[name]
+                idle.append(lane)
+        return idle
+
+    async def _close_lanes(self, closing: list[Lane]) -> None:
+        lanes = deque(closing)
 
         async def close_some() -> None:
             while lanes:
                 await lanes.popleft().close()
 
         try:
-            await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(names)))))
+            await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(closing)))))
         finally:
             for lane in lanes:  # none, unless the time was too short
                 lane.abandon()

@@ -3,15 +3,16 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import structlog
 
-from idalloc_server.domain.burned import Burned, Cause
-from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import (
+    InvalidRequest,
     Refusal,
+    SequenceAheadOfClock,
+    SequenceDeleted,
     SequenceExhausted,
     SequenceNotFound,
     ServerDraining,
@@ -20,10 +21,11 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.lease import Lease
-from idalloc_server.domain.mark import Marks
 from idalloc_server.domain.range import Range
-from idalloc_server.domain.sequence import Sequence
-from idalloc_server.domain.store import Grant, Store
+from idalloc_server.domain.sequence import Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.store import Grant, Row
+from idalloc_server.domain.terms import Shared
+from idalloc_server.domain.terms import Terms as Terms
 
 # A lease is made to last this long at the observed rate, and grows to that by doubling.
 AHEAD_SECONDS = 10.0
@@ -32,24 +34,16 @@ MAX_AHEAD = 1_000_000
 AHEAD_SHARE = 1000
 # How soon a renewal that failed is tried again.
 RENEW_AGAIN_SECONDS = 1.0
+# How often a sequence whose store went backwards is looked at, whether it was advanced since.
+LOOK_AGAIN_SECONDS = 1.0
 
 _log = structlog.get_logger("idalloc.lane")
 _T = TypeVar("_T")
+_NEW = Sequence()
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What all lanes of a process are run by.
-
-    Attributes:
-        lease_ttl: How long a lease lives unless it is renewed, in seconds.
-        store_timeout: When a store call is given up, in seconds.
-        auto_create_sequences: Whether a sequence is created on first use.
-    """
-
-    lease_ttl: float
-    store_timeout: float
-    auto_create_sequences: bool
+class StartsOver(Exception):
+    """The sequence has a reset: its ids come from the counters of its periods (``Periods``)."""
 
 
 class _Waiter(NamedTuple):
@@ -58,26 +52,41 @@ class _Waiter(NamedTuple):
 
 
 class Lane:
-    """Issues the ids of one sequence.
+    """Issues the ids of one counter: of a sequence, or of one period of a sequence.
 
     All methods must be called on one event loop. The store is written by one refill at a time: a task of the lane's
     own, which no caller's cancellation ends.
+
+    Ids that rise over all nodes (``Ordering.RISING``, and timestamps) go to those who waited when the write began, and
+    none is kept: whoever comes later waits for a later write.
+
+    Args:
+        name: The row's name in the store.
+        shared: What all lanes share.
+        sequence: The sequence's name.
+        period: Which period's counter it is; empty where the sequence has no reset.
     """
 
-    def __init__(self, name: str, store: Store, clock: Clock, terms: Terms, marks: Marks, burned: Burned) -> None:
+    def __init__(self, name: str, shared: Shared, sequence: str = "", period: str = "") -> None:
         self._name = name
-        self._store = store
-        self._clock = clock
-        self._terms = terms
-        self._marks = marks
-        self._burned = burned
-        self._lease = Lease()
+        self._title = sequence or name
+        self._period = period
+        self._store = shared.store
+        self._clock = shared.clock
+        self._terms = shared.terms
+        self._marks = shared.marks
+        self._burned = shared.burned
+        self._rates = shared.rates
+        self._lease = Lease(period)
         self._renew_at = 0.0
         self._waiters: deque[_Waiter] = deque()
         self._refill: asyncio.Task[None] | None = None
         self._went_backwards: StoreWentBackwards | None = None
+        self._look_at = 0.0
+        # The settings, as the last write returned them.
+        self._sequence = _NEW
         # For the rate: when the last refill came, what was left after it, and how many ids the sequence had left.
-        self._refilled_at = clock.boot()
+        self._refilled_at = self._clock.boot()
         self._refilled_left = 0
         self._remaining = 0
         self._idle_mark: object = None
@@ -86,6 +95,16 @@ class Lane:
     def has_lease(self) -> bool:
         """Whether ids could be issued from memory now."""
         return self._lease.left > 0 and self._clock.boot() < self._lease.expires_at
+
+    @property
+    def parts(self) -> "list[Lane]":
+        """All that is to be closed."""
+        return [self]
+
+    @property
+    def generation(self) -> int:
+        """The generation of the lease; 0 where there never was one."""
+        return self._lease.generation
 
     def take(self, count: int) -> Range | None:
         """Takes ids from memory; None where the store is needed first. Starts the renewal of a lease in use."""
@@ -102,9 +121,10 @@ class Lane:
 
         Raises:
             Refusal: See ``Allocator.allocate``.
+            StartsOver: The sequence has a reset. Ranges of none can be had of it.
         """
         if self._went_backwards:
-            raise self._went_backwards.with_traceback(None)
+            await self._look_again(self._went_backwards)
         waiter = _Waiter(count, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._start_refill()
@@ -117,18 +137,33 @@ class Lane:
         if self._clock.boot() >= taken.expires_at:
             # The process was paused between the taking and this line.
             self._burned.add(Cause.EXPIRED, count)
-            raise StoreUnavailable(f"the lease of sequence {self._name!r} ended before the answer")
+            raise StoreUnavailable(f"the lease of sequence {self._title!r} ended before the answer")
         return taken
+
+    def standing(self) -> Range | None:
+        """Returns a range of none, which tells the generation and the settings while the lease lives."""
+        return self.take(0)
+
+    async def prove(self) -> Range:
+        """Returns the same, as the store says it now."""
+        return await self.allocate(0)
 
     def is_idle(self) -> bool:
         """Whether nothing was taken since the last call, and nothing is under way."""
         last, self._idle_mark = self._idle_mark, (self._refilled_at, self._lease.left)
         return not self._refill and not self._waiters and not self._went_backwards and last == self._idle_mark
 
+    async def forget(self) -> None:
+        """Drops the lease, and that of a refill which may have been begun before this call."""
+        if self._refill:
+            await asyncio.wait([self._refill])
+        self.drop(Cause.GENERATION)
+        self._went_backwards = None
+
     async def close(self) -> None:
         """Ends the lane: waits for its refill, then gives the unused tail back to the store."""
         try:
-            if self._refill:
+            while self._refill:
                 await self._refill
             await self._give_back()
         finally:
@@ -136,7 +171,13 @@ class Lane:
 
     def abandon(self) -> None:
         """Burns what is left, where there is no time to give it back."""
-        self._drop_lease(Cause.NOT_RETURNED)
+        self.drop(Cause.NOT_RETURNED)
+
+    def drop(self, cause: Cause) -> None:
+        """Burns what is left."""
+        self._burned.add(cause, self._lease.left)
+        self._lease = Lease(self._period)
+        self._refilled_left = 0
 
     def _start_refill(self) -> None:
         if not self._refill:
@@ -144,50 +185,99 @@ class Lane:
 
     async def _run_refill(self) -> None:
         try:
-            while True:
-                wanted = sum(waiter.id_count for waiter in self._waiters if not waiter.answer.done())
-                wanted += self._ahead()
-                self._drop_ended_lease()
-                grant = await self._grant(wanted)
-                at_bound = grant.granted < wanted
-                self._serve(at_bound, grant.remaining)
-                if at_bound and not self._waiters and self._lease.left == self._lease.tail()[1]:
-                    # What nobody here could use must not be kept from the other nodes.
-                    await self._give_back()
-                if not self._waiters:
-                    return
+            await self._refill_once()
         except StoreWentBackwards as error:
             self._went_backwards = error
-            self._drop_lease(Cause.WENT_BACKWARDS)
+            self._look_at = self._clock.boot() + LOOK_AGAIN_SECONDS
+            self.drop(Cause.WENT_BACKWARDS)
             _log.error("store_went_backwards", **error.metadata)
             self._refuse_all(error)
         except Refusal as refusal:
+            if isinstance(refusal, SequenceDeleted):
+                self.drop(Cause.GENERATION)
             self._refuse_all(refusal)
         except asyncio.CancelledError:
             self._refuse_all(ServerDraining())
             raise
         except Exception as error:
-            _log.exception("refill_failed", sequence=self._name)
+            _log.exception("refill_failed", sequence=self._title)
             self._refuse_all(error)
         finally:
             self._refill = None
+            if self._waiters:
+                self._start_refill()
 
-    def _ahead(self) -> int:
+    async def _refill_once(self) -> None:
+        waiting = len(self._waiters)
+        wanted = self._wanted()
+        self._drop_ended_lease()
+        was_counter = self._sequence.kind == Kind.COUNTER
+        grant = await self._grant(wanted)
+        if wanted and was_counter != (grant.sequence.kind == Kind.COUNTER):
+            return  # Nothing was granted; the next refill knows of what kind it is.
+        at_bound = grant.granted < wanted
+        rising = _is_rising(grant.sequence)
+        self._serve(at_bound, grant.remaining, waiting if rising else len(self._waiters))
+        if self._lease.left and (rising or self._is_useless(at_bound)):
+            await self._give_back()
+
+    def _wanted(self) -> int:
+        """How many ids the next write should bring."""
+        sequence = self._sequence
+        if self._starts_over(sequence):
+            return 0
+        if sequence.kind != Kind.COUNTER:
+            self._refuse_what_never_fits(sequence.kind)
+        asked = sum(waiter.id_count for waiter in self._waiters if not waiter.answer.done())
+        return asked if _is_rising(sequence) else asked + self._ahead(asked)
+
+    def _refuse_what_never_fits(self, kind: Kind) -> None:
+        most = int(self._terms.max_clock_skew * kind.per_second) + 1
+        for count, answer in self._waiters:
+            if count > most and not answer.done():
+                rule = f"must be at most {most} for sequence {self._title!r}, whose timestamps do not run further ahead"
+                answer.set_exception(InvalidRequest("id_count", rule))
+
+    def _ahead(self, asked: int) -> int:
         """How many ids to take beyond what is waited for: none when cold, then what the observed rate asks for."""
         elapsed = max(self._clock.boot() - self._refilled_at, 1e-3)
         left = self._lease.left
         used = self._refilled_left - left
-        target = min(int(used / elapsed * AHEAD_SECONDS), 2 * used, MAX_AHEAD, self._remaining // AHEAD_SHARE)
-        return max(0, target - left)
+        ahead = max(0, min(int(used / elapsed * AHEAD_SECONDS), 2 * used, MAX_AHEAD) - left)
+        if asked or ahead:  # not where the lease is just renewed
+            ahead = max(ahead, self._sequence.min_lease_size - asked)
+        if self._sequence.max_lease_size:
+            ahead = min(ahead, self._sequence.max_lease_size)
+        return max(0, min(ahead, self._remaining // AHEAD_SHARE - left))
+
+    def _starts_over(self, sequence: Sequence) -> bool:
+        return sequence.reset != Reset.NEVER and not self._period
+
+    def _is_useless(self, at_bound: bool) -> bool:
+        """Whether nobody here could use what is left at the bound, which must not be kept from the other nodes then."""
+        return at_bound and not self._waiters and self._lease.left == self._lease.tail()[1]
+
+    async def _look_again(self, error: StoreWentBackwards) -> None:
+        """Looks, now and then, whether a sequence that was behind has been advanced; raises the error unless it was."""
+        now = self._clock.boot()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN_SECONDS
+            try:
+                row = await self._within_timeout(self._look(), at_stake=0)
+            except Refusal as refusal:
+                _log.warning("look_failed", sequence=self._title, error=str(refusal))
+            else:
+                if self._marks.is_mended_by(row):
+                    self._went_backwards = None
+                    return
+        raise error.with_traceback(None)
+
+    async def _look(self) -> Row | None:
+        return await self._store.get(self._name)
 
     def _drop_ended_lease(self) -> None:
         if self._lease.left and self._clock.boot() >= self._lease.expires_at:
-            self._drop_lease(Cause.EXPIRED)
-
-    def _drop_lease(self, cause: Cause) -> None:
-        self._burned.add(cause, self._lease.left)
-        self._lease = Lease()
-        self._refilled_left = 0
+            self.drop(Cause.EXPIRED)
 
     async def _grant(self, wanted: int) -> Grant:
         """Has the store move the counter, and puts what it returned into the lease."""
@@ -198,8 +288,10 @@ class Lane:
         except StoreWentBackwards:
             self._burned.add(Cause.WENT_BACKWARDS, grant.granted)
             raise
-        if (grant.generation, grant.step) != (self._lease.generation, self._lease.step):
-            self._drop_lease(Cause.GENERATION)
+        self._sequence = grant.sequence
+        self._rates.note(self._title, grant.last_value, grant.step)
+        if (grant.generation, grant.step) != (self._lease.generation, self._lease.step) or _is_rising(grant.sequence):
+            self.drop(Cause.GENERATION)
         self._lease.add(grant, asked_at + self._terms.lease_ttl)
         self._renew_at = asked_at + self._terms.lease_ttl / 3
         self._refilled_at = self._clock.boot()
@@ -208,19 +300,34 @@ class Lane:
         return grant
 
     async def _ask_store(self, wanted: int) -> Grant:
-        lease_ms = int(self._terms.lease_ttl * 1000)
-        grant = await self._within_timeout(self._store.grant(self._name, wanted, lease_ms), at_stake=wanted)
+        grant = await self._write(wanted)
         if grant is not None:
             return grant
         if self._name in self._marks:
             raise self._marks.missing(self._name)
-        if not self._terms.auto_create_sequences:
-            raise SequenceNotFound(self._name)
-        await self._within_timeout(self._store.create(self._name, Sequence()), at_stake=0)
-        grant = await self._within_timeout(self._store.grant(self._name, wanted, lease_ms), at_stake=wanted)
+        await self._make()
+        grant = await self._write(wanted)
         if grant is None:
-            raise StoreUnavailable(f"sequence {self._name!r} vanished while it was created")
+            raise StoreUnavailable(f"sequence {self._title!r} vanished while it was created")
         return grant
+
+    async def _write(self, wanted: int) -> Grant | None:
+        lease_ms = int(self._terms.lease_ttl * 1000)
+        if self._sequence.kind == Kind.COUNTER or not wanted:
+            call = self._store.grant(self._name, wanted, lease_ms)
+        else:
+            unit = self._sequence.kind.per_second
+            ahead = int(self._terms.max_clock_skew * unit)
+            now = int(self._clock.wall() * unit)
+            call = self._store.grant_timestamps(self._name, wanted, lease_ms, now, ahead)
+        return await self._within_timeout(call, at_stake=wanted)
+
+    async def _make(self) -> None:
+        """Sees that there is a row."""
+        if not self._terms.auto_create_sequences:
+            raise SequenceNotFound(self._title, ", and auto_create_sequences is off")
+        row = Row(self._name, _NEW.before_start, _NEW, created_at=self._clock.wall(), changed_at=self._clock.wall())
+        await self._within_timeout(self._store.create(row), at_stake=0)
 
     async def _within_timeout(self, call: Awaitable[_T], at_stake: int) -> _T:
         """Awaits a store call; where its outcome stays unknown, the ids at stake are burned."""
@@ -235,28 +342,53 @@ class Lane:
             self._burned.add(Cause.UNKNOWN_OUTCOME, at_stake)
             raise
 
-    def _serve(self, at_bound: bool, remaining: int) -> None:
-        """Gives the waiters their ranges, first come first served. At the bound, who cannot have all is refused."""
+    def _serve(self, at_bound: bool, remaining: int, most: int) -> None:
+        """Gives the waiters their ranges, first come first served. At the bound, who cannot have all is refused.
+
+        Args:
+            at_bound: Whether fewer were granted than were wanted.
+            remaining: How many ids the store has left.
+            most: How many waiters are served.
+        """
         now = self._clock.boot()
-        while self._waiters:
+        for _ in range(most):
             count, answer = self._waiters[0]
-            if not answer.done():
+            if answer.done():
+                pass
+            elif count and self._starts_over(self._sequence):
+                answer.set_exception(StartsOver())
+            else:
                 if not at_bound:
                     self._burned.add(Cause.LEFTOVER, self._lease.skip_to(count))
                 taken = self._lease.take(count, now)
                 if taken is not None:
                     answer.set_result(taken)
                 elif at_bound and now < self._lease.expires_at:
-                    left = self._lease.left + remaining
-                    answer.set_exception(SequenceExhausted(self._name, count, left, self._lease.next_range))
+                    answer.set_exception(self._refusal(count, remaining))
                 else:
                     return  # It came while the store was asked, or the lease has ended since: for the next round.
             self._waiters.popleft()
 
+    def _refusal(self, count: int, remaining: int) -> Refusal:
+        """Says why a waiter cannot have that many, of a sequence that does not grant as many as were wanted."""
+        left = self._lease.left + remaining
+        kind = self._sequence.kind
+        if kind == Kind.COUNTER:
+            return SequenceExhausted(self._title, count, left, self._lease.next_range)
+        # Timestamps go on from the clock, wherever the counter is.
+        now = int(self._clock.wall() * kind.per_second)
+        value = max(self._sequence.max_value - left, now - 1)
+        if value + count > self._sequence.max_value:
+            left = max(0, self._sequence.max_value - value)
+            return SequenceExhausted(self._title, count, left, left)
+        return SequenceAheadOfClock(
+            self._title, (value + count - now) / kind.per_second, most=self._terms.max_clock_skew
+        )
+
     def _refuse_all(self, error: Exception) -> None:
         self._renew_at = self._clock.boot() + RENEW_AGAIN_SECONDS
         if not self._waiters:
-            _log.warning("renewal_failed", sequence=self._name, error=str(error))
+            _log.warning("renewal_failed", sequence=self._title, error=str(error))
         while self._waiters:
             answer = self._waiters.popleft().answer
             if not answer.done():
@@ -264,7 +396,7 @@ class Lane:
 
     async def _give_back(self) -> None:
         """Gives the unused tail of the last grant back, and burns what else is left."""
-        lease, self._lease = self._lease, Lease()
+        lease, self._lease = self._lease, Lease(self._period)
         self._refilled_left = 0
         value, count, version = lease.tail()
         returned = 0
@@ -274,6 +406,10 @@ class Lane:
                 if await self._within_timeout(self._store.give_back(self._name, count, version), at_stake=0):
                     returned = count
         except Refusal as error:
-            _log.warning("tail_not_returned", sequence=self._name, ids=count, error=str(error))
+            _log.warning("tail_not_returned", sequence=self._title, ids=count, error=str(error))
         finally:
             self._burned.add(Cause.NOT_RETURNED, lease.left - returned)
+
+
+def _is_rising(sequence: Sequence) -> bool:
+    return sequence.ordering == Ordering.RISING or sequence.kind != Kind.COUNTER

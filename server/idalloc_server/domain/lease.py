@@ -4,7 +4,10 @@ import math
 from collections import deque
 
 from idalloc_server.domain.range import Range
+from idalloc_server.domain.sequence import Sequence
 from idalloc_server.domain.store import Grant
+
+_UNKNOWN = Sequence()
 
 
 class Lease:
@@ -13,17 +16,34 @@ class Lease:
     They are kept as contiguous pieces in the order of the sequence. There is mostly one piece; a further one comes
     where another node allocated between two grants.
 
+    Args:
+        period: Whose ids they are, where each period has a counter of its own.
+
     Attributes:
         generation: The sequence's generation.
+        sequence: The settings of the sequence.
         step: The distance from one id to the next.
         expires_at: When the lease ends, in ``Clock.boot`` seconds.
     """
 
-    __slots__ = ("_count", "_first", "_last_value", "_later", "_version", "expires_at", "generation", "step")
+    __slots__ = (
+        "_count",
+        "_first",
+        "_last_value",
+        "_later",
+        "_period",
+        "_version",
+        "expires_at",
+        "generation",
+        "sequence",
+        "step",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, period: str = "") -> None:
         """Makes a lease that has no ids and has ended."""
+        self._period = period
         self.generation = 0
+        self.sequence = _UNKNOWN
         self.step = 1
         self.expires_at = -math.inf
         self._first = 0
@@ -43,7 +63,10 @@ class Lease:
         return self._count
 
     def take(self, count: int, now: float) -> Range | None:
-        """Takes the next ids, if the lease lives and its first piece has that many."""
+        """Takes the next ids, if the lease lives and its first piece has that many.
+
+        None at all (``count`` 0) can be had from every lease that lives: the range then tells what it is of.
+        """
         if count > self._count or now >= self.expires_at:
             return None
         first = self._first
@@ -51,7 +74,7 @@ class Lease:
         self._count -= count
         if not self._count and self._later:
             self._first, self._count = self._later.popleft()
-        return Range(first, count, self.step, self.generation, self.expires_at)
+        return Range(first, count, self.step, self.generation, self.expires_at, self.sequence, self._period)
 
     def skip_to(self, count: int) -> int:
         """Leaves behind the pieces in front of the first one that has ``count`` ids, if one has.
@@ -74,13 +97,15 @@ class Lease:
         the lease is empty.
         """
         self.generation = grant.generation
+        self.sequence = grant.sequence
         self.expires_at = expires_at
         self._last_value = grant.last_value
         self._version = grant.version
+        if not self._count:
+            self.step = grant.step
         if not grant.granted:
             return
         if not self._count:
-            self.step = grant.step
             self._first = grant.value_before + grant.step
             self._count = grant.granted
             return

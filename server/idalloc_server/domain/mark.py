@@ -1,7 +1,8 @@
 """What this process saw of each sequence: how a store that went backwards is noticed (P3)."""
 
 from idalloc_server.domain.errors import StoreWentBackwards
-from idalloc_server.domain.store import Grant
+from idalloc_server.domain.sequence import PERIOD_MARK
+from idalloc_server.domain.store import Grant, Row
 
 
 class Marks:
@@ -28,17 +29,28 @@ class Marks:
             generation, value, direction = mark
             behind = direction == _direction(grant.step) and (value - grant.value_before) * direction > 0
             if grant.generation < generation or behind:
-                raise StoreWentBackwards(
-                    name,
-                    seen=f"value {value} in generation {generation}",
-                    found=f"value {grant.value_before} in generation {grant.generation}",
-                )
+                raise self._backwards(name, f"value {grant.value_before} in generation {grant.generation}")
         self._marks[name] = (grant.generation, grant.last_value, _direction(grant.step))
 
     def missing(self, name: str) -> StoreWentBackwards:
         """Returns the error for a sequence that was seen and is not in the store any more."""
-        generation, value, _ = self._marks[name]
-        return StoreWentBackwards(name, seen=f"value {value} in generation {generation}", found="no such sequence")
+        return self._backwards(name, "no such row")
+
+    def is_mended_by(self, row: Row | None) -> bool:
+        """Whether a row that was behind its mark has been advanced on purpose: in a new generation, up to the mark."""
+        if row is None or row.last_value is None:
+            return False
+        generation, value, direction = self._marks[row.name]
+        return row.generation > generation and (row.last_value - value) * direction >= 0
+
+    def generation(self, name: str) -> int:
+        """Returns the generation that was seen last; 0 where none was."""
+        mark = self._marks.get(name)
+        return mark[0] if mark else 0
+
+    def forget(self, name: str) -> None:
+        """Forgets a counter that is of no use any more: that of a period that is over."""
+        self._marks.pop(name, None)
 
     def give_back(self, name: str, generation: int, end: int, value: int) -> None:
         """Lets the counter be as low as ``value``, where a tail that ends at ``end`` starts.
@@ -48,6 +60,13 @@ class Marks:
         marked_generation, marked_value, direction = self._marks[name]
         if (marked_generation, marked_value) == (generation, end):
             self._marks[name] = (generation, value, direction)
+
+    def _backwards(self, name: str, found: str) -> StoreWentBackwards:
+        generation, value, _ = self._marks[name]
+        sequence, _, period = name.partition(PERIOD_MARK)
+        of_period = f" of {period}" if period else ""
+        seen = f"value {value} in generation {generation}"
+        return StoreWentBackwards(sequence, seen=seen + of_period, found=found + of_period)
 
 
 def _direction(step: int) -> int:

@@ -1,0 +1,49 @@
+"""How fast sequences are used, by all nodes together: seen from how far their counters went between refills."""
+
+from typing import NamedTuple
+
+from idalloc_server.domain.clock import Clock
+
+# A rate is that of the last one to two windows.
+WINDOW_SECONDS = 60.0
+# What happened within less than this tells no rate.
+_LEAST_SECONDS = 1.0
+
+
+class _Seen(NamedTuple):
+    at: float
+    value: int
+
+
+class Rates:
+    """Remembers, by name, three points of a counter's way: the last one, and where two windows began.
+
+    Args:
+        clock: Tells how long it took.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[str, tuple[_Seen, _Seen, int, int]] = {}
+
+    def note(self, name: str, value: int, step: int) -> None:
+        """Notes where the counter is; called once a refill.
+
+        A counter that is behind where a window began (it started over, or was lowered) is watched from there.
+        """
+        now = _Seen(self._clock.boot(), value)
+        older, newer, _, old_step = self._seen.get(name, (now, now, value, step))
+        if old_step != step or (value - newer.value) * step < 0:
+            older = newer = now
+        elif now.at - newer.at >= WINDOW_SECONDS:
+            older, newer = newer, now
+        self._seen[name] = (older, newer, value, step)
+
+    def per_second(self, name: str) -> float | None:
+        """Returns how many ids a second the sequence lately moved by; None where that cannot be told yet."""
+        seen = self._seen.get(name)
+        if seen is None:
+            return None
+        older, _, value, step = seen
+        elapsed = self._clock.boot() - older.at
+        return (value - older.value) / step / elapsed if elapsed >= _LEAST_SECONDS else None

@@ -1,0 +1,47 @@
+"""What the lanes of a process are run by, and what they share."""
+
+from dataclasses import dataclass
+
+from idalloc_server.domain.burned import Burned
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.mark import Marks
+from idalloc_server.domain.rate import Rates
+from idalloc_server.domain.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all lanes of a process are run by.
+
+    Attributes:
+        lease_ttl: How long a lease lives unless it is renewed, in seconds.
+        store_timeout: When a store call is given up, in seconds.
+        auto_create_sequences: Whether a sequence is created on first use.
+        max_clock_skew: How far timestamps may be ahead of the clock, in seconds.
+    """
+
+    lease_ttl: float
+    store_timeout: float
+    auto_create_sequences: bool
+    max_clock_skew: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all lanes of a process share.
+
+    Attributes:
+        store: Where the counters are.
+        clock: Ends the leases.
+        terms: What the lanes are run by.
+        marks: What was seen of each counter.
+        burned: Counts the ids that were taken and not issued.
+        rates: Watches how fast sequences are used.
+    """
+
+    store: Store
+    clock: Clock
+    terms: Terms
+    marks: Marks
+    burned: Burned
+    rates: Rates

@@ -1,0 +1,265 @@
+"""Sequences that are changed while nodes hold leases: deleted, made again, advanced; and the sizes of leases."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreOutcomeUnknown, StoreWentBackwards
+from idalloc_server.domain.sequence import MAX_ID, MIN_ID, Ordering, Sequence
+from idalloc_server.domain.store import Revision
+from idalloc_server.domain.terms import Terms
+from tests.fakes import FakeClock, MemoryStore, lost_reply
+from tests.unit.lanes import ids, make
+
+TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+
+
+@pytest.fixture
+def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
+    return Allocator(store, clock, TERMS)
+
+
+async def warm(allocator: Allocator, name: str = "s") -> None:
+    for _ in range(5):
+        await allocator.allocate(name, 100)
+
+
+async def revise(store: MemoryStore, *, deleted: bool = False, at_least: int = 0, name: str = "s") -> None:
+    row = store.rows[name]
+    await store.revise(name, row.revision, Revision(row.sequence, at_least, "me", 0.0, deleted=deleted))
+
+
+class TestTombstone:
+    async def test_the_lease_ends_with_the_next_renewal_and_the_name_is_not_created_again(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        await warm(allocator)
+        await revise(store, deleted=True)
+        assert allocator.take("s", 1) is not None  # the deletion is effective later
+        clock.advance(TERMS.lease_ttl / 2)
+        allocator.take("s", 1)
+        await asyncio.sleep(0.001)
+        assert allocator.take("s", 1) is None
+        assert allocator.burned.by_cause[Cause.GENERATION] > 0
+        for _ in range(2):
+            with pytest.raises(SequenceDeleted):
+                await allocator.allocate("s", 1)
+        assert len(store.calls_of("create")) == 1
+
+    async def test_made_again_it_goes_on_beyond(self, allocator: Allocator, store: MemoryStore) -> None:
+        await warm(allocator)
+        await revise(store, deleted=True)
+        await allocator.forget("s")
+        with pytest.raises(SequenceDeleted):
+            await allocator.allocate("s", 1)
+        counter = store.rows["s"].last_value
+        await revise(store)
+        taken = await allocator.allocate("s", 1)
+        assert (taken.first_id, taken.generation) == ((counter or 0) + 1, 3)
+        assert allocator.generation_seen("s") == 3
+
+
+class TestThaw:
+    async def test_a_sequence_that_was_advanced_goes_on(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        await warm(allocator)
+        seen = store.rows["s"].last_value or 0
+        store.rows["s"].last_value = 3
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("s", 10_000)
+        grants = len(store.calls_of("grant"))
+        store.rows["s"].last_value = seen + 20_000  # past all, but in the old generation: chance, or another's doing
+        clock.advance(1.0)
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("s", 1)
+        await revise(store, at_least=50_000)
+        for _ in range(5):  # looked at once a second, and only read
+            with pytest.raises(StoreWentBackwards):
+                await allocator.allocate("s", 1)
+        assert (len(store.calls_of("get")), len(store.calls_of("grant"))) == (1, grants)
+        clock.advance(1.0)
+        assert ids(await allocator.allocate("s", 1)) == [50_001]
+
+    async def test_a_new_generation_before_what_was_seen_does_not_do(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        await warm(allocator)
+        store.rows["s"].last_value = 3
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("s", 10_000)
+        store.rows["s"].last_value = 3
+        await revise(store, at_least=100)
+        clock.advance(1.0)
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("s", 1)
+        del store.rows["s"]
+        clock.advance(1.0)
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("s", 1)
+
+    async def test_forgetting_has_the_store_asked_again(self, allocator: Allocator, store: MemoryStore) -> None:
+        await warm(allocator)
+        row = store.rows["s"]
+        right, row.last_value = row.last_value, 3
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("s", 10_000)
+        row.last_value = 3
+        await allocator.forget("s")
+        with pytest.raises(StoreWentBackwards):
+            await allocator.allocate("s", 1)
+        row.last_value = right
+        await allocator.forget("s")
+        assert (await allocator.allocate("s", 1)).first_id == (right or 0) + 1
+
+
+class TestForget:
+    async def test_nothing_is_served_of_a_lease_from_before(self, allocator: Allocator, store: MemoryStore) -> None:
+        await warm(allocator)
+        await revise(store, at_least=10_000)
+        await allocator.forget("s")
+        assert allocator.take("s", 1) is None
+        taken = await allocator.allocate("s", 1)
+        assert (taken.first_id, taken.generation) == (10_001, 2)
+
+    async def test_it_waits_for_the_refill_and_drops_what_that_brings(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        await warm(allocator)
+        gate = store.hold("grant")
+        gone = asyncio.create_task(allocator.allocate("s", 10_000))
+        await asyncio.sleep(0.001)
+        forgetting = asyncio.create_task(allocator.forget("s"))
+        await asyncio.sleep(0.001)
+        gone.cancel()
+        assert not forgetting.done()
+        gate.set()
+        await forgetting
+        assert allocator.take("s", 1) is None
+
+    async def test_it_ends_also_while_callers_come_all_the_time(self, allocator: Allocator) -> None:
+        await warm(allocator)
+
+        async def callers() -> None:
+            while True:
+                await allocator.allocate("s", 100_000)
+
+        tasks = [asyncio.create_task(callers()) for _ in range(3)]
+        async with asyncio.timeout(1.0):
+            for _ in range(5):
+                await asyncio.sleep(0.001)
+                await allocator.forget("s")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def test_of_a_name_that_is_not_in_use(self, allocator: Allocator) -> None:
+        await allocator.forget("s")
+        assert allocator.generation_seen("s") == 0
+
+
+async def test_what_stands_is_told_from_memory_as_long_as_that_is_proven(
+    allocator: Allocator, store: MemoryStore, clock: FakeClock
+) -> None:
+    row = make(store, "s", Sequence(start=5, ordering=Ordering.RISING, labels={"team": "a"}))
+    until = clock.boot() + TERMS.lease_ttl
+    for _ in range(3):
+        assert await allocator.standing("s") == (1, row.sequence, until)
+    assert len(store.calls_of("grant")) == 1
+    assert row.last_value == 4
+    await revise(store)
+    clock.advance(TERMS.lease_ttl)
+    assert (await allocator.standing("s")).generation == 2
+
+
+class TestLeaseSizes:
+    async def test_a_least_size(self, allocator: Allocator, store: MemoryStore) -> None:
+        make(store, "s", Sequence(min_lease_size=500))
+        await allocator.allocate("s", 3)
+        await allocator.allocate("s", 3)
+        assert [call.arguments[1] for call in store.calls_of("grant")] == [3, 500]
+        assert allocator.take("s", 497) is not None
+
+    async def test_a_largest_size(self, allocator: Allocator, store: MemoryStore) -> None:
+        make(store, "s", Sequence(max_lease_size=10))
+        for _ in range(300):
+            allocator.take("s", 7) or await allocator.allocate("s", 7)
+        assert max(int(str(call.arguments[1])) for call in store.calls_of("grant")) == 17
+
+    async def test_never_more_than_a_share_of_what_is_left(self, allocator: Allocator, store: MemoryStore) -> None:
+        make(store, "s", Sequence(min_lease_size=500, max_value=5_000))
+        for _ in range(100):
+            allocator.take("s", 1) or await allocator.allocate("s", 1)
+        assert (store.rows["s"].last_value or 0) <= 105
+
+
+@settings(max_examples=150)
+@given(
+    end=st.sampled_from([2**53 - 1, MAX_ID, 100, -(2**53) + 1, MIN_ID]),
+    step=st.sampled_from([1, 2, 7, 1000]),
+    total=st.integers(1, 4_000),
+    slack=st.integers(0, 999),
+    lease=st.tuples(st.integers(0, 700), st.integers(0, 700)),
+    ordering=st.sampled_from(Ordering),
+    plan=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 900), st.booleans()), max_size=30),
+)
+async def test_two_nodes_together_get_every_id_to_the_last_one(
+    end: int,
+    step: int,
+    total: int,
+    slack: int,
+    lease: tuple[int, int],
+    ordering: Ordering,
+    plan: list[tuple[int, int, bool]],
+) -> None:
+    step, slack = (step if end > 0 else -step), min(slack, step - 1)
+    last = end - slack if end > 0 else end + slack
+    start = last - step * (total - 1)
+    sequence = Sequence(
+        start=start,
+        step=step,
+        min_value=min(start, end),
+        max_value=max(start, end),
+        min_lease_size=lease[0],
+        max_lease_size=lease[1],
+        ordering=ordering,
+    )
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    make(store, "s", sequence)
+    nodes = [Allocator(store, clock, TERMS) for _ in range(2)]
+    issued: list[int] = []
+    lost = 0
+    for node, count, fault in plan:
+        if fault:
+            for _ in range(5):  # a tail may be on its way back
+                await asyncio.sleep(0)
+            before = store.rows["s"].last_value or 0
+            store.next("grant", lost_reply())
+            try:
+                issued += ids(nodes[node].take("s", count) or await nodes[node].allocate("s", count))
+            except StoreOutcomeUnknown:
+                lost += abs((store.rows["s"].last_value or 0) - before) // abs(step)
+            store._faults.clear()
+            continue
+        try:
+            issued += ids(nodes[node].take("s", count) or await nodes[node].allocate("s", count))
+        except SequenceExhausted:
+            continue
+    for allocator in nodes:
+        while True:
+            try:
+                issued += ids(allocator.take("s", 1) or await allocator.allocate("s", 1))
+            except SequenceExhausted:
+                break
+    everything = [start + step * n for n in range(total)]
+    assert len(set(issued)) == len(issued)
+    assert set(issued) <= set(everything)
+    burned = sum(node.burned.by_cause[Cause.LEFTOVER] for node in nodes)
+    assert len(issued) + burned + lost == total
+    if not lost and not burned:
+        assert sorted(issued) == sorted(everything)

@@ -1,0 +1,165 @@
+"""Ids that rise over all nodes: whoever starts after another was answered gets larger ones; one write serves many."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
+from idalloc_server.domain.range import Range
+from idalloc_server.domain.sequence import Kind, Ordering, Sequence
+from idalloc_server.domain.terms import Terms
+from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply
+from tests.unit.lanes import ids, make
+
+TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+RISING = Sequence(ordering=Ordering.RISING)
+
+
+@pytest.fixture
+def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
+    make(store, "s", RISING)
+    return Allocator(store, clock, TERMS)
+
+
+@settings(max_examples=150)
+@given(
+    kind=st.sampled_from([(Kind.COUNTER, 1), (Kind.COUNTER, -3), (Kind.TIMESTAMP_MS, 1)]),
+    plan=st.lists(
+        st.tuples(
+            st.integers(0, 1),
+            st.integers(1, 5),
+            st.integers(0, 4),
+            st.booleans(),
+            st.sampled_from(["", "", "", "slow", "late", "lost", "back", "on", "stop"]),
+        ),
+        max_size=40,
+    ),
+)
+async def test_an_allocation_that_starts_after_another_was_answered_gets_larger_ids(
+    kind: tuple[Kind, int], plan: list[tuple[int, int, int, bool, str]]
+) -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    sequence = Sequence(
+        kind=kind[0],
+        step=kind[1],
+        start=0,
+        min_value=-(10**15),
+        max_value=10**15,
+        # A minimum that must not lead to ids being kept.
+        min_lease_size=50,
+        ordering=Ordering.RISING,
+    )
+    make(store, "s", sequence)
+    nodes = [Allocator(store, clock, TERMS) for _ in range(2)]
+    answered = -(10**16)
+    everything: set[int] = set()
+
+    async def call(node: Allocator, count: int) -> None:
+        nonlocal answered
+        least = answered
+        try:
+            taken = ids(node.take("s", count) or await node.allocate("s", count))
+        except StoreUnavailable:
+            return
+        values = [value * (1 if sequence.step > 0 else -1) for value in taken]
+        assert min(values) > least
+        assert everything.isdisjoint(values)
+        everything.update(values)
+        answered = max(answered, *values)
+
+    async with asyncio.TaskGroup() as calls:
+        for node, count, turns, cancelled, fault in plan:
+            for method in ("grant", "grant_timestamps"):
+                if fault == "slow":
+                    store.next(method, Fault(delay=0.001))
+                elif fault == "late":
+                    store.next(method, Fault(applied=2))
+                elif fault == "lost":
+                    store.next(method, lost_reply())
+            if fault in ("back", "on"):
+                clock.advance(-0.005 if fault == "back" else 0.003)
+            elif fault == "stop":
+                await nodes[node].forget("s")
+            task = calls.create_task(call(nodes[node], count))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if cancelled:
+                task.cancel()
+
+
+async def test_concurrent_callers_share_one_write_and_one_is_in_flight(
+    allocator: Allocator, store: MemoryStore
+) -> None:
+    await allocator.allocate("s", 1)
+    gate = store.hold("grant")
+    first = asyncio.create_task(allocator.allocate("s", 1))
+    await asyncio.sleep(0.001)
+    rest = [asyncio.create_task(allocator.allocate("s", 2)) for _ in range(500)]
+    await asyncio.sleep(0.001)
+    assert len(store.calls_of("grant")) == 2
+    gate.set()
+    assert ids(await first, *await asyncio.gather(*rest)) == list(range(2, 1_003))
+    assert [call.arguments[1] for call in store.calls_of("grant")] == [1, 1, 1_000]
+
+
+async def test_who_comes_while_a_write_is_under_way_waits_for_the_next_one(
+    allocator: Allocator, store: MemoryStore
+) -> None:
+    await allocator.allocate("s", 1)
+    store.next("grant", Fault(after=(gate := asyncio.Event())))
+    gone, stays = (asyncio.create_task(allocator.allocate("s", 10)) for _ in range(2))
+    await asyncio.sleep(0.001)
+    gone.cancel()
+    other = await Allocator(store, FakeClock(), TERMS).allocate("s", 1)  # ids of the write under way are lower
+    late = asyncio.create_task(allocator.allocate("s", 1))
+    await asyncio.sleep(0.001)
+    gate.set()
+    assert (await late).first_id > other.last_id
+    assert (await stays).last_id < other.first_id
+    assert allocator.burned.by_cause == {Cause.NOT_RETURNED: 10}
+
+
+async def test_what_was_taken_for_those_who_left_is_given_back(allocator: Allocator, store: MemoryStore) -> None:
+    await allocator.allocate("s", 1)
+    gate = store.hold("grant")
+    calls = [asyncio.create_task(allocator.allocate("s", 10)) for _ in range(3)]
+    await asyncio.sleep(0.001)
+    calls[1].cancel()
+    gate.set()
+    taken = [answer for answer in await asyncio.gather(*calls, return_exceptions=True) if isinstance(answer, Range)]
+    assert ids(*taken) == list(range(2, 22))
+    assert ids(await allocator.allocate("s", 1)) == [22]
+    assert not allocator.burned.by_cause
+
+
+async def test_nothing_is_kept(allocator: Allocator, store: MemoryStore) -> None:
+    for n in range(30):
+        assert allocator.take("s", 1) is None
+        assert (await allocator.allocate("s", 1)).last_id == n + 1 == store.rows["s"].last_value
+    assert allocator.lease_count == 0
+
+
+async def test_a_sequence_that_becomes_rising_gives_nothing_of_its_old_leases(store: MemoryStore) -> None:
+    clock = FakeClock()
+    node, other = (Allocator(store, clock, TERMS) for _ in range(2))
+    for _ in range(5):
+        await node.allocate("s", 10)
+    store.rows["s"].sequence, store.rows["s"].generation = RISING, 2
+    await node.forget("s")
+    higher = await other.allocate("s", 1)
+    assert (await node.allocate("s", 1)).first_id > higher.last_id
+    assert node.burned.by_cause[Cause.GENERATION] > 0
+
+
+async def test_at_the_bound_all_that_is_left_can_be_had(store: MemoryStore, clock: FakeClock) -> None:
+    make(store, "end", Sequence(max_value=10, ordering=Ordering.RISING))
+    nodes = [Allocator(store, clock, TERMS) for _ in range(2)]
+    with pytest.raises(SequenceExhausted) as refused:
+        await nodes[0].allocate("end", 11)
+    assert refused.value.metadata["remaining"] == "10"
+    assert ids(await nodes[1].allocate("end", 7), await nodes[0].allocate("end", 3)) == list(range(1, 11))

@@ -1,0 +1,87 @@
+"""Sequences of timestamps: values of the clock, which rise and never collide, whatever the clock does."""
+
+import asyncio
+
+import pytest
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.errors import InvalidRequest, SequenceAheadOfClock, SequenceExhausted
+from idalloc_server.domain.sequence import Kind, Ordering, Sequence
+from idalloc_server.domain.terms import Terms
+from tests.fakes import FakeClock, MemoryStore
+from tests.unit.lanes import ids, make
+
+TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True, max_clock_skew=2.0)
+MS = Sequence(kind=Kind.TIMESTAMP_MS, ordering=Ordering.RISING)
+
+
+@pytest.fixture
+def nodes(store: MemoryStore, clock: FakeClock) -> list[Allocator]:
+    make(store, "s", MS)
+    return [Allocator(store, clock, TERMS) for _ in range(2)]
+
+
+async def test_values_are_the_time(nodes: list[Allocator], store: MemoryStore, clock: FakeClock) -> None:
+    assert ids(await nodes[0].allocate("s", 1)) == [int(clock.wall() * 1_000)]
+    make(store, "us", Sequence(kind=Kind.TIMESTAMP_US, ordering=Ordering.RISING))
+    clock.advance(5.25)
+    assert ids(await nodes[0].allocate("us", 1)) == [int(clock.wall() * 1_000_000)]
+    assert ids(await nodes[0].allocate("s", 1)) == [int(clock.wall() * 1_000)]
+
+
+async def test_several_in_one_millisecond_never_collide(nodes: list[Allocator], clock: FakeClock) -> None:
+    taken = await asyncio.gather(*(nodes[n % 2].allocate("s", 1 + n % 3) for n in range(300)))
+    everything = ids(*taken)
+    assert sorted(everything) == list(range(int(clock.wall() * 1_000), int(clock.wall() * 1_000) + 600))
+
+
+async def test_they_rise_when_the_clock_steps_back(nodes: list[Allocator], clock: FakeClock) -> None:
+    before = (await nodes[0].allocate("s", 5)).last_id
+    clock.wall_seconds -= 1.0
+    assert (await nodes[1].allocate("s", 1)).first_id == before + 1
+    clock.wall_seconds -= 5.0
+    with pytest.raises(SequenceAheadOfClock) as refused:
+        await nodes[0].allocate("s", 1)
+    assert refused.value.retry_after == pytest.approx(4.0, abs=0.02)
+    clock.advance(refused.value.retry_after)
+    assert (await nodes[0].allocate("s", 1)).first_id == before + 2
+
+
+async def test_no_more_than_the_clock_allows_and_what_was_refused_is_not_lost(
+    nodes: list[Allocator], clock: FakeClock
+) -> None:
+    first, second = await asyncio.gather(*(nodes[0].allocate("s", 1_500) for _ in range(2)), return_exceptions=True)
+    assert not isinstance(first, BaseException)
+    assert isinstance(second, SequenceAheadOfClock)
+    assert (await nodes[1].allocate("s", 1)).first_id == first.last_id + 1
+    assert not nodes[0].burned.by_cause
+
+
+async def test_a_count_that_never_fits_is_refused_without_spoiling_the_sequence(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    for _ in range(2):  # cold, and warm
+        with pytest.raises(InvalidRequest, match="id_count: must be at most 2001"):
+            await nodes[0].allocate("s", 2_002)
+    assert store.rows["s"].last_value == 0
+    assert (await nodes[0].allocate("s", 2_001)).first_id == int(clock.wall() * 1_000)
+
+
+async def test_at_the_end_of_time_it_is_exhausted(nodes: list[Allocator], store: MemoryStore, clock: FakeClock) -> None:
+    now = int(clock.wall() * 1_000)
+    make(store, "end", Sequence(kind=Kind.TIMESTAMP_MS, ordering=Ordering.RISING, max_value=now + 4))
+    with pytest.raises(SequenceExhausted) as refused:
+        await nodes[0].allocate("end", 6)
+    assert refused.value.metadata["remaining"] == "5"
+    assert ids(await nodes[1].allocate("end", 5)) == list(range(now, now + 5))
+    make(store, "past", Sequence(kind=Kind.TIMESTAMP_MS, ordering=Ordering.RISING, max_value=now - 1))
+    with pytest.raises(SequenceExhausted) as refused:
+        await nodes[0].allocate("past", 1)
+    assert refused.value.metadata["remaining"] == "0"
+
+
+async def test_one_write_in_flight_is_shared(nodes: list[Allocator], store: MemoryStore) -> None:
+    await nodes[0].allocate("s", 1)
+    await asyncio.gather(*(nodes[0].allocate("s", 1) for _ in range(500)))
+    assert len(store.calls_of("grant_timestamps")) <= 3
+    assert nodes[0].take("s", 1) is None

@@ -1,0 +1,226 @@
+"""Sequences with a reset: each period starts over, in the sequence's zone, on all nodes, and no id comes twice."""
+
+import asyncio
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreUnavailable, StoreWentBackwards
+from idalloc_server.domain.sequence import Reset, Sequence, name_of_period
+from idalloc_server.domain.store import Revision
+from idalloc_server.domain.terms import Terms
+from tests.fakes import FakeClock, MemoryStore
+from tests.unit.lanes import ids, make
+
+TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+VIENNA = ZoneInfo("Europe/Vienna")
+DAILY = Sequence(reset=Reset.DAILY, time_zone="Europe/Vienna")
+
+
+def set_to(clock: FakeClock, *moment: int) -> None:
+    clock.wall_seconds = datetime(*moment, tzinfo=VIENNA).timestamp()  # type: ignore[arg-type, misc]
+
+
+@pytest.fixture
+def nodes(store: MemoryStore, clock: FakeClock) -> list[Allocator]:
+    make(store, "s", DAILY)
+    set_to(clock, 2026, 12, 31, 23, 58)
+    return [Allocator(store, clock, TERMS) for _ in range(2)]
+
+
+async def issue(node: Allocator, count: int, name: str = "s") -> tuple[str, list[int]]:
+    taken = node.take(name, count) or await node.allocate(name, count)
+    return taken.period, ids(taken)
+
+
+async def revise(store: MemoryStore, *, deleted: bool = False) -> None:
+    row = store.rows["s"]
+    await store.revise("s", row.revision, Revision(row.sequence, 0, "me", 0.0, deleted=deleted))
+
+
+async def test_it_starts_over_at_midnight_of_its_zone(nodes: list[Allocator], clock: FakeClock) -> None:
+    assert await issue(nodes[0], 3) == ("2026-12-31", [1, 2, 3])
+    assert await issue(nodes[1], 2) == ("2026-12-31", [4, 5])
+    clock.advance(119.0)
+    assert await issue(nodes[0], 1) == ("2026-12-31", [6])
+    clock.advance(1.0)
+    assert await issue(nodes[1], 1) == ("2027-01-01", [1])
+    assert await issue(nodes[0], 1) == ("2027-01-01", [2])
+    clock.wall_seconds -= 1.0  # what is held of the day before is good still
+    assert (await issue(nodes[0], 1))[0] == "2026-12-31"
+
+
+@pytest.mark.parametrize(
+    ("reset", "periods"), [(Reset.YEARLY, ["2026", "2027"]), (Reset.MONTHLY, ["2026-12", "2027-01"])]
+)
+async def test_years_and_months(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock, reset: Reset, periods: list[str]
+) -> None:
+    make(store, "y", Sequence(reset=reset, time_zone="Europe/Vienna", start=10, step=-1, max_value=10))
+    assert await issue(nodes[0], 2, "y") == (periods[0], [10, 9])
+    clock.advance(120.0)
+    assert await issue(nodes[0], 2, "y") == (periods[1], [10, 9])
+    with pytest.raises(SequenceExhausted, match="sequence 'y' has 8 ids left"):
+        await nodes[1].allocate("y", 9)
+
+
+async def test_two_nodes_never_issue_an_id_of_a_period_twice(nodes: list[Allocator], clock: FakeClock) -> None:
+    issued = []
+    for n in range(600):
+        period, values = await issue(nodes[n % 2], 1 + n % 5)
+        issued += [(period, value) for value in values]
+        clock.advance(1.0)
+    assert len(issued) == len(set(issued))
+    assert {period for period, _ in issued} == {"2026-12-31", "2027-01-01"}
+
+
+async def test_ids_come_from_memory_and_both_rows_are_renewed(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    set_to(clock, 2026, 6, 1, 12)
+    for _ in range(6):
+        await issue(nodes[0], 100)
+    for _ in range(6):
+        clock.advance(TERMS.lease_ttl / 2)
+        taken = nodes[0].take("s", 1)
+        assert taken is not None
+        assert clock.boot() < taken.expires_at <= clock.boot() + TERMS.lease_ttl / 2
+        await asyncio.sleep(0.001)
+    assert store.rows["s"].lease_ms == store.rows[name_of_period("s", "2026-06-01")].lease_ms == 180_000
+    assert store.rows["s"].last_value == 0
+    assert not nodes[0].burned.by_cause
+
+
+async def test_a_new_generation_of_the_sequence_ends_what_is_held_of_its_periods(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    for _ in range(6):
+        await issue(nodes[0], 100)
+    await revise(store)
+    await issue(nodes[1], 1)  # opens the period's counter in the new generation
+    until = (await nodes[0].standing("s")).expires_at
+    taken = nodes[0].take("s", 1)
+    assert taken is not None
+    assert taken.expires_at <= until
+    clock.advance(TERMS.lease_ttl / 2)
+    nodes[0].take("s", 1)
+    await asyncio.sleep(0.001)
+    assert nodes[0].take("s", 1) is None
+    fresh = await nodes[0].allocate("s", 1)
+    assert fresh.generation == 2
+    assert fresh.first_id > taken.last_id
+    assert nodes[0].burned.by_cause[Cause.GENERATION] > 0
+
+
+async def test_a_new_generation_counts_also_where_nobody_opened_the_period_in_it(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    for _ in range(6):
+        await issue(nodes[0], 100)
+    await revise(store)
+    clock.advance(TERMS.lease_ttl / 2)
+    await nodes[0].standing("s")  # has the sequence renewed, and no period
+    await asyncio.sleep(0.001)
+    assert nodes[0].take("s", 1) is None
+    assert (await nodes[0].allocate("s", 1)).generation == 2
+
+
+async def test_without_the_sequences_standing_nothing_is_issued(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    for _ in range(6):
+        await issue(nodes[0], 100)
+    store.down = True
+    clock.advance(TERMS.lease_ttl)
+    assert nodes[0].take("s", 1) is None
+    with pytest.raises(StoreUnavailable):
+        await nodes[0].allocate("s", 1)
+
+
+async def test_a_period_that_is_ahead_of_its_sequence_waits_for_it_and_burns_little(
+    nodes: list[Allocator], store: MemoryStore
+) -> None:
+    await issue(nodes[0], 1)
+    await store.open_period(name_of_period("s", "2026-12-31"), DAILY, 1_000, 2)
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable):
+            await nodes[0].allocate("s", 5_000)
+    assert (store.rows[name_of_period("s", "2026-12-31")].last_value or 0) < 12_000
+    await revise(store)
+    taken = await nodes[0].allocate("s", 1)
+    assert (taken.generation, taken.first_id > 1_000) == (2, True)
+
+
+async def test_a_deleted_sequence_goes_on_when_it_is_made_again(nodes: list[Allocator], store: MemoryStore) -> None:
+    for _ in range(6):
+        await issue(nodes[0], 10)
+    await revise(store, deleted=True)
+    await nodes[0].forget("s")
+    assert nodes[0].take("s", 1) is None
+    with pytest.raises(SequenceDeleted):
+        await nodes[0].allocate("s", 1)
+    await revise(store)
+    assert (await issue(nodes[0], 1))[1] > [60]
+
+
+async def test_a_periods_counter_that_is_gone_or_behind_is_noticed_and_can_be_advanced(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    await issue(nodes[0], 100)
+    counter = name_of_period("s", "2026-12-31")
+    del store.rows[counter]
+    with pytest.raises(StoreWentBackwards, match=r"of sequence 's'.*of 2026-12-31"):
+        await nodes[0].allocate("s", 500)
+    assert counter not in store.rows
+    await store.open_period(counter, DAILY, 1_000, 2)
+    await revise(store)
+    await nodes[0].forget("s")
+    assert (await issue(nodes[0], 1))[1] == [1_001]
+
+
+async def test_lanes_of_periods_that_are_over_are_dropped(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    for _ in range(6):
+        await issue(nodes[0], 10)
+    clock.advance(120.0)
+    for _ in range(3):
+        await issue(nodes[0], 1)
+        await nodes[0].drop_idle_lanes()
+    assert store.rows[name_of_period("s", "2026-12-31")].last_value == 60  # the tail was given back
+    assert nodes[0].generation_seen(name_of_period("s", "2026-12-31")) == 0
+    assert nodes[0].generation_seen(name_of_period("s", "2027-01-01")) == 1
+    for _ in range(4):
+        await nodes[0].drop_idle_lanes()
+    assert not nodes[0]._lanes
+    assert await issue(nodes[0], 1) == ("2027-01-01", [4])
+
+
+async def test_a_stop_gives_all_tails_back(nodes: list[Allocator], store: MemoryStore) -> None:
+    for _ in range(6):
+        await issue(nodes[0], 10)
+    await nodes[0].close()
+    assert store.rows[name_of_period("s", "2026-12-31")].last_value == 60
+    assert not nodes[0].burned.by_cause
+
+
+async def test_an_advance_that_was_broken_off_between_its_two_writes_is_finished_by_a_node(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    issued = [(await issue(nodes[0], 3))[1], (await issue(nodes[1], 3))[1]]
+    await store.open_period(name_of_period("s", "2026-12-31"), DAILY, 50, 2)
+    for node in nodes:
+        await node.forget("s")
+    with pytest.raises(StoreUnavailable, match="being changed"):
+        await issue(nodes[0], 1)
+    assert store.rows["s"].generation == 1
+    clock.advance(TERMS.store_timeout)
+    with pytest.raises(StoreUnavailable, match="being changed"):
+        await issue(nodes[0], 1)
+    later = [(await issue(node, 2))[1] for node in nodes]
+    assert store.rows["s"].generation == 2
+    assert len({*later[0], *later[1]}) == 4
+    assert min(later[0] + later[1]) > 50 > max(issued[0] + issued[1])

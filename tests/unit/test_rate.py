@@ -1,0 +1,32 @@
+"""How fast a sequence is used."""
+
+import pytest
+
+from idalloc_server.domain.rate import WINDOW_SECONDS, Rates
+from tests.fakes import FakeClock
+
+
+@pytest.mark.parametrize("step", [1, 10, -3])
+def test_the_rate_is_that_of_the_last_while(clock: FakeClock, step: int) -> None:
+    rates = Rates(clock)
+    assert rates.per_second("s") is None
+    value = 0
+    for a_second in [5] * 300 + [100] * 300:
+        rates.note("s", value, step)
+        clock.advance(1.0)
+        value += a_second * step
+    rates.note("s", value, step)
+    assert rates.per_second("s") == pytest.approx(100.0)
+    clock.advance(9 * WINDOW_SECONDS)
+    rate = rates.per_second("s")
+    assert rate is not None
+    assert 0 < rate < 25
+    assert rates.per_second("other") is None
+
+
+def test_a_counter_that_starts_over_is_watched_from_there(clock: FakeClock) -> None:
+    rates = Rates(clock)
+    for value in (1_000, 2_000, 5, 25):
+        rates.note("s", value, 1)
+        clock.advance(10.0)
+    assert rates.per_second("s") == pytest.approx(1.0)
