@@ -8,16 +8,27 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
-from idalloc.v1 import id_allocator_pb2, id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
+from idalloc.v1 import (
+    id_allocator_pb2,
+    id_allocator_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+    sequences_pb2,
+    sequences_pb2_grpc,
+)
 from idalloc_server.api import reflection
 from idalloc_server.api.id_allocator import IdAllocatorServicer
 from idalloc_server.api.node import NodeServicer
 from idalloc_server.api.rpc import Calls
+from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.doc_id import DocIds
 from idalloc_server.domain.epoch import Epoch
 from idalloc_server.domain.lane import Terms
+from idalloc_server.domain.registry import Registry
+from idalloc_server.domain.request_ids import RequestIds
+from idalloc_server.domain.uuid7 import Uuids
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.fakes import MemoryStore
 
@@ -30,6 +41,7 @@ class Served:
 
     ids: id_allocator_pb2_grpc.IdAllocatorServiceAsyncStub
     node: node_pb2_grpc.NodeServiceAsyncStub
+    sequences: sequences_pb2_grpc.SequenceServiceAsyncStub
     channel: grpc.aio.Channel
     store: MemoryStore
     allocator: Allocator
@@ -49,13 +61,17 @@ async def served() -> AsyncIterator[Served]:
     calls = Calls(metrics, log_each=True)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
 
-    ids = IdAllocatorServicer(allocator, doc_ids, clock, MAX_IDS_PER_CALL)
+    request_ids = RequestIds(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
+    ids = IdAllocatorServicer(allocator, doc_ids, clock, MAX_IDS_PER_CALL, request_ids, Uuids(clock))
     calls.wrap(ids, id_allocator_pb2.DESCRIPTOR.services_by_name["IdAllocatorService"])
     id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(ids, server)
     node = NodeServicer(allocator, doc_ids, store.address)
     calls.wrap(node, node_pb2.DESCRIPTOR.services_by_name["NodeService"])
     node_pb2_grpc.add_NodeServiceServicer_to_server(node, server)
-    reflection.enable(server, ["idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService"])
+    sequences = SequencesServicer(Registry(store, clock, allocator, store_timeout=5.0))
+    calls.wrap(sequences, sequences_pb2.DESCRIPTOR.services_by_name["SequenceService"])
+    sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)
+    reflection.enable(server, ["idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "idalloc.v1.SequenceService"])
 
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -63,6 +79,7 @@ async def served() -> AsyncIterator[Served]:
         yield Served(
             ids=id_allocator_pb2_grpc.IdAllocatorServiceStub(channel),
             node=node_pb2_grpc.NodeServiceStub(channel),
+            sequences=sequences_pb2_grpc.SequenceServiceStub(channel),
             channel=channel,
             store=store,
             allocator=allocator,

@@ -1,6 +1,8 @@
 """AllocateRange and StreamRanges on the wire."""
 
 import asyncio
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
 
 import grpc
 import pytest
@@ -9,10 +11,14 @@ from google.protobuf.message import Message
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import StoreUnreachable
-from idalloc_server.domain.sequence import MAX_ID, Sequence
+from idalloc_server.domain.sequence import MAX_ID, Ordering, Reset, Sequence
 from tests.api.conftest import MAX_IDS_PER_CALL, Served
 from tests.api.errors import details_of
-from tests.fakes import Fault
+from tests.fakes import Fault, Row
+
+
+def create(served: Served, name: str, sequence: Sequence) -> None:
+    served.store.rows[name] = Row(sequence, sequence.before_start)
 
 
 async def test_a_range_says_all_that_the_contract_promises(served: Served) -> None:
@@ -22,6 +28,7 @@ async def test_a_range_says_all_that_the_contract_promises(served: Served) -> No
     assert 170 < reply.use_within.ToTimedelta().total_seconds() <= 180
     assert reply.ordering == pb.ORDERING_RISING_PER_NODE
     assert not reply.HasField("notice")
+    assert (list(reply.texts), reply.period) == ([], "")
 
 
 async def test_no_count_means_one(served: Served) -> None:
@@ -37,9 +44,60 @@ async def test_a_notice_tells_the_first_id_as_mysql_tells_an_insert_id(served: S
 
 
 async def test_a_range_of_a_sequence_that_counts_down(served: Served) -> None:
-    await served.store.create("down", Sequence(start=-10, step=-5, min_value=-1_000, max_value=-1))
+    create(served, "down", Sequence(start=-10, step=-5, min_value=-1_000, max_value=-1))
     reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="down", id_count=3))
     assert reply.range == pb.IdRange(first_id=-10, last_id=-20, step=-5, id_count=3)
+
+
+async def test_the_order_is_the_one_that_the_range_was_given_under(served: Served) -> None:
+    create(served, "rising", Sequence(ordering=Ordering.RISING))
+    reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="rising"))
+    assert reply.ordering == pb.ORDERING_RISING
+    stream = served.ids.StreamRanges(pb.StreamRangesRequest(sequence="rising", total_id_count=3))
+    assert [reply.ordering async for reply in stream] == [pb.ORDERING_RISING]
+
+
+async def test_texts_of_a_sequence_without_a_format_are_its_numbers(served: Served) -> None:
+    request = pb.AllocateRangeRequest(sequence="orders", id_count=3, view=pb.RANGE_VIEW_TEXTS)
+    assert (await served.ids.AllocateRange(request)).texts == ["1", "2", "3"]
+
+
+async def test_texts_are_in_the_sequences_format_with_the_nodes_prefix(served: Served) -> None:
+    create(served, "invoices", Sequence(start=9, step=-2, max_value=9, format="N{prefix}-{value:04d}"))
+    request = pb.AllocateRangeRequest(sequence="invoices", id_count=3, view=pb.RANGE_VIEW_TEXTS)
+    reply = await served.ids.AllocateRange(request)
+    assert reply.texts == ["N7-0009", "N7-0007", "N7-0005"]
+    assert reply.range.first_id == 9
+    assert reply.period == ""
+
+
+async def test_texts_of_a_stream(served: Served) -> None:
+    create(served, "invoices", Sequence(format="A{value:04d}"))
+    request = pb.StreamRangesRequest(sequence="invoices", total_id_count=5, chunk_id_count=3, view=pb.RANGE_VIEW_TEXTS)
+    replies = [reply async for reply in served.ids.StreamRanges(request)]
+    assert [list(reply.texts) for reply in replies] == [["A0001", "A0002", "A0003"], ["A0004", "A0005"]]
+
+
+async def test_texts_come_with_the_period_that_they_are_of(served: Served) -> None:
+    create(served, "invoices", Sequence(format="{year}/{value:04d}", reset=Reset.YEARLY))
+    year = datetime.now(UTC).strftime("%Y")
+    request = pb.AllocateRangeRequest(sequence="invoices", view=pb.RANGE_VIEW_TEXTS)
+    reply = await served.ids.AllocateRange(request)
+    assert (list(reply.texts), reply.period) == ([f"{year}/0001"], year)
+    stream = served.ids.StreamRanges(
+        pb.StreamRangesRequest(sequence="invoices", total_id_count=1, view=pb.RANGE_VIEW_TEXTS)
+    )
+    assert [(list(reply.texts), reply.period) async for reply in stream] == [([f"{year}/0002"], year)]
+
+
+async def test_texts_of_a_sequence_without_a_reset_have_the_date_of_the_answer(served: Served) -> None:
+    create(served, "dated", Sequence(format="{year}{month}{day}-{value:04d}", time_zone="Pacific/Kiritimati"))
+    zone = ZoneInfo("Pacific/Kiritimati")
+    before = datetime.now(zone).strftime("%Y%m%d")
+    request = pb.AllocateRangeRequest(sequence="dated", view=pb.RANGE_VIEW_TEXTS)
+    reply = await served.ids.AllocateRange(request)
+    assert reply.texts[0] in (f"{before}-0001", f"{datetime.now(zone):%Y%m%d}-0001")
+    assert reply.period == ""
 
 
 async def test_a_thousand_concurrent_callers_get_no_error_and_no_id_twice(served: Served) -> None:
@@ -76,7 +134,7 @@ async def test_a_cancelled_stream_burns_one_chunk_at_most(served: Served) -> Non
 
 
 async def test_what_a_stream_gave_before_an_error_stays_valid(served: Served) -> None:
-    await served.store.create("short", Sequence(max_value=25))
+    create(served, "short", Sequence(max_value=25))
     stream = served.ids.StreamRanges(pb.StreamRangesRequest(sequence="short", total_id_count=30, chunk_id_count=10))
     received: list[int] = []
     with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -97,6 +155,13 @@ async def test_what_a_stream_gave_before_an_error_stays_valid(served: Served) ->
         (pb.AllocateRangeRequest(sequence="s", id_count=-1), "id_count"),
         (pb.AllocateRangeRequest(sequence="s", id_count=MAX_IDS_PER_CALL + 1), "id_count"),
         (pb.AllocateRangeRequest(sequence="s", view=99), "view"),  # type: ignore[arg-type]
+        (pb.AllocateRangeRequest(sequence="s", id_count=10_001, view=pb.RANGE_VIEW_TEXTS), "id_count"),
+        (pb.StreamRangesRequest(sequence="s", total_id_count=1, view=pb.RANGE_VIEW_NOTICE), "view"),
+        (pb.StreamRangesRequest(sequence="s", total_id_count=1, view=99), "view"),  # type: ignore[arg-type]
+        (
+            pb.StreamRangesRequest(sequence="s", total_id_count=1, chunk_id_count=10_001, view=pb.RANGE_VIEW_TEXTS),
+            "chunk_id_count",
+        ),
         (pb.StreamRangesRequest(sequence="s"), "total_id_count"),
         (pb.StreamRangesRequest(sequence="s", total_id_count=-1), "total_id_count"),
         (pb.StreamRangesRequest(sequence="s", total_id_count=1, chunk_id_count=-1), "chunk_id_count"),
@@ -126,7 +191,7 @@ async def test_bad_input_names_the_field_and_takes_nothing(served: Served, reque
 
 
 async def test_an_exhausted_sequence_says_how_many_are_left(served: Served) -> None:
-    await served.store.create("end", Sequence(start=MAX_ID - 4))
+    create(served, "end", Sequence(start=MAX_ID - 4))
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="end", id_count=6))
     details = details_of(failed.value)

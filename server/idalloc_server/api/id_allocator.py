@@ -1,5 +1,6 @@
 """idalloc.v1.IdAllocatorService."""
 
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -11,60 +12,89 @@ from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.doc_id import DocIdRun, DocIds
 from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.domain.format import compile_format
 from idalloc_server.domain.range import Range
+from idalloc_server.domain.request_ids import RequestIds, with_date
+from idalloc_server.domain.sequence import Reset
+from idalloc_server.domain.uuid7 import UUID_BYTES, Uuids
 from idalloc_server.xproto import notice
 
 DEFAULT_CHUNK = 10_000
-MAX_DOC_IDS_PER_MESSAGE = 10_000
+MAX_TEXTS_PER_MESSAGE = 10_000
 
-_RISING_PER_NODE = pb.ORDERING_RISING_PER_NODE
 _RANGE_VIEWS = frozenset(pb.RangeView.values())
 _DOC_ID_VIEWS = frozenset(pb.DocIdView.values())
+_UUID_VERSIONS = frozenset(pb.UuidVersion.values())
+_UUID_VIEWS = frozenset(pb.UuidView.values())
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NIL_UUID = "00000000-0000-0000-0000-000000000000"
 
 
 class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
-    """Ranges and document ids.
+    """Ranges, document ids and UUIDs.
 
     Args:
         allocator: Issues ranges.
-        doc_ids: Makes document ids.
+        doc_ids: Makes document ids, and knows the node's prefix.
         clock: Tells how long a range may be kept.
         max_ids_per_call: The most ids of a range, or of a batch of document ids without texts.
+        request_ids: Issues ranges for requests with a request id.
+        uuids: Makes UUIDs.
     """
 
-    def __init__(self, allocator: Allocator, doc_ids: DocIds, clock: Clock, max_ids_per_call: int) -> None:
+    def __init__(
+        self,
+        allocator: Allocator,
+        doc_ids: DocIds,
+        clock: Clock,
+        max_ids_per_call: int,
+        request_ids: RequestIds,
+        uuids: Uuids,
+    ) -> None:
         self._allocator = allocator
         self._doc_ids = doc_ids
         self._clock = clock
         self._max_ids = max_ids_per_call
+        self._request_ids = request_ids
+        self._uuids = uuids
 
     async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Context) -> pb.AllocateRangeResponse:
         """See id_allocator.proto."""
-        count = self._count("id_count", request.id_count, default=1, most=self._max_ids)
         view = request.view
         if view not in _RANGE_VIEWS:
             raise InvalidRequest("view", f"{view} is not a RangeView")
+        most = self._most_ids(view) if view else self._max_ids
+        count = self._count("id_count", request.id_count, default=1, most=most)
+        if request.request_id:
+            return await self._allocate_once(request, count)
         taken = self._allocator.take(request.sequence, count)
         if taken is None:
             taken = await self._allocator.allocate(request.sequence, count)
         reply = pb.AllocateRangeResponse(**self._reply(taken))
-        if view == pb.RANGE_VIEW_NOTICE:
-            reply.notice.CopyFrom(notice.insert_id_notice(taken.first_id))
+        if view > pb.RANGE_VIEW_BASIC:
+            self._add_forms(reply, view, with_date(taken, self._clock.wall()), self._doc_ids.prefix)
         return reply
 
     async def StreamRanges(
         self, request: pb.StreamRangesRequest, context: Context
     ) -> AsyncGenerator[pb.StreamRangesResponse, None]:
         """See id_allocator.proto."""
+        view = request.view
+        if view not in _RANGE_VIEWS or view == pb.RANGE_VIEW_NOTICE:
+            raise InvalidRequest("view", f"{view} is not a RangeView for streams")
         left = _total(request.total_id_count)
-        chunk = self._count("chunk_id_count", request.chunk_id_count, default=DEFAULT_CHUNK, most=self._max_ids)
+        most = self._most_ids(view)
+        chunk = self._count("chunk_id_count", request.chunk_id_count, default=DEFAULT_CHUNK, most=most)
         while left:
             count = min(chunk, left)
             taken = self._allocator.take(request.sequence, count)
             if taken is None:
                 taken = await self._allocator.allocate(request.sequence, count)
+            reply = pb.StreamRangesResponse(**self._reply(taken))
+            if view == pb.RANGE_VIEW_TEXTS:
+                self._add_forms(reply, view, with_date(taken, self._clock.wall()), self._doc_ids.prefix)
             try:
-                yield pb.StreamRangesResponse(**self._reply(taken))
+                yield reply
             except GeneratorExit:
                 self._allocator.burned.add(Cause.CANCELLED, count)
                 raise
@@ -91,11 +121,33 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             yield pb.StreamDocIdsResponse(**_forms(runs, view))
             left -= count
 
+    async def GenerateUuid(self, request: pb.GenerateUuidRequest, context: Context) -> pb.GenerateUuidResponse:
+        """See id_allocator.proto."""
+        if request.version not in _UUID_VERSIONS:
+            raise InvalidRequest("version", f"must be 4 or 7, or 0 for the default, not {request.version}")
+        if request.view not in _UUID_VIEWS:
+            raise InvalidRequest("view", f"{request.view} is not a UuidView")
+        count = self._count("id_count", request.id_count, default=1, most=MAX_TEXTS_PER_MESSAGE)
+        made = self._uuids.v4(count) if request.version == pb.UUID_VERSION_4 else self._uuids.v7(count)
+        if request.view == pb.UUID_VIEW_BYTES:
+            return pb.GenerateUuidResponse(uuid_bytes=made)
+        return pb.GenerateUuidResponse(uuids=_uuid_texts(made))
+
+    async def _allocate_once(self, request: pb.AllocateRangeRequest, count: int) -> pb.AllocateRangeResponse:
+        request_id = request.request_id.lower()
+        if not _UUID.fullmatch(request_id) or request_id == _NIL_UUID:
+            raise InvalidRequest("request_id", "must be a UUID of 36 characters, and not the nil one")
+        taken, prefix = await self._request_ids.allocate(request.sequence, count, request_id, self._doc_ids.prefix)
+        has_period = taken.sequence.reset != Reset.NEVER
+        reply = pb.AllocateRangeResponse(**self._reply(taken if has_period else taken._replace(period="")))
+        self._add_forms(reply, request.view, taken, prefix)
+        return reply
+
     def _reply(self, taken: Range) -> dict[str, Any]:
         """Returns the fields that both replies with a range have. Dicts, since they cost half as much as messages."""
-        first_id, id_count, step, generation, expires_at = taken
+        first_id, id_count, step, generation, expires_at, sequence, period = taken
         left = expires_at - self._clock.boot()
-        return {
+        reply = {
             "range": {
                 "first_id": first_id,
                 "last_id": first_id + (id_count - 1) * step,
@@ -104,8 +156,25 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             },
             "generation": generation,
             "use_within": {"seconds": int(left)} if left > 0 else {},
-            "ordering": _RISING_PER_NODE,
+            "ordering": sequence.ordering,
         }
+        if period:
+            reply["period"] = period
+        return reply
+
+    def _add_forms(
+        self,
+        reply: pb.AllocateRangeResponse | pb.StreamRangesResponse,
+        view: pb.RangeView.ValueType,
+        taken: Range,
+        prefix: int,
+    ) -> None:
+        """Adds what the view asks for besides the range. The range's period is what its texts show."""
+        if view == pb.RANGE_VIEW_TEXTS:
+            values = range(taken.first_id, taken.first_id + taken.id_count * taken.step, taken.step)
+            reply.texts.extend(compile_format(taken.sequence.format).texts(values, taken.period, prefix))
+        elif view == pb.RANGE_VIEW_NOTICE and isinstance(reply, pb.AllocateRangeResponse):
+            reply.notice.CopyFrom(notice.insert_id_notice(taken.first_id))
 
     def _count(self, field: str, value: int, default: int, most: int) -> int:
         if not value:
@@ -114,8 +183,11 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             raise InvalidRequest(field, f"must be between 1 and {most}, or 0 for the default, not {value}")
         return value
 
+    def _most_ids(self, view: pb.RangeView.ValueType) -> int:
+        return min(self._max_ids, MAX_TEXTS_PER_MESSAGE) if view == pb.RANGE_VIEW_TEXTS else self._max_ids
+
     def _most_doc_ids(self, view: pb.DocIdView.ValueType) -> int:
-        return self._max_ids if view == pb.DOC_ID_VIEW_COMPACT else MAX_DOC_IDS_PER_MESSAGE
+        return self._max_ids if view == pb.DOC_ID_VIEW_COMPACT else MAX_TEXTS_PER_MESSAGE
 
     async def _generate(self, count: int, request: pb.GenerateDocIdRequest | pb.StreamDocIdsRequest) -> list[DocIdRun]:
         offset, increment = request.auto_increment_offset, request.auto_increment_increment
@@ -153,3 +225,10 @@ def _forms(runs: list[DocIdRun], view: pb.DocIdView.ValueType) -> dict[str, Any]
         if view == pb.DOC_ID_VIEW_FULL:
             forms["notice"] = notice.document_ids_notice(texts)
     return forms
+
+
+def _uuid_texts(made: list[bytes]) -> list[str]:
+    digits = b"".join(made).hex()
+    starts = range(0, len(digits), 2 * UUID_BYTES)
+    each = (digits[start : start + 2 * UUID_BYTES] for start in starts)
+    return [f"{one[:8]}-{one[8:12]}-{one[12:16]}-{one[16:20]}-{one[20:]}" for one in each]

@@ -1,0 +1,359 @@
+"""Ranges for requests with a request id: a repetition gets the same ids (P7)."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Iterable
+from typing import NamedTuple, TypeVar
+
+import structlog
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import (
+    Refusal,
+    RequestIdBurned,
+    RequestIdReused,
+    SequenceAheadOfClock,
+    SequenceDeleted,
+    SequenceExhausted,
+    ServerDraining,
+    StoreOutcomeUnknown,
+    StoreUnavailable,
+)
+from idalloc_server.domain.format import compile_format
+from idalloc_server.domain.period import date_at
+from idalloc_server.domain.range import Range
+from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.store import Allocation, Store
+
+# How many answers one statement writes down at most.
+MOST_ROWS = 200
+# How many old ones one statement removes at most, and how often they are looked for.
+PRUNE_ROWS = 1000
+PRUNE_SECONDS = 60.0
+PRUNES_PER_WINDOW = 10
+
+_log = structlog.get_logger("idalloc.request_ids")
+_T = TypeVar("_T")
+
+
+def with_date(taken: Range, wall: float) -> Range:
+    """Returns the range with the date for its texts, where they have one that no period of the sequence tells."""
+    if taken.period or not taken.sequence.format or not compile_format(taken.sequence.format).has_date:
+        return taken
+    return taken._replace(period=date_at(taken.sequence, wall))
+
+
+class _Request(NamedTuple):
+    request_id: str
+    sequence: str
+    id_count: int
+    prefix: int
+
+
+class _Proof(NamedTuple):
+    """That a generation stood: ids of it, or of a newer one, may be given until ``expires_at``.
+
+    A change that ends it was made after the store said so, and so takes effect after that time.
+    """
+
+    generation: int
+    sequence: Sequence
+    expires_at: float
+
+
+class _Call:
+    """One request that is under way, for all who sent it to this node."""
+
+    def __init__(self, request: _Request) -> None:
+        self.request = request
+        self.callers = 0
+        # The ids that are at stake for it.
+        self.taken: Range | None = None
+        self.task: asyncio.Task[tuple[Range, int]]
+
+
+class RequestIds:
+    """Takes ids for requests with a request id, and writes each answer to the store before it is given.
+
+    The row that stands in the store decides: whoever finds another one than the own gives the ids of that one, and
+    burns the own. All methods must be called on one event loop.
+
+    Args:
+        allocator: Issues the ids.
+        store: Where answers are written down.
+        clock: Checks leases after the write; tells the dates of texts.
+        node: What the rows call this node, for people.
+        window: How long answers are kept, in seconds.
+        store_timeout: When a store call is given up, in seconds.
+    """
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        store: Store,
+        clock: Clock,
+        *,
+        node: str,
+        window: float,
+        store_timeout: float,
+    ) -> None:
+        self._allocator = allocator
+        self._store = store
+        self._clock = clock
+        self._node = node
+        self._window = window
+        self._store_timeout = store_timeout
+        self._calls: dict[str, _Call] = {}
+        self._writer = _Writer(store, store_timeout)
+
+    async def allocate(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[Range, int]:
+        """Takes ids, or finds those that an earlier call with this request id took.
+
+        A caller who is cancelled before ids were taken takes none. After that they are written down all the same,
+        so that a retry gets them.
+
+        Args:
+            sequence: The sequence's name.
+            count: How many ids, at least 1.
+            request_id: The request's own; equal ones must be equal texts.
+            prefix: The node's prefix.
+
+        Returns:
+            The ids, their period being what their texts show (a date, where the sequence has no periods); and the
+            prefix for their texts.
+
+        Raises:
+            RequestIdReused: It was used before, for another sequence or another count.
+            RequestIdBurned: Ids were taken under it that may not be given any more.
+            Refusal: See ``Allocator.allocate``.
+        """
+        call = self._calls.get(request_id)
+        while call is not None and (call.request.sequence, call.request.id_count) != (sequence, count):
+            # What it leaves in the store decides on this one.
+            await asyncio.wait({call.task})
+            call = self._calls.get(request_id)
+        if call is None:
+            call = self._start(_Request(request_id, sequence, count, prefix))
+        call.callers += 1
+        try:
+            await asyncio.wait({call.task})
+        except asyncio.CancelledError:
+            call.callers -= 1
+            if not call.callers:
+                self._leave(call)
+            raise
+        if call.task.cancelled():
+            raise ServerDraining
+        if error := call.task.exception():
+            raise error.with_traceback(None)  # else it would grow with every caller who waited
+        return call.task.result()
+
+    async def run(self) -> None:
+        """Removes what is older than the window, for ever, in small batches. Its owner cancels it."""
+        while True:
+            await asyncio.sleep(min(self._window / PRUNES_PER_WINDOW, PRUNE_SECONDS))
+            try:
+                await self._prune()
+            except Refusal as error:
+                _log.warning("request_ids_not_pruned", error=str(error))
+
+    async def _prune(self) -> None:
+        found = PRUNE_ROWS
+        while found >= PRUNE_ROWS:
+            found = await _within(self._store_timeout, self._store.forget_recorded(self._window, PRUNE_ROWS))
+
+    def _start(self, request: _Request) -> _Call:
+        call = self._calls[request.request_id] = _Call(request)
+        call.task = asyncio.get_running_loop().create_task(self._run(call), name=f"request {request.request_id}")
+        call.task.add_done_callback(_look_at)
+        return call
+
+    def _leave(self, call: _Call) -> None:
+        """Ends a call that nobody waits for any more, unless it took ids: these are written down for a retry."""
+        if call.taken is None:
+            self._forget(call)
+            call.task.cancel()
+        elif call.task.done():
+            self._burn(call, Cause.CANCELLED)
+
+    def _forget(self, call: _Call) -> None:
+        if self._calls.get(call.request.request_id) is call:
+            del self._calls[call.request.request_id]
+
+    async def _run(self, call: _Call) -> tuple[Range, int]:
+        try:
+            return await self._answer(call)
+        finally:
+            self._forget(call)
+
+    async def _answer(self, call: _Call) -> tuple[Range, int]:
+        request = call.request
+        try:
+            taken = self._allocator.take(request.sequence, request.id_count)
+            if taken is None:
+                taken = await self._allocator.allocate(request.sequence, request.id_count)
+        except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
+            return await self._answered_before(request, refusal)
+        call.taken = taken = with_date(taken, self._clock.wall())
+        allocation = Allocation(
+            request_id=request.request_id,
+            sequence=request.sequence,
+            first_id=taken.first_id,
+            id_count=taken.id_count,
+            step=taken.step,
+            generation=taken.generation,
+            period=taken.period,
+            prefix=request.prefix,
+            node=self._node,
+        )
+        try:
+            stands = await self._writer.write(allocation)
+        except BaseException:
+            self._burn(call, Cause.UNKNOWN_OUTCOME)
+            raise
+        if _identity(stands) != _identity(allocation):
+            self._burn(call, Cause.REPEATED)
+            return await self._repeat(request, stands, _Proof(taken.generation, taken.sequence, taken.expires_at))
+        if self._clock.boot() >= taken.expires_at:
+            self._burn(call, Cause.EXPIRED)
+            raise _late(request)
+        if not call.callers:
+            self._burn(call, Cause.CANCELLED)
+        return taken, request.prefix
+
+    async def _answered_before(self, request: _Request, refusal: Refusal) -> tuple[Range, int]:
+        """Gives what an earlier call with the same request id took, such as the last ids, or else refuses."""
+        stands = await _within(self._store_timeout, self._store.recorded(request.request_id))
+        if stands is None:
+            raise refusal
+        _check_same(request, stands)
+        if isinstance(refusal, SequenceDeleted):
+            raise _burned(stands)
+        return await self._repeat(request, stands, await self._proof(stands))
+
+    async def _repeat(self, request: _Request, stands: Allocation, proof: _Proof) -> tuple[Range, int]:
+        """Gives the ids that stand in the store once more, if they still may be given."""
+        _check_same(request, stands)
+        if stands.generation > proof.generation:
+            # Another node knows of a change that this one does not: the settings are not those of these ids.
+            await self._allocator.forget(stands.sequence)
+            proof = await self._proof(stands)
+        if stands.generation != proof.generation:
+            raise _burned(stands)
+        if self._clock.boot() >= proof.expires_at:
+            raise _late(request)
+        repeated = Range(
+            first_id=stands.first_id,
+            id_count=stands.id_count,
+            step=stands.step,
+            generation=stands.generation,
+            expires_at=proof.expires_at,
+            sequence=proof.sequence,
+            period=stands.period,
+        )
+        return repeated, stands.prefix
+
+    async def _proof(self, stands: Allocation) -> _Proof:
+        try:
+            standing = await self._allocator.standing(stands.sequence)
+        except SequenceDeleted:
+            raise _burned(stands) from None
+        return _Proof(standing.generation, standing.sequence, standing.expires_at)
+
+    def _burn(self, call: _Call, cause: Cause) -> None:
+        if call.taken is not None:
+            self._allocator.burned.add(cause, call.taken.id_count)
+            call.taken = None
+
+
+class _Rider(NamedTuple):
+    allocation: Allocation
+    stands: asyncio.Future[Allocation]
+
+
+class _Writer:
+    """Writes answers down. One statement is under way at a time; all who come meanwhile ride on the next."""
+
+    def __init__(self, store: Store, store_timeout: float) -> None:
+        self._store = store
+        self._store_timeout = store_timeout
+        self._waiting: deque[_Rider] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def write(self, allocation: Allocation) -> Allocation:
+        """Writes one down, unless there is one of its request id, and returns the one that stands."""
+        loop = asyncio.get_running_loop()
+        rider = _Rider(allocation, loop.create_future())
+        self._waiting.append(rider)
+        if self._task is None:
+            self._task = loop.create_task(self._run(), name="write answers down")
+        return await rider.stands
+
+    async def _run(self) -> None:
+        riders: list[_Rider] = []
+        try:
+            while self._waiting:
+                riders = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_ROWS))]
+                await self._write(riders)
+        finally:
+            # All had their answers, unless the server ends.
+            self._task = None
+            _refuse([*riders, *self._waiting], ServerDraining())
+            self._waiting.clear()
+
+    async def _write(self, riders: list[_Rider]) -> None:
+        try:
+            stand = await _within(self._store_timeout, self._store.record([rider.allocation for rider in riders]))
+        except Refusal as refusal:
+            _refuse(riders, refusal)
+            return
+        except Exception as error:
+            _log.exception("record_failed")
+            _refuse(riders, error)
+            return
+        for allocation, stands in riders:
+            if not stands.done() and allocation.request_id in stand:
+                stands.set_result(stand[allocation.request_id])
+        _refuse(riders, StoreOutcomeUnknown("the store did not say what is written down under the request_id"))
+
+
+def _refuse(riders: Iterable[_Rider], error: Exception) -> None:
+    """Answers those who have no answer yet."""
+    for rider in riders:
+        if not rider.stands.done():
+            rider.stands.set_exception(error)
+
+
+def _look_at(task: asyncio.Task[tuple[Range, int]]) -> None:
+    """Sees that asyncio does not complain of an error that nobody waited for."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _within(timeout: float, call: Awaitable[_T]) -> _T:
+    try:
+        async with asyncio.timeout(timeout):
+            return await call
+    except TimeoutError:
+        raise StoreOutcomeUnknown(f"the store did not answer within {timeout:g} s") from None
+
+
+def _identity(allocation: Allocation) -> tuple[str, int, str, int]:
+    """What tells ids from all others: two periods have the same numbers."""
+    return (allocation.sequence, allocation.generation, allocation.period, allocation.first_id)
+
+
+def _check_same(request: _Request, stands: Allocation) -> None:
+    if (stands.sequence, stands.id_count) != (request.sequence, request.id_count):
+        ids = "1 id" if stands.id_count == 1 else f"{stands.id_count} ids"
+        raise RequestIdReused(request.request_id, f"{ids} of sequence {stands.sequence!r}")
+
+
+def _burned(stands: Allocation) -> RequestIdBurned:
+    return RequestIdBurned(stands.request_id, stands.first_id, stands.first_id + (stands.id_count - 1) * stands.step)
+
+
+def _late(request: _Request) -> StoreUnavailable:
+    return StoreUnavailable(f"the lease of sequence {request.sequence!r} ended before the answer")

@@ -1,0 +1,144 @@
+"""UUIDs of version 4 and 7: well formed, and 7 rises whatever the clock does (RFC 9562, section 6.2)."""
+
+import os
+import random
+import subprocess
+import sys
+import uuid
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idalloc_server.domain.uuid7 import Uuids
+from tests.fakes import FakeClock
+
+ROOT = Path(__file__).parents[2]
+
+
+def source(seed: int, clock: FakeClock | None = None) -> Uuids:
+    return Uuids(clock or FakeClock(), random.Random(seed).randbytes)
+
+
+def ms_of(made: bytes) -> int:
+    return int.from_bytes(made[:6], "big")
+
+
+@given(seed=st.integers(0), count=st.integers(1, 100))
+def test_version_4_has_the_right_bits_and_is_random_in_all_others(seed: int, count: int) -> None:
+    made = source(seed).v4(count)
+    assert len(made) == len(set(made)) == count
+    for one in made:
+        read = uuid.UUID(bytes=one)
+        assert (read.version, read.variant) == (4, uuid.RFC_4122)
+    free = (1 << 128) - 1 ^ 0xF << 76 ^ 3 << 62
+    plain = random.Random(seed)
+    plain.randbytes(8)  # what the seed of version 7 took
+    wanted = plain.randbytes(16 * count)
+    for start, one in zip(range(0, 16 * count, 16), made, strict=True):
+        assert int.from_bytes(wanted[start : start + 16], "big") & free == int.from_bytes(one, "big") & free
+
+
+@given(
+    seed=st.integers(0),
+    calls=st.lists(st.tuples(st.integers(-10_000, 10_000), st.integers(1, 50)), min_size=1, max_size=20),
+)
+def test_version_7_rises_whatever_the_clock_does(seed: int, calls: list[tuple[int, int]]) -> None:
+    clock = FakeClock()
+    uuids = source(seed, clock)
+    made: list[bytes] = []
+    latest = 0.0
+    for jump_ms, count in calls:
+        clock.wall_seconds += jump_ms / 1000
+        latest = max(latest, clock.wall())
+        batch = uuids.v7(count)
+        assert len(batch) == count
+        assert ms_of(batch[-1]) == int(latest * 1000)
+        made += batch
+    assert all(one < other for one, other in pairwise(made))
+    for one in made:
+        read = uuid.UUID(bytes=one)
+        assert (read.version, read.variant) == (7, uuid.RFC_4122)
+
+
+def test_version_7_tells_the_millisecond() -> None:
+    [made] = source(1, FakeClock(wall=1_645_557_742.0)).v7(1)
+    assert str(uuid.UUID(bytes=made)).startswith("017f22e2-79b0-7")  # the RFC's own example
+
+
+def test_a_new_millisecond_starts_with_fresh_random_bits() -> None:
+    clock = FakeClock()
+    uuids = source(1, clock)
+    [one] = uuids.v7(1)
+    clock.advance(0.001)
+    [other] = uuids.v7(1)
+    assert abs(int.from_bytes(one[8:], "big") - int.from_bytes(other[8:], "big")) > 2**40
+
+
+def test_steps_within_a_millisecond_cannot_be_guessed() -> None:
+    made = [int.from_bytes(one, "big") for one in source(1).v7(1000)]
+    steps = {other - one for one, other in pairwise(made)}
+    assert len(steps) > 990
+    assert max(steps) <= 2**32
+
+
+def test_what_overflows_is_taken_from_the_next_millisecond() -> None:
+    clock = FakeClock()
+    # Random bits that are all 1: the largest start, and the largest steps.
+    uuids = Uuids(clock, lambda count: b"\xff" * count)
+    made = uuids.v7(1)
+    before = ms_of(made[0])
+    uuids._low = (1 << 62) - 2**33
+    made += uuids.v7(10)
+    assert ms_of(made[1]) == before + 1
+    assert all(one < other for one, other in pairwise(made))
+    clock.advance(0.001)
+    made += uuids.v7(10)
+    assert all(one < other for one, other in pairwise(made))
+    assert all(uuid.UUID(bytes=one).version == 7 for one in made)
+
+
+def test_a_clock_before_1970_or_past_all_milliseconds_still_gives_rising_ids() -> None:
+    clock = FakeClock(wall=-5.0)
+    uuids = source(1, clock)
+    made = uuids.v7(3)
+    clock.wall_seconds = 1e15
+    made += uuids.v7(3)
+    clock.wall_seconds = 0.0
+    made += uuids.v7(3)
+    assert all(one < other for one, other in pairwise(made))
+    assert all(uuid.UUID(bytes=one).version == 7 for one in made)
+
+
+def test_many_at_once_are_all_different() -> None:
+    uuids = source(1)
+    assert len(set(uuids.v7(10_000))) == len(set(uuids.v4(10_000))) == 10_000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_repeats_none_of_its_parents() -> None:
+    # With random bits that are always the same only the fork itself can make a difference.
+    script = """
+import os
+from idalloc_server.domain.uuid7 import Uuids
+from tests.fakes import FakeClock
+
+uuids = Uuids(FakeClock(), bytes)
+uuids.v7(1)
+parent = os.getpid()
+for pid_comes_back in (False, True):
+    child = os.fork()
+    if not child:
+        if pid_comes_back:
+            os.getpid = lambda: parent
+        print(*(made.hex() for made in uuids.v7(100)), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+print(*(made.hex() for made in uuids.v7(100)))
+"""
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    child, of_same_pid, parent = (set(line.split()) for line in answer.stdout.splitlines())
+    assert len(child) == len(of_same_pid) == len(parent) == 100, answer.stderr
+    assert not parent & (child | of_same_pid)
