@@ -1,0 +1,254 @@
+"""idalloc.v1.SequenceService."""
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from idalloc.v1 import sequences_pb2 as pb
+from idalloc.v1 import sequences_pb2_grpc
+from idalloc_server.api.rpc import Context
+from idalloc_server.domain.author import Author
+from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.domain.overview import Overview
+from idalloc_server.domain.registry import Changed, Registry
+from idalloc_server.domain.sequence import Kind, Ordering, Reset
+
+DEFAULT_PAGE_SIZE = 50
+MAX_PAGE_SIZE = 1000
+MAX_INT64 = 2**63 - 1
+
+_ENUMS: dict[str, tuple[str, type[Kind] | type[Ordering] | type[Reset]]] = {
+    "kind": ("SequenceKind", Kind),
+    "ordering": ("Ordering", Ordering),
+    "reset": ("Reset", Reset),
+}
+# What may be set, besides the name.
+_SETTINGS = (
+    "description",
+    "labels",
+    "kind",
+    "start",
+    "step",
+    "min_value",
+    "max_value",
+    "json_safe",
+    "offset",
+    "increment",
+    "ordering",
+    "min_lease_size",
+    "max_lease_size",
+    "format",
+    "reset",
+    "time_zone",
+)
+# Ways to say other settings, which a sequence does not keep: "all" does not put them back to a default.
+_INPUT_ONLY = frozenset({"json_safe", "offset", "increment"})
+_WITH_PRESENCE = frozenset({"start", "step", "min_value", "max_value"})
+_FIELDS = frozenset(field.name for field in pb.Sequence.DESCRIPTOR.fields)
+
+
+class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
+    """Makes, shows, changes, advances and deletes sequences.
+
+    Args:
+        registry: Does it.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def CreateSequence(self, request: pb.CreateSequenceRequest, context: Context) -> pb.CreateSequenceResponse:
+        """See sequences.proto."""
+        author = self._author(request, request.request_id)
+        with _inside("sequence"):
+            given = _given(request.sequence, _set_fields(request.sequence))
+            created = await self._registry.create(request.sequence.name, given, author)
+        return pb.CreateSequenceResponse(sequence=_message(created))
+
+    async def GetSequence(self, request: pb.GetSequenceRequest, context: Context) -> pb.GetSequenceResponse:
+        """See sequences.proto."""
+        return pb.GetSequenceResponse(sequence=_message(await self._registry.get(request.name)))
+
+    async def ListSequences(self, request: pb.ListSequencesRequest, context: Context) -> pb.ListSequencesResponse:
+        """See sequences.proto."""
+        if request.page_size < 0:
+            raise InvalidRequest("page_size", f"must be at least 1, or 0 for the default, not {request.page_size}")
+        size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+        after = _after(request)
+        found, more = await self._registry.list(request.name_prefix, after, size, deleted=request.show_deleted)
+        return pb.ListSequencesResponse(
+            sequences=[_message(shown) for shown in found],
+            next_page_token=_page_token(request, found[-1].row.name) if more else "",
+        )
+
+    async def UpdateSequence(self, request: pb.UpdateSequenceRequest, context: Context) -> pb.UpdateSequenceResponse:
+        """See sequences.proto."""
+        author = self._author(request, request.request_id)
+        fields = _masked_fields(request)
+        with _inside("sequence"):
+            given = _given(request.sequence, fields)
+            changed = await self._registry.update(request.sequence.name, given, request.sequence.etag, author)
+        return pb.UpdateSequenceResponse(**_change(changed))
+
+    async def DeleteSequence(self, request: pb.DeleteSequenceRequest, context: Context) -> pb.DeleteSequenceResponse:
+        """See sequences.proto."""
+        author = self._author(request, request.request_id)
+        changed = await self._registry.delete(request.name, request.etag, author)
+        return pb.DeleteSequenceResponse(**_change(changed))
+
+    async def AdvanceSequence(self, request: pb.AdvanceSequenceRequest, context: Context) -> pb.AdvanceSequenceResponse:
+        """See sequences.proto."""
+        author = self._author(request, request.request_id)
+        changed = await self._registry.advance(request.name, request.past, request.period, request.etag, author)
+        return pb.AdvanceSequenceResponse(**_change(changed))
+
+    async def ParseId(self, request: pb.ParseIdRequest, context: Context) -> pb.ParseIdResponse:
+        """See sequences.proto."""
+        parts = await self._registry.parse(request.sequence, request.text)
+        return pb.ParseIdResponse(
+            value=parts.value,
+            year=parts.year,
+            month=parts.month,
+            day=parts.day,
+            prefix=parts.prefix,
+            check=parts.check,
+        )
+
+    def _author(self, request: Message, request_id: str) -> Author:
+        content = request.DESCRIPTOR.full_name.encode() + b"\0" + request.SerializeToString(deterministic=True)
+        return self._registry.author(request_id, content)
+
+
+@contextmanager
+def _inside(message: str) -> Iterator[None]:
+    """Names the fields that are refused by their path in the request."""
+    try:
+        yield
+    except InvalidRequest as refused:
+        raise InvalidRequest(f"{message}.{refused.field}", refused.rule) from refused
+
+
+def _set_fields(sequence: pb.Sequence) -> list[str]:
+    return [field.name for field, _ in sequence.ListFields() if field.name in _SETTINGS]
+
+
+def _masked_fields(request: pb.UpdateSequenceRequest) -> Iterable[str]:
+    """Returns the settings that an update is to change."""
+    paths = list(request.update_mask.paths)
+    set_fields = _set_fields(request.sequence)
+    if not paths:
+        return set_fields
+    if "*" in paths:
+        if len(paths) > 1:
+            raise InvalidRequest("update_mask", '"*" must stand alone')
+        return [field for field in _SETTINGS if field not in _INPUT_ONLY or field in set_fields]
+    for path in paths:
+        if path not in _FIELDS:
+            within = " (fields are changed as a whole)" if path.partition(".")[0] in _FIELDS else ""
+            raise InvalidRequest("update_mask", f"a sequence has no field {path!r}{within}")
+    return [field for field in _SETTINGS if field in paths]
+
+
+def _given(sequence: pb.Sequence, fields: Iterable[str]) -> dict[str, Any]:
+    """Returns what was said of these fields, as the rules want it: None where a field is not set."""
+    given: dict[str, Any] = {}
+    for field in fields:
+        value = getattr(sequence, field)
+        if field in _WITH_PRESENCE:
+            given[field] = value if sequence.HasField(field) else None  # type: ignore[arg-type]
+        elif field in _ENUMS:
+            given[field] = _enum(field, value)
+        else:
+            given[field] = (dict(value) if field == "labels" else value) or None
+    return given
+
+
+def _enum(field: str, value: int) -> Kind | Ordering | Reset | None:
+    name, kind = _ENUMS[field]
+    try:
+        return kind(value) if value else None
+    except ValueError:
+        raise InvalidRequest(field, f"{value} is not a value of {name}") from None
+
+
+def _page_token(request: pb.ListSequencesRequest, after: str) -> str:
+    text = json.dumps([after, request.name_prefix, request.show_deleted])
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def _after(request: pb.ListSequencesRequest) -> str:
+    """Returns the name behind which the page begins; empty for the first one."""
+    if not request.page_token:
+        return ""
+    try:
+        after, *other = json.loads(base64.b64decode(request.page_token, altchars=b"-_", validate=True))
+    except (ValueError, TypeError, binascii.Error):
+        after, other = None, []  # None is no name
+    if not isinstance(after, str) or len(other) != 2:
+        raise InvalidRequest("page_token", "must be the next_page_token of a reply")
+    if other != [request.name_prefix, request.show_deleted]:
+        raise InvalidRequest("page_token", "is from a request with another name_prefix or show_deleted")
+    return after
+
+
+def _change(changed: Changed) -> dict[str, Any]:
+    """Returns the fields that all replies to a change have."""
+    return {
+        "sequence": _message(changed.overview),
+        "effective_time": _timestamp(changed.effective_at),
+        "effective_in": _duration(changed.effective_in),
+    }
+
+
+def _message(shown: Overview) -> pb.Sequence:
+    row = shown.row
+    sequence = row.sequence
+    return pb.Sequence(
+        name=row.name,
+        description=sequence.description,
+        labels=sequence.labels,
+        kind=int(sequence.kind),  # type: ignore[arg-type]
+        start=sequence.start,
+        step=sequence.step,
+        min_value=sequence.min_value,
+        max_value=sequence.max_value,
+        ordering=int(sequence.ordering),  # type: ignore[arg-type]
+        min_lease_size=sequence.min_lease_size,
+        max_lease_size=sequence.max_lease_size,
+        format=sequence.format,
+        reset=int(sequence.reset),  # type: ignore[arg-type]
+        time_zone=sequence.time_zone,
+        last_value=shown.last_value,
+        remaining=min(shown.remaining, MAX_INT64),
+        used_ratio=shown.used_ratio,
+        ids_per_second=shown.ids_per_second,
+        exhausted_at=_timestamp(shown.exhausted_at),
+        generation=row.generation,
+        period=shown.period,
+        etag=shown.etag,
+        create_time=_timestamp(row.created_at),
+        update_time=_timestamp(row.changed_at),
+        delete_time=_timestamp(row.changed_at if row.deleted else None),
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromMilliseconds(math.ceil(seconds * 1000))
+    return duration
+
+
+def _timestamp(seconds: float | None) -> Timestamp | None:
+    if seconds is None:
+        return None
+    stamp = Timestamp()
+    stamp.FromMilliseconds(math.ceil(seconds * 1000))
+    return stamp

@@ -1,0 +1,93 @@
+"""A sequence as people see it: how much of it is used, how fast, and when it will be exhausted."""
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+
+from idalloc_server.domain.period import period_end, zone
+from idalloc_server.domain.sequence import Kind, Reset, Sequence
+from idalloc_server.domain.store import Row
+
+_YEAR_10000 = datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A sequence, and what follows from its counter.
+
+    Attributes:
+        row: The sequence as it lies in the store.
+        period: The present period; empty where there is no reset.
+        last_value: The last value handed out, in the present period; None where none was.
+        remaining: How many ids are left, in the present period.
+        used_ratio: The share of its ids that was handed out, 0 to 1.
+        ids_per_second: How fast they are taken; 0 where that is not known.
+        exhausted_at: When the last one will be taken, in seconds since 1970; None where that will not be.
+    """
+
+    row: Row
+    period: str = ""
+    last_value: int | None = None
+    remaining: int = 0
+    used_ratio: float = 0.0
+    ids_per_second: float = 0.0
+    exhausted_at: float | None = None
+
+    @property
+    def etag(self) -> str:
+        """Changes with the settings."""
+        return etag_of(self.row)
+
+
+def etag_of(row: Row) -> str:
+    """Returns a row's etag, which changes with its settings."""
+    return f'"{row.revision}"'
+
+
+def overview(row: Row, period: str, last_value: int | None, now: float, rate: float | None) -> Overview:
+    """Returns a sequence as people see it.
+
+    Args:
+        row: The sequence.
+        period: The present period; empty where there is no reset.
+        last_value: The counter, of the period where there is one. None in an adopted row that has none.
+        now: Seconds since 1970.
+        rate: How many ids a second are taken, as this node saw it; None where it saw too little.
+    """
+    if last_value is None:
+        return Overview(row, period)
+    sequence = row.sequence
+    total = max(0, (sequence.bound - sequence.before_start) // sequence.step)
+    remaining = max(0, (sequence.bound - last_value) // sequence.step)
+    used = max(0, total - remaining)
+    if rate is None:
+        rate = _rate_since_creation(row, period, (last_value - sequence.before_start) // sequence.step, now)
+    return Overview(
+        row,
+        period,
+        None if last_value == sequence.before_start else last_value,
+        remaining,
+        used / total if total else 1.0,
+        rate,
+        _exhausted_at(row, remaining, rate, now),
+    )
+
+
+def _rate_since_creation(row: Row, period: str, issued: int, now: float) -> float:
+    if row.created_at is None or row.sequence.kind != Kind.COUNTER:
+        return 0.0  # A timestamp says nothing about how many there were.
+    since = max(row.created_at, _beginning(row.sequence, period)) if period else row.created_at
+    return max(0, issued) / (now - since) if now > since else 0.0
+
+
+def _beginning(sequence: Sequence, period: str) -> float:
+    first = date.fromisoformat(period + "-01-01"[len(period) - 4 :])
+    return datetime(first.year, first.month, first.day, tzinfo=zone(sequence.time_zone)).timestamp()
+
+
+def _exhausted_at(row: Row, remaining: int, rate: float, now: float) -> float | None:
+    if rate <= 0 or row.deleted or row.sequence.kind != Kind.COUNTER:
+        return None
+    at = now + remaining / rate
+    if at >= _YEAR_10000 or (row.sequence.reset != Reset.NEVER and at >= period_end(row.sequence, now)):
+        return None
+    return at

@@ -1,0 +1,394 @@
+"""What people do with sequences: create, show, list, change, advance and delete them (P5)."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import structlog
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.author import Author, author_of
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import (
+    InvalidRequest,
+    Refusal,
+    SequenceChanged,
+    SequenceDeleted,
+    SequenceExists,
+    SequenceInvalid,
+    SequenceNotFound,
+    StoreOutcomeUnknown,
+    StoreUnavailable,
+)
+from idalloc_server.domain.format import Parts, compile_format
+from idalloc_server.domain.overview import Overview, etag_of, overview
+from idalloc_server.domain.period import check_period, period_at
+from idalloc_server.domain.rules import check_change, settle
+from idalloc_server.domain.sequence import Reset, Sequence, check_name, name_of_period
+from idalloc_server.domain.store import Revision, Row, Store
+
+# How often a change is tried that others get in the way of.
+ATTEMPTS = 5
+# Added to the life of a lease, for what the clocks of two machines may differ by while it lasts.
+MARGIN_SECONDS = 1.0
+# How many counters of periods are read at a time for a list.
+READ_AT_ONCE = 32
+
+_log = structlog.get_logger("idalloc.registry")
+_T = TypeVar("_T")
+
+
+class Changed(NamedTuple):
+    """What a change did.
+
+    Attributes:
+        overview: The sequence as it is now.
+        effective_at: When every lease that had to end has ended, in seconds since 1970.
+        effective_in: How many seconds it is until then.
+    """
+
+    overview: Overview
+    effective_at: float
+    effective_in: float
+
+
+class Registry:
+    """The sequences of a store, for people.
+
+    A change that began is finished also where its caller goes away.
+
+    Args:
+        store: Where they are kept.
+        clock: For dates.
+        allocator: This node's own, which drops what it holds of a sequence that was changed here.
+        store_timeout: When a store call is given up, in seconds.
+        random: Returns that many random bytes.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        allocator: Allocator,
+        *,
+        store_timeout: float,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._allocator = allocator
+        self._store_timeout = store_timeout
+        self._random = random
+        self._changes: set[asyncio.Task[Any]] = set()
+
+    def author(self, request_id: str, content: bytes) -> Author:
+        """Returns who makes a change.
+
+        Args:
+            request_id: The caller's own; empty for none.
+            content: All that the request says, and which method it is for.
+
+        Raises:
+            InvalidRequest: The request id is no UUID.
+        """
+        return author_of(request_id, content, self._random)
+
+    async def get(self, name: str) -> Overview:
+        """Returns a sequence.
+
+        Raises:
+            Refusal: InvalidRequest (name), SequenceNotFound, SequenceInvalid, StoreUnavailable.
+        """
+        check_name(name, "name")
+        row = await self._existing(name)
+        if row.last_value is None:
+            raise _no_last_value(name)
+        return await self._overview(row)
+
+    async def list(self, prefix: str, after: str, most: int, *, deleted: bool) -> tuple[list[Overview], bool]:
+        """Returns sequences in the order of their names' bytes, and whether there are more.
+
+        Args:
+            prefix: What their names begin with.
+            after: Only names behind this one; empty for all.
+            most: The most sequences to return.
+            deleted: Whether tombstones are among them.
+        """
+        rows = await self._ask(self._store.list(prefix, after, most + 1, deleted=deleted, periods=False))
+        found: list[Overview] = []
+        for start in range(0, min(len(rows), most), READ_AT_ONCE):
+            some = rows[start : min(start + READ_AT_ONCE, most)]
+            found += await asyncio.gather(*(self._overview(row) for row in some))
+        return found, len(rows) > most
+
+    async def parse(self, name: str, text: str) -> Parts:
+        """Takes the text of an id apart.
+
+        Raises:
+            Refusal: InvalidRequest (sequence, text), SequenceNotFound, SequenceInvalid, StoreUnavailable.
+        """
+        check_name(name)
+        row = await self._existing(name)
+        return compile_format(row.sequence.format).parse(text)
+
+    async def create(self, name: str, given: Mapping[str, Any], author: Author) -> Overview:
+        """Creates a sequence, or has a deleted one go on.
+
+        Args:
+            name: Its name.
+            given: The settings that were said, as for ``rules.settle``.
+            author: Who does it.
+
+        Raises:
+            Refusal: InvalidRequest (name, settings), SequenceExists, RequestIdReused, StoreUnavailable; SequenceChanged
+                where others create and delete it all the time.
+        """
+        check_name(name, "name")
+        sequence = settle(given)
+        return await self._overview(await self._finish(name, self._create(name, sequence, author)))
+
+    async def update(self, name: str, given: Mapping[str, Any], etag: str, author: Author) -> Changed:
+        """Changes settings of a sequence.
+
+        Args:
+            name: Its name.
+            given: The settings to change, as for ``rules.settle``.
+            etag: The one that it must have; empty for any.
+            author: Who does it.
+
+        Raises:
+            Refusal: InvalidRequest (name, settings), SequenceNotFound, SequenceInvalid, SequenceChanged,
+                RequestIdReused, StoreUnavailable.
+        """
+
+        async def plan(row: Row) -> _Plan:
+            before, after = row.sequence, settle(given, row.sequence)
+            check_change(before, after, (await self._counter(row))[1])
+            ends_leases = replace(after, description=before.description, labels=before.labels) != before
+            limit = after.bound if after.bound != before.bound else None
+            return _Plan(self._revision(name, after, author, ends_leases=ends_leases, limit=limit))
+
+        check_name(name, "name")
+        row, ends_leases = await self._finish(name, self._change(name, etag, author, plan))
+        return await self._changed(row, ends_leases=ends_leases)
+
+    async def delete(self, name: str, etag: str, author: Author) -> Changed:
+        """Deletes a sequence; its tombstone keeps the counter.
+
+        Args:
+            name: Its name.
+            etag: The one that it must have; empty for any.
+            author: Who does it.
+
+        Raises:
+            Refusal: InvalidRequest (name), SequenceNotFound, SequenceInvalid, SequenceChanged, RequestIdReused,
+                StoreUnavailable.
+        """
+
+        async def plan(row: Row) -> _Plan:
+            return _Plan(self._revision(name, row.sequence, author)._replace(deleted=True))
+
+        check_name(name, "name")
+        row, _ = await self._finish(name, self._change(name, etag, author, plan))
+        return await self._changed(row)
+
+    async def advance(self, name: str, past: int, period: str, etag: str, author: Author) -> Changed:
+        """Moves a sequence's counter past a value, and ends all leases.
+
+        Args:
+            name: Its name.
+            past: No id at or before this one is issued any more.
+            period: Which period's counter; empty for the present one.
+            etag: The one that it must have; empty for any.
+            author: Who does it.
+
+        Raises:
+            Refusal: InvalidRequest (name, past, period), SequenceNotFound, SequenceInvalid, SequenceChanged,
+                RequestIdReused, StoreUnavailable.
+        """
+
+        async def plan(row: Row) -> _Plan:
+            sequence = row.sequence
+            check_period(sequence, period)
+            if sequence.is_past(past, sequence.bound):
+                field, side = ("max_value", "above") if sequence.step > 0 else ("min_value", "below")
+                raise InvalidRequest("past", f"must not lie {side} {sequence.bound}, the sequence's {field}; is {past}")
+            at_least = _last_point(sequence, past)
+            if sequence.reset == Reset.NEVER:
+                return _Plan(self._revision(name, sequence, author)._replace(at_least=at_least))
+            which = period or period_at(sequence, self._clock.wall())
+            generation = await self._advance_period(row, name_of_period(name, which), at_least)
+            return _Plan(self._revision(name, sequence, author)._replace(generation=generation), begun=True)
+
+        check_name(name, "name")
+        row, _ = await self._finish(name, self._change(name, etag, author, plan))
+        return await self._changed(row)
+
+    async def _create(self, name: str, sequence: Sequence, author: Author) -> Row:
+        now = self._clock.wall()
+        wanted = Row(
+            name,
+            sequence.before_start,
+            sequence,
+            generation=self._allocator.generation_seen(name) + 1,
+            revised_by=author.by,
+            created_at=now,
+            changed_at=now,
+        )
+        row = wanted
+        for _ in range(ATTEMPTS):
+            row = await self._ask(self._store.create(wanted))
+            if author.made(row):
+                return row
+            if not row.deleted:
+                raise SequenceExists(name)
+            if row.last_value is None:
+                raise _no_last_value(name)
+            check_change(row.sequence, sequence, row.last_value)
+            change = self._revision(name, sequence, author, limit=sequence.bound)
+            revised = await self._ask(self._store.revise(name, row.revision, change))
+            if revised is not None and author.made(revised):
+                return revised
+            if revised is not None and revised.revision == row.revision:
+                raise _bound_passed(sequence, revised)
+        raise SequenceChanged(name, etag_of(row))
+
+    async def _change(
+        self, name: str, etag: str, author: Author, plan: Callable[[Row], Awaitable["_Plan"]]
+    ) -> tuple[Row, bool]:
+        """Changes a row as ``plan`` says, again where others were faster; returns it, and whether leases had to end."""
+        row = await self._ask(self._store.get(name))
+        for _ in range(ATTEMPTS):
+            if row is None:
+                raise SequenceNotFound(name)
+            if author.made(row):
+                return row, True  # What the first one ended is not known any more: the longer wait is the safe one.
+            if row.deleted:
+                raise SequenceDeleted(name)
+            if etag and etag != etag_of(row):
+                raise SequenceChanged(name, etag_of(row))
+            if row.last_value is None:
+                raise _no_last_value(name)
+            change, begun = await plan(row)
+            revised = await self._ask(self._store.revise(name, row.revision, change))
+            if revised is not None and author.made(revised):
+                return revised, change.ends_leases
+            if revised is not None and revised.revision == row.revision:
+                raise _bound_passed(change.sequence, revised)
+            if begun:
+                etag = ""  # The etag was the right one when it began, and it must not stay half done.
+            row = revised
+        raise SequenceChanged(name, etag_of(row) if row else "")
+
+    async def _advance_period(self, parent: Row, counter: str, at_least: int) -> int:
+        """Moves the counter of a period, into a generation that the sequence itself has yet to reach; returns that.
+
+        The counter goes first: once the sequence has a new generation, any node may open the period's counter in it,
+        and hold ids from before ``at_least`` that no later write would end.
+        """
+        seen = max(self._allocator.generation_seen(parent.name), self._allocator.generation_seen(counter))
+        row = await self._ask(self._store.get(counter))
+        for _ in range(ATTEMPTS):
+            generation = max(parent.generation, seen, row.generation if row else 0) + 1
+            await self._ask(self._store.open_period(counter, parent.sequence, at_least, generation))
+            row = await self._ask(self._store.get(counter))
+            if row is None or row.last_value is None or row.generation != generation:
+                continue
+            if not parent.sequence.is_past(at_least, row.last_value):
+                return generation
+        raise StoreUnavailable(f"the period's counter of sequence {parent.name!r} is advanced by others all the time")
+
+    def _revision(
+        self, name: str, sequence: Sequence, author: Author, *, ends_leases: bool = True, limit: int | None = None
+    ) -> Revision:
+        # A node that saw a higher generation than a restored store has goes on in a newer one only.
+        generation = self._allocator.generation_seen(name) + 1 if ends_leases else 1
+        now = self._clock.wall()
+        return Revision(sequence, sequence.before_start, author.by, now, ends_leases, generation, limit)
+
+    async def _existing(self, name: str) -> Row:
+        row = await self._ask(self._store.get(name))
+        if row is None:
+            raise SequenceNotFound(name)
+        if row.deleted:
+            raise SequenceDeleted(name)
+        return row
+
+    async def _counter(self, row: Row) -> tuple[str, int]:
+        """Returns the present period, and the counter: of the period where there is one."""
+        if row.last_value is None:
+            raise _no_last_value(row.name)
+        period = period_at(row.sequence, self._clock.wall())
+        if not period:
+            return "", row.last_value
+        counter = await self._ask(self._store.get(name_of_period(row.name, period)))
+        if counter is None or counter.last_value is None:
+            return period, row.sequence.before_start
+        return period, counter.last_value
+
+    async def _overview(self, row: Row) -> Overview:
+        if row.last_value is None:
+            return overview(row, "", None, self._clock.wall(), None)
+        period, last_value = await self._counter(row)
+        name = name_of_period(row.name, period) if period else row.name
+        return overview(row, period, last_value, self._clock.wall(), self._allocator.rates.per_second(name))
+
+    async def _changed(self, row: Row, *, ends_leases: bool = True) -> Changed:
+        shown = await self._overview(row)
+        left = row.lease_ms / 1000 + MARGIN_SECONDS if ends_leases and row.lease_ms else 0.0
+        return Changed(shown, self._clock.wall() + left, left)
+
+    async def _finish(self, name: str, change: Coroutine[Any, Any, _T]) -> _T:
+        """Runs a change to its end also where its caller goes away, and has this node drop what it holds."""
+        task = asyncio.get_running_loop().create_task(self._run(name, change))
+        self._changes.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    async def _run(self, name: str, change: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            done = await change
+        except StoreUnavailable:
+            await self._allocator.forget(name)  # It may have been applied.
+            raise
+        await self._allocator.forget(name)
+        return done
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Refusal):
+            _log.error("change_failed", exc_info=error)
+
+    async def _ask(self, call: Awaitable[_T]) -> _T:
+        try:
+            async with asyncio.timeout(self._store_timeout):
+                return await call
+        except TimeoutError:
+            raise StoreOutcomeUnknown(f"the store did not answer within {self._store_timeout:g} s") from None
+
+
+class _Plan(NamedTuple):
+    """A change, and whether a part of it was done already, so that the rest must follow."""
+
+    change: Revision
+    begun: bool = False
+
+
+def _last_point(sequence: Sequence, past: int) -> int:
+    """Returns the counter that leaves no id at or before ``past``, and leaves all that lie behind it."""
+    point = sequence.reaching(past)
+    if sequence.is_past(point, past) and point != sequence.before_start:
+        point -= sequence.step
+    return point
+
+
+def _no_last_value(name: str) -> SequenceInvalid:
+    return SequenceInvalid(name, "it has no last_value")
+
+
+def _bound_passed(sequence: Sequence, row: Row) -> InvalidRequest:
+    field = "max_value" if sequence.step > 0 else "min_value"
+    return InvalidRequest(field, f"must not lie before {row.last_value}, where the counter is already")

@@ -1,0 +1,246 @@
+"""SequenceService over a socket: what is on the wire."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from idalloc.v1 import sequences_pb2 as pb
+from idalloc.v1 import sequences_pb2_grpc
+from idalloc_server.api.rpc import Calls
+from idalloc_server.api.sequences import SequencesServicer
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.lane import Terms
+from idalloc_server.domain.registry import Registry
+from idalloc_server.telemetry.metrics import CallMetrics
+from tests.api.errors import Details, details_of
+from tests.fakes import FakeClock, MemoryStore
+
+
+@dataclass
+class Served:
+    """A running server, and what a test may look at."""
+
+    sequences: sequences_pb2_grpc.SequenceServiceAsyncStub
+    allocator: Allocator
+    store: MemoryStore
+    clock: FakeClock
+
+    async def create(self, **fields: object) -> pb.Sequence:
+        request = pb.CreateSequenceRequest(sequence=pb.Sequence(**fields))  # type: ignore[arg-type]
+        return (await self.sequences.CreateSequence(request)).sequence
+
+    async def update(self, *mask: str, **fields: object) -> pb.UpdateSequenceResponse:
+        sequence = pb.Sequence(**fields)  # type: ignore[arg-type]
+        paths = FieldMask(paths=mask) if mask else None
+        return await self.sequences.UpdateSequence(pb.UpdateSequenceRequest(sequence=sequence, update_mask=paths))
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    allocator = Allocator(store, clock, Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True))
+    servicer = SequencesServicer(Registry(store, clock, allocator, store_timeout=5.0))
+    Calls(CallMetrics(), log_each=False).wrap(servicer, pb.DESCRIPTOR.services_by_name["SequenceService"])
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    sequences_pb2_grpc.add_SequenceServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield Served(sequences_pb2_grpc.SequenceServiceStub(channel), allocator, store, clock)
+    await server.stop(None)
+
+
+async def refused(call: object) -> Details:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call  # type: ignore[misc]
+    return details_of(error.value)
+
+
+def field_of(details: Details) -> str:
+    assert (details.code, details.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+    (violation,) = details.bad_request.field_violations
+    return violation.field
+
+
+async def test_new_sequence_says_all_of_itself(served: Served) -> None:
+    made = await served.create(name="orders", description="all", labels={"a": "b"}, step=-5, min_value=1, max_value=101)
+    assert (made.start, made.step, made.min_value, made.max_value) == (101, -5, 1, 101)
+    assert (made.kind, made.ordering, made.reset) == (
+        pb.SEQUENCE_KIND_COUNTER,
+        1,
+        pb.RESET_NEVER,
+    )
+    assert (made.time_zone, made.description, dict(made.labels), made.etag) == ("UTC", "all", {"a": "b"}, '"0"')
+    assert not made.HasField("last_value")
+    assert (made.remaining, made.used_ratio, made.generation) == (21, 0.0, 1)
+    assert made.create_time.seconds == int(served.clock.wall())
+    assert not made.HasField("delete_time")
+    await served.allocator.allocate("orders", 2)
+    got = (await served.sequences.GetSequence(pb.GetSequenceRequest(name="orders"))).sequence
+    assert (got.last_value, got.remaining) == (96, 19)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "a\x1fb"}, "name"),
+        ({"step": 0}, "step"),
+        ({"min_value": 5, "max_value": 4, "start": 5}, "min_value"),
+        ({"start": 0}, "start"),
+        ({"max_value": 10, "start": 11}, "start"),
+        ({"max_value": 2**63 - 1}, "max_value"),
+        ({"format": "{colour}"}, "format"),
+        ({"format": "{value"}, "format"),
+        ({"format": "no value"}, "format"),
+        ({"reset": pb.RESET_YEARLY, "format": "{value:06d}"}, "format"),
+        ({"time_zone": "Mars/Olympus"}, "time_zone"),
+        ({"kind": 9}, "kind"),
+        ({"ordering": 9}, "ordering"),
+        ({"reset": 9}, "reset"),
+        ({"min_lease_size": -1}, "min_lease_size"),
+        ({"description": "x" * 1001}, "description"),
+    ],
+)
+async def test_bad_settings_are_named_by_their_path(served: Served, fields: dict[str, object], field: str) -> None:
+    details = await refused(served.create(**{"name": "orders", **fields}))
+    assert field_of(details) == f"sequence.{field}"
+    assert not served.store.rows
+
+
+async def test_each_refusal_has_its_code_and_reason(served: Served) -> None:
+    get = served.sequences.GetSequence
+    details = await refused(get(pb.GetSequenceRequest(name="none")))
+    assert (details.code, details.info.reason) == (grpc.StatusCode.NOT_FOUND, "SEQUENCE_NOT_FOUND")
+    await served.create(name="orders")
+    details = await refused(served.create(name="orders"))
+    assert (details.code, details.info.reason) == (grpc.StatusCode.ALREADY_EXISTS, "SEQUENCE_EXISTS")
+    details = await refused(served.update(name="orders", description="x", etag='"9"'))
+    assert (details.code, details.info.reason) == (grpc.StatusCode.ABORTED, "SEQUENCE_CHANGED")
+    assert details.info.metadata["etag"] == '"0"'
+    delete = served.sequences.DeleteSequence
+    assert (await refused(delete(pb.DeleteSequenceRequest(name="orders", etag="*")))).info.reason == "SEQUENCE_CHANGED"
+    advance = served.sequences.AdvanceSequence
+    details = await refused(advance(pb.AdvanceSequenceRequest(name="orders", past=5, request_id="five")))
+    assert field_of(details) == "request_id"
+    assert field_of(await refused(advance(pb.AdvanceSequenceRequest(name="orders", past=2**63 - 1)))) == "past"
+    assert field_of(await refused(advance(pb.AdvanceSequenceRequest(name="orders", period="2026")))) == "period"
+    assert field_of(await refused(get(pb.GetSequenceRequest()))) == "name"
+    assert field_of(await refused(served.sequences.ParseId(pb.ParseIdRequest(text="1")))) == "sequence"
+
+
+async def test_passed_bound_is_refused(served: Served) -> None:
+    await served.allocator.allocate("orders", 50)
+    assert field_of(await refused(served.update(name="orders", max_value=49))) == "sequence.max_value"
+
+
+@pytest.mark.parametrize(
+    ("mask", "field"), [("colour", "update_mask"), ("labels.a", "update_mask"), ("", "update_mask")]
+)
+async def test_unknown_path_is_refused(served: Served, mask: str, field: str) -> None:
+    await served.create(name="orders")
+    assert field_of(await refused(served.update(mask, name="orders"))) == field
+
+
+async def test_masks_say_what_changes(served: Served) -> None:
+    await served.create(name="orders", description="one", labels={"a": "b"}, max_value=500)
+    only_set = (await served.update(name="orders", description="two")).sequence
+    assert (only_set.description, dict(only_set.labels), only_set.max_value) == ("two", {"a": "b"}, 500)
+    named = (await served.update("labels", "description", name="orders", description="three", max_value=9)).sequence
+    assert (named.description, dict(named.labels), named.max_value) == ("three", {}, 500)
+    back = (await served.update("max_value", name="orders")).sequence
+    assert back.max_value == 2**63 - 2
+    all_of_it = (await served.update("*", name="orders", max_value=70)).sequence
+    assert (all_of_it.description, all_of_it.max_value, all_of_it.step) == ("", 70, 1)
+    assert all_of_it.etag == '"4"'
+
+
+async def test_what_was_read_can_be_written_back(served: Served) -> None:
+    made = await served.create(name="orders", step=10, format="A{value:08d}", description="x")
+    request = pb.UpdateSequenceRequest(sequence=made, update_mask=FieldMask(paths=["*"]))
+    same = await served.sequences.UpdateSequence(request)
+    assert (same.sequence.generation, same.sequence.etag) == (1, '"1"')
+    assert same.effective_in.ToSeconds() == 0
+    assert same.effective_time.seconds <= served.clock.wall()
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("kind", {"kind": pb.SEQUENCE_KIND_TIMESTAMP_MS}),
+        ("step", {"step": -1}),
+        ("time_zone", {"time_zone": "Europe/Vienna"}),
+        ("reset", {"reset": pb.RESET_DAILY, "format": "{year}{month}{day}-{value:06d}", "max_value": 999_999}),
+    ],
+)
+async def test_what_stays_for_ever_is_refused(served: Served, field: str, change: dict[str, object]) -> None:
+    await served.create(name="orders")
+    details = await refused(served.update(name="orders", **change))
+    assert field_of(details) == f"sequence.{field}"
+
+
+async def test_repeated_request_is_answered_as_the_first_time(served: Served) -> None:
+    request_id = str(uuid.uuid4())
+    request = pb.CreateSequenceRequest(sequence=pb.Sequence(name="orders", labels={"a": "b"}), request_id=request_id)
+    first = await served.sequences.CreateSequence(request)
+    assert await served.sequences.CreateSequence(request) == first
+    request.sequence.step = 7
+    details = await refused(served.sequences.CreateSequence(request))
+    assert (details.code, details.info.reason) == (grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_REUSED")
+    assert details.info.metadata["request_id"] == request_id
+
+
+async def test_change_says_when_it_is_effective(served: Served) -> None:
+    await served.allocator.allocate("orders", 5)
+    reply = await served.sequences.AdvanceSequence(pb.AdvanceSequenceRequest(name="orders", past=100))
+    assert reply.effective_in.ToSeconds() == 181
+    assert reply.effective_time.seconds == int(served.clock.wall()) + 181
+    gone = await served.sequences.DeleteSequence(pb.DeleteSequenceRequest(name="orders"))
+    assert gone.sequence.delete_time.seconds == int(served.clock.wall())
+    assert gone.sequence.last_value == 100
+
+
+async def test_pages_follow_each_other(served: Served) -> None:
+    for number in range(5):
+        await served.create(name=f"a{number}")
+    await served.create(name="b")
+    request = pb.ListSequencesRequest(page_size=2, name_prefix="a")
+    names = []
+    while True:
+        page = await served.sequences.ListSequences(request)
+        names.append([sequence.name for sequence in page.sequences])
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            break
+    assert names == [["a0", "a1"], ["a2", "a3"], ["a4"]]
+
+
+async def test_page_tokens_are_checked(served: Served) -> None:
+    await served.create(name="a")
+    await served.create(name="b")
+    listing = served.sequences.ListSequences
+    token = (await listing(pb.ListSequencesRequest(page_size=1))).next_page_token
+    for request in (
+        pb.ListSequencesRequest(page_token=token, name_prefix="b"),
+        pb.ListSequencesRequest(page_token=token, show_deleted=True),
+        pb.ListSequencesRequest(page_token="!"),
+        pb.ListSequencesRequest(page_token="bnVsbA=="),
+        pb.ListSequencesRequest(page_token="Int9"),
+        pb.ListSequencesRequest(page_token="ä"),
+    ):
+        assert field_of(await refused(listing(request))) == "page_token"
+    assert field_of(await refused(listing(pb.ListSequencesRequest(page_size=-1)))) == "page_size"
+
+
+async def test_text_is_taken_apart(served: Served) -> None:
+    await served.create(name="bills", format="INV-{year}-{value:06d}", reset=pb.RESET_YEARLY)
+    parts = await served.sequences.ParseId(pb.ParseIdRequest(sequence="bills", text="INV-2026-000042"))
+    assert (parts.value, parts.year, parts.HasField("month"), parts.check) == (42, 2026, False, "")
+    assert field_of(await refused(served.sequences.ParseId(pb.ParseIdRequest(sequence="bills", text="42")))) == "text"
