@@ -1,10 +1,13 @@
-"""The process: `idalloc serve`, and `idalloc config show`."""
+"""The server's verbs: `idalloc serve`, `config show`, `export` and `import`."""
 
 import asyncio
 import inspect
 import os
 import sys
+from collections.abc import Callable, Coroutine, Iterable
+from datetime import UTC, datetime
 from json import dumps
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -14,8 +17,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc_server import app
 from idalloc_server.config import Settings, load
+from idalloc_server.domain import transfer
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.errors import StartRefused, StoreUnavailable
+from idalloc_server.domain.errors import Refusal, StartRefused, StoreUnavailable
+from idalloc_server.domain.store import Store
 from idalloc_server.store.open import open_store
 from idalloc_server.telemetry import logs
 
@@ -33,10 +38,12 @@ _ConfigFile = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _with_settings_as_flags(command: Any) -> Any:
+def _with_settings_as_flags(command: Any, only: Iterable[str] = tuple(Settings.model_fields)) -> Any:
     """Gives a command one option for each setting, so that settings are listed in one place alone."""
     *parameters, _ = inspect.signature(command).parameters.values()
-    for name, default in Settings().model_dump().items():
+    defaults = Settings().model_dump()
+    for name in only:
+        default = defaults[name]
         option = typer.Option(
             f"--{name.replace('_', '-')}",
             help=f"{Settings.model_fields[name].description} Default: {default}",
@@ -56,12 +63,12 @@ def _with_settings_as_flags(command: Any) -> Any:
 def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
     """Serves ids until SIGTERM or Ctrl-C.
 
-    Settings: flag > environment (IDALLOC_NODE_PREFIX, …) > TOML file > default.
+    Settings: flag > environment (IDALLOC_NODE_PREFIX, …) > kept by `node set --persist` > TOML file > default.
     """
     try:
-        settings, _ = load(flags, config_file, os.environ)
+        settings, _, persisted = load(flags, config_file, os.environ)
         logs.configure(settings.log_level)
-        run(app.serve(settings))
+        run(app.serve(settings, persisted))
     except StartRefused as error:
         _fail(str(error), 2)
     except StoreUnavailable as error:
@@ -73,7 +80,7 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
 def show(*, config_file: _ConfigFile = None, json: _Json = False, **flags: str | None) -> None:
     """Prints the settings that `serve` would run with, and where from, as TOML without passwords."""
     try:
-        settings, origins = load(flags, config_file, os.environ)
+        settings, origins, _ = load(flags, config_file, os.environ)
         store = open_store(settings.store, SystemClock()).address
     except StartRefused as error:
         _fail(str(error), 2)
@@ -88,6 +95,110 @@ def show(*, config_file: _ConfigFile = None, json: _Json = False, **flags: str |
 @config.callback()
 def _keep_show_a_verb() -> None:
     """Look at the server's settings."""
+
+
+def _with_store_as_flags(command: Any) -> Any:
+    return _with_settings_as_flags(command, only=("store", "store_timeout"))
+
+
+@_with_store_as_flags
+def export(
+    *,
+    retire: Annotated[
+        bool, typer.Option("--retire", help="End all sequences first, and wait for all leases: to move for good.")
+    ] = False,
+    config_file: _ConfigFile = None,
+    **flags: str | None,
+) -> None:
+    """Writes all sequences of a store, and the start timestamps of document ids, as JSON lines.
+
+    Every id issued so far is at or before what is written, while servers run, too.
+    """
+
+    async def work(store: Store) -> None:
+        if retire:
+            ended = await transfer.retire(store, SystemClock())
+            print(f"idalloc: ended {ended} sequences", file=sys.stderr)
+        async for line in transfer.export_lines(store):
+            print(line)
+        sys.stdout.flush()
+
+    _with_store(work, config_file, flags)
+
+
+@_with_store_as_flags
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What `idalloc export` wrote; - for standard input.")],
+    *,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Bring what can be read, where some lines cannot.")
+    ] = False,
+    config_file: _ConfigFile = None,
+    **flags: str | None,
+) -> None:
+    """Brings exported sequences to a store. A counter is never lowered."""
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        _fail(f"cannot read {file}: {error.strerror}", 2)
+    found = transfer.read(content.splitlines())
+    _tell(found.problems)
+    if found.problems and not partial:
+        _fail("nothing was imported; mend these lines, or leave them out with --partial", 1)
+    clock = SystemClock()
+    brought = []
+
+    async def work(store: Store) -> None:
+        brought.append(transfer.Import(store, clock))
+        await brought[0].run(found)
+
+    try:
+        _with_store(work, config_file, flags)
+    finally:
+        for each in brought:
+            _tell(each.problems)
+            _summarize(each, clock.wall())
+    if found.problems or brought[0].problems:
+        raise typer.Exit(1)
+
+
+def _with_store(
+    work: Callable[[Store], Coroutine[Any, Any, None]], config_file: str | None, flags: dict[str, str | None]
+) -> None:
+    async def open_and_work(settings: Settings) -> None:
+        store = open_store(settings.store, SystemClock(), settings.store_timeout)
+        try:
+            await store.open()
+            await work(store)
+        finally:
+            await store.close()
+
+    try:
+        settings = load(flags, config_file, os.environ).settings
+        logs.configure(settings.log_level)
+        run(open_and_work(settings))
+    except StartRefused as error:
+        _fail(str(error), 2)
+    except StoreUnavailable as error:
+        _fail(f"store: {error}", 1)
+    except Refusal as error:
+        _fail(f"{error.reason}: {error}", 1)
+
+
+def _tell(problems: list[transfer.Problem]) -> None:
+    for problem in problems:
+        print(f"idalloc: line {problem.line}: {problem.why}", file=sys.stderr)
+
+
+def _summarize(done: transfer.Import, now: float) -> None:
+    print(
+        f"created {done.created}, raised or changed {done.raised}, unchanged {done.unchanged}, "
+        f"refused {len(done.problems)}; {done.claims} start timestamps"
+    )
+    if done.effective_at is not None:
+        at = datetime.fromtimestamp(done.effective_at, UTC).isoformat(timespec="seconds")
+        left = max(0.0, done.effective_at - now)
+        print(f"effective at {at}, in {left:.0f} s: until then nodes may use ids from before")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -13,11 +13,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME
 from grpc_health.v1.health import aio as health
 
-from idalloc.v1 import id_allocator_pb2, id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
+from idalloc.v1 import (
+    id_allocator_pb2,
+    id_allocator_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+    sequences_pb2,
+    sequences_pb2_grpc,
+)
 from idalloc_server.api import reflection
 from idalloc_server.api.id_allocator import IdAllocatorServicer
 from idalloc_server.api.node import NodeServicer
 from idalloc_server.api.rpc import Calls
+from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.config import Settings
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.clock import Clock, SystemClock
@@ -25,7 +33,11 @@ from idalloc_server.domain.doc_id import DocIds
 from idalloc_server.domain.epoch import Epoch, Start
 from idalloc_server.domain.errors import StartRefused, StoreUnavailable
 from idalloc_server.domain.lane import Terms
+from idalloc_server.domain.registry import Registry
+from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.store import Store
+from idalloc_server.domain.uuid7 import Uuids
+from idalloc_server.persisted import Persisted
 from idalloc_server.store.open import open_store
 from idalloc_server.telemetry.metrics import CallMetrics
 
@@ -38,11 +50,17 @@ RELEASE_SECONDS = 5.0
 
 _ID_ALLOCATOR = id_allocator_pb2.DESCRIPTOR.services_by_name["IdAllocatorService"]
 _NODE = node_pb2.DESCRIPTOR.services_by_name["NodeService"]
+_SEQUENCES = sequences_pb2.DESCRIPTOR.services_by_name["SequenceService"]
+_SERVICES = (_ID_ALLOCATOR.full_name, _SEQUENCES.full_name, _NODE.full_name)
 _log = structlog.get_logger("idalloc")
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, persisted: Persisted) -> None:
     """Serves until SIGTERM or SIGINT, then drains and gives unused ids back.
+
+    Args:
+        settings: All settings.
+        persisted: Where this node keeps those that are changed while it runs.
 
     Raises:
         StartRefused: A setting does not allow a start, or the store does not.
@@ -55,15 +73,16 @@ async def serve(settings: Settings) -> None:
     store = open_store(settings.store, clock, settings.store_timeout)
     try:
         await _open(store, settings.store_timeout)
+        name = f"{socket.gethostname()} {address}"
         epoch = Epoch(
             store,
             clock,
             prefix=settings.node_prefix,
-            holder=f"{socket.gethostname()} {address}",
+            holder=name,
             max_clock_skew=settings.max_clock_skew,
             prefix_conflict=settings.prefix_conflict,
         )
-        node = _Node(settings, clock, store, server, epoch, await epoch.start())
+        node = _Node(settings, persisted, clock, store, server, epoch, await epoch.start(), name)
         welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
         await node.run(f"{welcome}, prefix {settings.node_prefix}")
     finally:
@@ -121,16 +140,23 @@ class _Node:
     def __init__(
         self,
         settings: Settings,
+        persisted: Persisted,
         clock: Clock,
         store: Store,
         server: grpc.aio.Server,
         epoch: Epoch,
         start: Start,
+        name: str,
     ) -> None:
         self._drain_timeout = settings.drain_timeout
         self._server = server
         self._epoch = epoch
-        terms = Terms(settings.lease_ttl, settings.store_timeout, settings.auto_create_sequences)
+        terms = Terms(
+            settings.lease_ttl,
+            settings.store_timeout,
+            settings.auto_create_sequences,
+            max_clock_skew=settings.max_clock_skew,
+        )
         self._allocator = Allocator(store, clock, terms)
         self._doc_ids = DocIds(
             epoch,
@@ -142,14 +168,28 @@ class _Node:
         self._calls = Calls(self._metrics, log_each=settings.log_level == "debug")
         self._health = health.HealthServicer()
 
-        id_allocator = IdAllocatorServicer(self._allocator, self._doc_ids, clock, settings.max_ids_per_call)
+        self._request_ids = RequestIds(
+            self._allocator,
+            store,
+            clock,
+            node=name,
+            window=settings.request_id_window,
+            store_timeout=settings.store_timeout,
+        )
+        id_allocator = IdAllocatorServicer(
+            self._allocator, self._doc_ids, clock, settings.max_ids_per_call, self._request_ids, Uuids(clock)
+        )
         self._calls.wrap(id_allocator, _ID_ALLOCATOR)
         id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, server)
-        node = NodeServicer(self._allocator, self._doc_ids, store.address)
+        registry = Registry(store, clock, self._allocator, store_timeout=settings.store_timeout)
+        sequences = SequencesServicer(registry)
+        self._calls.wrap(sequences, _SEQUENCES)
+        sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)
+        node = NodeServicer(self._allocator, self._doc_ids, store.address, persisted)
         self._calls.wrap(node, _NODE)
         node_pb2_grpc.add_NodeServiceServicer_to_server(node, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable(server, [_ID_ALLOCATOR.full_name, _NODE.full_name, SERVICE_NAME])
+        reflection.enable(server, [*_SERVICES, SERVICE_NAME])
 
     async def run(self, welcome: str) -> None:
         """Serves until SIGTERM or SIGINT, then drains. Before this they end the process at once."""
@@ -158,11 +198,10 @@ class _Node:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         try:
             async with asyncio.TaskGroup() as tasks:
-                background = [
-                    tasks.create_task(job) for job in (self._epoch.run(), self._allocator.run(), self._calls.run())
-                ]
+                jobs = (self._epoch, self._allocator, self._request_ids, self._calls)
+                background = [tasks.create_task(job.run()) for job in jobs]
                 await self._server.start()
-                for service in ("", _ID_ALLOCATOR.full_name, _NODE.full_name):
+                for service in ("", *_SERVICES):
                     await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
                 # What is here now stays: collections need not look at it again for every few calls.
                 gc.collect()

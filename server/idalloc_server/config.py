@@ -1,11 +1,11 @@
-"""Settings: flag > environment > TOML file > default."""
+"""Settings: flag > environment > kept by UpdateNode > TOML file > default."""
 
 import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from pydantic import (
@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.persisted import Persisted
 
 ENV_PREFIX = "IDALLOC_"
 # Variables with our prefix that are not settings of the server: the client's, the tests', and those that
@@ -52,12 +53,17 @@ _Positive = Annotated[_Duration, Field(gt=0)]
 _UInt16 = Annotated[int, Field(ge=1, le=65535)]
 
 
-def _default_store() -> str:
+def _state_folder(environ: Mapping[str, str]) -> Path | None:
     try:
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    except RuntimeError:  # a user without a home: the store refuses to open, and says what to write
-        return ""
-    return f"sqlite://{quote(str(Path(state, 'idalloc', 'idalloc.db')))}"
+        return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "idalloc")
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def _default_store() -> str:
+    folder = _state_folder(os.environ)
+    # Without a home the store refuses to open, and says what to write.
+    return f"sqlite://{quote(str(folder / 'idalloc.db'))}" if folder else ""
 
 
 class Settings(BaseModel):
@@ -88,6 +94,9 @@ class Settings(BaseModel):
         1_000_000, description="The most ids of one range, or of one chunk of a stream."
     )
     auto_create_sequences: bool = Field(True, description="Whether a sequence is created on first use.")
+    request_id_window: _Positive = Field(
+        3600.0, description="How long a request id is remembered; a repetition after that takes new ids."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug logs a line a call, info one a second in sum."
     )
@@ -99,7 +108,21 @@ class Settings(BaseModel):
         return self
 
 
-def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+class Loaded(NamedTuple):
+    """Settings, and where they come from.
+
+    Attributes:
+        settings: All of them.
+        origins: For each one that is not its default, where it came from.
+        persisted: What the node of this listen address keeps.
+    """
+
+    settings: Settings
+    origins: dict[str, str]
+    persisted: Persisted
+
+
+def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> Loaded:
     """Puts the settings together.
 
     Args:
@@ -107,18 +130,29 @@ def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str
         config: Path of the TOML file; None means the environment's IDALLOC_CONFIG, if any.
         environ: The environment.
 
-    Returns:
-        The settings, and for each one that is not its default where it came from.
-
     Raises:
-        StartRefused: A setting is unknown or malformed, or the file cannot be read.
+        StartRefused: A setting is unknown or malformed, or a file cannot be read.
     """
     path = config or environ.get(f"{ENV_PREFIX}CONFIG")
-    sources: list[tuple[Mapping[str, Any], Callable[[str], str]]] = [
-        (_read_toml(path) if path else {}, lambda name: f"{name} in {path}"),
+    file: _Source = (_read_toml(path) if path else {}, lambda name: f"{name} in {path}")
+    stronger: list[_Source] = [
         (_from_environment(environ), lambda name: f"{ENV_PREFIX}{name.upper()}"),
         ({n: v for n, v in flags.items() if v is not None}, lambda name: f"--{name.replace('_', '-')}"),
     ]
+    # What is kept depends on the address, which has to be known first.
+    settings, origins = _merge([file, *stronger])
+    persisted = Persisted(_state_folder(environ), settings.listen)
+    persisted.fix({name: origins[name] for source, _ in stronger for name in source})
+    if kept := persisted.read():
+        settings, origins = _merge([file, (kept, lambda name: f"{name} in {persisted.path}"), *stronger])
+    return Loaded(settings, origins, persisted)
+
+
+# Values by setting, and how to say where one of them is from.
+_Source = tuple[Mapping[str, Any], Callable[[str], str]]
+
+
+def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for source, describe in sources:

@@ -69,7 +69,7 @@ async def test_the_same_changes_give_the_same_serials(insert: Insert) -> None:
     compared = 0
     for offset, increment in settings(chance):
         if chance.random() < 0.1:
-            doc_ids.prefix = chance.randint(0, 65_535)
+            await doc_ids.change(prefix=chance.randint(0, 65_535))
         count = chance.choice([1, 2, 7, 50])
         theirs = insert(offset, increment, doc_ids.prefix, count)
         ours = [text for run in await doc_ids.generate(count, offset, increment) for text in run.texts()]

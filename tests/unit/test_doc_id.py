@@ -196,15 +196,15 @@ class TestSettings:
         store = MemoryStore()
         doc_ids = await started(store)
         before = texts(await doc_ids.generate(3))
-        doc_ids.prefix = 255
-        assert doc_ids.take(1) is None
-        after = texts(await doc_ids.generate(1))
-        assert after == [f"00ff{NOW + 1:08x}{4:016x}"]
-        assert store.prefixes[255].last_start == NOW + 1
-        doc_ids.prefix = 0
-        back = texts(await doc_ids.generate(1))
+        await doc_ids.change(prefix=255)
+        after = texts(doc_ids.take(1))
+        assert after == [f"00ff{NOW:08x}{4:016x}"]
+        assert store.prefixes[255].last_start == NOW
+        assert [store.prefixes[prefix].holder for prefix in (0, 255)] == ["", "me"]
+        await doc_ids.change(prefix=0)
+        back = texts(doc_ids.take(1))
         assert back > before
-        assert back == [f"0000{NOW + 2:08x}{5:016x}"]
+        assert back == [f"0000{NOW + 1:08x}{5:016x}"]
 
 
 class TestOverflow:

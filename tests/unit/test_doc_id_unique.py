@@ -111,7 +111,7 @@ class TestWhatMysqlGetsWrong:
         two = await started(store, prefix=2, holder="two")
         assert one.start_timestamp == two.start_timestamp  # as MySQL's would be
         ids = texts(one.take(10))
-        two.prefix = 1
-        ids += texts(await two.generate(10))
+        await two.change(prefix=1)
+        ids += texts(two.take(10))
         ids += texts(one.take(10))
         assert len(set(ids)) == 30

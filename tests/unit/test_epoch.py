@@ -221,7 +221,11 @@ class TestKeeping:
     ) -> None:
         epoch = epoch_of(store, clock)
         await epoch.start()
-        epoch.prefix = 8
+        start = await epoch.claim(8)
+        assert (start, epoch.prefix) == (Start(8, NOW), 7)
+        epoch.use(start)
+        await epoch.release(7)
+        assert store.prefixes[7].holder == ""
         assert await epoch.claim_next(NOW) == Start(8, NOW + 1)
         async with kept(epoch, monkeypatch):
             await kept_again(store)

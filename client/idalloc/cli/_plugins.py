@@ -9,7 +9,12 @@ from typer.core import TyperCommand, TyperGroup
 
 GROUP = "idalloc.commands"
 
-_HELP = {"serve": "Serve ids.", "config": "Look at the server's settings."}
+_HELP = {
+    "serve": "Serve ids.",
+    "config": "Look at the server's settings.",
+    "export": "Write all sequences of a store as JSON lines.",
+    "import": "Bring exported sequences to a store.",
+}
 
 
 class Verbs(TyperGroup):

@@ -12,7 +12,8 @@ import os
 import sys
 import weakref
 from array import array
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, NoReturn, Protocol
 
 from idalloc_server.domain.epoch import Epoch, Start
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, StoreUnavailable
@@ -125,6 +126,26 @@ def _climb(start: Start, serial: int, offset: int, increment: int, count: int) -
     return runs, count
 
 
+class Keeper(Protocol):
+    """Keeps settings of this node over restarts. Settings go by the names of the server's settings."""
+
+    def check(self, settings: Iterable[str]) -> None:
+        """Sees that settings can be kept.
+
+        Raises:
+            InvalidRequest: They would not hold at the next start.
+        """
+        ...
+
+    async def save(self, settings: Mapping[str, int]) -> None:
+        """Keeps these, beside those that were kept before.
+
+        Raises:
+            InvalidRequest: They cannot be written. Nothing was.
+        """
+        ...
+
+
 class DocIds:
     """This process's source of document ids: one serial for all callers, as in MySQL.
 
@@ -149,22 +170,16 @@ class DocIds:
         self._serial = 0
         self._next_start: Start | None = None
         self._claim: asyncio.Task[Refusal | None] | None = None
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[Refusal | None]] = set()
         self._closed = False
         self._pid = os.getpid()
         _of_this_process.add(self)
 
     @property
     def prefix(self) -> int:
-        """The node's prefix, 0 to 65535.
-
-        It may be set: a start timestamp is then claimed under the new prefix before its first id, and the
-        serial goes on, as MySQL's does.
-        """
-        return self._epoch.prefix
-
-    @prefix.setter
-    def prefix(self, prefix: int) -> None:
-        self._epoch.prefix = prefix
+        """The node's prefix, 0 to 65535."""
+        return self._start.prefix
 
     @property
     def start_timestamp(self) -> int:
@@ -191,7 +206,7 @@ class DocIds:
             raise StoreUnavailable("this process is a fork: it must claim a start timestamp of its own")
         if (offset | increment) >> 16 or not 0 < count <= MAX_COUNT:
             _refuse(count, offset, increment)
-        if self._start.prefix != self._epoch.prefix or not (self._claim is None or self._claim.done()):
+        if self._claim is not None and not self._claim.done():
             return None
         offset = offset or self.offset
         increment = increment or self.increment
@@ -220,12 +235,51 @@ class DocIds:
             await self._claimed()
         return runs
 
+    async def change(
+        self,
+        *,
+        prefix: int | None = None,
+        offset: int | None = None,
+        increment: int | None = None,
+        keeper: Keeper | None = None,
+    ) -> None:
+        """Changes what ids are made of from now on, for all callers and all at once; the serial goes on, as in MySQL.
+
+        A new prefix gets a start timestamp of its own first. Changes are made one after the other; one that fails
+        changes nothing, and one whose caller is cancelled goes on.
+
+        Args:
+            prefix: The new prefix, 0 to 65535; None for the present one, as of the others.
+            offset: The new auto_increment_offset, 1 to 65535.
+            increment: The new auto_increment_increment, 1 to 65535.
+            keeper: Who keeps the change over restarts, if anyone.
+
+        Raises:
+            InvalidRequest: A value is out of its range, or ``keeper`` cannot keep it.
+            DocIdTimestampRefused: The clock is wrong, or the new prefix has no timestamp left.
+            PrefixInUse: Another node uses the new prefix, and that is refused.
+            StoreUnavailable: No start timestamp could be claimed.
+            ServerDraining: ``close`` was called.
+        """
+        _check(prefix, offset, increment)
+        if self._closed:
+            raise ServerDraining
+        change = asyncio.create_task(self._change(prefix, offset, increment, keeper), name="change the node")
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
+        await asyncio.wait({change})
+        if change.cancelled():
+            raise ServerDraining
+        if refusal := change.result():
+            raise refusal
+
     async def close(self) -> None:
-        """Ends a claim that is under way. Afterwards none is begun."""
+        """Ends a claim or a change that is under way. Afterwards none is begun."""
         self._closed = True
-        if self._claim is not None:
-            self._claim.cancel()
-            await asyncio.wait({self._claim})
+        if tasks := {*self._changes, *([self._claim] if self._claim else [])}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def _claimed(self) -> None:
         """Waits until the claim that is under way, or else a new one, has been made."""
@@ -246,10 +300,38 @@ class DocIds:
             start = await self._epoch.claim_next(after=self._start.timestamp)
         except Refusal as refusal:
             return refusal
-        if start.prefix == self._start.prefix:
+        if start > self._start and start.prefix == self._start.prefix:  # else the prefix was changed meanwhile
             self._next_start = start
-        else:
-            self._start, self._next_start = start, None
+        return None
+
+    async def _change(
+        self, prefix: int | None, offset: int | None, increment: int | None, keeper: Keeper | None
+    ) -> Refusal | None:
+        """Makes one change. A refusal is returned: there may be no one left to raise it to."""
+        given = {"node_prefix": prefix, "auto_increment_offset": offset, "auto_increment_increment": increment}
+        wanted = {name: value for name, value in given.items() if value is not None}
+        async with self._changing:
+            try:
+                if keeper is not None:
+                    keeper.check(wanted)
+                before = self._start.prefix
+                start = None if prefix in (None, before) else await self._epoch.claim(wanted["node_prefix"])
+                try:
+                    if keeper is not None:
+                        await keeper.save(wanted)
+                except Refusal:
+                    if start is not None:
+                        await self._epoch.release(start.prefix)
+                    raise
+            except Refusal as refusal:
+                return refusal
+            # Nothing is awaited here, so that no call sees a part of it.
+            self.offset = offset or self.offset
+            self.increment = increment or self.increment
+            if start is not None:
+                self._start, self._next_start = start, None
+                self._epoch.use(start)
+                await self._epoch.release(before)
         return None
 
 
@@ -258,6 +340,16 @@ def _refuse(count: int, offset: int, increment: int) -> NoReturn:
         if not 0 <= value <= MAX_STEP:
             raise InvalidRequest(field, f"must be between 1 and {MAX_STEP}, or 0 for the node's, not {value}")
     raise InvalidRequest("id_count", f"must be between 1 and {MAX_COUNT}, not {count}")
+
+
+def _check(prefix: int | None, offset: int | None, increment: int | None) -> None:
+    for field, value, least in (
+        ("prefix", prefix, 0),
+        ("auto_increment_offset", offset, 1),
+        ("auto_increment_increment", increment, 1),
+    ):
+        if value is not None and not least <= value <= MAX_STEP:
+            raise InvalidRequest(field, f"must be between {least} and {MAX_STEP}, not {value}")
 
 
 _of_this_process: "weakref.WeakSet[DocIds]" = weakref.WeakSet()

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import structlog
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import DocIdTimestampRefused, Refusal, StartRefused
+from idalloc_server.domain.errors import DocIdTimestampRefused, PrefixInUse, Refusal, StartRefused
 from idalloc_server.domain.store import Claim, Store
 
 # A timestamp has 8 hexadecimal characters; from here on (in 2106) MySQL's ids grow longer.
@@ -40,8 +40,7 @@ class Epoch:
     """Claims start timestamps for this process, and keeps the prefix for its node.
 
     Attributes:
-        prefix: The node's prefix, 0 to 65535. Where it is set to another one, ``claim_next`` claims under that, and
-            it is kept from then on.
+        prefix: The node's prefix, 0 to 65535: the one that is kept, and that ``claim_next`` claims under.
 
     Args:
         holder: Who this node is, as people will read it in another node's warning; no two live nodes share it.
@@ -65,6 +64,7 @@ class Epoch:
         self._holder = holder
         self._max_clock_skew = max_clock_skew
         self._prefix_conflict = prefix_conflict
+        self._claimed: dict[int, int] = {}  # by prefix, so that no restored store brings one back to this process
 
     async def start(self) -> Start:
         """Claims this process's first start timestamp: the clock's, or a later one where that was claimed.
@@ -74,13 +74,37 @@ class Epoch:
                 no timestamp below 2^32 is left, or another node uses this prefix and that is refused.
             StoreUnavailable: The claim may or may not have been made; a further one does no harm.
         """
-        at_least = max(0, int(await self._believable_wall()))
-        claim = await self._store.claim_start(self.prefix, at_least, self._holder, STALE_AFTER)
+        try:
+            return await self.claim(self.prefix)
+        except _WrongClock as refusal:
+            raise StartRefused("max_clock_skew", str(refusal)) from None
+        except DocIdTimestampRefused as refusal:
+            raise StartRefused("node_prefix", str(refusal)) from None
+        except PrefixInUse as refusal:
+            raise StartRefused("node_prefix", f"{refusal}, or set prefix_conflict to warn") from None
+
+    async def claim(self, prefix: int) -> Start:
+        """Claims a start timestamp under any prefix, as at a start: the clock's, or a later one where that was claimed.
+
+        The present prefix stays: ``use`` goes over to the new one, or ``release`` gives it up.
+
+        Raises:
+            DocIdTimestampRefused: The clock is wrong, or no timestamp below 2^32 is left.
+            PrefixInUse: Another node uses this prefix, and that is refused.
+            StoreUnavailable: The claim may or may not have been made; a further one does no harm.
+        """
+        at_least = max(0, int(await self._believable_wall()), self._claimed.get(prefix, -1) + 1)
+        claim = await self._store.claim_start(prefix, at_least, self._holder, STALE_AFTER)
         if claim.start_timestamp >= TIMESTAMP_END:
-            raise StartRefused("node_prefix", _used_up(self.prefix))
+            raise DocIdTimestampRefused(_used_up(prefix), prefix=prefix)
         if claim.holder != self._holder:
-            self._conflict(claim)
-        return Start(self.prefix, claim.start_timestamp)
+            self._conflict(prefix, claim)
+        self._claimed[prefix] = claim.start_timestamp
+        return Start(prefix, claim.start_timestamp)
+
+    def use(self, start: Start) -> None:
+        """Goes over to the prefix of a claim: it is kept from now on. The one before is left to ``release``."""
+        self.prefix = start.prefix
 
     async def claim_next(self, after: int) -> Start:
         """Claims a start timestamp later than ``after``, under the present prefix.
@@ -95,6 +119,7 @@ class Epoch:
             start = Start(start.prefix, claim.start_timestamp)
         if start.timestamp >= TIMESTAMP_END:
             raise DocIdTimestampRefused(_used_up(start.prefix), prefix=start.prefix)
+        self._claimed[start.prefix] = start.timestamp
         return start
 
     async def run(self) -> None:
@@ -113,17 +138,18 @@ class Epoch:
                     _log.info("prefix_kept_again", prefix=self.prefix)
                 away = False
 
-    async def release(self) -> None:
-        """Notes in the store that this node uses its prefix no more. Where that fails, it is stale soon."""
+    async def release(self, prefix: int | None = None) -> None:
+        """Notes in the store that this node uses a prefix, or its own, no more. Where that fails, it is stale soon."""
+        prefix = self.prefix if prefix is None else prefix
         try:
-            await self._store.release_prefix(self.prefix, self._holder)
+            await self._store.release_prefix(prefix, self._holder)
         except Refusal as refusal:
-            _log.warning("prefix_not_released", prefix=self.prefix, error=str(refusal))
+            _log.warning("prefix_not_released", prefix=prefix, error=str(refusal))
 
     async def _believable_wall(self) -> float:
         before = self._clock.wall()
         if before >= TIMESTAMP_END:
-            raise StartRefused("max_clock_skew", "this machine's clock is past the year 2106: set it right")
+            raise _WrongClock("this machine's clock is past the year 2106: set it right")
         store = await self._store.now()
         after = self._clock.wall()
         if store is None:
@@ -132,22 +158,21 @@ class Epoch:
         skew = max(before - store, store - after)
         if skew > self._max_clock_skew:
             side = "ahead of" if before > store else "behind"
-            raise StartRefused(
-                "max_clock_skew",
+            raise _WrongClock(
                 f"this machine's clock is {skew:.1f} s {side} the store's, more than {self._max_clock_skew:g} s: "
-                "set it right, or allow more",
+                "set it right, or allow more"
             )
         return after
 
-    def _conflict(self, claim: Claim) -> None:
+    def _conflict(self, prefix: int, claim: Claim) -> None:
         if self._prefix_conflict == "refuse":
-            raise StartRefused(
-                "node_prefix",
-                f"prefix {self.prefix} is in use by {claim.holder}: give each node a prefix of its own, "
-                "or set prefix_conflict to warn",
-            )
+            raise PrefixInUse(prefix, claim.holder)
         # The ids of both are unique all the same; but those of the one do not rise past those of the other.
-        _log.warning("prefix_conflict", prefix=self.prefix, holder=claim.holder, seen_at=claim.seen_at)
+        _log.warning("prefix_conflict", prefix=prefix, holder=claim.holder, seen_at=claim.seen_at)
+
+
+class _WrongClock(DocIdTimestampRefused):
+    """A claim by this clock could spoil the prefix for ever."""
 
 
 def _used_up(prefix: int) -> str:

@@ -1,0 +1,183 @@
+"""Node settings that change while the node runs, and that are kept over restarts."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from idalloc.v1 import node_pb2
+from idalloc_server.api.node import NodeServicer
+from idalloc_server.config import load
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.doc_id import MAX_SERIAL, DocIds
+from idalloc_server.domain.epoch import Epoch
+from idalloc_server.domain.errors import (
+    DocIdTimestampRefused,
+    InvalidRequest,
+    PrefixInUse,
+    ServerDraining,
+    StartRefused,
+    StoreUnavailable,
+)
+from idalloc_server.domain.lane import Terms
+from idalloc_server.persisted import Persisted
+from tests.fakes import FakeClock, MemoryStore, unreachable
+
+LISTEN = "127.0.0.1:50051"
+
+
+async def started(store: MemoryStore, clock: FakeClock, holder: str = "me", prefix: int = 0) -> DocIds:
+    epoch = Epoch(store, clock, prefix=prefix, holder=holder, max_clock_skew=5, prefix_conflict="refuse")
+    return DocIds(epoch, await epoch.start())
+
+
+async def update(doc_ids: DocIds, *paths: str, keeper: Persisted | None = None, **node: int) -> node_pb2.Node:
+    allocator = Allocator(MemoryStore(), FakeClock(), Terms(180.0, 5.0, True))
+    request = node_pb2.UpdateNodeRequest(node=node_pb2.Node(**node), persist=keeper is not None)  # type: ignore[arg-type]
+    request.update_mask.paths.extend(paths)
+    servicer = NodeServicer(allocator, doc_ids, "memory:", keeper)
+    return (await servicer.UpdateNode(request, None)).node  # type: ignore[arg-type]
+
+
+class TestChange:
+    async def test_all_at_once_and_the_serial_goes_on(self, store: MemoryStore, clock: FakeClock) -> None:
+        doc_ids = await started(store, clock)
+        assert doc_ids.take(1)[0].first == 1  # type: ignore[index]
+        node = await update(doc_ids, prefix=7, auto_increment_offset=5, auto_increment_increment=10)
+        assert (node.prefix, node.auto_increment_offset, node.auto_increment_increment) == (7, 5, 10)
+        (run,) = doc_ids.take(2)  # type: ignore[misc]
+        assert (run.prefix, run.first, run.step, run.timestamp) == (7, 5, 10, node.start_timestamp)
+
+    async def test_a_mask_names_prefix_0(self, store: MemoryStore, clock: FakeClock) -> None:
+        doc_ids = await started(store, clock, prefix=9)
+        assert (await update(doc_ids, "prefix", auto_increment_offset=5)).prefix == 0
+        assert doc_ids.offset == 1
+
+    async def test_the_present_prefix_claims_nothing(self, store: MemoryStore, clock: FakeClock) -> None:
+        doc_ids = await started(store, clock, prefix=9)
+        await doc_ids.change(prefix=9)
+        assert len(store.calls_of("claim_start")) == 1
+
+    @pytest.mark.parametrize(
+        ("field", "paths", "node"),
+        [
+            ("update_mask", ("version",), {"prefix": 1}),
+            ("update_mask", ("prefx",), {"prefix": 1}),
+            ("update_mask", (), {}),
+            ("prefix", (), {"prefix": 65_536}),
+            ("prefix", (), {"prefix": -1}),
+            ("auto_increment_offset", ("auto_increment_offset",), {}),
+            ("auto_increment_increment", (), {"prefix": 3, "auto_increment_increment": 65_536}),
+        ],
+    )
+    async def test_bad_requests_change_nothing(
+        self, store: MemoryStore, clock: FakeClock, field: str, paths: tuple[str, ...], node: dict[str, int]
+    ) -> None:
+        doc_ids = await started(store, clock)
+        with pytest.raises(InvalidRequest) as refusal:
+            await update(doc_ids, *paths, keeper=None, **node)
+        assert refusal.value.field == field
+        assert (doc_ids.prefix, doc_ids.offset, doc_ids.increment) == (0, 1, 1)
+        assert len(store.calls_of("claim_start")) == 1
+
+    async def test_a_failed_claim_changes_nothing(self, store: MemoryStore, clock: FakeClock) -> None:
+        doc_ids = await started(store, clock)
+        store.next("claim_start", unreachable())
+        with pytest.raises(StoreUnavailable):
+            await doc_ids.change(prefix=7, offset=3)
+        assert (doc_ids.prefix, doc_ids.offset) == (0, 1)
+
+    async def test_another_node_s_prefix_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:
+        await started(store, clock, "other", prefix=7)
+        doc_ids = await started(store, clock)
+        with pytest.raises(PrefixInUse):
+            await doc_ids.change(prefix=7)
+        assert (doc_ids.prefix, store.prefixes[7].holder, store.prefixes[0].holder) == (0, "other", "me")
+
+    async def test_a_wrong_clock_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:
+        mine = FakeClock(wall=clock.wall())
+        doc_ids = await started(store, mine)
+        mine.advance(6)
+        with pytest.raises(DocIdTimestampRefused, match="ahead of the store's"):
+            await doc_ids.change(prefix=7)
+        assert 7 not in store.prefixes
+
+    async def test_changes_come_one_after_the_other(self, store: MemoryStore, clock: FakeClock) -> None:
+        doc_ids = await started(store, clock)
+        gate = store.hold("claim_start")
+        first = asyncio.create_task(doc_ids.change(prefix=1, offset=1))
+        await asyncio.sleep(0.01)
+        second = asyncio.create_task(doc_ids.change(prefix=2, offset=2))
+        await asyncio.sleep(0.01)
+        first.cancel()  # its change goes on
+        assert doc_ids.take(1)[0].prefix == 0  # type: ignore[index]
+        gate.set()
+        await second
+        assert (doc_ids.prefix, doc_ids.offset) == (2, 2)
+        assert [call.arguments[0] for call in store.calls_of("release_prefix")] == [0, 1]
+
+    async def test_a_claim_under_the_prefix_before_does_not_bring_it_back(
+        self, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        doc_ids = await started(store, clock)
+        doc_ids._serial = MAX_SERIAL
+        gate = store.hold("claim_start")
+        waiting = asyncio.create_task(doc_ids.generate(1))
+        await asyncio.sleep(0.01)
+        await doc_ids.change(prefix=7)
+        gate.set()
+        assert (await waiting)[0].prefix == 7
+
+    async def test_not_after_close(self, store: MemoryStore, clock: FakeClock) -> None:
+        doc_ids = await started(store, clock)
+        store.hold("claim_start")
+        change = asyncio.create_task(doc_ids.change(prefix=7))
+        await asyncio.sleep(0.01)
+        await doc_ids.close()
+        with pytest.raises(ServerDraining):
+            await change
+        with pytest.raises(ServerDraining):
+            await doc_ids.change(prefix=8)
+
+
+class TestKept:
+    async def test_over_a_restart_between_environment_and_file(
+        self, store: MemoryStore, clock: FakeClock, tmp_path: Path
+    ) -> None:
+        toml = tmp_path / "idalloc.toml"
+        toml.write_text("node_prefix = 3\nauto_increment_offset = 4")
+        environ = {"XDG_STATE_HOME": str(tmp_path), "IDALLOC_AUTO_INCREMENT_INCREMENT": "5"}
+        keeper = load({}, str(toml), environ).persisted
+        doc_ids = await started(store, clock)
+        await update(doc_ids, keeper=keeper, prefix=7)
+        await update(doc_ids, keeper=keeper, auto_increment_offset=6)
+        loaded = load({}, str(toml), environ)
+        assert (loaded.settings.node_prefix, loaded.settings.auto_increment_offset) == (7, 6)
+        assert loaded.origins["node_prefix"] == f"node_prefix in {keeper.path}"
+        assert load({"node_prefix": "1"}, None, environ).settings.node_prefix == 1
+        assert load({"listen": "127.0.0.1:50052"}, None, environ).settings.node_prefix == 0
+        with pytest.raises(InvalidRequest, match="IDALLOC_AUTO_INCREMENT_INCREMENT is set"):
+            await update(doc_ids, keeper=keeper, prefix=8, auto_increment_increment=2)
+        assert (doc_ids.prefix, doc_ids.increment) == (7, 1)
+        assert [path.name for path in (tmp_path / "idalloc").iterdir()] == ["persisted-127.0.0.1-50051.json"]
+
+    async def test_not_for_a_port_that_changes(self, store: MemoryStore, clock: FakeClock, tmp_path: Path) -> None:
+        with pytest.raises(InvalidRequest, match="port 0") as refusal:
+            await update(await started(store, clock), keeper=Persisted(tmp_path, "[::]:0"), prefix=7)
+        assert refusal.value.field == "persist"
+
+    async def test_a_file_that_cannot_be_written_changes_nothing(
+        self, store: MemoryStore, clock: FakeClock, tmp_path: Path
+    ) -> None:
+        (tmp_path / "idalloc").write_text("in the way")
+        doc_ids = await started(store, clock)
+        with pytest.raises(InvalidRequest, match="cannot"):
+            await update(doc_ids, keeper=Persisted(tmp_path / "idalloc", LISTEN), prefix=7)
+        assert (doc_ids.prefix, store.prefixes[7].holder, store.prefixes[0].holder) == (0, "", "me")
+
+    @pytest.mark.parametrize("content", ["{", "[]", json.dumps({"store": 1}), json.dumps({"node_prefix": "7"})])
+    def test_a_spoilt_file_refuses_a_start(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "persisted-127.0.0.1-50051.json").write_text(content)
+        with pytest.raises(StartRefused, match="persisted-127"):
+            Persisted(tmp_path, LISTEN).read()
