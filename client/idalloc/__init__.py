@@ -4,6 +4,8 @@
         client.allocate_range("orders", 100)   # range(1, 101)
         for i in client.ids("orders"): ...     # without end, at the speed of memory
         client.doc_ids(3)                      # ["0000674b2a…", …]
+        client.sequences.create("invoices", format="INV-{year}-{value:06d}", reset="yearly")
+        client.allocate_texts("invoices", 2)   # ["INV-2026-000001", "INV-2026-000002"]
 
 ``idalloc.aio.Client`` has the same methods for asyncio.
 """
@@ -21,7 +23,13 @@ if TYPE_CHECKING:
         IdallocError,
         InternalError,
         InvalidRequest,
+        PrefixInUse,
+        RequestIdBurned,
+        RequestIdReused,
+        SequenceAheadOfClock,
+        SequenceChanged,
         SequenceExhausted,
+        SequenceExists,
         SequenceInvalid,
         SequenceNotFound,
         ServerDraining,
@@ -39,7 +47,13 @@ __all__ = [
     "Ids",
     "InternalError",
     "InvalidRequest",
+    "PrefixInUse",
+    "RequestIdBurned",
+    "RequestIdReused",
+    "SequenceAheadOfClock",
+    "SequenceChanged",
     "SequenceExhausted",
+    "SequenceExists",
     "SequenceInvalid",
     "SequenceNotFound",
     "ServerDraining",

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple, Self, TypeVar
@@ -23,13 +24,19 @@ from idalloc._messages import (
     stream_ranges_request,
     to_doc_ids,
     to_range,
+    to_uuids,
+    update_node_request,
+    uuid_requests,
 )
 from idalloc._pool import Asked, Pool
+from idalloc._sequences import Sequences
 from idalloc._stream import Resumption
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
 from idalloc.v1.node_pb2 import GetNodeRequest, Node
 from idalloc.v1.node_pb2_grpc import NodeServiceStub
+from idalloc.v1.sequences_pb2 import ParseIdRequest, ParseIdResponse
+from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
 
 T = TypeVar("T")
 
@@ -40,6 +47,7 @@ class Stubs(NamedTuple):
     channel: grpc.Channel
     ids: IdAllocatorServiceStub
     nodes: NodeServiceStub
+    sequences: SequenceServiceStub
 
 
 class Client:
@@ -58,6 +66,9 @@ class Client:
         timeout: How many seconds a call may take, retries included. Streams take their own.
         credentials: For TLS; without them the connection is not encrypted.
 
+    Attributes:
+        sequences: Creates, shows, changes, advances and deletes sequences.
+
     Raises:
         IdallocError: From all methods, when a call failed: one of its subclasses says why.
         RuntimeError: From all methods, when the client was closed, or gRPC is not usable after a fork.
@@ -74,18 +85,70 @@ class Client:
         self.timeout = timeout
         self._credentials = credentials
         self._connection = Connection(self._open, of_asyncio=False)
+        self.sequences = Sequences(self)
 
-    def allocate_range(self, sequence: str, n: int = 1) -> range:
+    def allocate_range(
+        self,
+        sequence: str,
+        n: int = 1,
+        *,
+        request_id: str | uuid.UUID | None = None,
+        exactly_once: bool = False,
+    ) -> range:
         """Takes n ids in one contiguous range. They are the caller's for ever.
+
+        An answer that was lost on its way burns its range at worst: a retry, by gRPC or by the caller, takes another
+        one. Where also that gap is unwanted, a request id has the server write the answer down first, which costs a
+        write to its store: the same call with the same id gets the same range, from any server, for an hour unless it
+        was set otherwise.
 
         Args:
             sequence: The sequence's name: 1 to 255 bytes of UTF-8 without control characters.
             n: How many ids, from 1 to the server's limit (1,000,000 unless it was set otherwise).
+            request_id: A UUID of version 4 that the caller keeps, to repeat this call also after an error or a crash.
+            exactly_once: Whether to make a request id for this one call, for the retries within its timeout.
 
         Returns:
             The ids, in the sequence's own step, which may be negative.
+
+        Raises:
+            RequestIdReused: The request id was used before, for another call.
+            RequestIdBurned: The sequence was changed since; the ids may not be given any more.
         """
-        return to_range(self._call(lambda stubs: stubs.ids.AllocateRange, range_request(sequence, n)))
+        request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once)
+        return to_range(self._call(lambda stubs: stubs.ids.AllocateRange, request))
+
+    def allocate_texts(
+        self,
+        sequence: str,
+        n: int = 1,
+        *,
+        request_id: str | uuid.UUID | None = None,
+        exactly_once: bool = False,
+    ) -> list[str]:
+        """Takes n ids as texts in the sequence's format, such as ``INV-2026-000042``.
+
+        Args:
+            sequence: As in ``allocate_range``.
+            n: How many ids, 1 to 10,000.
+            request_id: As in ``allocate_range``.
+            exactly_once: As in ``allocate_range``.
+        """
+        request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once, view=pb.RANGE_VIEW_TEXTS)
+        return list(self._call(lambda stubs: stubs.ids.AllocateRange, request).texts)
+
+    def parse_id(self, sequence: str, text: str) -> ParseIdResponse:
+        """Takes the text of an id apart, by the sequence's format; whether it was ever issued is not looked at.
+
+        Args:
+            sequence: As in ``allocate_range``.
+            text: The text.
+
+        Raises:
+            InvalidRequest: The text is none of this format, or its check characters are wrong.
+        """
+        request = ParseIdRequest(sequence=sequence, text=text)
+        return self._call(lambda stubs: stubs.sequences.ParseId, request)
 
     def ids(self, sequence: str) -> "Ids":
         """Returns the ids of a sequence one by one, without end. See ``Ids``; keep it rather than ask again.
@@ -150,9 +213,43 @@ class Client:
         request = stream_doc_ids_request(chunk, offset, increment)
         return self._stream(lambda stubs: stubs.ids.StreamDocIds, request, to_doc_ids, total, timeout)
 
+    def uuids(self, n: int = 1, version: int = 7) -> list[uuid.UUID]:
+        """Makes n UUIDs, 10,000 in a call.
+
+        Args:
+            n: How many, at least 1.
+            version: 7, rising as long as one process answers, also when its clock steps back; or 4, random.
+        """
+        made: list[uuid.UUID] = []
+        for request in uuid_requests(n, version):
+            made += to_uuids(self._call(lambda stubs: stubs.ids.GenerateUuid, request))
+        return made
+
     def node(self) -> Node:
         """Tells about the server process that answers: its version, store, and what its document ids are made of."""
         return self._call(lambda stubs: stubs.nodes.GetNode, GetNodeRequest()).node
+
+    def update_node(
+        self,
+        *,
+        prefix: int | None = None,
+        auto_increment_offset: int | None = None,
+        auto_increment_increment: int | None = None,
+        persist: bool = False,
+    ) -> Node:
+        """Changes what the document ids of the server process that answers are made of, at once and for all callers.
+
+        Args:
+            prefix: The prefix, 0 to 65535.
+            auto_increment_offset: MySQL's variable of that name, 1 to 65535.
+            auto_increment_increment: MySQL's variable of that name, 1 to 65535.
+            persist: Whether the node keeps the change over restarts.
+
+        Raises:
+            PrefixInUse: Another live node holds the prefix, and the server refuses to share it.
+        """
+        request = update_node_request(prefix, auto_increment_offset, auto_increment_increment, persist)
+        return self._call(lambda stubs: stubs.nodes.UpdateNode, request).node
 
     def close(self) -> None:
         """Closes the connection. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
@@ -171,7 +268,7 @@ class Client:
             channel = grpc.insecure_channel(self.target, channel_options())
         else:
             channel = grpc.secure_channel(self.target, self._credentials, channel_options())
-        return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel))
+        return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
 
     def _call(
         self,

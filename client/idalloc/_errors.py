@@ -5,12 +5,18 @@
     x SequenceNotFound            and the server does not create it on first use
     x SequenceExhausted           more ids were asked for than the sequence has left
     x SequenceInvalid             the sequence's row in the store cannot be counted on
+    x SequenceExists              a sequence of that name exists
+    x SequenceChanged             someone else changed the sequence meanwhile
+    x RequestIdReused             the request_id was used before, for another request
+    x RequestIdBurned             the ids taken under the request_id may not be given any more
+    x PrefixInUse                 another live node holds the prefix
     x StoreWentBackwards          the store is older than what the server saw before
     x DocIdTimestampRefused       no start timestamp for document ids can be claimed
     x InternalError               a fault of the server
     * Unavailable                 the same call may succeed later
         x StoreUnavailable        the server's store is down or too slow
         x ServerDraining          the server is stopping
+        x SequenceAheadOfClock    a sequence of timestamps has run too far ahead of the clock
         x ServerUnreachable       no answer: no server there, or the connection broke
     x DeadlineExceeded            no answer in time
 """
@@ -101,6 +107,50 @@ class SequenceInvalid(IdallocError):
     default_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class SequenceExists(IdallocError):
+    """A sequence of that name exists."""
+
+    default_reason = "SEQUENCE_EXISTS"
+    default_code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class SequenceChanged(IdallocError):
+    """The sequence was changed since the etag was read, or while it was to be changed. Read it again."""
+
+    default_reason = "SEQUENCE_CHANGED"
+    default_code = grpc.StatusCode.ABORTED
+
+    @property
+    def etag(self) -> str:
+        """The present one; empty where the server did not say."""
+        return self.metadata.get("etag", "")
+
+
+class RequestIdReused(IdallocError):
+    """The request_id was used before, for another request. Nothing was done."""
+
+    default_reason = "REQUEST_ID_REUSED"
+    default_code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class RequestIdBurned(IdallocError):
+    """The ids that an earlier call with this request_id took may not be given any more.
+
+    Where the answer to that call came, its ids are its caller's. Where it was lost they are burned: take others, under
+    another request_id. ``metadata`` has their ``first_id`` and ``last_id``.
+    """
+
+    default_reason = "REQUEST_ID_BURNED"
+    default_code = grpc.StatusCode.ABORTED
+
+
+class PrefixInUse(IdallocError):
+    """Another live node holds the prefix, and the server refuses to share it. Nothing was changed."""
+
+    default_reason = "PREFIX_IN_USE"
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
 class StoreWentBackwards(IdallocError):
     """The store is behind what the server saw before: it was restored from an older copy, or lost data."""
 
@@ -141,6 +191,12 @@ class ServerDraining(Unavailable):
     default_reason = "SERVER_DRAINING"
 
 
+class SequenceAheadOfClock(Unavailable):
+    """A sequence of timestamps has run ahead of the clock by more than the server allows."""
+
+    default_reason = "SEQUENCE_AHEAD_OF_CLOCK"
+
+
 class ServerUnreachable(Unavailable):
     """No answer from the service: no server listens there, or the connection broke."""
 
@@ -166,6 +222,12 @@ _BY_REASON: dict[str, type[IdallocError]] = {
         ServerDraining,
         DocIdTimestampRefused,
         InternalError,
+        SequenceExists,
+        SequenceChanged,
+        SequenceAheadOfClock,
+        RequestIdReused,
+        RequestIdBurned,
+        PrefixInUse,
     )
 }
 

@@ -107,7 +107,17 @@ class Pool:
         return Asked(range_request(self._sequence, self._size), now)
 
     def accept(self, asked: Asked, response: pb.AllocateRangeResponse) -> None:
-        """Takes the range that was asked for in."""
+        """Takes the range that was asked for in.
+
+        Raises:
+            InvalidRequest: The sequence starts over in each period.
+        """
+        if response.period:
+            raise InvalidRequest(
+                f"sequence {self._sequence!r} starts over in each period, so its numbers alone come again: "
+                "use allocate_texts",
+                metadata={"field": "sequence"},
+            )
         self._next = to_range(response), asked.at + response.use_within.ToTimedelta().total_seconds()
 
     def refused(self, error: IdallocError) -> bool:

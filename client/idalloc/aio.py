@@ -1,11 +1,13 @@
 """The client for asyncio: ``idalloc.aio.Client`` has the methods of ``idalloc.Client``."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import grpc
 
+from idalloc._aio_sequences import Sequences
 from idalloc._channel import Connection, channel_options, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._errors import IdallocError, translated
@@ -21,6 +23,9 @@ from idalloc._messages import (
     stream_ranges_request,
     to_doc_ids,
     to_range,
+    to_uuids,
+    update_node_request,
+    uuid_requests,
 )
 from idalloc._pool import Asked, Pool
 from idalloc._stream import Resumption
@@ -28,10 +33,13 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
 from idalloc.v1.node_pb2 import GetNodeRequest, Node
 from idalloc.v1.node_pb2_grpc import NodeServiceStub
+from idalloc.v1.sequences_pb2 import ParseIdRequest, ParseIdResponse
+from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
 
 if TYPE_CHECKING:
     from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceAsyncStub
     from idalloc.v1.node_pb2_grpc import NodeServiceAsyncStub
+    from idalloc.v1.sequences_pb2_grpc import SequenceServiceAsyncStub
 
 __all__ = ["Client", "Ids"]
 
@@ -44,6 +52,7 @@ class Stubs(NamedTuple):
     channel: grpc.aio.Channel
     ids: "IdAllocatorServiceAsyncStub"
     nodes: "NodeServiceAsyncStub"
+    sequences: "SequenceServiceAsyncStub"
 
 
 class Client:
@@ -61,6 +70,9 @@ class Client:
         timeout: How many seconds a call may take, retries included. Streams take their own.
         credentials: For TLS; without them the connection is not encrypted.
 
+    Attributes:
+        sequences: Creates, shows, changes, advances and deletes sequences.
+
     Raises:
         IdallocError: From all methods, when a call failed: one of its subclasses says why.
         RuntimeError: From all methods, when the client was closed, or gRPC is not usable after a fork.
@@ -77,12 +89,38 @@ class Client:
         self.timeout = timeout
         self._credentials = credentials
         self._connection = Connection(self._open, of_asyncio=True)
+        self.sequences = Sequences(self)
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def allocate_range(self, sequence: str, n: int = 1) -> range:
+    async def allocate_range(
+        self,
+        sequence: str,
+        n: int = 1,
+        *,
+        request_id: str | uuid.UUID | None = None,
+        exactly_once: bool = False,
+    ) -> range:
         """As ``idalloc.Client.allocate_range``."""
-        response = await self._call(lambda stubs: stubs.ids.AllocateRange, range_request(sequence, n))
+        request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once)
+        response = await self._call(lambda stubs: stubs.ids.AllocateRange, request)
         return to_range(response)
+
+    async def allocate_texts(
+        self,
+        sequence: str,
+        n: int = 1,
+        *,
+        request_id: str | uuid.UUID | None = None,
+        exactly_once: bool = False,
+    ) -> list[str]:
+        """As ``idalloc.Client.allocate_texts``."""
+        request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once, view=pb.RANGE_VIEW_TEXTS)
+        return list((await self._call(lambda stubs: stubs.ids.AllocateRange, request)).texts)
+
+    async def parse_id(self, sequence: str, text: str) -> ParseIdResponse:
+        """As ``idalloc.Client.parse_id``."""
+        request = ParseIdRequest(sequence=sequence, text=text)
+        return await self._call(lambda stubs: stubs.sequences.ParseId, request)
 
     def ids(self, sequence: str) -> "Ids":
         """As ``idalloc.Client.ids``; an asynchronous iterator."""
@@ -114,9 +152,28 @@ class Client:
         request = stream_doc_ids_request(chunk, offset, increment)
         return self._stream(lambda stubs: stubs.ids.StreamDocIds, request, to_doc_ids, total, timeout)
 
+    async def uuids(self, n: int = 1, version: int = 7) -> list[uuid.UUID]:
+        """As ``idalloc.Client.uuids``."""
+        made: list[uuid.UUID] = []
+        for request in uuid_requests(n, version):
+            made += to_uuids(await self._call(lambda stubs: stubs.ids.GenerateUuid, request))
+        return made
+
     async def node(self) -> Node:
         """As ``idalloc.Client.node``."""
         return (await self._call(lambda stubs: stubs.nodes.GetNode, GetNodeRequest())).node
+
+    async def update_node(
+        self,
+        *,
+        prefix: int | None = None,
+        auto_increment_offset: int | None = None,
+        auto_increment_increment: int | None = None,
+        persist: bool = False,
+    ) -> Node:
+        """As ``idalloc.Client.update_node``."""
+        request = update_node_request(prefix, auto_increment_offset, auto_increment_increment, persist)
+        return (await self._call(lambda stubs: stubs.nodes.UpdateNode, request)).node
 
     async def close(self) -> None:
         """Closes the connection. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
@@ -138,7 +195,7 @@ class Client:
             channel = grpc.aio.insecure_channel(self.target, channel_options())
         else:
             channel = grpc.aio.secure_channel(self.target, self._credentials, channel_options())
-        return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel))
+        return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
 
     async def _call(
         self,

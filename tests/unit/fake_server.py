@@ -8,6 +8,9 @@ with serving() as server:
     server.break_after = 2              # streams break after so many messages, once
     server.hold.clear()                 # calls wait until hold.set()
     server.requests["AllocateRange"]    # what was asked, in order
+    server.sequences["orders"]          # a sequence as SequenceService knows it
+    server.effective_in = 0.2           # how long after a change nodes may work by what was before
+    server.period = "2026"              # of all ranges: as of a sequence with a reset
 """
 
 import threading
@@ -26,6 +29,8 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceServicer, add_IdAllocatorServiceServicer_to_server
 from idalloc.v1.node_pb2_grpc import NodeServiceServicer, add_NodeServiceServicer_to_server
+from idalloc.v1.sequences_pb2_grpc import add_SequenceServiceServicer_to_server
+from tests.unit.fake_sequences import FakeSequences
 
 
 def trailers(
@@ -41,12 +46,16 @@ def trailers(
     return (("grpc-status-details-bin", status.SerializeToString()),)
 
 
-class FakeServer(IdAllocatorServiceServicer, NodeServiceServicer):
+class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer):
     def __init__(self) -> None:
+        super().__init__()
         self.target = ""
         self.step = 1
         self.use_within = 60.0
         self.limit = 1_000_000
+        self.period = ""
+        self.node = node_pb2.Node(prefix=7, version="1.2.3", store="memory://[1]")
+        self.recorded: dict[str, pb.IdRange] = {}
         self.last: dict[str, int] = {}
         self.break_after: int | None = None
         self.hold = threading.Event()
@@ -63,16 +72,19 @@ class FakeServer(IdAllocatorServiceServicer, NodeServiceServicer):
 
     def AllocateRange(self, request: pb.AllocateRangeRequest, context: grpc.ServicerContext) -> Any:
         self._arrived("AllocateRange", request, context)
+        ids = self.recorded.get(request.request_id) or self._take(request.sequence, request.id_count or 1, context)
+        if request.request_id:
+            self.recorded[request.request_id] = ids
         return pb.AllocateRangeResponse(
-            range=self._take(request.sequence, request.id_count or 1, context), use_within=self._use_within()
+            range=ids, use_within=self._use_within(), period=self.period, texts=self._texts(request.view, ids)
         )
 
     def StreamRanges(self, request: pb.StreamRangesRequest, context: grpc.ServicerContext) -> Iterator[Any]:
         self._arrived("StreamRanges", request, context)
         for count in self._chunks(request.total_id_count, request.chunk_id_count, context):
-            yield pb.StreamRangesResponse(
-                range=self._take(request.sequence, count, context), use_within=self._use_within()
-            )
+            ids = self._take(request.sequence, count, context)
+            texts = self._texts(request.view, ids)
+            yield pb.StreamRangesResponse(range=ids, use_within=self._use_within(), period=self.period, texts=texts)
 
     def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: grpc.ServicerContext) -> Any:
         self._arrived("GenerateDocId", request, context)
@@ -85,7 +97,21 @@ class FakeServer(IdAllocatorServiceServicer, NodeServiceServicer):
 
     def GetNode(self, request: node_pb2.GetNodeRequest, context: grpc.ServicerContext) -> Any:
         self._arrived("GetNode", request, context)
-        return node_pb2.GetNodeResponse(node=node_pb2.Node(prefix=7, version="1.2.3", store="memory://[1]"))
+        return node_pb2.GetNodeResponse(node=self.node)
+
+    def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: grpc.ServicerContext) -> Any:
+        self._arrived("UpdateNode", request, context)
+        request.update_mask.MergeMessage(request.node, self.node)
+        return node_pb2.UpdateNodeResponse(node=self.node)
+
+    def GenerateUuid(self, request: pb.GenerateUuidRequest, context: grpc.ServicerContext) -> Any:
+        self._arrived("GenerateUuid", request, context)
+        ids = self._take("\0uuids", request.id_count or 1, context)
+        head = f"00000000-0000-{request.version}000-8000-"
+        uuids = [f"{head}{n:012x}" for n in range(ids.first_id, ids.last_id + 1)]
+        if request.view == pb.UUID_VIEW_BYTES:
+            return pb.GenerateUuidResponse(uuid_bytes=[bytes.fromhex(text.replace("-", "")) for text in uuids])
+        return pb.GenerateUuidResponse(uuids=uuids)
 
     def _arrived(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
         self.hold.wait(10)
@@ -133,6 +159,11 @@ class FakeServer(IdAllocatorServiceServicer, NodeServiceServicer):
             total -= chunk or 10_000
             sent += 1
 
+    def _texts(self, view: int, ids: pb.IdRange) -> list[str]:
+        if view != pb.RANGE_VIEW_TEXTS:
+            return []
+        return [f"T-{ids.first_id + n * ids.step:04d}" for n in range(ids.id_count)]
+
     def _use_within(self) -> Duration:
         return Duration(seconds=int(self.use_within), nanos=int(self.use_within % 1 * 1e9))
 
@@ -144,6 +175,7 @@ def serving(target: str = "127.0.0.1:0") -> Iterator[FakeServer]:
     server = grpc.server(ThreadPoolExecutor(max_workers=16))
     add_IdAllocatorServiceServicer_to_server(fake, server)
     add_NodeServiceServicer_to_server(fake, server)
+    add_SequenceServiceServicer_to_server(fake, server)
     health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)
     fake.health.set("", health_pb2.HealthCheckResponse.SERVING)
     fake.target = f"127.0.0.1:{server.add_insecure_port(target)}"

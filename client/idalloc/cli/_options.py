@@ -75,6 +75,12 @@ def remember(
     context.obj = Settings(server or DEFAULT_TARGET, timeout or "5s")
 
 
+def remember_for_group(context: typer.Context, server: Server = None, timeout: Timeout = None) -> None:
+    """Keeps what was said before a verb of a group."""
+    before: Settings = context.obj
+    context.obj = Settings(server or before.server, timeout or before.timeout)
+
+
 def settings(context: typer.Context, server: str | None, timeout: str | None) -> tuple[str, float]:
     """Which server, and how many seconds: what was said after the verb, else what was said before."""
     before: Settings = context.obj

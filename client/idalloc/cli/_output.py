@@ -1,6 +1,7 @@
 """How replies are printed."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -34,17 +35,25 @@ def write_json(message: "Message", *, one_line: bool = False) -> None:
 
 
 def write_fields(message: "Message") -> None:
-    """Prints the fields of a message that has no others inside: as a table on a terminal, else one on a line."""
-    fields = [(field.name.replace("_", " "), str(getattr(message, field.name))) for field in message.DESCRIPTOR.fields]
+    """Prints the fields of a message that has no others inside, but for those that it can leave out and does."""
+    write_pairs(
+        (field.name.replace("_", " "), str(getattr(message, field.name)))
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    )
+
+
+def write_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Prints names and their values: as a table on a terminal, else one on a line."""
     if not sys.stdout.isatty():
-        write_lines(f"{name}: {value}" for name, value in fields)
+        write_lines(f"{name}: {value}" for name, value in pairs)
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(show_header=False, box=None)
-    for name, value in fields:
+    for name, value in pairs:
         table.add_row(Text(name, style="dim"), Text(value))
     Console().print(table)
 
@@ -72,3 +81,22 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task("", total=total)
         yield lambda count: bar.advance(task, count)
+
+
+def wait(seconds: float) -> None:
+    """Waits until a change holds on all nodes; shows a bar on a terminal."""
+    end = time.monotonic() + seconds
+    if not sys.stderr.isatty():
+        time.sleep(max(0.0, seconds))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("until it holds on all nodes"), BarColumn(), TimeRemainingColumn())
+    # It goes away when it is done: what follows on the terminal is the answer.
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+        task = bar.add_task("", total=seconds)
+        while (left := end - time.monotonic()) > 0:
+            bar.update(task, completed=seconds - left)
+            time.sleep(min(left, 0.1))

@@ -1,5 +1,6 @@
-"""The verbs that take ids, and `node`."""
+"""The verbs that take ids, and `parse`."""
 
+import uuid
 from typing import Annotated
 
 import typer
@@ -15,6 +16,29 @@ Uint16 = typer.Option(
     metavar="N", min=0, max=65535, help="As MySQL's variable of that name, for this call; 0 for the server's own."
 )
 
+
+def _request_id(text: str) -> str:
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        raise typer.BadParameter("must be a UUID") from None
+
+
+def _version(text: str | int) -> int:
+    if str(text) not in ("4", "7"):
+        raise typer.BadParameter("must be 4 or 7")
+    return int(text)
+
+
+def _one_form(context: typer.Context, ranges: bool, texts: bool) -> None:
+    if ranges and texts:
+        raise typer.BadParameter("say either --ranges or --texts", context)
+
+
+Texts = Annotated[
+    bool, typer.Option("--texts", help="Print the ids in the sequence's format; 10,000 at most at a time.")
+]
+
 # The server sends at most so many document ids in one message.
 ONE_MESSAGE = 10_000
 
@@ -24,17 +48,28 @@ def allocate(
     sequence: Sequence,
     count: Count = 1,
     ranges: Ranges = False,
+    texts: Texts = False,
+    request_id: Annotated[
+        str | None,
+        typer.Option(metavar="UUID", parser=_request_id, help="The same command with the same one gets the same ids."),
+    ] = None,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
     """Take ids from a sequence, in one contiguous range, and print them one on a line."""
     from idalloc._messages import range_request, to_range
+    from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
 
+    _one_form(context, ranges, texts)
+    view = RANGE_VIEW_TEXTS if texts else RANGE_VIEW_BASIC
     with connect(context, server, timeout) as client:
-        reply = client._call(lambda stubs: stubs.ids.AllocateRange, range_request(sequence, count))
+        request = range_request(sequence, count, request_id=request_id, view=view)
+        reply = client._call(lambda stubs: stubs.ids.AllocateRange, request)
     if as_json:
         _output.write_json(reply)
+    elif texts:
+        _output.write_lines(reply.texts)
     else:
         _output.write_range(to_range(reply), as_range=ranges)
 
@@ -47,6 +82,7 @@ def stream(
         int, typer.Option(metavar="N", parser=count_or_default, help="How many ids a range has; 0 for 10,000.")
     ] = 0,
     ranges: Ranges = False,
+    texts: Texts = False,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
@@ -57,11 +93,14 @@ def stream(
     is one object on a line. A timeout is that of the whole stream; there is none unless it is said after the verb.
     """
     from idalloc._messages import stream_ranges_request, to_range
+    from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
 
+    _one_form(context, ranges, texts)
+    view = RANGE_VIEW_TEXTS if texts else RANGE_VIEW_BASIC
     with connect(context, server, timeout) as client, _output.progress(total) as advance:
         replies = client._stream(
             lambda stubs: stubs.ids.StreamRanges,
-            stream_ranges_request(sequence, chunk),
+            stream_ranges_request(sequence, chunk, view),
             lambda reply: reply,
             total,
             client.timeout if timeout else None,
@@ -69,6 +108,8 @@ def stream(
         for reply in replies:
             if as_json:
                 _output.write_json(reply, one_line=True)
+            elif texts:
+                _output.write_lines(reply.texts)
             else:
                 _output.write_range(to_range(reply), as_range=ranges)
             advance(reply.range.id_count)
@@ -113,11 +154,42 @@ def docid(
                     advance(len(reply.doc_ids))
 
 
-def node(context: typer.Context, server: Server = None, timeout: Timeout = None, as_json: Json = False) -> None:
-    """Show the server process that answers: its version, its store, and what its document ids are made of."""
+def uuids(
+    context: typer.Context,
+    count: Count = 1,
+    version: Annotated[int, typer.Option(metavar="4|7", parser=_version, help="7: rising; 4: random.")] = 7,
+    server: Server = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Make UUIDs and print them one on a line.
+
+    They come 10,000 at a time; with --json each of these batches is an object on a line of its own.
+    """
+    from idalloc._messages import MOST_UUIDS, uuid_requests
+    from idalloc.v1.id_allocator_pb2 import UUID_VIEW_TEXT
+
     with connect(context, server, timeout) as client:
-        found = client.node()
+        for request in uuid_requests(count, version, UUID_VIEW_TEXT):
+            reply = client._call(lambda stubs: stubs.ids.GenerateUuid, request)
+            if as_json:
+                _output.write_json(reply, one_line=count > MOST_UUIDS)
+            else:
+                _output.write_lines(reply.uuids)
+
+
+def parse(
+    context: typer.Context,
+    sequence: Sequence,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text of an id.")],
+    server: Server = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Take the text of an id apart, by the sequence's format."""
+    with connect(context, server, timeout) as client:
+        parts = client.parse_id(sequence, text)
     if as_json:
-        _output.write_json(found)
+        _output.write_json(parts)
     else:
-        _output.write_fields(found)
+        _output.write_fields(parts)

@@ -1,0 +1,61 @@
+"""`client.sequences` of the client for asyncio."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from idalloc._sequences import (
+    Settings,
+    advance_request,
+    create_request,
+    delete_request,
+    list_request,
+    next_page,
+    update_request,
+)
+from idalloc.v1 import sequences_pb2 as pb
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from idalloc.aio import Client
+
+
+class Sequences:
+    """The sequences of a server: ``client.sequences``, as ``idalloc.Client.sequences``."""
+
+    def __init__(self, client: "Client") -> None:
+        self._client = client
+
+    async def create(self, name: str, **settings: "Unpack[Settings]") -> pb.Sequence:
+        """As ``idalloc.Client.sequences.create``."""
+        request = create_request(name, settings)
+        return (await self._client._call(lambda stubs: stubs.sequences.CreateSequence, request)).sequence
+
+    async def get(self, name: str) -> pb.Sequence:
+        """As ``idalloc.Client.sequences.get``."""
+        request = pb.GetSequenceRequest(name=name)
+        return (await self._client._call(lambda stubs: stubs.sequences.GetSequence, request)).sequence
+
+    async def list(self, prefix: str = "", *, show_deleted: bool = False) -> AsyncIterator[pb.Sequence]:
+        """As ``idalloc.Client.sequences.list``; an asynchronous iterator."""
+        request = list_request(prefix, show_deleted)
+        while True:
+            response = await self._client._call(lambda stubs: stubs.sequences.ListSequences, request)
+            for sequence in response.sequences:
+                yield sequence
+            if not next_page(request, response):
+                return
+
+    async def update(self, name: str, *, etag: str = "", **settings: "Unpack[Settings]") -> pb.UpdateSequenceResponse:
+        """As ``idalloc.Client.sequences.update``."""
+        request = update_request(name, settings, etag)
+        return await self._client._call(lambda stubs: stubs.sequences.UpdateSequence, request)
+
+    async def delete(self, name: str, *, etag: str = "") -> pb.DeleteSequenceResponse:
+        """As ``idalloc.Client.sequences.delete``."""
+        return await self._client._call(lambda stubs: stubs.sequences.DeleteSequence, delete_request(name, etag))
+
+    async def advance(self, name: str, past: int, *, period: str = "", etag: str = "") -> pb.AdvanceSequenceResponse:
+        """As ``idalloc.Client.sequences.advance``."""
+        request = advance_request(name, past, period, etag)
+        return await self._client._call(lambda stubs: stubs.sequences.AdvanceSequence, request)

@@ -1,0 +1,40 @@
+"""Inserts rows into a CrateDB table, with ids from a range: two calls for any number of rows.
+
+    pip install 'idalloc[crate]'
+    python insert_rows.py [ROWS]
+
+IDALLOC_SERVER is the idalloc server (127.0.0.1:50051), CRATEDB the database (http://127.0.0.1:4200).
+"""
+
+import os
+import sys
+
+from crate import client as crate
+
+import idalloc
+
+
+def main(rows: int) -> None:
+    with (
+        idalloc.Client(os.environ.get("IDALLOC_SERVER", "127.0.0.1:50051")) as ids,
+        crate.connect(os.environ.get("CRATEDB", "http://127.0.0.1:4200"), username="crate") as database,
+    ):
+        cursor = database.cursor()
+        cursor.execute("CREATE TABLE IF NOT EXISTS doc.idalloc_orders (id BIGINT PRIMARY KEY, what TEXT)")
+
+        # The ids are known before anything is written: other tables' rows may already point at these.
+        numbers = ids.allocate_range("idalloc_orders", rows)
+        results = cursor.executemany(
+            "INSERT INTO doc.idalloc_orders (id, what) VALUES (?, ?)",
+            [(number, f"thing {number}") for number in numbers],
+        )
+
+        # A bulk statement fails row by row: -2 stands for a row that was not written.
+        written = sum(result["rowcount"] == 1 for result in results)
+        print(f"{written} of {rows} rows, ids {numbers[0]} to {numbers[-1]}")
+        if written < rows:
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

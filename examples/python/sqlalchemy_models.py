@@ -1,0 +1,44 @@
+"""Inserts SQLAlchemy's models into CrateDB; their ids come from an idalloc sequence by themselves.
+
+    pip install 'idalloc[sqlalchemy]' sqlalchemy-cratedb
+    python sqlalchemy_models.py [ROWS]
+
+IDALLOC_SERVER is the idalloc server (127.0.0.1:50051), DATABASE any database that SQLAlchemy knows
+(crate://crate@127.0.0.1:4200).
+"""
+
+import os
+import sys
+
+from sqlalchemy import BigInteger, create_engine, insert
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from idalloc.ext.sqlalchemy import idalloc_default
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Invoice(Base):
+    __tablename__ = "idalloc_invoices"
+
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True, default=idalloc_default("idalloc_invoices"))
+    what: Mapped[str]
+
+
+def main(rows: int) -> None:
+    engine = create_engine(os.environ.get("DATABASE", "crate://crate@127.0.0.1:4200"))
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        invoice = Invoice(what="by itself")
+        session.add(invoice)
+        session.flush()
+        print(f"one row, id {invoice.id}")
+        session.execute(insert(Invoice), [{"what": f"thing {n}"} for n in range(rows)])  # one statement
+        session.commit()
+        print(f"{rows} rows more")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

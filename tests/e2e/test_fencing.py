@@ -1,0 +1,101 @@
+"""Two server processes on one store: what the one changes, the other keeps to, also after it was stopped in between."""
+
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+import idalloc
+from tests.processes import running
+
+LEASE = {"lease_ttl": "3s", "store_timeout": "1s"}
+
+
+def fill_lease(client: idalloc.Client, sequence: str) -> int:
+    """Has the client's node hold ids in memory; returns the last id that was issued."""
+    last = 0
+    for _ in range(200):
+        last = client.allocate_range(sequence, 10)[-1]
+    return last
+
+
+def test_a_node_that_was_paused_past_its_lease_issues_nothing_at_or_below_an_advance(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, **LEASE) as first,
+        running(tmp_path, **LEASE) as second,
+        idalloc.Client(first.address) as slow,
+        idalloc.Client(second.address) as quick,
+    ):
+        issued = fill_lease(slow, "orders")
+        first.send(signal.SIGSTOP)
+        try:
+            advanced = quick.sequences.advance("orders", past=1_000_000)
+            assert issued < 1_000_000
+            time.sleep(advanced.effective_in.ToTimedelta().total_seconds())
+            after = quick.allocate_range("orders", 5)
+            assert after[0] > 1_000_000
+        finally:
+            first.send(signal.SIGCONT)
+        late = slow.allocate_range("orders", 5)
+        assert late[0] > 1_000_000
+        assert not set(late) & set(after)
+
+
+def test_a_call_that_was_paused_in_the_middle_issues_nothing_old_either(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, **LEASE) as first,
+        running(tmp_path, **LEASE) as second,
+        idalloc.Client(first.address, timeout=20) as slow,
+        idalloc.Client(second.address) as quick,
+        ThreadPoolExecutor() as threads,
+    ):
+        fill_lease(slow, "orders")
+        first.send(signal.SIGSTOP)
+        try:
+            waiting = [threads.submit(slow.allocate_range, "orders", 1) for _ in range(8)]
+            advanced = quick.sequences.advance("orders", past=1_000_000)
+            time.sleep(advanced.effective_in.ToTimedelta().total_seconds())
+        finally:
+            first.send(signal.SIGCONT)
+        assert all(answer.result()[0] > 1_000_000 for answer in waiting)
+
+
+def test_a_deleted_sequence_ends_on_every_node_and_goes_on_behind_its_tombstone(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, **LEASE) as first,
+        running(tmp_path, **LEASE) as second,
+        idalloc.Client(first.address) as one,
+        idalloc.Client(second.address) as other,
+    ):
+        issued = fill_lease(one, "orders")
+        deleted = other.sequences.delete("orders")
+        time.sleep(deleted.effective_in.ToTimedelta().total_seconds())
+        for client in (one, other):
+            with pytest.raises(idalloc.SequenceNotFound) as refused:
+                client.allocate_range("orders", 1)
+            assert refused.value.code is grpc.StatusCode.NOT_FOUND
+        again = other.sequences.create("orders")
+        assert again.generation > 1
+        firsts = [client.allocate_range("orders", 1)[0] for client in (one, other)]
+        assert min(firsts) > issued
+        assert len(set(firsts)) == 2
+
+
+def test_a_request_id_gets_the_same_ids_from_another_node_and_after_a_crash(tmp_path: Path) -> None:
+    request_id = "5f0c3d4e-93a7-4a5f-9f3f-0d7c1b6f2a11"
+    with running(tmp_path) as first, idalloc.Client(first.address) as client:
+        taken = client.allocate_range("orders", 7, request_id=request_id)
+        first.stop(signal.SIGKILL)
+    with (
+        running(tmp_path) as second,
+        running(tmp_path) as third,
+        idalloc.Client(second.address) as client,
+        idalloc.Client(third.address) as other,
+    ):
+        assert client.allocate_range("orders", 7, request_id=request_id) == taken
+        assert other.allocate_range("orders", 7, request_id=request_id) == taken
+        with pytest.raises(idalloc.RequestIdReused):
+            other.allocate_range("orders", 8, request_id=request_id)

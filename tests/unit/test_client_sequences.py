@@ -1,0 +1,172 @@
+"""`client.sequences`, texts, UUIDs, request ids and nodes, by both clients."""
+
+import asyncio
+import inspect
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import grpc
+import pytest
+
+import idalloc
+from idalloc import _aio_sequences, _sequences
+from idalloc._sequences import Settings
+from idalloc.v1 import id_allocator_pb2
+from idalloc.v1 import sequences_pb2 as pb
+from tests.unit.fake_server import FakeServer, serving
+
+Call = Callable[[Callable[[Any], Any]], Any]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def call(server: FakeServer, request: pytest.FixtureRequest) -> Iterator[Call]:
+    """Has a client do something, and returns what came of it; a list of what an iterator gave."""
+
+    def by_threads(do: Callable[[Any], Any]) -> Any:
+        with idalloc.Client(server.target) as client:
+            done = do(client)
+            return list(done) if inspect.isgenerator(done) else done
+
+    async def by_asyncio(do: Callable[[Any], Any]) -> Any:
+        async with idalloc.aio.Client(server.target) as client:
+            done = do(client)
+            if isinstance(done, AsyncIterator):
+                return [each async for each in done]
+            return await done
+
+    if request.param == "threads":
+        yield by_threads
+    else:
+        yield lambda do: asyncio.run(by_asyncio(do))
+
+
+def test_both_have_the_same_methods() -> None:
+    def methods(kind: type) -> dict[str, list[str]]:
+        public = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
+        return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
+
+    assert methods(_sequences.Sequences) == methods(_aio_sequences.Sequences)
+
+
+def test_the_settings_are_the_fields_of_the_contract() -> None:
+    fields = {field.name for field in pb.Sequence.DESCRIPTOR.fields if field.number in range(2, 18)}
+    assert set(Settings.__annotations__) == fields
+
+
+def create_daily(client: Any, name: str) -> Any:
+    return client.sequences.create(name, reset=pb.RESET_DAILY)
+
+
+def test_create_get_list(server: FakeServer, call: Call) -> None:
+    made = call(
+        lambda client: client.sequences.create("a", step=-2, kind="timestamp-ms", ordering="rising", start=None)
+    )
+    assert (made.step, made.kind, made.ordering) == (
+        -2,
+        pb.SEQUENCE_KIND_TIMESTAMP_MS,
+        id_allocator_pb2.ORDERING_RISING,
+    )
+    assert call(lambda client: client.sequences.get("a")) == made
+    for name in ("b", "c", "d", "e"):
+        call(partial(create_daily, name=name))
+    call(lambda client: client.sequences.delete("c"))
+    assert [each.name for each in call(lambda client: client.sequences.list())] == ["a", "b", "d", "e"]
+    assert len(call(lambda client: client.sequences.list(show_deleted=True))) == 5
+    assert [each.name for each in call(lambda client: client.sequences.list("b"))] == ["b"]
+
+
+def test_wrong_settings_are_told_before_anything_is_sent(server: FakeServer, call: Call) -> None:
+    with pytest.raises(TypeError, match="'cycle'"):
+        call(lambda client: client.sequences.create("a", cycle=True))
+    with pytest.raises(ValueError, match="rising-per-node, rising"):
+        call(lambda client: client.sequences.create("a", ordering="falling"))
+    with pytest.raises(ValueError, match="nothing"):
+        call(lambda client: client.sequences.update("a"))
+    with pytest.raises(ValueError, match="nothing"):
+        call(lambda client: client.update_node(persist=True))
+    with pytest.raises(ValueError, match="4 or 7"):
+        call(lambda client: client.uuids(1, 1))
+    assert not server.requests
+
+
+def test_changes(server: FakeServer, call: Call) -> None:
+    call(lambda client: client.sequences.create("a", max_value=100, labels={"x": "y"}))
+    server.effective_in = 5
+    changed = call(lambda client: client.sequences.update("a", max_value=None, description="d", etag='"1"'))
+    assert not changed.sequence.HasField("max_value")
+    assert (changed.sequence.description, changed.sequence.labels["x"]) == ("d", "y")
+    assert changed.effective_in.ToTimedelta().total_seconds() == 5
+    advanced = call(lambda client: client.sequences.advance("a", -7, period="2026"))
+    assert advanced.sequence.last_value == -7
+    assert server.requests["AdvanceSequence"][0].period == "2026"
+    assert call(lambda client: client.sequences.delete("a")).sequence.HasField("delete_time")
+    with pytest.raises(idalloc.SequenceChanged) as caught:
+        call(lambda client: client.sequences.delete("a", etag="old"))
+    assert caught.value.etag == '"1"'
+
+
+def test_a_change_whose_answer_is_lost_is_sent_again_under_the_same_id(server: FakeServer, call: Call) -> None:
+    server.answers_to_lose = 2
+    assert call(lambda client: client.sequences.create("a")).name == "a"
+    ids = [request.request_id for request in server.requests["CreateSequence"]]
+    assert len(ids) == 3
+    assert len(set(ids)) == 1
+    with pytest.raises(idalloc.SequenceExists):
+        call(lambda client: client.sequences.create("a"))
+    assert uuid.UUID(ids[0]).version == 4
+
+
+def test_request_ids_are_sent_only_when_asked_for(server: FakeServer, call: Call) -> None:
+    given = uuid.uuid4()
+    assert call(lambda client: client.allocate_range("a", 2, request_id=given)) == range(1, 3)
+    assert call(lambda client: client.allocate_range("a", 2, request_id=str(given))) == range(1, 3)
+    for _ in range(2):
+        call(lambda client: client.allocate_range("a", exactly_once=True))
+    call(lambda client: client.allocate_range("a"))
+    *_, once, again, none = (request.request_id for request in server.requests["AllocateRange"])
+    assert uuid.UUID(once).version == uuid.UUID(again).version == 4
+    assert once != again
+    assert none == ""
+
+
+def test_exactly_once_has_one_id_for_all_retries(server: FakeServer, call: Call) -> None:
+    server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
+    call(lambda client: client.allocate_range("a", exactly_once=True))
+    assert len({request.request_id for request in server.requests["AllocateRange"]}) == 1
+
+
+def test_texts_and_their_parts(server: FakeServer, call: Call) -> None:
+    assert call(lambda client: client.allocate_texts("a", 2)) == ["T-0001", "T-0002"]
+    parts = call(lambda client: client.parse_id("a", "T-0042"))
+    assert (parts.value, parts.year, parts.HasField("month"), parts.check) == (42, 2026, False, "7")
+    with pytest.raises(idalloc.InvalidRequest):
+        call(lambda client: client.parse_id("a", "?"))
+
+
+def test_uuids(server: FakeServer, call: Call) -> None:
+    made = call(lambda client: client.uuids(25_000))
+    assert len(set(made)) == 25_000
+    assert made == sorted(made)
+    assert {each.version for each in made} == {7}
+    assert [request.id_count for request in server.requests["GenerateUuid"]] == [10_000, 10_000, 5_000]
+    assert call(lambda client: client.uuids(1, 4))[0].version == 4
+
+
+def test_update_node(server: FakeServer, call: Call) -> None:
+    assert call(lambda client: client.update_node(prefix=0, auto_increment_offset=3)).prefix == 0
+    node = call(lambda client: client.node())
+    assert (node.prefix, node.auto_increment_offset, node.version) == (0, 3, "1.2.3")
+
+
+def test_ids_of_a_sequence_that_starts_over_are_refused(server: FakeServer, call: Call) -> None:
+    server.period = "2026"
+    with pytest.raises(idalloc.InvalidRequest, match="allocate_texts"):
+        call(lambda client: next(client.ids("a")) if isinstance(client, idalloc.Client) else anext(client.ids("a")))
