@@ -116,6 +116,8 @@ def export(
     """
 
     async def work(store: Store) -> None:
+        if not await store.list("", "", 1, deleted=True, periods=True) and not await store.claimed_starts():
+            _fail(f"there is nothing in {store.address} to export", 1)
         if retire:
             ended = await transfer.retire(store, SystemClock())
             print(f"idalloc: ended {ended} sequences", file=sys.stderr)

@@ -181,7 +181,9 @@ class _Node:
         )
         self._calls.wrap(id_allocator, _ID_ALLOCATOR)
         id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, server)
-        registry = Registry(store, clock, self._allocator, store_timeout=settings.store_timeout)
+        registry = Registry(
+            store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
+        )
         sequences = SequencesServicer(registry)
         self._calls.wrap(sequences, _SEQUENCES)
         sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)

@@ -21,7 +21,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.lane import Terms
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.registry import MARGIN_SECONDS, Registry
-from idalloc_server.domain.sequence import MAX_ID, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequence import MAX_ID, Kind, Reset, Sequence, name_of_period
 from tests.fakes import FakeClock, Fault, MemoryStore, Row, lost_reply, lost_request, twice
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=0.2, auto_create_sequences=True)
@@ -474,3 +474,25 @@ async def test_pages_go_on_behind_the_last_name(node: Node) -> None:
 async def _create_monthly(node: Node) -> None:
     given = {"reset": Reset.MONTHLY, "format": "{year}-{month}-{value:06d}"}
     await node.registry.create("bills", given, new())
+
+
+async def test_timestamps_are_not_advanced_far_ahead_of_the_clock(node: Node, clock: FakeClock) -> None:
+    await node.registry.create("ev", {"kind": Kind.TIMESTAMP_MS}, new())
+    in_microseconds = int(clock.wall() * 1_000_000)
+    with pytest.raises(InvalidRequest) as refused:
+        await node.registry.advance("ev", in_microseconds, "", "", new())
+    assert refused.value.field == "past"
+    await node.registry.advance("ev", int(clock.wall() * 1000) + 50_000, "", "", new())
+
+
+async def test_an_advance_and_the_time_of_timestamps_are_no_rate(node: Node, clock: FakeClock) -> None:
+    await node.registry.create("ev", {"kind": Kind.TIMESTAMP_MS}, new())
+    await node.take("ev", 2)
+    clock.advance(100.0)
+    await node.take("ev", 2)
+    await node.take("orders", 2)
+    await node.registry.advance("orders", 1_000_000, "", "", new())
+    clock.advance(100.0)
+    for name in ("ev", "orders"):
+        shown = await node.registry.get(name)
+        assert (shown.ids_per_second, shown.exhausted_at) == (0.0, None)

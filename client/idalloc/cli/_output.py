@@ -87,6 +87,8 @@ def wait(seconds: float) -> None:
     """Waits until a change holds on all nodes; shows a bar on a terminal."""
     end = time.monotonic() + seconds
     if not sys.stderr.isatty():
+        if seconds > 1:
+            print(f"waiting {seconds:.0f} s until it holds on all nodes (--no-wait does not)", file=sys.stderr)
         time.sleep(max(0.0, seconds))
         return
     from rich.console import Console

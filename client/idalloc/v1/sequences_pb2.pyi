@@ -180,7 +180,7 @@ class Sequence(_message.Message):
     """The most ids that a node takes from the store beyond what is asked for. 0 (unset) means 1,000,000."""
     format: _builtins.str
     """How an id is written as text, such as "INV-{year}-{value:06d}" or "{value:crockford:8}{check}"; see the README. It
-    must give different texts for different ids. Empty: the number in decimal digits.
+    must give different texts for different ids; texts of an older format are not compared. Empty: the number in decimal digits.
     """
     reset: Global___Reset.ValueType
     """When the sequence starts over at start; each period has a counter of its own. The default is RESET_NEVER. Stays for

@@ -11,6 +11,8 @@ from google.rpc import error_details_pb2, status_pb2
 from idalloc_server.domain.errors import InvalidRequest, Refusal, Retryable
 
 DOMAIN = "idalloc"
+LONGEST_PUSHBACK_SECONDS = 5.0
+LONGEST_RETRY_SECONDS = 365 * 86_400.0
 
 CODES = {
     "INVALID_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
@@ -48,10 +50,13 @@ def from_refusal(refusal: Refusal) -> Status:
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(refusal, Retryable):
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(math.ceil(refusal.retry_after * 1000))
+        milliseconds = math.ceil(min(refusal.retry_after, LONGEST_RETRY_SECONDS) * 1000)
+        retry.retry_delay.FromMilliseconds(milliseconds)
         details.append(retry)
-        # gRPC's own retry policy heeds this trailer and not RetryInfo.
-        trailers.append(("grpc-retry-pushback-ms", str(retry.retry_delay.ToMilliseconds())))
+        # gRPC's own retry policy heeds this trailer and not RetryInfo. A caller who would only wait until its deadline
+        # is better told at once: -1 means not to retry.
+        soon = refusal.retry_after <= LONGEST_PUSHBACK_SECONDS
+        trailers.append(("grpc-retry-pushback-ms", str(milliseconds if soon else -1)))
     return _status(refusal.reason, str(refusal), refusal.metadata, details, trailers)
 
 

@@ -59,7 +59,9 @@ def overview(row: Row, period: str, last_value: int | None, now: float, rate: fl
     total = max(0, (sequence.bound - sequence.before_start) // sequence.step)
     remaining = max(0, (sequence.bound - last_value) // sequence.step)
     used = max(0, total - remaining)
-    if rate is None:
+    if sequence.kind != Kind.COUNTER:
+        rate = 0.0  # The values say what time it was, and not how many there were.
+    elif rate is None:
         rate = _rate_since_creation(row, period, (last_value - sequence.before_start) // sequence.step, now)
     return Overview(
         row,
@@ -73,8 +75,8 @@ def overview(row: Row, period: str, last_value: int | None, now: float, rate: fl
 
 
 def _rate_since_creation(row: Row, period: str, issued: int, now: float) -> float:
-    if row.created_at is None or row.sequence.kind != Kind.COUNTER:
-        return 0.0  # A timestamp says nothing about how many there were.
+    if row.created_at is None or row.revision:
+        return 0.0  # After a change, an advance say, the counter does not tell how many were used.
     since = max(row.created_at, _beginning(row.sequence, period)) if period else row.created_at
     return max(0, issued) / (now - since) if now > since else 0.0
 

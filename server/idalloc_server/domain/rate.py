@@ -39,6 +39,10 @@ class Rates:
             older, newer = newer, now
         self._seen[name] = (older, newer, value, step)
 
+    def forget(self, name: str) -> None:
+        """Watches anew from the next note on, after a counter was moved without being used."""
+        self._seen.pop(name, None)
+
     def per_second(self, name: str) -> float | None:
         """Returns how many ids a second the sequence lately moved by; None where that cannot be told yet."""
         seen = self._seen.get(name)

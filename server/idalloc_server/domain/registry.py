@@ -26,7 +26,7 @@ from idalloc_server.domain.format import Parts, compile_format
 from idalloc_server.domain.overview import Overview, etag_of, overview
 from idalloc_server.domain.period import check_period, period_at
 from idalloc_server.domain.rules import check_change, settle
-from idalloc_server.domain.sequence import Reset, Sequence, check_name, name_of_period
+from idalloc_server.domain.sequence import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.store import Revision, Row, Store
 
 # How often a change is tried that others get in the way of.
@@ -64,6 +64,7 @@ class Registry:
         clock: For dates.
         allocator: This node's own, which drops what it holds of a sequence that was changed here.
         store_timeout: When a store call is given up, in seconds.
+        max_clock_skew: How far a sequence of timestamps may be advanced ahead of the clock, in seconds.
         random: Returns that many random bytes.
     """
 
@@ -74,12 +75,14 @@ class Registry:
         allocator: Allocator,
         *,
         store_timeout: float,
+        max_clock_skew: float = 60.0,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._store = store
         self._clock = clock
         self._allocator = allocator
         self._store_timeout = store_timeout
+        self._max_clock_skew = max_clock_skew
         self._random = random
         self._changes: set[asyncio.Task[Any]] = set()
 
@@ -215,6 +218,10 @@ class Registry:
             if sequence.is_past(past, sequence.bound):
                 field, side = ("max_value", "above") if sequence.step > 0 else ("min_value", "below")
                 raise InvalidRequest("past", f"must not lie {side} {sequence.bound}, the sequence's {field}; is {past}")
+            if sequence.kind != Kind.COUNTER:
+                latest = int((self._clock.wall() + self._max_clock_skew) * sequence.kind.per_second)
+                if past > latest:
+                    raise InvalidRequest("past", f"must not lie more than max_clock_skew ahead of the clock; is {past}")
             at_least = _last_point(sequence, past)
             if sequence.reset == Reset.NEVER:
                 return _Plan(self._revision(name, sequence, author)._replace(at_least=at_least))
@@ -224,6 +231,8 @@ class Registry:
 
         check_name(name, "name")
         row, _ = await self._finish(name, self._change(name, etag, author, plan))
+        for counter in (name, name_of_period(name, period or period_at(row.sequence, self._clock.wall()))):
+            self._allocator.rates.forget(counter)  # The way to there was not used by anyone.
         return await self._changed(row)
 
     async def _create(self, name: str, sequence: Sequence, author: Author) -> Row:

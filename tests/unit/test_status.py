@@ -1,0 +1,17 @@
+"""What a refusal looks like on the wire, where that is not seen through a server."""
+
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from idalloc_server.api.status import from_refusal
+from idalloc_server.domain.errors import SequenceAheadOfClock
+
+
+@pytest.mark.parametrize(("ahead", "pushback"), [(61.5, "1500"), (1e12, "-1")])
+def test_a_caller_who_would_only_wait_until_its_deadline_is_told_at_once(ahead: float, pushback: str) -> None:
+    trailers = dict(from_refusal(SequenceAheadOfClock("ev", ahead, 60.0)).trailers)
+    assert trailers["grpc-retry-pushback-ms"] == pushback
+    details = status_pb2.Status.FromString(trailers["grpc-status-details-bin"]).details  # type: ignore[arg-type]
+    retry = error_details_pb2.RetryInfo()
+    assert [detail.Unpack(retry) for detail in details] == [False, True]
+    assert retry.retry_delay.ToMilliseconds() == (1500 if pushback == "1500" else 365 * 86_400_000)
