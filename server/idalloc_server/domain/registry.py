@@ -292,7 +292,7 @@ class Registry:
         raise SequenceChanged(name, etag_of(row) if row else "")
 
     async def _advance_period(self, parent: Row, counter: str, at_least: int) -> int:
-        """Moves the counter of a period, into a generation that the sequence itself has yet to reach; returns that.
+        """Moves the counter of a period; returns the generation that the sequence must go to, which is newer than both.
 
         The counter goes first: once the sequence has a new generation, any node may open the period's counter in it,
         and hold ids from before ``at_least`` that no later write would end.
@@ -306,7 +306,9 @@ class Registry:
             if row is None or row.last_value is None or row.generation != generation:
                 continue
             if not parent.sequence.is_past(at_least, row.last_value):
-                return generation
+                # Not the counter's own: another advance may have opened that one, and a node may hold ids from before
+                # ``at_least`` in it. In a newer one the counter is opened from here on only.
+                return generation + 1
         raise StoreUnavailable(f"the period's counter of sequence {parent.name!r} is advanced by others all the time")
 
     def _revision(
