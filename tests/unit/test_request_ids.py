@@ -34,7 +34,7 @@ LEASE_TTL = 180.0
 class Node:
     """One process: all that it has in memory."""
 
-    def __init__(self, store: MemoryStore, clock: FakeClock, name: str = "a", store_timeout: float = 0.2) -> None:
+    def __init__(self, store: MemoryStore, clock: FakeClock, name: str = "a", store_timeout: float = 3.0) -> None:
         self.allocator = Allocator(store, clock, Terms(LEASE_TTL, store_timeout, auto_create_sequences=True))
         self.request_ids = RequestIds(
             self.allocator, store, clock, node=name, window=WINDOW, store_timeout=store_timeout
