@@ -17,7 +17,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc_server import app
 from idalloc_server.config import Settings, load
-from idalloc_server.domain import transfer
+from idalloc_server.domain import transfer, transfer_file
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreUnavailable
 from idalloc_server.domain.store import Store
@@ -143,7 +143,7 @@ def import_(
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         _fail(f"cannot read {file}: {error.strerror}", 2)
-    found = transfer.read(content.splitlines())
+    found = transfer_file.read(content.splitlines())
     _tell(found.problems)
     if found.problems and not partial:
         _fail("nothing was imported; mend these lines, or leave them out with --partial", 1)
@@ -187,7 +187,7 @@ def _with_store(
         _fail(f"{error.reason}: {error}", 1)
 
 
-def _tell(problems: list[transfer.Problem]) -> None:
+def _tell(problems: list[transfer_file.Problem]) -> None:
     for problem in problems:
         print(f"idalloc: line {problem.line}: {problem.why}", file=sys.stderr)
 

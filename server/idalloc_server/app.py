@@ -181,10 +181,10 @@ class _Node:
         )
         self._calls.wrap(id_allocator, _ID_ALLOCATOR)
         id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, server)
-        registry = Registry(
+        self._registry = Registry(
             store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
         )
-        sequences = SequencesServicer(registry)
+        sequences = SequencesServicer(self._registry)
         self._calls.wrap(sequences, _SEQUENCES)
         sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)
         node = NodeServicer(self._allocator, self._doc_ids, store.address, persisted)
@@ -233,6 +233,8 @@ class _Node:
         """Gives back to the store what it may have back."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
+                await self._registry.close()
+                await self._request_ids.close()
                 await self._allocator.close()
                 await self._doc_ids.close()
                 await self._epoch.release()

@@ -1,8 +1,6 @@
 """Sequences with a reset: each period starts over, in the sequence's zone, on all nodes, and no id comes twice."""
 
 import asyncio
-from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -11,11 +9,10 @@ import pytest
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.sequence import Reset, Sequence, name_of_period
 from idalloc_server.domain.store import Revision
 from idalloc_server.domain.terms import Terms
-from tests.fakes import FakeClock, MemoryStore, lost_request
+from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import ids, make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
@@ -227,31 +224,3 @@ async def test_an_advance_that_was_broken_off_between_its_two_writes_is_finished
     assert store.rows["s"].generation == 2
     assert len({*later[0], *later[1]}) == 4
     assert min(later[0] + later[1]) > 50 > max(issued[0] + issued[1])
-
-
-async def test_an_advance_whose_counter_another_one_opened_leaves_nothing_from_before_it_in_a_lease(
-    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
-) -> None:
-    first, second = (Registry(store, clock, node, store_timeout=5.0) for node in nodes)
-    user = Allocator(store, clock, TERMS)
-    make(store, "t", replace(DAILY, min_lease_size=20, format="{year}{month}{day}-{value}"))
-    clock.wall_seconds -= 12 * 3600  # so that the day does not end meanwhile
-    last = [(await issue(user, 1, "t"))[1][0] for _ in range(30)][-1]
-    gate = store.hold("open_period")
-    late = asyncio.create_task(second.advance("t", last + 59, "", "", second.author("", b"2")))
-    await asyncio.sleep(0.01)
-    store.next("revise", lost_request())
-    with pytest.raises(StoreUnavailable):
-        await first.advance("t", last + 50, "", "", first.author("", b"1"))
-    for count in (10, 10, 10, 3):
-        with suppress(StoreUnavailable):
-            await issue(user, count, "t")
-    gate.set()
-    advanced = await late
-    effective = clock.boot() + advanced.effective_in
-    issued = []
-    for _ in range(8):  # in use all the time, so that leases are renewed
-        issued.append((clock.boot(), (await issue(user, 1, "t"))[1][0]))
-        await asyncio.sleep(0.001)
-        clock.advance(70.0)
-    assert min(value for at, value in issued if at >= effective) > last + 59

@@ -18,9 +18,10 @@ from idalloc_server.domain.errors import (
     SequenceNotFound,
     StoreOutcomeUnknown,
 )
+from idalloc_server.domain.fencing import MARGIN_SECONDS
 from idalloc_server.domain.lane import Terms
 from idalloc_server.domain.range import Range
-from idalloc_server.domain.registry import MARGIN_SECONDS, Registry
+from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.sequence import MAX_ID, Kind, Reset, Sequence, name_of_period
 from tests.fakes import FakeClock, Fault, MemoryStore, Row, lost_reply, lost_request, twice
 
@@ -234,7 +235,7 @@ async def test_period_of_a_sequence_without_reset_is_refused(node: Node) -> None
 async def test_advance_moves_the_counter_of_one_period(node: Node, store: MemoryStore, clock: FakeClock) -> None:
     await _create_monthly(node)
     later = await node.registry.advance("bills", 70, "2031-05", "", new())
-    assert (later.overview.last_value, later.overview.period) == (None, "2023-11")
+    assert (later.overview.last_value, later.overview.period) == (70, "2031-05")
     now = await node.registry.advance("bills", 30, "", "", new())
     assert (now.overview.last_value, now.overview.period) == (30, "2023-11")
     parent, period = store.rows["bills"], store.rows[name_of_period("bills", "2023-11")]

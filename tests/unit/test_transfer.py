@@ -8,7 +8,8 @@ import pytest
 from idalloc_server.domain.errors import SequenceDeleted
 from idalloc_server.domain.sequence import Kind, Ordering, Reset, Sequence, name_of_period
 from idalloc_server.domain.store import Row, Store
-from idalloc_server.domain.transfer import Import, export_lines, read, retire
+from idalloc_server.domain.transfer import Import, export_lines, retire
+from idalloc_server.domain.transfer_file import read
 from idalloc_server.store.sqlite import SqliteStore
 from tests.fakes import FakeClock, MemoryStore
 
@@ -98,7 +99,7 @@ async def test_a_restored_store_is_raised_and_its_leases_end(store: MemoryStore,
     assert invoices is not None
     assert period is not None
     assert (orders.last_value, orders.generation, period.last_value) == (500, 4, 41)
-    assert period.generation == invoices.generation == 2
+    assert period.generation < invoices.generation  # so that whoever opens it next does so behind what was brought
 
 
 async def test_retired_sequences_end_here_and_live_there(store: MemoryStore, clock: FakeClock) -> None:

@@ -23,7 +23,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.lease import Lease
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.sequence import Kind, Ordering, Reset, Sequence
-from idalloc_server.domain.store import Grant, Row
+from idalloc_server.domain.store import Grant, Row, within
 from idalloc_server.domain.terms import Shared
 from idalloc_server.domain.terms import Terms as Terms
 
@@ -331,13 +331,8 @@ class Lane:
 
     async def _within_timeout(self, call: Awaitable[_T], at_stake: int) -> _T:
         """Awaits a store call; where its outcome stays unknown, the ids at stake are burned."""
-        timeout = self._terms.store_timeout
         try:
-            async with asyncio.timeout(timeout):
-                return await call
-        except TimeoutError:
-            self._burned.add(Cause.UNKNOWN_OUTCOME, at_stake)
-            raise StoreOutcomeUnknown(f"the store did not answer within {timeout:g} s") from None
+            return await within(self._terms.store_timeout, call)
         except (StoreOutcomeUnknown, asyncio.CancelledError):
             self._burned.add(Cause.UNKNOWN_OUTCOME, at_stake)
             raise

@@ -4,12 +4,12 @@ import asyncio
 import math
 
 from idalloc_server.domain.burned import Cause
-from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid, StoreOutcomeUnknown, StoreUnavailable
+from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid, StoreUnavailable
 from idalloc_server.domain.lane import Lane
 from idalloc_server.domain.period import period_at, period_end
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.sequence import Reset, Sequence, name_of_period
-from idalloc_server.domain.store import Grant, Revision, Row
+from idalloc_server.domain.store import Grant, Revision, Row, within
 from idalloc_server.domain.terms import Shared
 
 # How often ids are taken anew because the sequence's generation changed meanwhile.
@@ -108,7 +108,7 @@ class Periods:
         if lane is None or lane.generation != standing.generation:
             return None
         taken = lane.take(count)
-        return taken if taken is None else _within(standing, taken)
+        return taken if taken is None else _no_longer_than(standing, taken)
 
     async def allocate(self, count: int) -> Range:
         """Takes ids, waiting for the store.
@@ -193,16 +193,16 @@ class Periods:
 
     async def _catch_up(self, generation: int) -> None:
         """Has the sequence follow its counter into a generation. Any number of nodes may do this at once."""
-        store, timeout = self._shared.store, self._shared.terms.store_timeout
-        try:
-            async with asyncio.timeout(timeout):
-                row = await store.get(self._name)
-                if row is not None and not row.deleted and row.generation < generation:
-                    by = f"catch up with generation {generation}"
-                    change = Revision(row.sequence, row.sequence.before_start, by, self._clock.wall(), True, generation)
-                    await store.revise(self._name, row.revision, change)
-        except TimeoutError:
-            raise StoreOutcomeUnknown(f"the store did not answer within {timeout:g} s") from None
+        store = self._shared.store
+
+        async def follow() -> None:
+            row = await store.get(self._name)
+            if row is not None and not row.deleted and row.generation < generation:
+                by = f"catch up with generation {generation}"
+                change = Revision(row.sequence, row.sequence.before_start, by, self._clock.wall(), True, generation)
+                await store.revise(self._name, row.revision, change)
+
+        await within(self._shared.terms.store_timeout, follow())
 
     async def _prove_for(self, taken: Range) -> Range | None:
         """Returns ids that were taken, if the sequence's generation is theirs; otherwise they are burned."""
@@ -211,7 +211,7 @@ class Periods:
             standing = self.standing()
             if standing is None or standing.generation < taken.generation:
                 standing = await self._prove_at_least(taken.generation)
-            taken = _within(standing, taken)
+            taken = _no_longer_than(standing, taken)
             if self._clock.boot() >= taken.expires_at:
                 cause = Cause.EXPIRED
                 raise StoreUnavailable(f"the lease of sequence {self._name!r} ended before the answer")
@@ -227,6 +227,6 @@ class Periods:
         return None
 
 
-def _within(standing: Range, taken: Range) -> Range:
+def _no_longer_than(standing: Range, taken: Range) -> Range:
     """Returns a range that ends with the standing, if not before."""
     return taken if taken.expires_at <= standing.expires_at else taken._replace(expires_at=standing.expires_at)

@@ -19,20 +19,18 @@ from idalloc_server.domain.errors import (
     SequenceExists,
     SequenceInvalid,
     SequenceNotFound,
-    StoreOutcomeUnknown,
     StoreUnavailable,
 )
+from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period
 from idalloc_server.domain.format import Parts, compile_format
 from idalloc_server.domain.overview import Overview, etag_of, overview
 from idalloc_server.domain.period import check_period, period_at
 from idalloc_server.domain.rules import check_change, settle
 from idalloc_server.domain.sequence import Kind, Reset, Sequence, check_name, name_of_period
-from idalloc_server.domain.store import Revision, Row, Store
+from idalloc_server.domain.store import Revision, Row, Store, within
 
 # How often a change is tried that others get in the way of.
 ATTEMPTS = 5
-# Added to the life of a lease, for what the clocks of two machines may differ by while it lasts.
-MARGIN_SECONDS = 1.0
 # How many counters of periods are read at a time for a list.
 READ_AT_ONCE = 32
 
@@ -98,17 +96,22 @@ class Registry:
         """
         return author_of(request_id, content, self._random)
 
-    async def get(self, name: str) -> Overview:
+    async def get(self, name: str, period: str = "") -> Overview:
         """Returns a sequence.
 
+        Args:
+            name: Its name.
+            period: Which period's counter; empty for the present one.
+
         Raises:
-            Refusal: InvalidRequest (name), SequenceNotFound, SequenceInvalid, StoreUnavailable.
+            Refusal: InvalidRequest (name, period), SequenceNotFound, SequenceInvalid, StoreUnavailable.
         """
         check_name(name, "name")
         row = await self._existing(name)
+        check_period(row.sequence, period)
         if row.last_value is None:
             raise _no_last_value(name)
-        return await self._overview(row)
+        return await self._overview(row, period)
 
     async def list(self, prefix: str, after: str, most: int, *, deleted: bool) -> tuple[list[Overview], bool]:
         """Returns sequences in the order of their names' bytes, and whether there are more.
@@ -225,15 +228,21 @@ class Registry:
             at_least = _last_point(sequence, past)
             if sequence.reset == Reset.NEVER:
                 return _Plan(self._revision(name, sequence, author)._replace(at_least=at_least))
-            which = period or period_at(sequence, self._clock.wall())
-            generation = await self._advance_period(row, name_of_period(name, which), at_least)
+            counter = name_of_period(name, period or period_at(sequence, self._clock.wall()))
+            seen = max(self._allocator.generation_seen(name), self._allocator.generation_seen(counter), row.generation)
+            generation = await self._ask(advance_period(self._store, counter, sequence, at_least, seen))
             return _Plan(self._revision(name, sequence, author)._replace(generation=generation), begun=True)
 
         check_name(name, "name")
         row, _ = await self._finish(name, self._change(name, etag, author, plan))
-        for counter in (name, name_of_period(name, period or period_at(row.sequence, self._clock.wall()))):
-            self._allocator.rates.forget(counter)  # The way to there was not used by anyone.
-        return await self._changed(row)
+        which = period or period_at(row.sequence, self._clock.wall())
+        self._allocator.rates.forget(name_of_period(name, which) if which else name)  # The way to there was not used.
+        return await self._changed(row, which)
+
+    async def close(self) -> None:
+        """Waits for the changes whose callers went away."""
+        if self._changes:
+            await asyncio.wait(self._changes)
 
     async def _create(self, name: str, sequence: Sequence, author: Author) -> Row:
         now = self._clock.wall()
@@ -291,26 +300,6 @@ class Registry:
             row = revised
         raise SequenceChanged(name, etag_of(row) if row else "")
 
-    async def _advance_period(self, parent: Row, counter: str, at_least: int) -> int:
-        """Moves the counter of a period; returns the generation that the sequence must go to, which is newer than both.
-
-        The counter goes first: once the sequence has a new generation, any node may open the period's counter in it,
-        and hold ids from before ``at_least`` that no later write would end.
-        """
-        seen = max(self._allocator.generation_seen(parent.name), self._allocator.generation_seen(counter))
-        row = await self._ask(self._store.get(counter))
-        for _ in range(ATTEMPTS):
-            generation = max(parent.generation, seen, row.generation if row else 0) + 1
-            await self._ask(self._store.open_period(counter, parent.sequence, at_least, generation))
-            row = await self._ask(self._store.get(counter))
-            if row is None or row.last_value is None or row.generation != generation:
-                continue
-            if not parent.sequence.is_past(at_least, row.last_value):
-                # Not the counter's own: another advance may have opened that one, and a node may hold ids from before
-                # ``at_least`` in it. In a newer one the counter is opened from here on only.
-                return generation + 1
-        raise StoreUnavailable(f"the period's counter of sequence {parent.name!r} is advanced by others all the time")
-
     def _revision(
         self, name: str, sequence: Sequence, author: Author, *, ends_leases: bool = True, limit: int | None = None
     ) -> Revision:
@@ -327,11 +316,11 @@ class Registry:
             raise SequenceDeleted(name)
         return row
 
-    async def _counter(self, row: Row) -> tuple[str, int]:
-        """Returns the present period, and the counter: of the period where there is one."""
+    async def _counter(self, row: Row, period: str = "") -> tuple[str, int]:
+        """Returns the period, which is the present one where none is given, and its counter, or the sequence's own."""
         if row.last_value is None:
             raise _no_last_value(row.name)
-        period = period_at(row.sequence, self._clock.wall())
+        period = period or period_at(row.sequence, self._clock.wall())
         if not period:
             return "", row.last_value
         counter = await self._ask(self._store.get(name_of_period(row.name, period)))
@@ -339,15 +328,15 @@ class Registry:
             return period, row.sequence.before_start
         return period, counter.last_value
 
-    async def _overview(self, row: Row) -> Overview:
+    async def _overview(self, row: Row, period: str = "") -> Overview:
         if row.last_value is None:
             return overview(row, "", None, self._clock.wall(), None)
-        period, last_value = await self._counter(row)
+        period, last_value = await self._counter(row, period)
         name = name_of_period(row.name, period) if period else row.name
         return overview(row, period, last_value, self._clock.wall(), self._allocator.rates.per_second(name))
 
-    async def _changed(self, row: Row, *, ends_leases: bool = True) -> Changed:
-        shown = await self._overview(row)
+    async def _changed(self, row: Row, period: str = "", *, ends_leases: bool = True) -> Changed:
+        shown = await self._overview(row, period)
         left = row.lease_ms / 1000 + MARGIN_SECONDS if ends_leases and row.lease_ms else 0.0
         return Changed(shown, self._clock.wall() + left, left)
 
@@ -374,11 +363,7 @@ class Registry:
             _log.error("change_failed", exc_info=error)
 
     async def _ask(self, call: Awaitable[_T]) -> _T:
-        try:
-            async with asyncio.timeout(self._store_timeout):
-                return await call
-        except TimeoutError:
-            raise StoreOutcomeUnknown(f"the store did not answer within {self._store_timeout:g} s") from None
+        return await within(self._store_timeout, call)
 
 
 class _Plan(NamedTuple):

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterable
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import structlog
 
@@ -25,7 +25,7 @@ from idalloc_server.domain.format import compile_format
 from idalloc_server.domain.period import date_at
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.sequence import Sequence
-from idalloc_server.domain.store import Allocation, Store
+from idalloc_server.domain.store import Allocation, Store, within
 
 # How many answers one statement writes down at most.
 MOST_ROWS = 200
@@ -35,7 +35,6 @@ PRUNE_SECONDS = 60.0
 PRUNES_PER_WINDOW = 10
 
 _log = structlog.get_logger("idalloc.request_ids")
-_T = TypeVar("_T")
 
 
 def with_date(taken: Range, wall: float) -> Range:
@@ -150,6 +149,11 @@ class RequestIds:
             raise error.with_traceback(None)  # else it would grow with every caller who waited
         return call.task.result()
 
+    async def close(self) -> None:
+        """Waits for the answers that are still being written down for callers who went away."""
+        if self._calls:
+            await asyncio.wait([call.task for call in self._calls.values()])
+
     async def run(self) -> None:
         """Removes what is older than the window, for ever, in small batches. Its owner cancels it."""
         while True:
@@ -162,7 +166,7 @@ class RequestIds:
     async def _prune(self) -> None:
         found = PRUNE_ROWS
         while found >= PRUNE_ROWS:
-            found = await _within(self._store_timeout, self._store.forget_recorded(self._window, PRUNE_ROWS))
+            found = await within(self._store_timeout, self._store.forget_recorded(self._window, PRUNE_ROWS))
 
     def _start(self, request: _Request) -> _Call:
         call = self._calls[request.request_id] = _Call(request)
@@ -225,7 +229,7 @@ class RequestIds:
 
     async def _answered_before(self, request: _Request, refusal: Refusal) -> tuple[Range, int]:
         """Gives what an earlier call with the same request id took, such as the last ids, or else refuses."""
-        stands = await _within(self._store_timeout, self._store.recorded(request.request_id))
+        stands = await within(self._store_timeout, self._store.recorded(request.request_id))
         if stands is None:
             raise refusal
         _check_same(request, stands)
@@ -305,7 +309,7 @@ class _Writer:
 
     async def _write(self, riders: list[_Rider]) -> None:
         try:
-            stand = await _within(self._store_timeout, self._store.record([rider.allocation for rider in riders]))
+            stand = await within(self._store_timeout, self._store.record([rider.allocation for rider in riders]))
         except Refusal as refusal:
             _refuse(riders, refusal)
             return
@@ -330,14 +334,6 @@ def _look_at(task: asyncio.Task[tuple[Range, int]]) -> None:
     """Sees that asyncio does not complain of an error that nobody waited for."""
     if not task.cancelled():
         task.exception()
-
-
-async def _within(timeout: float, call: Awaitable[_T]) -> _T:
-    try:
-        async with asyncio.timeout(timeout):
-            return await call
-    except TimeoutError:
-        raise StoreOutcomeUnknown(f"the store did not answer within {timeout:g} s") from None
 
 
 def _identity(allocation: Allocation) -> tuple[str, int, str, int]:

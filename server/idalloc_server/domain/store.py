@@ -1,9 +1,14 @@
 """What the domain asks of a store, and what every store promises."""
 
+import asyncio
+from collections.abc import Awaitable
 from collections.abc import Sequence as Many
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
+from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.sequence import Sequence
+
+_T = TypeVar("_T")
 
 
 class Grant(NamedTuple):
@@ -323,3 +328,16 @@ class Store(Protocol):
     async def close(self) -> None:
         """Ends all connections. Further calls fail."""
         ...
+
+
+async def within(timeout: float, call: Awaitable[_T]) -> _T:
+    """Awaits a store call for ``timeout`` seconds.
+
+    Raises:
+        StoreOutcomeUnknown: It did not answer in time; it may have been applied, or may be later.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            return await call
+    except TimeoutError:
+        raise StoreOutcomeUnknown(f"the store did not answer within {timeout:g} s") from None

@@ -1,0 +1,75 @@
+"""What moves the counter of a period leaves no id from before it in any lease, whoever else moves it meanwhile (P5)."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+import pytest
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.errors import StoreUnavailable
+from idalloc_server.domain.registry import Registry
+from idalloc_server.domain.sequence import Reset, Sequence
+from idalloc_server.domain.terms import Terms
+from idalloc_server.domain.transfer import Import, export_lines
+from idalloc_server.domain.transfer_file import read
+from tests.fakes import FakeClock, MemoryStore, lost_request
+from tests.unit.lanes import make
+
+TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+DAILY = Sequence(reset=Reset.DAILY, min_lease_size=20, format="{year}{month}{day}-{value}")
+# Where the later of two ends up: in the lease of a node that follows the earlier one.
+PAST = 89
+
+
+async def take(node: Allocator, count: int) -> int:
+    """Returns the first id of a range."""
+    return (node.take("t", count) or await node.allocate("t", count)).first_id
+
+
+async def by_advance(store: MemoryStore, clock: FakeClock) -> float:
+    registry = Registry(store, clock, Allocator(store, clock, TERMS), store_timeout=5.0)
+    return (await registry.advance("t", PAST, "", "", registry.author("", b"late"))).effective_at
+
+
+async def by_import(store: MemoryStore, clock: FakeClock) -> float:
+    lines = [json.loads(line) async for line in export_lines(store)]
+    for line in lines:
+        if "period" in line:
+            line["last_value"] = PAST
+    bring = Import(store, clock)
+    await bring.run(read(json.dumps(line).encode() for line in lines))
+    assert not bring.problems
+    assert bring.effective_at is not None
+    return bring.effective_at
+
+
+@pytest.mark.parametrize("move", [by_advance, by_import])
+async def test_a_counter_that_another_one_opened_is_opened_again_in_a_newer_generation(
+    move: Callable[[MemoryStore, FakeClock], Coroutine[None, None, float]],
+) -> None:
+    clock = FakeClock()
+    clock.wall_seconds -= clock.wall_seconds % 86_400  # so that the day does not end meanwhile
+    store = MemoryStore(clock)
+    make(store, "t", DAILY)
+    user, other = (Allocator(store, clock, TERMS) for _ in range(2))
+    last = [await take(user, 1) for _ in range(30)][-1]
+    gate = store.hold("open_period")
+    late = asyncio.create_task(move(store, clock))
+    await asyncio.sleep(0.01)
+    store.next("revise", lost_request())
+    earlier = Registry(store, clock, other, store_timeout=5.0)
+    with pytest.raises(StoreUnavailable):  # it opened the counter, and broke off before the sequence
+        await earlier.advance("t", last + 50, "", "", earlier.author("", b"earlier"))
+    for count in (10, 10, 10, 3):
+        with suppress(StoreUnavailable):
+            await take(user, count)
+    gate.set()
+    effective_at = await late
+    issued = []
+    for _ in range(8):  # in use all the time, so that leases are renewed
+        issued.append((clock.wall(), await take(user, 1)))
+        await asyncio.sleep(0.001)
+        clock.advance(70.0)
+    assert min(value for at, value in issued if at >= effective_at) > PAST
