@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import idalloc.aio as aio
-    from idalloc._client import Client, Ids
+    from idalloc._client import Client
     from idalloc._errors import (
         DeadlineExceeded,
         DocIdTimestampRefused,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         StoreWentBackwards,
         Unavailable,
     )
+    from idalloc._ids import Ids
 
 __all__ = [
     "Client",
@@ -73,8 +74,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "aio":
         return import_module("idalloc.aio")
-    home = import_module("idalloc._client" if name in ("Client", "Ids") else "idalloc._errors")
-    return getattr(home, name)
+    home = {"Client": "idalloc._client", "Ids": "idalloc._ids"}.get(name, "idalloc._errors")
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -31,9 +31,9 @@ class Sequences:
         request = create_request(name, settings)
         return (await self._client._call(lambda stubs: stubs.sequences.CreateSequence, request)).sequence
 
-    async def get(self, name: str) -> pb.Sequence:
+    async def get(self, name: str, period: str = "") -> pb.Sequence:
         """As ``idalloc.Client.sequences.get``."""
-        request = pb.GetSequenceRequest(name=name)
+        request = pb.GetSequenceRequest(name=name, period=period)
         return (await self._client._call(lambda stubs: stubs.sequences.GetSequence, request)).sequence
 
     async def list(self, prefix: str = "", *, show_deleted: bool = False) -> AsyncIterator[pb.Sequence]:

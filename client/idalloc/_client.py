@@ -1,17 +1,16 @@
 """The client for threads."""
 
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import NamedTuple, Self, TypeVar
 
 import grpc
 
 from idalloc._channel import Connection, channel_options, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from idalloc._errors import IdallocError, from_rpc_error, translated
+from idalloc._errors import IdallocError, translated
+from idalloc._ids import Ids
 from idalloc._messages import (
     AnyRequest,
     AnyResponse,
@@ -28,7 +27,6 @@ from idalloc._messages import (
     update_node_request,
     uuid_requests,
 )
-from idalloc._pool import Asked, Pool
 from idalloc._sequences import Sequences
 from idalloc._stream import Resumption
 from idalloc.v1 import id_allocator_pb2 as pb
@@ -150,7 +148,7 @@ class Client:
         request = ParseIdRequest(sequence=sequence, text=text)
         return self._call(lambda stubs: stubs.sequences.ParseId, request)
 
-    def ids(self, sequence: str) -> "Ids":
+    def ids(self, sequence: str) -> Ids:
         """Returns the ids of a sequence one by one, without end. See ``Ids``; keep it rather than ask again.
 
         Args:
@@ -315,91 +313,3 @@ class Client:
                     call.cancel()
                 else:
                     leave_behind(call)
-
-
-class Ids(Iterator[int]):
-    """The ids of one sequence, one by one, without end.
-
-    Ids come from ranges that are asked for ahead, the larger the quicker they are used, so that most ids cost no call.
-    What is at hand is dropped when it is older than the server allows (``use_within``); time is looked at before each
-    id. Every id is given once, in the sequence's order as long as one server answers.
-
-    Several threads may share one ``Ids``, with ``next()`` as well as with loops: each id goes to one of them. A loop
-    that was left, or ended by an error, can be followed by another one, which goes on with the next id.
-
-    In the child of a fork it goes on with ids of the child's own. When the client is closed, ids at hand are dropped,
-    and more of them are refused by ``RuntimeError``.
-
-    Raises:
-        SequenceExhausted: After the sequence's last id.
-        IdallocError: As from any call; the next id may be asked for again.
-    """
-
-    def __init__(self, client: Client, sequence: str) -> None:
-        self._client = client
-        self._pool = Pool(sequence)
-        self._lock = threading.Lock()
-        self._coming: _Coming | None = None
-        client._connection.add(self)
-
-    def __iter__(self) -> Iterator[int]:
-        # Runs in C, and takes from the same ids as everyone else.
-        return chain.from_iterable(iter(self._more, None))
-
-    def __next__(self) -> int:
-        while True:
-            for value in self._pool.ids:
-                return value
-            self._more()
-
-    def drop(self) -> None:
-        """Drops what is at hand. Another thread may still get what it was about to take."""
-        self._pool.drop()
-
-    def forget(self) -> None:
-        """Drops what the parent of this process has at hand."""
-        self._lock = threading.Lock()
-        leave_behind(self._coming)
-        self._coming = None
-        self._pool.drop()
-
-    def _more(self) -> Iterator[int]:
-        """Returns ids, which any number of threads may take from until it ends."""
-        self._client._connection.get()  # refuses when the client was closed
-        with self._lock:
-            while not self._pool.advance():
-                self._receive()
-            if self._coming is None and self._pool.wants_more():
-                self._coming = self._ask()
-            return self._pool.ids
-
-    def _ask(self) -> "_Coming":
-        stubs = self._client._connection.get()
-        asked = self._pool.ask()
-        return _Coming(asked, stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout))
-
-    def _receive(self) -> None:
-        """Waits for the range that was asked for ahead, or for one that is asked for now."""
-        ahead = self._coming is not None
-        self._coming = coming = self._coming or self._ask()
-        try:
-            response = coming.future.result()
-        except grpc.RpcError as error:
-            self._coming = None
-            refusal = from_rpc_error(error, self._client.target)
-            if not self._pool.refused(refusal) and not ahead:
-                raise refusal from error
-        except grpc.FutureCancelledError:
-            self._coming = None
-            self._client._connection.get()  # says that the client was closed
-            raise
-        else:
-            self._coming = None
-            self._pool.accept(coming.asked, response)
-
-
-class _Coming(NamedTuple):
-    """A range that was asked for ahead."""
-
-    asked: Asked
-    future: "grpc.Future[pb.AllocateRangeResponse]"

@@ -158,13 +158,14 @@ class Sequences:
         """
         return self._call(lambda stubs: stubs.sequences.CreateSequence, create_request(name, settings)).sequence
 
-    def get(self, name: str) -> pb.Sequence:
+    def get(self, name: str, period: str = "") -> pb.Sequence:
         """Gets a sequence: its settings, its counter, and when it will be exhausted.
 
         Args:
             name: Its name.
+            period: As in ``advance``.
         """
-        request = pb.GetSequenceRequest(name=name)
+        request = pb.GetSequenceRequest(name=name, period=period)
         return self._call(lambda stubs: stubs.sequences.GetSequence, request).sequence
 
     def list(self, prefix: str = "", *, show_deleted: bool = False) -> Iterator[pb.Sequence]:

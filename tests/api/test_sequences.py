@@ -131,7 +131,8 @@ async def test_each_refusal_has_its_code_and_reason(served: Served) -> None:
     details = await refused(advance(pb.AdvanceSequenceRequest(name="orders", past=5, request_id="five")))
     assert field_of(details) == "request_id"
     assert field_of(await refused(advance(pb.AdvanceSequenceRequest(name="orders", past=2**63 - 1)))) == "past"
-    assert field_of(await refused(advance(pb.AdvanceSequenceRequest(name="orders", period="2026")))) == "period"
+    assert field_of(await refused(advance(pb.AdvanceSequenceRequest(name="orders", past=5, period="2026")))) == "period"
+    assert field_of(await refused(get(pb.GetSequenceRequest(name="orders", period="2026")))) == "period"
     assert field_of(await refused(get(pb.GetSequenceRequest()))) == "name"
     assert field_of(await refused(served.sequences.ParseId(pb.ParseIdRequest(text="1")))) == "sequence"
 
@@ -205,6 +206,33 @@ async def test_change_says_when_it_is_effective(served: Served) -> None:
     gone = await served.sequences.DeleteSequence(pb.DeleteSequenceRequest(name="orders"))
     assert gone.sequence.delete_time.seconds == int(served.clock.wall())
     assert gone.sequence.last_value == 100
+
+
+async def test_advance_past_nothing_is_refused_and_ends_no_leases(served: Served) -> None:
+    made = await served.create(name="orders", min_value=-5)
+    assert field_of(await refused(served.sequences.AdvanceSequence(pb.AdvanceSequenceRequest(name="orders")))) == "past"
+    assert (await served.sequences.GetSequence(pb.GetSequenceRequest(name="orders"))).sequence == made
+    zero = await served.sequences.AdvanceSequence(pb.AdvanceSequenceRequest(name="orders", past=0))
+    assert (zero.sequence.last_value, zero.sequence.generation) == (0, made.generation + 1)
+
+
+async def test_each_period_shows_its_own_counter(served: Served) -> None:
+    await served.create(name="bills", format="{year}-{month}-{value:06d}", reset=pb.RESET_MONTHLY)
+    await served.allocator.allocate("bills", 5)
+    request = pb.AdvanceSequenceRequest(name="bills", past=700, period="2024-02")
+    ahead = (await served.sequences.AdvanceSequence(request)).sequence
+    assert (ahead.period, ahead.last_value, ahead.remaining) == ("2024-02", 700, 999_299)
+
+    async def shown(period: str) -> tuple[str, int | None]:
+        got = (await served.sequences.GetSequence(pb.GetSequenceRequest(name="bills", period=period))).sequence
+        return got.period, got.last_value if got.HasField("last_value") else None
+
+    assert await shown("2024-02") == ("2024-02", 700)
+    assert await shown("") == await shown("2023-11") == ("2023-11", 5)
+    assert await shown("2022-01") == ("2022-01", None)
+    for wrong in ("2023", "2023-13", "next"):
+        get = served.sequences.GetSequence(pb.GetSequenceRequest(name="bills", period=wrong))
+        assert field_of(await refused(get)) == "period"
 
 
 async def test_pages_follow_each_other(served: Served) -> None:

@@ -81,6 +81,22 @@ def test_advance_waits_until_it_holds(server: Server) -> None:
     assert lines(server, "allocate", "imported") == ["5001"]
 
 
+def test_advance_shows_the_period_that_was_advanced(server: Server) -> None:
+    lines(server, "sequences", "create", "monthly", "--format", "{year}-{month}-{value:06d}", "--reset", "monthly")
+    advanced = lines(server, "sequences", "advance", "monthly", "--past", "70", "--period", "2099-01")
+    shown = lines(server, "sequences", "show", "monthly", "--period", "2099-01")
+    assert {"period: 2099-01", "last value: 70"} <= set(advanced) & set(shown)
+    assert "last value: 70" not in lines(server, "sequences", "show", "monthly")
+    assert refusal(server, "sequences", "show", "monthly", "--period", "2099").startswith("INVALID_REQUEST: period: ")
+
+
+def test_past_a_table_where_no_one_answers(server: Server) -> None:
+    pytest.importorskip("crate")
+    lines(server, "sequences", "create", "tabled")
+    line = refusal(server, "sequences", "advance", "tabled", "--past-table", "crate://127.0.0.1:1/doc.orders.id")
+    assert line == "cannot reach CrateDB at http://127.0.0.1:1: Connection refused\n"
+
+
 def test_delete_and_create_again(server: Server) -> None:
     lines(server, "allocate", "gone", "5")
     assert idalloc(server, "sequences", "delete", "gone").returncode == 0

@@ -182,7 +182,7 @@ def test_a_fault_of_the_program_is_one_line_too(run: Run, monkeypatch: pytest.Mo
         ("allocate orders 9223372036854775808", "COUNT"),
         ("stream orders", "--total"),
         ("stream orders --total 0", "--total"),
-        ("docid 1 --offset 65536", "--offset"),
+        ("docid 1 --offset 65536", "'--offset': must be a whole number from 0 to 65535"),
         ("node --timeout 5", "--timeout"),
         ("node --timeout 0s", "--timeout"),
         ("--timeout 5 health", "--timeout"),

@@ -150,6 +150,8 @@ def test_show(server: FakeServer, run: Run) -> None:
     assert {"name: orders", "kind: counter", "used: <0.1 %", "max value: 9223372036854775806"} <= set(lines)
     assert "created" not in lines
     assert json.loads(run("sequences", "show", "orders", "--json"))["maxValue"] == "9223372036854775806"
+    run("sequences", "show", "orders", "--period", "2026-11")
+    assert [request.period for request in server.requests["GetSequence"]] == ["", "", "2026-11"]
     assert run.told(1, "sequences", "show", "nope").startswith("SEQUENCE_NOT_FOUND")
 
 
@@ -182,7 +184,7 @@ def test_a_terminal_sees_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> N
     ("url", "column"),
     [
         ("crate://crate@here:4200/doc.orders.id", ("http://here:4200", "crate", None, "doc", "orders", "id")),
-        ("crate://here/orders.id", ("http://here:4200", None, None, "doc", "orders", "id")),
+        ("crate://here/doc.orders.id?tls=false", ("http://here:4200", None, None, "doc", "orders", "id")),
         ("crate://a:b%40c@[::1]/s.o%2Eo.Id?tls=true", ("https://[::1]:4200", "a", "b@c", "s", "o.o", "Id")),
     ],
 )
@@ -192,11 +194,18 @@ def test_where_a_table_is(url: str, column: tuple[str | None, ...]) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["here", "http://h/a.b.c", "crate:///a.b", "crate://h/a", "crate://h/a..c", "crate://h:x/a.b", "crate://h/a.b?x=1"],
+    ["here", "http://h/a.b.c", "crate:///a.b.c", "crate://h:x/a.b.c", "crate://h/a.b.c?x=1", "crate://h/a.b.c#d"],
 )
 def test_where_no_table_can_be(server: FakeServer, run: Run, url: str) -> None:
     line = run.told(2, "sequences", "advance", "orders", "--past-table", url)
-    assert "crate://user@host:4200/schema.table.column" in line
+    assert "must be written crate://user@host:4200/schema.table.column" in line
+
+
+@pytest.mark.parametrize("path", ["", "/", "/id", "/orders.id", "/doc..id", "/crate.doc.orders.id"])
+def test_a_column_has_three_names(server: FakeServer, run: Run, path: str) -> None:
+    line = run.told(2, "sequences", "advance", "orders", "--past-table", f"crate://u:secret@here{path}")
+    assert "must name schema, table and column" in line
+    assert "secret" not in line
 
 
 class Database:
@@ -205,16 +214,12 @@ class Database:
     def __init__(self, found: Any) -> None:
         self.found, self.sent = found, list[str]()
 
-    def connect(self, *_: Any, **__: Any) -> "Database":
+    def client(self, *_: Any, **__: Any) -> "Database":
         return self
 
-    cursor = connect
-
-    def execute(self, statement: str) -> None:
+    def sql(self, statement: str) -> dict[str, Any]:
         self.sent.append(statement)
-
-    def fetchone(self) -> list[Any]:
-        return [self.found]
+        return {"rows": [[self.found]]}
 
     def close(self) -> None:
         pass
@@ -223,7 +228,7 @@ class Database:
 @pytest.mark.parametrize(("step", "search"), [(1, "MAX"), (-3, "MIN")])
 def test_past_a_table(server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch, step: int, search: str) -> None:
     database = Database(-77)
-    monkeypatch.setattr(pytest.importorskip("crate.client"), "connect", database.connect)
+    monkeypatch.setattr(pytest.importorskip("crate.client.http"), "Client", database.client)
     server.sequences["orders"] = pb.Sequence(name="orders", step=step)
     url = 'crate://crate@here/My"schema.Orders.Id'
     run("sequences", "advance", "orders", "--past-table", url, "--period", "2026")
@@ -234,9 +239,9 @@ def test_past_a_table(server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPa
 
 def test_past_an_empty_table_and_one_of_texts(server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database(None)
-    monkeypatch.setattr(pytest.importorskip("crate.client"), "connect", database.connect)
+    monkeypatch.setattr(pytest.importorskip("crate.client.http"), "Client", database.client)
     server.sequences["orders"] = pb.Sequence(name="orders", step=1)
-    line = ("sequences", "advance", "orders", "--past-table", "crate://here/orders.id")
+    line = ("sequences", "advance", "orders", "--past-table", "crate://here/doc.orders.id")
     assert "nothing to do" in run.told(0, *line)
     database.found = "x"
     assert "no whole numbers" in run.told(1, *line)
@@ -244,18 +249,30 @@ def test_past_an_empty_table_and_one_of_texts(server: FakeServer, run: Run, monk
 
 
 def test_past_a_table_without_the_package(server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "crate", None)
+    monkeypatch.setitem(sys.modules, "crate.client", None)
     server.sequences["orders"] = pb.Sequence(name="orders", step=1)
-    line = run.told(2, "sequences", "advance", "orders", "--past-table", "crate://here/orders.id")
+    line = run.told(2, "sequences", "advance", "orders", "--past-table", "crate://here/doc.orders.id")
     assert "pip install 'idalloc[crate]'" in line
 
 
 def test_past_a_table_where_no_one_answers(server: FakeServer, run: Run) -> None:
     pytest.importorskip("crate")
     server.sequences["orders"] = pb.Sequence(name="orders", step=1)
-    line = run.told(1, "sequences", "advance", "orders", "--past-table", "crate://u:secret@127.0.0.1:1/orders.id")
-    assert line.startswith("CrateDB at http://127.0.0.1:1: ")
-    assert "secret" not in line
+    line = run.told(1, "sequences", "advance", "orders", "--past-table", "crate://u:secret@127.0.0.1:1/doc.orders.id")
+    assert line == "cannot reach CrateDB at http://127.0.0.1:1: Connection refused"
+
+
+def test_past_a_table_that_is_refused(server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> None:
+        raise exceptions.ProgrammingError("RelationUnknown: Relation 'doc.orders' unknown\n<html>and a page more")
+
+    exceptions = pytest.importorskip("crate.client.exceptions")
+    database = Database(None)
+    monkeypatch.setattr(pytest.importorskip("crate.client.http"), "Client", database.client)
+    monkeypatch.setattr(database, "sql", refuse)
+    server.sequences["orders"] = pb.Sequence(name="orders", step=1)
+    line = run.told(1, "sequences", "advance", "orders", "--past-table", "crate://here/doc.orders.id")
+    assert line == "CrateDB at http://here:4200: RelationUnknown: Relation 'doc.orders' unknown"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +288,10 @@ def test_past_a_table_where_no_one_answers(server: FakeServer, run: Run) -> None
         ("sequences advance a --past default", "--past"),
         ("sequences advance a --past 1 --past-table crate://h/a.b", "--past"),
         ("node set", "nothing"),
-        ("node set --prefix 65536", "--prefix"),
+        ("node set --prefix 65536", "'--prefix': must be a whole number from 0 to 65535"),
+        ("node set --prefix x", "'--prefix': must be a whole number from 0 to 65535"),
+        ("node set --auto-increment-offset 0", "must be a whole number from 1 to 65535"),
+        ("node set --auto-increment-increment 65536", "must be a whole number from 1 to 65535"),
         ("uuid --version 1", "--version"),
         ("allocate a --request-id 7", "--request-id"),
         ("allocate a --texts --ranges", "--texts"),
@@ -301,6 +321,11 @@ def test_parse(server: FakeServer, run: Run) -> None:
     assert json.loads(run("parse", "orders", "T-42", "--json")) == {"value": "42", "year": 2026, "check": "7"}
     assert run.told(1, "parse", "orders", "-5").startswith("INVALID_REQUEST")
     assert asked(server, "ParseId").text == "-5"
+
+
+def test_parts_that_an_id_does_not_have_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    _output.write_fields(pb.ParseIdResponse(value=0, year=2026))
+    assert capsys.readouterr().out == "value: 0\nyear: 2026\n"
 
 
 def test_uuids(server: FakeServer, run: Run) -> None:

@@ -75,6 +75,8 @@ def test_create_get_list(server: FakeServer, call: Call) -> None:
         id_allocator_pb2.ORDERING_RISING,
     )
     assert call(lambda client: client.sequences.get("a")) == made
+    call(lambda client: client.sequences.get("a", period="2026-11"))
+    assert [request.period for request in server.requests["GetSequence"]] == ["", "2026-11"]
     for name in ("b", "c", "d", "e"):
         call(partial(create_daily, name=name))
     call(lambda client: client.sequences.delete("c"))
@@ -107,6 +109,8 @@ def test_changes(server: FakeServer, call: Call) -> None:
     advanced = call(lambda client: client.sequences.advance("a", -7, period="2026"))
     assert advanced.sequence.last_value == -7
     assert server.requests["AdvanceSequence"][0].period == "2026"
+    call(lambda client: client.sequences.advance("a", 0))
+    assert server.requests["AdvanceSequence"][1].HasField("past")
     assert call(lambda client: client.sequences.delete("a")).sequence.HasField("delete_time")
     with pytest.raises(idalloc.SequenceChanged) as caught:
         call(lambda client: client.sequences.delete("a", etag="old"))

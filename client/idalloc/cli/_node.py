@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from idalloc.cli import _output
-from idalloc.cli._options import Json, Server, Timeout, connect, remember_for_group
+from idalloc.cli._options import Json, Server, Timeout, connect, remember_for_group, whole_number
 
 app = typer.Typer()
 
@@ -28,13 +28,16 @@ def node(context: typer.Context, server: Server = None, timeout: Timeout = None,
 def set_(
     context: typer.Context,
     prefix: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=65535, help="The prefix of its document ids.")
+        int | None,
+        typer.Option(metavar="N", parser=whole_number(0, 65535), help="The prefix of its document ids, 0 to 65535."),
     ] = None,
     auto_increment_offset: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=65535, help="MySQL's variable of that name.")
+        int | None,
+        typer.Option(metavar="N", parser=whole_number(1, 65535), help="MySQL's variable of that name, 1 to 65535."),
     ] = None,
     auto_increment_increment: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=65535, help="MySQL's variable of that name.")
+        int | None,
+        typer.Option(metavar="N", parser=whole_number(1, 65535), help="MySQL's variable of that name, 1 to 65535."),
     ] = None,
     persist: Annotated[bool, typer.Option("--persist", help="Keep it over restarts, as MySQL's SET PERSIST.")] = False,
     server: Server = None,

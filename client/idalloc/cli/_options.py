@@ -1,6 +1,7 @@
 """What all verbs of the client take: which server, how long, and as what to print."""
 
 import re
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -20,6 +21,17 @@ def seconds(text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise typer.BadParameter("must be a duration such as 500ms, 30s or 2m")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def whole_number(least: int, most: int) -> Callable[[str | int], int]:
+    """Makes what reads a number within bounds: where it is wrong, typer itself would speak of input and of schemas."""
+
+    def read(text: str | int) -> int:
+        if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not least <= int(text) <= most:
+            raise typer.BadParameter(f"must be a whole number from {least} to {most}")
+        return int(text)
+
+    return read
 
 
 def count(text: str | int) -> int:

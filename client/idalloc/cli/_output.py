@@ -35,12 +35,13 @@ def write_json(message: "Message", *, one_line: bool = False) -> None:
 
 
 def write_fields(message: "Message") -> None:
-    """Prints the fields of a message that has no others inside, but for those that it can leave out and does."""
-    write_pairs(
+    """Prints the fields of a message that has no others inside, but for those that it leaves out, and empty texts."""
+    fields = (
         (field.name.replace("_", " "), str(getattr(message, field.name)))
         for field in message.DESCRIPTOR.fields
         if not field.has_presence or message.HasField(field.name)
     )
+    write_pairs((name, value) for name, value in fields if value)
 
 
 def write_pairs(pairs: Iterable[tuple[str, str]]) -> None:

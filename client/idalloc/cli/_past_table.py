@@ -1,5 +1,6 @@
 """`--past-table`: the largest id in a column of a table in CrateDB."""
 
+import logging
 import sys
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -35,13 +36,13 @@ def read_url(text: str | Column) -> Column:
     except ValueError:
         raise _refused() from None
     names = [unquote(name) for name in parts.path.removeprefix("/").split(".")]
-    if len(names) == 2:
-        names.insert(0, "doc")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = options.pop("tls", "false")
-    wrong = parts.scheme != "crate" or not parts.hostname or parts.fragment or len(names) != 3 or not all(names)
+    wrong = parts.scheme != "crate" or not parts.hostname or parts.fragment
     if wrong or options or tls not in ("true", "false"):
         raise _refused()
+    if len(names) != 3 or not all(names):
+        raise typer.BadParameter(f"must name schema, table and column: {FORM}")
     name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     host = f"{'https' if tls == 'true' else 'http'}://{name}:{port}"
     user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
@@ -55,26 +56,25 @@ def furthest(column: Column, *, smallest: bool, timeout: float) -> int | None:
         typer.Exit: It cannot be read; why was said.
     """
     try:
-        from crate import client
-        from crate.client.exceptions import Error
+        from crate.client import exceptions
+        from crate.client.http import Client
     except ModuleNotFoundError as error:
         raise _gave_up("--past-table needs the package crate: pip install 'idalloc[crate]'", 2) from error
+    logging.getLogger("crate").addHandler(logging.NullHandler())  # what it would print is said below, in one line
     name = _quoted(column.column)
-    connection = None
+    # Not connect(): of why it failed, that leaves nothing but one long text.
+    client = Client(column.host, username=column.user, password=column.password, timeout=timeout)
     try:
-        connection = client.connect(
-            column.host, username=column.user, password=column.password, timeout=timeout, error_trace=False
-        )
-        cursor = connection.cursor()
         # A search sees what was refreshed, up to a second ago: without this, rows just written would be missed.
-        cursor.execute(f"REFRESH TABLE {column.relation}")
-        cursor.execute(f"SELECT {'MIN' if smallest else 'MAX'}({name}) FROM {column.relation}")  # noqa: S608  # quoted
-        found: Any = cursor.fetchone()[0]
-    except Error as error:
-        raise _gave_up(f"CrateDB at {column.host}: {error}", 1) from error
+        client.sql(f"REFRESH TABLE {column.relation}")
+        reply: Any = client.sql(f"SELECT {'MIN' if smallest else 'MAX'}({name}) FROM {column.relation}")  # noqa: S608  # quoted
+        found = reply["rows"][0][0]
+    except exceptions.ConnectionError as error:
+        raise _gave_up(f"cannot reach CrateDB at {column.host}: {_cause(error)}", 1) from error
+    except exceptions.Error as error:
+        raise _gave_up(f"CrateDB at {column.host}: {str(error).partition(chr(10))[0]}", 1) from error
     finally:
-        if connection is not None:
-            connection.close()
+        client.close()
     if found is not None and (not isinstance(found, int) or isinstance(found, bool)):
         raise _gave_up(f"{column.relation}.{name} holds no whole numbers, but {found!r}", 1)
     return found
@@ -82,6 +82,13 @@ def furthest(column: Column, *, smallest: bool, timeout: float) -> int | None:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _cause(error: BaseException) -> str:
+    """What the system said, without what each package on the way here put around it."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _refused() -> typer.BadParameter:

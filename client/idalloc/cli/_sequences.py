@@ -88,6 +88,9 @@ MaxLeaseSize = Annotated[int | None, _integer("The most ids that a node takes fr
 Format = Annotated[str | None, typer.Option(help="How ids are written as texts, as in 'INV-{year}-{value:06d}'.")]
 Reset = Annotated[str | None, _choice("reset")]
 TimeZone = Annotated[str | None, typer.Option(metavar="ZONE", help="For dates and periods, as in Europe/Vienna.")]
+Period = Annotated[
+    str, typer.Option(help="Whose counter, as in 2026-11, where there is a reset; default: the present one.")
+]
 Etag = Annotated[str, typer.Option(help="Refuse if the sequence was changed since this etag of it was shown.")]
 NoWait = Annotated[
     bool, typer.Option("--no-wait", help="Do not wait until no node works by what was before; print when that is.")
@@ -150,11 +153,16 @@ def create(
 
 @app.command()
 def show(
-    context: typer.Context, name: Name, server: Server = None, timeout: Timeout = None, as_json: Json = False
+    context: typer.Context,
+    name: Name,
+    period: Period = "",
+    server: Server = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
 ) -> None:
     """Show a sequence: its settings, its counter, and when it will be exhausted."""
     with connect(context, server, timeout) as client:
-        found = client.sequences.get(name)
+        found = client.sequences.get(name, period)
     if as_json:
         _output.write_json(found)
     else:
@@ -207,7 +215,7 @@ def advance(
         _past_table.Column | None,
         typer.Option(metavar=_past_table.FORM, parser=_past_table.read_url, help="Look for it in a table of CrateDB."),
     ] = None,
-    period: Annotated[str, typer.Option(help="Whose counter, as in 2026-11, where there is a reset.")] = "",
+    period: Period = "",
     etag: Etag = "",
     no_wait: NoWait = False,
     server: Server = None,

@@ -6,14 +6,16 @@ from typing import Annotated
 import typer
 
 from idalloc.cli import _output
-from idalloc.cli._options import Json, Server, Timeout, connect, count_or_default
+from idalloc.cli._options import Json, Server, Timeout, connect, count_or_default, whole_number
 from idalloc.cli._options import count as read_count
 
 Sequence = Annotated[str, typer.Argument(metavar="SEQUENCE", help="The sequence's name.")]
 Count = Annotated[int, typer.Argument(metavar="[COUNT]", parser=read_count, help="How many ids.")]
 Ranges = Annotated[bool, typer.Option("--ranges", help="Print ranges, FIRST LAST STEP on a line, rather than ids.")]
 Uint16 = typer.Option(
-    metavar="N", min=0, max=65535, help="As MySQL's variable of that name, for this call; 0 for the server's own."
+    metavar="N",
+    parser=whole_number(0, 65535),
+    help="As MySQL's variable of that name, for this call: 1 to 65535, 0 for the server's own.",
 )
 
 
@@ -36,7 +38,8 @@ def _one_form(context: typer.Context, ranges: bool, texts: bool) -> None:
 
 
 Texts = Annotated[
-    bool, typer.Option("--texts", help="Print the ids in the sequence's format; 10,000 at most at a time.")
+    bool,
+    typer.Option("--texts", help="Print the ids in the sequence's format, if it has one; 10,000 at most at a time."),
 ]
 
 # The server sends at most so many document ids in one message.
@@ -57,7 +60,11 @@ def allocate(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Take ids from a sequence, in one contiguous range, and print them one on a line."""
+    """Take ids from a sequence, in one contiguous range, and print them one on a line.
+
+    A sequence that is not there comes into being, counting 1, 2, 3 … without a format, unless the server was told
+    otherwise (auto_create_sequences): check the name, and make one that has a format with `idalloc sequences create`.
+    """
     from idalloc._messages import range_request, to_range
     from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
 

@@ -10,8 +10,9 @@ In a class of ``MappedAsDataclass`` it is ``insert_default=``, since ``default=`
 import os
 from collections.abc import Callable
 
-from idalloc._client import Client, Ids
+from idalloc._client import Client
 from idalloc._defaults import DEFAULT_TARGET
+from idalloc._ids import Ids
 
 _clients: dict[str, Client] = {}
 

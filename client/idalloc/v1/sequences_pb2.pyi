@@ -191,9 +191,9 @@ class Sequence(_message.Message):
     Stays for ever.
     """
     last_value: _builtins.int
-    """The last value that was handed to a node, in the present period where there is a reset. Unset where none was."""
+    """The last value that was handed to a node, in the period where there is a reset. Unset where none was."""
     remaining: _builtins.int
-    """How many ids are left, in the present period where there is a reset; 2^63-1 stands for more."""
+    """How many ids are left, in the period where there is a reset; 2^63-1 stands for more."""
     used_ratio: _builtins.float
     """The share of its ids that has been handed to nodes, 0 to 1."""
     ids_per_second: _builtins.float
@@ -203,7 +203,9 @@ class Sequence(_message.Message):
     generation: _builtins.int
     """Which generation of leases is valid. It never falls."""
     period: _builtins.str
-    """The present period, such as "2026", "2026-11" or "2026-11-21". Empty where there is no reset."""
+    """Whose counter this is, such as "2026", "2026-11" or "2026-11-21": the present period's, unless another one was
+    asked for or advanced. Empty where there is no reset.
+    """
     etag: _builtins.str
     """Changes with the settings, not with the counter. An update, an advance or a delete that carries another one than
     the sequence has is refused with SEQUENCE_CHANGED.
@@ -350,16 +352,20 @@ class GetSequenceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    PERIOD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The sequence's name."""
+    period: _builtins.str
+    """Which period's counter, such as "2026-11", where the sequence has a reset. Empty means the present one."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        period: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "period", b"period"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -606,7 +612,7 @@ class AdvanceSequenceRequest(_message.Message):
     """The sequence's name."""
     past: _builtins.int
     """The value that the counter moves past: the largest id in use, or the smallest one where the sequence counts down.
-    It must not lie past the sequence's bound.
+    It must be set, also where it is 0, and not lie past the sequence's bound.
     """
     period: _builtins.str
     """Which period's counter, such as "2026-11", where the sequence has a reset. Empty means the present one."""
@@ -618,16 +624,18 @@ class AdvanceSequenceRequest(_message.Message):
         self,
         *,
         name: _builtins.str = ...,
-        past: _builtins.int = ...,
+        past: _builtins.int | None = ...,
         period: _builtins.str = ...,
         etag: _builtins.str = ...,
         request_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_past", b"_past", "past", b"past"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "name", b"name", "past", b"past", "period", b"period", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_past", b"_past", "etag", b"etag", "name", b"name", "past", b"past", "period", b"period", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__past: _TypeAlias = _typing.Literal["past"]  # noqa: Y015
+    _WhichOneofArgType__past: _TypeAlias = _typing.Literal["_past", b"_past"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__past) -> _WhichOneofReturnType__past | None: ...
 
 Global___AdvanceSequenceRequest: _TypeAlias = AdvanceSequenceRequest  # noqa: Y015
 
@@ -642,7 +650,7 @@ class AdvanceSequenceResponse(_message.Message):
     EFFECTIVE_IN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequence(self) -> Global___Sequence:
-        """The sequence as it is now."""
+        """The sequence as it is now, with the counter of the period that was advanced."""
 
     @_builtins.property
     def effective_time(self) -> _timestamp_pb2.Timestamp:

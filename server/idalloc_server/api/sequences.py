@@ -75,7 +75,7 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
 
     async def GetSequence(self, request: pb.GetSequenceRequest, context: Context) -> pb.GetSequenceResponse:
         """See sequences.proto."""
-        return pb.GetSequenceResponse(sequence=_message(await self._registry.get(request.name)))
+        return pb.GetSequenceResponse(sequence=_message(await self._registry.get(request.name, request.period)))
 
     async def ListSequences(self, request: pb.ListSequencesRequest, context: Context) -> pb.ListSequencesResponse:
         """See sequences.proto."""
@@ -107,6 +107,8 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
     async def AdvanceSequence(self, request: pb.AdvanceSequenceRequest, context: Context) -> pb.AdvanceSequenceResponse:
         """See sequences.proto."""
         author = self._author(request, request.request_id)
+        if not request.HasField("past"):
+            raise InvalidRequest("past", "must be set, also where it is 0")
         changed = await self._registry.advance(request.name, request.past, request.period, request.etag, author)
         return pb.AdvanceSequenceResponse(**_change(changed))
 

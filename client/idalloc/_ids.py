@@ -1,0 +1,104 @@
+"""`ids()` of the client for threads."""
+
+import threading
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import grpc
+
+from idalloc._channel import leave_behind
+from idalloc._errors import from_rpc_error
+from idalloc._pool import Asked, Pool
+from idalloc.v1 import id_allocator_pb2 as pb
+
+if TYPE_CHECKING:
+    from idalloc._client import Client
+
+
+class Ids(Iterator[int]):
+    """The ids of one sequence, one by one, without end.
+
+    Ids come from ranges that are asked for ahead, the larger the quicker they are used, so that most ids cost no call.
+    What is at hand is dropped when it is older than the server allows (``use_within``); time is looked at before each
+    id. Every id is given once, in the sequence's order as long as one server answers.
+
+    Several threads may share one ``Ids``, with ``next()`` as well as with loops: each id goes to one of them. A loop
+    that was left, or ended by an error, can be followed by another one, which goes on with the next id.
+
+    In the child of a fork it goes on with ids of the child's own. When the client is closed, ids at hand are dropped,
+    and more of them are refused by ``RuntimeError``.
+
+    Raises:
+        SequenceExhausted: After the sequence's last id.
+        IdallocError: As from any call; the next id may be asked for again.
+    """
+
+    def __init__(self, client: "Client", sequence: str) -> None:
+        self._client = client
+        self._pool = Pool(sequence)
+        self._lock = threading.Lock()
+        self._coming: _Coming | None = None
+        client._connection.add(self)
+
+    def __iter__(self) -> Iterator[int]:
+        # Runs in C, and takes from the same ids as everyone else.
+        return chain.from_iterable(iter(self._more, None))
+
+    def __next__(self) -> int:
+        while True:
+            for value in self._pool.ids:
+                return value
+            self._more()
+
+    def drop(self) -> None:
+        """Drops what is at hand. Another thread may still get what it was about to take."""
+        self._pool.drop()
+
+    def forget(self) -> None:
+        """Drops what the parent of this process has at hand."""
+        self._lock = threading.Lock()
+        leave_behind(self._coming)
+        self._coming = None
+        self._pool.drop()
+
+    def _more(self) -> Iterator[int]:
+        """Returns ids, which any number of threads may take from until it ends."""
+        self._client._connection.get()  # refuses when the client was closed
+        with self._lock:
+            while not self._pool.advance():
+                self._receive()
+            if self._coming is None and self._pool.wants_more():
+                self._coming = self._ask()
+            return self._pool.ids
+
+    def _ask(self) -> "_Coming":
+        stubs = self._client._connection.get()
+        asked = self._pool.ask()
+        return _Coming(asked, stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout))
+
+    def _receive(self) -> None:
+        """Waits for the range that was asked for ahead, or for one that is asked for now."""
+        ahead = self._coming is not None
+        self._coming = coming = self._coming or self._ask()
+        try:
+            response = coming.future.result()
+        except grpc.RpcError as error:
+            self._coming = None
+            refusal = from_rpc_error(error, self._client.target)
+            if not self._pool.refused(refusal) and not ahead:
+                raise refusal from error
+        except grpc.FutureCancelledError:
+            self._coming = None
+            self._client._connection.get()  # says that the client was closed
+            raise
+        else:
+            self._coming = None
+            self._pool.accept(coming.asked, response)
+
+
+class _Coming(NamedTuple):
+    """A range that was asked for ahead."""
+
+    asked: Asked
+    future: "grpc.Future[pb.AllocateRangeResponse]"
