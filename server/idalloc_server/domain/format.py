@@ -10,15 +10,13 @@ A template has literal text (``{{`` and ``}}`` for braces) and fields:
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import date
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from stdnum import damm, luhn, verhoeff
-from stdnum.iso7064 import mod_11_2, mod_11_10, mod_37_2, mod_37_36, mod_97_10
-
+from idalloc_server.domain.check_characters import CHECKS, Check
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequence import MAX_ID, MIN_ID, Reset, Sequence
 
@@ -66,12 +64,13 @@ class _Notation(NamedTuple):
             form = f"%0{width}{'d' if self.base == 10 else 'x'}" if width else "%d" if self.base == 10 else "%x"
             return [form % value for value in values]
         pairs, hundred, texts = self.pairs, len(self.pairs), []
+        # Neighbours begin alike, so the beginning is written again only when it is another.
+        last, begin = 0, ""
         for value in values:
-            text = ""
-            while value >= hundred:
-                value, low = divmod(value, hundred)
-                text = pairs[low] + text
-            texts.append((pairs[value] + text).lstrip("0").rjust(width or 1, "0"))
+            rest, low = divmod(value, hundred)
+            if rest != last:
+                last, begin = rest, self.write([rest], 1)[0]
+            texts.append((begin + pairs[low]).lstrip("0").rjust(width or 1, "0"))
         return texts
 
     def number(self, text: str) -> int:
@@ -99,26 +98,6 @@ _NOTATIONS = {
     "b36": _own("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
 }
 _PLAIN = _NOTATIONS["decimal"]
-
-
-class _Check(NamedTuple):
-    """A way to make check characters."""
-
-    make: Callable[[str], str]
-    decimal_only: bool
-    width: int = 1
-
-
-_CHECKS = {
-    "luhn": _Check(luhn.calc_check_digit, True),
-    "damm": _Check(damm.calc_check_digit, True),
-    "verhoeff": _Check(verhoeff.calc_check_digit, True),
-    "mod11_10": _Check(mod_11_10.calc_check_digit, True),
-    "mod11_2": _Check(mod_11_2.calc_check_digit, True),
-    "mod37_36": _Check(mod_37_36.calc_check_digit, False),
-    "mod37_2": _Check(mod_37_2.calc_check_digit, False),
-    "mod97_10": _Check(mod_97_10.calc_check_digits, False, 2),
-}
 
 
 class _Field(NamedTuple):
@@ -229,10 +208,9 @@ class Format:
             return [form % text for text in written]
         before = "".join(known.get(name, "") for name in names[:at]).upper()
         after = "".join(known.get(name, "") for name in names[at:]).upper()
-        make = self._check.make
-        if names.index("check") < at:
-            return [form % (make(f"{before}{text.upper()}{after}"), text) for text in written]
-        return [form % (text, make(f"{before}{text.upper()}{after}")) for text in written]
+        checks = self._check.of_neighbours(before, map(str.upper, written), after)
+        first, second = (checks, written) if names.index("check") < at else (written, checks)
+        return [form % pair for pair in zip(first, second, strict=True)]
 
     def parse(self, text: str) -> Parts:
         """Takes a text apart that ``texts`` made. Letters of Crockford's and check characters may be in lower case.
@@ -344,9 +322,9 @@ def _field(name: str, spec: str | None) -> _Field:
             raise _refused(f"must have {{{name}}} without {spec!r}: it has {_DATE_WIDTHS[name]} digits always")
         return _Field(name, _DATE_WIDTHS[name])
     if name == "check":
-        if spec is not None and spec not in _CHECKS:
-            raise _refused(f"must have one of {', '.join(_CHECKS)} after {{check:, not {spec!r}")
-        return _Field(name, _CHECKS[spec].width if spec else 1, algorithm=spec or "")
+        if spec is not None and spec not in CHECKS:
+            raise _refused(f"must have one of {', '.join(CHECKS)} after {{check:, not {spec!r}")
+        return _Field(name, CHECKS[spec].width if spec else 1, algorithm=spec or "")
     if name not in ("value", "prefix"):
         raise _refused(f"has the unknown field {{{name}}}: there are value, year, month, day, prefix and check")
     if spec is None:
@@ -369,11 +347,11 @@ def _field(name: str, spec: str | None) -> _Field:
     return field
 
 
-def _check_of(fields: dict[str, _Field]) -> _Check | None:
+def _check_of(fields: dict[str, _Field]) -> Check | None:
     if "check" not in fields:
         return None
     decimal = all(field.notation is _PLAIN for field in fields.values())
-    check = _CHECKS[fields["check"].algorithm or ("mod11_10" if decimal else "mod37_36")]
+    check = CHECKS[fields["check"].algorithm or ("mod11_10" if decimal else "mod37_36")]
     if check.decimal_only and not decimal:
         raise _refused("must have decimal fields only for these check digits: mod37_36, mod37_2, mod97_10 take letters")
     return check
