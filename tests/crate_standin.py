@@ -24,7 +24,8 @@ from typing import Any, Literal, Self
 
 from aiohttp import web
 
-from tests.crate_statements import SqlError, Statements, UnknownStatement
+from tests.crate_refusals import SqlError, UnknownStatement
+from tests.crate_statements import Statements
 
 # SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
 _RST = struct.pack("ii", 1, 0)

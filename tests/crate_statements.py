@@ -5,18 +5,19 @@ Answers and errors are those that a real CrateDB 6.4.3 gave. A form that is not 
 """
 
 import json
-import math
 import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.crate_functions import add_functions
+from tests.crate_refusals import SqlError, UnknownStatement, check_arguments, check_columns, check_sets, error_of
+
 Answer = dict[str, Any]
 LARGEST, SMALLEST = 2**63 - 2, -(2**63) + 1  # of a BIGINT column
 
 _TYPES = {"TEXT": 4, "INTEGER": 9, "BIGINT": 10, "TIMESTAMP WITH TIME ZONE": 11}
-_SYSTEM_COLUMNS = ("_seq_no", "_primary_term", "_version")
 _WORDS = set(
     "AND AS BIGINT CASE CAST COALESCE ELSE END EXCLUDED GREATEST IS LEAST LIKE MOD NOT NULL NULLIF OR THEN WHEN".split()  # noqa: SIM905
 )
@@ -28,19 +29,6 @@ _SCAN = (
     r"name > VALUE_ AND name LIKE VALUE_(?: AND COALESCE\(mode, ''\) <> 'deleted')?(?: AND name NOT LIKE VALUE_)?"
     r"|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)"
 )
-
-
-class SqlError(Exception):
-    """An error that CrateDB answers."""
-
-    def __init__(self, status: int, code: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-
-
-class UnknownStatement(Exception):
-    """A form that the stand-in does not know."""
 
 
 def _form(pattern: str) -> re.Pattern[str]:
@@ -63,10 +51,7 @@ class Statements:
         self.denied: set[str] = set()
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.row_factory = sqlite3.Row
-        self._db.create_function("greatest", -1, lambda *values: _extreme(max, values), deterministic=True)
-        self._db.create_function("least", -1, lambda *values: _extreme(min, values), deterministic=True)
-        self._db.create_function("mod", 2, _mod, deterministic=True)
-        self._db.create_function("like", 2, _like, deterministic=True)
+        add_functions(self._db)
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS _tables (schema TEXT, name TEXT, columns TEXT, keys TEXT, settings TEXT,"
             " writes INTEGER DEFAULT 0, PRIMARY KEY (schema, name))"
@@ -138,13 +123,13 @@ class Statements:
         text = " ".join(statement.split()).removesuffix(";")
         for pattern, run in self._forms:
             if found := pattern.fullmatch(text):
-                _check_arguments(text, args)
+                check_arguments(text, args)
                 self._db.execute("BEGIN")
                 try:
                     answer = run(found, args)
                     self._db.execute("COMMIT")
                 except sqlite3.Error as error:
-                    raise _error_of(error) from error
+                    raise error_of(error) from error
                 finally:
                     if self._db.in_transaction:
                         self._db.execute("ROLLBACK")
@@ -246,10 +231,10 @@ class Statements:
         table = self._find(found, "DML")
         if found["key"] and [found["key"]] != json.loads(table["keys"]):
             raise UnknownStatement(found[0])
-        _check_sets(found)
+        check_sets(found)
         count = _Placeholders()
         columns = found["columns"].replace(" ", "").split(",")
-        _known(table, columns)
+        check_columns(table, columns)
         # Every row is a write of its own.
         rows = [
             f"({self._translate(values, table, count)}, {self._next_seq_no(table)}, 1, 1)"
@@ -271,7 +256,7 @@ class Statements:
     def _update(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
         table = self._find(found, "DML")
         self._only_key(table, found)
-        _check_sets(found)
+        check_sets(found)
         count = _Placeholders()
         seq_no = self._next_seq_no(table)
         sets = self._translate(found["sets"], table, count)
@@ -330,7 +315,7 @@ class Statements:
 
     def _answer(self, table: sqlite3.Row, columns: str, rows: Sequence[Any]) -> Answer:
         names = columns.replace(" ", "").split(",")
-        _known(table, names)
+        check_columns(table, names)
         types = json.loads(table["columns"])
         return _rows(
             names, [[row[name] for name in names] for row in rows], [_TYPES[types.get(n, "BIGINT")] for n in names]
@@ -342,7 +327,7 @@ class Statements:
         return int(table["writes"])
 
     def _only_key(self, table: sqlite3.Row, found: re.Match[str]) -> None:
-        _known(table, [found["key"]])
+        check_columns(table, [found["key"]])
         if [found["key"]] != json.loads(table["keys"]):
             raise UnknownStatement(f"not by the primary key: {found[0]}")
 
@@ -360,7 +345,7 @@ class Statements:
             elif re.match(r"[A-Za-z_]", token) and token.upper() not in _WORDS:
                 if following.startswith("("):
                     raise UnknownStatement(f"the function {token}")
-                _known(table, [token])
+                check_columns(table, [token])
                 out.append(f'"{token}"')
             else:
                 out.append(token)
@@ -420,74 +405,6 @@ def _sqlite_type(kind: str) -> str:
     return "TEXT" if kind.upper() == "TEXT" else "INTEGER"
 
 
-def _known(table: sqlite3.Row, columns: Sequence[str]) -> None:
-    for name in columns:
-        if name not in json.loads(table["columns"]) and name not in _SYSTEM_COLUMNS:
-            raise SqlError(404, 4043, f"ColumnUnknownException[Column {name} unknown]")
-
-
-def _check_sets(found: re.Match[str]) -> None:
-    if found["sets"] and re.match(rf"(.*,\s*)?{found['key']}\s*=", found["sets"]):
-        message = f"ColumnValidationException[Validation failed for {found['key']}: Updating a primary key"
-        raise SqlError(400, 4003, f"{message} is not supported]")
-
-
-def _extreme(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
-    """GREATEST and LEAST leave NULL out; a REAL is an integer of SQLite's that overflowed, and stays one."""
-    there = [value for value in values if value is not None]
-    if any(isinstance(value, float) for value in there):
-        return math.inf
-    return choose(there) if there else None
-
-
-def _mod(value: Any, size: Any) -> Any:
-    """The remainder has the sign of the value, as CrateDB's has; what is said of a REAL above holds here too."""
-    if value is None or size is None:
-        return None
-    if isinstance(value, float) or isinstance(size, float):
-        return math.inf
-    return abs(value) % abs(size) * (-1 if value < 0 else 1)
-
-
-def _like(pattern: str | None, text: str | None) -> bool | None:
-    """SQLite's own knows no letter case, and no character that escapes another."""
-    if pattern is None or text is None:
-        return None
-    parts = re.findall(r"\\.|.", pattern, re.DOTALL)
-    wild = {"%": ".*", "_": "."}
-    return bool(re.fullmatch("".join(wild.get(part) or re.escape(part[-1]) for part in parts), text, re.DOTALL))
-
-
 def _refreshed(table: sqlite3.Row) -> str:
     """The name of the copy of a table that scans look at."""
     return f'"{table["schema"]}.{table["name"]}.refreshed"'
-
-
-def _check_arguments(text: str, args: Sequence[Any]) -> None:
-    for value in args:
-        if isinstance(value, bool):
-            raise SqlError(400, 4000, "SQLParseException[Cannot convert a boolean]")
-        if isinstance(value, float):
-            raise UnknownStatement("an argument that is a float: CrateDB truncates it silently")
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise SqlError(400, 4000, f"SQLParseException[Cannot detect the type of the value: {value}]")
-    wanted = max([text.count("?"), *(int(number) for number in re.findall(r"\$(\d+)", text))])
-    if wanted > len(args):
-        message = f"The query contains a parameter placeholder ${wanted}, but there are only {len(args)}"
-        raise SqlError(400, 4000, f"SQLParseException[{message} parameter values]")
-
-
-def _error_of(error: sqlite3.Error) -> Exception:
-    text = str(error)
-    if found := re.search(r"NOT NULL constraint failed: .*\.(\w+)", text):
-        if found[1] in ("name", "prefix", "request_id"):
-            return SqlError(400, 4000, "SQLParseException[A primary key value must not be NULL]")
-        return SqlError(400, 4000, f'SQLParseException["{found[1]}" must not be null]')
-    if "UNIQUE constraint failed" in text:
-        message = "DuplicateKeyException[A document with the same primary key exists already]"
-        return SqlError(409, 4091, message)
-    if "cannot store TEXT" in text or "user-defined function" in text:
-        return SqlError(400, 4000, "SQLParseException[Cannot cast value `…` to type `bigint`]")
-    if "cannot store REAL" in text:
-        return SqlError(400, 4000, "SQLParseException[long overflow]")
-    return UnknownStatement(text)

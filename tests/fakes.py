@@ -13,21 +13,15 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import (
-    Refusal,
-    SequenceDeleted,
-    SequenceInvalid,
-    StoreOutcomeUnknown,
-    StoreRejected,
-    StoreUnreachable,
-)
+from idalloc_server.domain.errors import Refusal, SequenceDeleted, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
 from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import Allocation, Claim, Grant, Revision
 from idalloc_server.domain.store import Row as StoredRow
 from idalloc_server.store.bounds import ids_left, moved_on, timestamps
+from tests.memory_rows import PrefixRow, Row, Written
 
 T = TypeVar("T")
 Rows = list[StoredRow]
@@ -94,49 +88,6 @@ def lost_reply() -> Fault:
 def twice() -> Fault:
     """Applied twice, as CrateDB's own replays do; the second one's answer arrives."""
     return Fault(applied=2)
-
-
-@dataclass
-class Row:
-    """A sequence, or the counter of a period, as it lies in the store."""
-
-    sequence: Sequence
-    last_value: int | None
-    generation: int = 1
-    lease_ms: int = 0
-    version: int = 0
-    revision: int = 0
-    revised_by: str = ""
-    created_at: float | None = None
-    changed_at: float | None = None
-    deleted: bool = False
-
-    def counter(self, name: str) -> int:
-        """Returns the counter, as a write of the row needs it."""
-        if self.last_value is None:
-            raise SequenceInvalid(name, "it has no last_value")
-        return self.last_value
-
-    def stored(self, name: str) -> StoredRow:
-        """Returns what the store tells of it."""
-        columns: dict[str, Any] = {column: value for column, value in vars(self).items() if column != "version"}
-        return StoredRow(name, **columns)
-
-
-@dataclass
-class PrefixRow:
-    """A prefix as it lies in the store."""
-
-    last_start: int = -1
-    holder: str = ""
-    seen_at: float = 0.0
-
-
-class Written(NamedTuple):
-    """What was written down under a request id."""
-
-    allocation: Allocation
-    at: float
 
 
 class Call(NamedTuple):

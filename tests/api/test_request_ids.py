@@ -10,7 +10,8 @@ from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.sequence import Reset, Sequence
 from tests.api.conftest import Served
 from tests.api.errors import details_of
-from tests.fakes import Row, lost_reply
+from tests.fakes import lost_reply
+from tests.memory_rows import Row
 
 ONE = "11111111-aaaa-4111-8111-111111111111"
 

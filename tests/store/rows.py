@@ -14,6 +14,12 @@ def made(name: str, sequence: Sequence | None = None, **more: Any) -> Row:
     return Row(name, sequence.before_start, sequence)._replace(**more)
 
 
+def row(name: str, sequence: Sequence | None = None, last_value: int | None = None) -> Row:
+    """Returns the row of a sequence as a request made it that is named after it."""
+    sequence = sequence or Sequence()
+    return Row(name, sequence.before_start if last_value is None else last_value, sequence, revised_by=f"{name}:0")
+
+
 def ids_of(grant: Grant | None) -> range:
     """Returns the ids that were granted."""
     assert grant is not None

@@ -1,8 +1,10 @@
-"""A store in memory and its clock, for every unit test that asks for them."""
+"""A store in memory, its clock and an allocator, for every unit test that asks for them."""
 
 import pytest
 
+from idalloc_server.domain.allocator import Allocator
 from tests.fakes import FakeClock, MemoryStore
+from tests.unit.lanes import TERMS
 
 
 @pytest.fixture
@@ -13,3 +15,8 @@ def clock() -> FakeClock:
 @pytest.fixture
 def store(clock: FakeClock) -> MemoryStore:
     return MemoryStore(clock)
+
+
+@pytest.fixture
+def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
+    return Allocator(store, clock, TERMS)

@@ -1,8 +1,16 @@
-"""What the tests of lanes share: making a sequence, and listing the ids of ranges."""
+"""What the tests of lanes share: terms, making a sequence, listing the ids of ranges, acting amid a refill."""
 
+from collections.abc import Callable
+
+import pytest
+
+from idalloc_server.domain.lane import Lane, Terms
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.sequence import Sequence
-from tests.fakes import MemoryStore, Row
+from tests.fakes import MemoryStore
+from tests.memory_rows import Row
+
+TERMS = Terms(lease_ttl=180.0, store_timeout=0.2, auto_create_sequences=True)
 
 
 def make(store: MemoryStore, name: str, sequence: Sequence) -> Row:
@@ -14,3 +22,15 @@ def make(store: MemoryStore, name: str, sequence: Sequence) -> Row:
 def ids(*ranges: Range) -> list[int]:
     """Returns the ids of ranges, in their order."""
     return [i for taken in ranges for i in range(taken.first_id, taken.last_id + taken.step, taken.step)]
+
+
+def right_after_serving(lane: object, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has something happen between the taking of ids by a refill and the waking of those who waited."""
+    assert isinstance(lane, Lane)
+    serve = lane._serve
+
+    def serve_and_act(at_bound: bool, remaining: int, most: int) -> None:
+        serve(at_bound, remaining, most)
+        act()
+
+    monkeypatch.setattr(lane, "_serve", serve_and_act)

@@ -1,0 +1,147 @@
+"""Settings of real server processes: which are refused, and which of them wins."""
+
+import json
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import IDALLOC, environment, running, serve_command
+
+
+class TestRefusedStarts:
+    """Exit code 2 and one line that names the setting and the mend."""
+
+    def refused(self, *, env: dict[str, str] | None = None, **settings: object) -> str:
+        done = subprocess.run(
+            serve_command(**settings), env=env or environment(), capture_output=True, text=True, timeout=50
+        )
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        [line] = done.stderr.splitlines()
+        return line
+
+    def test_a_port_in_use(self, tmp_path: Path) -> None:
+        with running(tmp_path) as server:
+            line = self.refused(listen=server.address, store=f"sqlite://{tmp_path}/other.db")
+        assert line.startswith("idalloc: listen: ")
+        assert "in use" in line
+
+    def test_a_port_held_by_something_else(self) -> None:
+        with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+            assert "in use" in self.refused(listen=f"127.0.0.1:{taken.getsockname()[1]}")
+
+    @pytest.mark.parametrize("value", ["-1", "65536", "seven", ""])
+    def test_a_prefix_outside_its_range(self, value: str) -> None:
+        line = self.refused(node_prefix=value)
+        assert line.startswith("idalloc: --node-prefix: ")
+
+    @pytest.mark.parametrize(
+        ("setting", "value"),
+        [
+            ("listen", "127.0.0.1"),
+            ("listen", "127.0.0.1:99999"),
+            ("listen", "no.such.host.invalid:50051"),
+            ("lease_ttl", "10"),
+            ("lease_ttl", "0s"),
+            ("lease_ttl", "1s"),
+            ("store_timeout", "99999999999h"),
+            ("max_ids_per_call", "0"),
+            ("prefix_conflict", "ignore"),
+            ("auto_create_sequences", "perhaps"),
+        ],
+    )
+    def test_any_other_bad_value(self, tmp_path: Path, setting: str, value: str) -> None:
+        settings: dict[str, Any] = {"store": f"sqlite://{tmp_path}/ids.db", setting: value}
+        line = self.refused(**settings)
+        assert setting in line.replace("-", "_")
+
+    def test_a_port_that_is_taken_on_one_address_of_the_host(self, tmp_path: Path) -> None:
+        with running(tmp_path) as server:
+            port = server.address.rpartition(":")[2]
+            line = self.refused(listen=f"localhost:{port}", store=f"sqlite://{tmp_path}/other.db")
+            assert "in use" in line
+
+    def test_a_user_without_a_home_is_told_to_set_a_store(self) -> None:
+        program = (
+            "import pathlib, runpy, sys\n"
+            "def home(): raise RuntimeError('Could not determine home directory.')\n"
+            "pathlib.Path.home = home\n"
+            "sys.argv = ['idalloc_server', '--listen=127.0.0.1:0']\n"
+            "runpy.run_module('idalloc_server', run_name='__main__')\n"
+        )
+        env = {name: value for name, value in environment().items() if name != "XDG_STATE_HOME"}
+        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=50)
+        assert done.returncode == 2
+        [line] = done.stderr.splitlines()
+        assert line.startswith("idalloc: store: ")
+
+    def test_a_bad_value_in_the_environment_names_the_variable(self) -> None:
+        assert self.refused(env=environment(lease_ttl="soon")).startswith("idalloc: IDALLOC_LEASE_TTL: ")
+
+    def test_an_unknown_setting_in_the_environment(self) -> None:
+        assert "IDALLOC_NODE_PREFX: there is no such setting" in self.refused(env=environment(node_prefx="7"))
+
+    def test_an_unreadable_file(self, tmp_path: Path) -> None:
+        broken = tmp_path / "broken.toml"
+        broken.write_text("node_prefix = = 7")
+        assert "is not TOML" in self.refused(config=broken)
+        assert "No such file" in self.refused(config=tmp_path / "missing.toml")
+
+    def test_an_unknown_setting_in_a_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "idalloc.toml"
+        file.write_text("node_prefx = 7")
+        assert f"node_prefx in {file}: there is no such setting" in self.refused(config=file)
+
+    @pytest.mark.parametrize(
+        "store", ["redis://localhost", "ids.db", "sqlite://ids.db", "crate://", "mysql://u:secret@h/"]
+    )
+    def test_a_store_of_an_unknown_kind(self, store: str) -> None:
+        line = self.refused(store=store)
+        assert line.startswith("idalloc: store: ")
+        assert "secret" not in line
+
+    def test_a_database_file_of_something_else(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.db").write_text("not a database, but long enough to be taken for one " * 20)
+        assert self.refused(store=f"sqlite://{tmp_path}/notes.db").startswith("idalloc: store: ")
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
+            shop.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY)")
+        assert self.refused(store=f"sqlite://{tmp_path}/shop.db").startswith("idalloc: store: ")
+
+    def test_a_prefix_that_is_taken_where_that_is_refused(self, tmp_path: Path) -> None:
+        store = f"sqlite://{tmp_path}/ids.db"
+        with running(tmp_path, node_prefix=4) as server:
+            line = self.refused(store=store, node_prefix=4, prefix_conflict="refuse")
+            assert line.startswith("idalloc: node_prefix: ")
+            assert server.stop() == 0
+        with running(tmp_path, node_prefix=4, prefix_conflict="refuse") as server:
+            assert server.stop() == 0
+        with running(tmp_path, node_prefix=4, prefix_conflict="refuse") as server:
+            server.stop(signal.SIGKILL)  # it holds the prefix still
+        assert "in use" in self.refused(store=store, node_prefix=4, prefix_conflict="refuse")
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = tmp_path / "idalloc.toml"
+    file.write_text('node_prefix = 1\nlease_ttl = "90s"\noutage_reserve = "30s"\nstore_timeout = "1m"\nauto_create_sequences = false\n')
+    environ = environment(node_prefix="2", lease_ttl="2m", store="crate://me:secret@db:4200/?schema=ids")
+    command = [IDALLOC, "config", "show", f"--config={file}", "--node-prefix=3"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
+    shown = dict(line.split("  # ")[0].split(" = ", 1) for line in done.stdout.splitlines())
+    assert shown["node_prefix"] == "3"
+    assert shown["lease_ttl"] == '"120s"'
+    assert shown["store_timeout"] == '"60s"'
+    assert shown["auto_create_sequences"] == "false"
+    assert shown["max_ids_per_call"] == "1000000"
+    assert "secret" not in done.stdout
+    assert "--node-prefix" in done.stdout
+    assert "IDALLOC_LEASE_TTL" in done.stdout
+    as_json = subprocess.run([*command, "--json"], env=environ, capture_output=True, text=True, timeout=30, check=True)
+    assert json.loads(as_json.stdout)["node_prefix"] == 3
+    assert "secret" not in as_json.stdout

@@ -1,0 +1,66 @@
+"""What the tests of the registry share: nodes that change sequences and issue from them."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.author import Author
+from idalloc_server.domain.fencing import MARGIN_SECONDS
+from idalloc_server.domain.registry import Registry
+from idalloc_server.domain.sequence import Reset
+from tests.fakes import FakeClock, MemoryStore
+from tests.unit.lanes import TERMS, ids
+
+EFFECTIVE_IN = TERMS.lease_ttl + MARGIN_SECONDS
+_requests = itertools.count()
+
+
+class Node:
+    """A node of its own: what it may do to sequences, and what it issues."""
+
+    def __init__(self, store: MemoryStore, clock: FakeClock) -> None:
+        self.allocator = Allocator(store, clock, TERMS)
+        self.registry = Registry(store, clock, self.allocator, store_timeout=TERMS.store_timeout)
+
+    async def warm(self, name: str, clock: FakeClock) -> list[int]:
+        """Takes ids until the node holds some in memory; returns those taken."""
+        taken = []
+        for _ in range(8):
+            taken += ids(await self.allocator.allocate(name, 10))
+            clock.advance(0.1)
+            await asyncio.sleep(0.001)  # for a refill that is not waited for
+        assert self.allocator.lease_count
+        return taken
+
+    async def take(self, name: str, count: int = 1) -> list[int]:
+        return ids(await self.allocator.allocate(name, count))
+
+
+@pytest.fixture
+def node(store: MemoryStore, clock: FakeClock) -> Node:
+    return Node(store, clock)
+
+
+@pytest.fixture
+def other(store: MemoryStore, clock: FakeClock) -> Node:
+    return Node(store, clock)
+
+
+async def reached(state: Callable[[], bool]) -> None:
+    for _ in range(100):
+        if state():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it does not come to that")
+
+
+def new() -> Author:
+    return Author(f"00000000-0000-4000-8000-{next(_requests):012d}", "digest")
+
+
+async def create_monthly(node: Node) -> None:
+    given = {"reset": Reset.MONTHLY, "format": "{year}-{month}-{value:06d}"}
+    await node.registry.create("bills", given, new())

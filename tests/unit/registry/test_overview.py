@@ -1,0 +1,80 @@
+"""What is shown of sequences: how far they are, and when they end."""
+
+import pytest
+
+from idalloc_server.domain.errors import SequenceInvalid
+from idalloc_server.domain.sequence import Kind, Sequence, name_of_period
+from tests.fakes import FakeClock, MemoryStore
+from tests.memory_rows import Row
+from tests.unit.registry.conftest import Node, create_monthly, new
+
+
+async def test_row_without_last_value_is_invalid_and_still_listed(node: Node, store: MemoryStore) -> None:
+    store.rows["orders"] = Row(Sequence(), None)
+    for call in (
+        node.registry.get("orders"),
+        node.registry.update("orders", {}, "", new()),
+        node.registry.advance("orders", 5, "", "", new()),
+    ):
+        with pytest.raises(SequenceInvalid):
+            await call
+    shown, _ = await node.registry.list("", "", 10, deleted=False)
+    assert (shown[0].last_value, shown[0].remaining) == (None, 0)
+
+
+async def test_forecast_is_when_the_last_id_is_taken_at_the_rate(node: Node, other: Node, clock: FakeClock) -> None:
+    await node.registry.create("orders", {"max_value": 1000}, new())
+    assert (await node.registry.get("orders")).exhausted_at is None
+    await node.take("orders", 50)
+    clock.advance(10)
+    await node.take("orders", 50)
+    for each in (node, other):  # one that saw it, and one that did not
+        shown = await each.registry.get("orders")
+        used = shown.row.last_value
+        assert used is not None
+        assert shown.ids_per_second == pytest.approx((used - 50 * (each is node)) / 10)
+        assert (shown.remaining, shown.used_ratio) == (1000 - used, used / 1000)
+        assert shown.exhausted_at == pytest.approx(clock.wall() + shown.remaining / shown.ids_per_second)
+
+
+async def test_forecast_beyond_the_year_9999_is_none(node: Node, clock: FakeClock) -> None:
+    await node.registry.create("orders", {}, new())
+    await node.take("orders", 100)
+    clock.advance(10)
+    assert (await node.registry.get("orders")).exhausted_at is None
+
+
+async def test_forecast_of_a_period_ends_with_it(node: Node, store: MemoryStore, clock: FakeClock) -> None:
+    await create_monthly(node)
+    clock.advance(100)
+    counter = name_of_period("bills", "2023-11")
+    store.rows[counter] = Row(store.rows["bills"].sequence, 10)
+    slow = await node.registry.get("bills")
+    assert slow.ids_per_second > 0
+    assert slow.exhausted_at is None
+    store.rows[counter].last_value = 900_000
+    fast = await node.registry.get("bills")
+    assert fast.remaining == 99_999
+    assert fast.exhausted_at is not None
+
+
+async def test_pages_go_on_behind_the_last_name(node: Node) -> None:
+    for name in ("a", "b", "ba", "c"):
+        await node.registry.create(name, {}, new())
+    found, more = await node.registry.list("b", "", 1, deleted=False)
+    assert ([shown.row.name for shown in found], more) == (["b"], True)
+    found, more = await node.registry.list("b", "b", 1, deleted=False)
+    assert ([shown.row.name for shown in found], more) == (["ba"], False)
+
+
+async def test_an_advance_and_the_time_of_timestamps_are_no_rate(node: Node, clock: FakeClock) -> None:
+    await node.registry.create("ev", {"kind": Kind.TIMESTAMP_MS}, new())
+    await node.take("ev", 2)
+    clock.advance(100.0)
+    await node.take("ev", 2)
+    await node.take("orders", 2)
+    await node.registry.advance("orders", 1_000_000, "", "", new())
+    clock.advance(100.0)
+    for name in ("ev", "orders"):
+        shown = await node.registry.get(name)
+        assert (shown.ids_per_second, shown.exhausted_at) == (0.0, None)

@@ -1,0 +1,75 @@
+"""What the tests of request ids share: nodes of one store."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.errors import Refusal
+from idalloc_server.domain.lane import Terms
+from idalloc_server.domain.range import Range
+from idalloc_server.domain.request_ids import RequestIds
+from idalloc_server.domain.sequence import Sequence
+from tests.fakes import FakeClock, MemoryStore
+
+ONE = "11111111-1111-4111-8111-111111111111"
+OTHER = "22222222-2222-4222-8222-222222222222"
+WINDOW = 3600.0
+LEASE_TTL = 180.0
+
+
+class Node:
+    """One process: all that it has in memory."""
+
+    def __init__(self, store: MemoryStore, clock: FakeClock, name: str = "a", store_timeout: float = 3.0) -> None:
+        self.allocator = Allocator(store, clock, Terms(LEASE_TTL, store_timeout, auto_create_sequences=True))
+        self.request_ids = RequestIds(
+            self.allocator, store, clock, node=name, window=WINDOW, store_timeout=store_timeout
+        )
+
+    async def take(self, count: int = 5, request_id: str = ONE, sequence: str = "orders", prefix: int = 7) -> Range:
+        taken, _ = await self.request_ids.allocate(sequence, count, request_id, prefix)
+        return taken
+
+    async def refused(self, count: int = 5, request_id: str = ONE, sequence: str = "orders") -> Refusal:
+        with pytest.raises(Refusal) as refused:
+            await self.take(count, request_id, sequence)
+        return refused.value
+
+    @property
+    def burned(self) -> dict[Cause, int]:
+        return dict(self.allocator.burned.by_cause)
+
+
+@pytest.fixture
+def node(store: MemoryStore, clock: FakeClock) -> Node:
+    return Node(store, clock)
+
+
+@pytest.fixture
+def other_node(store: MemoryStore, clock: FakeClock) -> Node:
+    return Node(store, clock, "b")
+
+
+def settings_changed(store: MemoryStore, sequence: Sequence | None = None) -> None:
+    """What any change of a sequence does to its row."""
+    row = store.rows["orders"]
+    row.generation += 1
+    row.sequence = sequence or row.sequence
+
+
+async def until(what: Callable[[], object]) -> None:
+    for turn in range(5_000):
+        if what():
+            return
+        await asyncio.sleep(0.001 if turn > 4_000 else 0)
+    raise AssertionError("it never came to that")
+
+
+async def warm(node: Node) -> None:
+    """Uses the sequence until the node has ids ahead, and so does not ask the store for the next ones."""
+    for _ in range(5):
+        await node.allocator.allocate("orders", 100)
+    assert node.allocator.take("orders", 1)
