@@ -6,6 +6,7 @@
 IDALLOC_SERVER is the idalloc server (127.0.0.1:50051), CRATEDB the database (http://127.0.0.1:4200).
 """
 
+import argparse
 import os
 import sys
 
@@ -37,4 +38,14 @@ def main(rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rows", metavar="ROWS", type=int, nargs="?", default=1000)
+    rows = parser.parse_args().rows
+    if rows < 1:
+        parser.error("ROWS must be at least 1")
+    try:
+        main(rows)
+    except idalloc.IdallocError as error:
+        sys.exit(f"idalloc: {error}")
+    except crate.Error as error:
+        sys.exit(f"CrateDB: {error}")

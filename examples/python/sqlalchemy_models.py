@@ -7,10 +7,12 @@ IDALLOC_SERVER is the idalloc server (127.0.0.1:50051), DATABASE any database th
 (crate://crate@127.0.0.1:4200).
 """
 
+import argparse
 import os
 import sys
 
 from sqlalchemy import BigInteger, create_engine, insert
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from idalloc.ext.sqlalchemy import idalloc_default
@@ -41,4 +43,12 @@ def main(rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rows", metavar="ROWS", type=int, nargs="?", default=1000)
+    rows = parser.parse_args().rows
+    if rows < 1:
+        parser.error("ROWS must be at least 1")
+    try:
+        main(rows)
+    except SQLAlchemyError as error:  # also where idalloc gave no id: then it names the IdallocError
+        sys.exit(str(error).partition("\n")[0])

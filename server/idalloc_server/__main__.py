@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import UTC, datetime
 from json import dumps
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -125,7 +126,7 @@ def export(
             print(line)
         sys.stdout.flush()
 
-    _with_store(work, config_file, flags)
+    _with_store(work, config_file, flags, must_exist=True)
 
 
 @_with_store_as_flags
@@ -165,10 +166,16 @@ def import_(
 
 
 def _with_store(
-    work: Callable[[Store], Coroutine[Any, Any, None]], config_file: str | None, flags: dict[str, str | None]
+    work: Callable[[Store], Coroutine[Any, Any, None]],
+    config_file: str | None,
+    flags: dict[str, str | None],
+    *,
+    must_exist: bool = False,
 ) -> None:
     async def open_and_work(settings: Settings) -> None:
         store = open_store(settings.store, SystemClock(), settings.store_timeout)
+        if must_exist:
+            _check_exists(store)
         try:
             await store.open()
             await work(store)
@@ -187,6 +194,16 @@ def _with_store(
         _fail(f"{error.reason}: {error}", 1)
 
 
+def _check_exists(store: Store) -> None:
+    """Sees that the file of a SQLite store is there: opening would make it."""
+    kind, _, path = store.address.partition("://")
+    if kind == "sqlite":
+        try:
+            Path(path).stat()
+        except OSError as error:
+            raise StartRefused("store", f"cannot read {path}: {error.strerror}") from None
+
+
 def _tell(problems: list[transfer_file.Problem]) -> None:
     for problem in problems:
         print(f"idalloc: line {problem.line}: {problem.why}", file=sys.stderr)
@@ -198,9 +215,10 @@ def _summarize(done: transfer.Import, now: float) -> None:
         f"refused {len(done.problems)}; {done.claims} start timestamps"
     )
     if done.effective_at is not None:
-        at = datetime.fromtimestamp(done.effective_at, UTC).isoformat(timespec="seconds")
-        left = max(0.0, done.effective_at - now)
-        print(f"effective at {at}, in {left:.0f} s: until then nodes may use ids from before")
+        # Rounded up: it must not be told too early.
+        at = datetime.fromtimestamp(ceil(done.effective_at), UTC).isoformat()
+        left = max(0, ceil(done.effective_at - now))
+        print(f"effective at {at}, in {left} s: until then nodes may use ids from before")
 
 
 def _fail(message: str, code: int) -> NoReturn:

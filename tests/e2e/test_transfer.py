@@ -1,17 +1,32 @@
-"""`idalloc export` and `idalloc import`: from SQLite to CrateDB and back, and a backup restored under a node."""
+"""`idalloc export` and `idalloc import`: from one store to another, with nodes that run, and backups restored."""
 
 import json
+import re
+import signal
+import sqlite3
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
+from datetime import datetime
 from pathlib import Path
 
 import grpc
 import pytest
+from crate import client as crate_client
 
+from idalloc import Client, SequenceNotFound
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.e2e.test_crate import Crate
+from tests.e2e.test_fencing import LEASE, fill_lease
 from tests.processes import IDALLOC, Server, environment, running
+
+# The table of CrateDB's guide, as people have it.
+RECIPE = (
+    "CREATE TABLE sequences (name TEXT PRIMARY KEY, last_value BIGINT)",
+    "INSERT INTO sequences (name, last_value) VALUES ('orders', 41)",
+)
 
 
 @pytest.fixture
@@ -81,11 +96,17 @@ def test_a_broken_line_applies_nothing_unless_partial(tmp_path: Path) -> None:
     done = idalloc("import", "-", f"--store={store}", content=content)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("idalloc: line 2: is not JSON")
-    nothing = idalloc("export", f"--store={store}")
-    assert (nothing.returncode, nothing.stdout) == (1, "")
-    assert "there is nothing in" in nothing.stderr
+    assert not (tmp_path / "ids.db").exists()
     assert idalloc("import", "-", f"--store={store}", "--partial", content=content).returncode == 1
     assert "orders" in exported(store)
+
+
+def test_an_export_of_an_empty_store_says_so(tmp_path: Path) -> None:
+    store = f"sqlite://{tmp_path}/ids.db"
+    assert idalloc("import", "-", f"--store={store}", content='{"idalloc_export": 1}\n').returncode == 0
+    nothing = idalloc("export", f"--store={store}")
+    assert (nothing.returncode, nothing.stdout) == (1, "")
+    assert nothing.stderr == f"idalloc: there is nothing in {store} to export\n"
 
 
 def test_a_restored_backup_is_refused_by_a_running_node_and_mended_by_an_import(crate: Crate, tmp_path: Path) -> None:
@@ -108,3 +129,119 @@ def test_a_restored_backup_is_refused_by_a_running_node_and_mended_by_an_import(
         assert (done.returncode, done.stderr) == (0, "")
     with running(tmp_path, store=crate.url) as server:
         assert allocate(server) > highest
+
+
+def test_an_export_of_a_file_that_is_not_there_leaves_nothing_behind(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere" / "ids.db"
+    done = idalloc("export", f"--store=sqlite://{missing}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"idalloc: store: cannot read {missing}: No such file or directory\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def idalloc_while_in_use(client: Client, *arguments: str) -> tuple[int, str]:
+    """Runs a command while ids are taken one by one; returns the last of them, and what the command printed."""
+    issued = 0
+    with subprocess.Popen(
+        [IDALLOC, *arguments], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while process.poll() is None:
+            with suppress(SequenceNotFound):
+                issued = client.allocate_range("orders")[0]
+        output, errors = process.communicate(timeout=50)
+    assert process.returncode == 0, errors
+    return issued, output
+
+
+def test_a_move_for_good_ends_all_leases_before_it_reads(tmp_path: Path) -> None:
+    store = f"sqlite://{tmp_path}/ids.db"
+    with (
+        running(tmp_path, **LEASE) as server,
+        running(tmp_path, **LEASE) as paused,
+        Client(server.address) as client,
+        Client(paused.address) as late,
+    ):
+        before = max(fill_lease(client, "orders"), fill_lease(late, "orders"))
+        assert client.sequences.get("orders").last_value > before  # more ids wait in memory
+        paused.send(signal.SIGSTOP)
+        try:
+            issued, content = idalloc_while_in_use(client, "export", "--retire", f"--store={store}")
+        finally:
+            paused.send(signal.SIGCONT)
+        for each in (late, client):
+            with pytest.raises(SequenceNotFound):
+                each.allocate_range("orders")
+    new = f"sqlite://{tmp_path}/new.db"
+    assert idalloc("import", "-", f"--store={new}", content=content).returncode == 0
+    with running(tmp_path, store=new) as server:
+        assert allocate(server) > max(before, issued)
+
+
+def goes_on_after_the_recipe(tmp_path: Path, store: str) -> None:
+    new = f"sqlite://{tmp_path}/new.db"
+    done = idalloc("import", "-", f"--store={new}", content=exported(store))
+    assert (done.returncode, done.stderr) == (0, "")
+    with running(tmp_path, store=new) as server:
+        assert allocate(server) == 42
+
+
+def test_the_table_of_the_recipe_moves_from_sqlite(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as shop, shop:
+        for statement in RECIPE:
+            shop.execute(statement)
+    goes_on_after_the_recipe(tmp_path, f"sqlite://{tmp_path}/shop.db")
+
+
+def test_the_table_of_the_recipe_moves_from_cratedb(crate: Crate, tmp_path: Path) -> None:
+    with closing(crate_client.connect(f"http://127.0.0.1:{crate.port}")) as shop:
+        for statement in RECIPE:
+            shop.cursor().execute(statement)
+    goes_on_after_the_recipe(tmp_path, crate.url)
+
+
+def test_a_node_goes_on_beyond_what_was_imported_under_it(tmp_path: Path) -> None:
+    store, file = f"sqlite://{tmp_path}/ids.db", tmp_path / "raised.jsonl"
+    with running(tmp_path, **LEASE) as server, Client(server.address) as client:
+        issued = allocate(server)
+        file.write_text(re.sub(r'"last_value": "\d+"', '"last_value": "1000000000"', exported(store)))
+        # Until its memory holds more than it is asked for before the import must hold.
+        while client.sequences.get("orders").last_value < issued + 50_000:
+            issued = allocate(server, 100_000)
+        assert issued < 900_000_000
+        _, told = idalloc_while_in_use(client, "import", str(file), f"--store={store}")
+        found = re.search(r"^effective at (\S+),", told, re.MULTILINE)
+        assert found
+        effective_at = datetime.fromisoformat(found[1]).timestamp()
+        asked_at, first = 0.0, 0
+        while asked_at < effective_at:
+            asked_at, first = time.time(), client.allocate_range("orders")[0]
+        assert first > 1_000_000_000
+
+
+def test_a_move_takes_the_claims_of_document_ids_along(tmp_path: Path) -> None:
+    """Also those that run ahead of the clock, which a node of the new store would come to later."""
+
+    def start(client: Client) -> str:
+        return client.doc_ids()[0][:12]  # the prefix and the start timestamp
+
+    old = set()
+    with running(tmp_path, node_prefix=7) as server, Client(server.address) as client:
+        for _ in range(20):
+            old.add(start(client))
+            client.update_node(prefix=8)
+            client.update_node(prefix=7)
+        server.stop()
+    assert len(old) == 20
+    assert int(max(old)[4:], 16) > time.time()
+    new = f"sqlite://{tmp_path}/new.db"
+    content = exported(f"sqlite://{tmp_path}/ids.db")
+    assert idalloc("import", "-", f"--store={new}", content=content).returncode == 0
+    with (
+        running(tmp_path, store=new, node_prefix=7) as server,
+        running(tmp_path, store=new, node_prefix=7) as twin,
+        Client(server.address) as client,
+        Client(twin.address) as other,
+    ):
+        starts = {start(client), start(other)}
+    assert len(starts) == 2
+    assert min(starts) > max(old)
