@@ -252,7 +252,7 @@ class MemoryStore:
         sequence, before = row.sequence, row.counter(name)
         plain = PERIOD_MARK in name or (sequence.reset == Reset.NEVER and sequence.kind == Kind.COUNTER)
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value) if plain else 0
-        granted = min(wanted, left)
+        granted = wanted if wanted <= left else 0
         row.last_value = before + sequence.step * granted
         return Grant(row.last_value, granted, sequence, left - granted, row.generation, self._write(row))
 
@@ -263,7 +263,8 @@ class MemoryStore:
         if row.sequence.kind == Kind.COUNTER:
             return Grant(row.counter(name), 0, row.sequence, 0, row.generation, self._write(row))
         if self.tells_time:
-            now = min(now, int(self.clock.wall() * row.sequence.kind.per_second) + ahead)
+            own = int(self.clock.wall() * row.sequence.kind.per_second)
+            now = now if now <= own + ahead else own
         row.last_value, granted, left = timestamps(row.counter(name), row.sequence.max_value, wanted, now, ahead)
         return Grant(row.last_value, granted, row.sequence, left, row.generation, self._write(row))
 

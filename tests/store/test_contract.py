@@ -53,14 +53,18 @@ class TestGrant:
         await store.create(made("s", sequence))
         some = await grant(store, "s", len(ids) - 1)
         assert (list(ids_of(some)), some.remaining) == (ids[:-1], 1)
-        rest = await grant(store, "s", 1000)
+        too_many = await grant(store, "s", 2)
+        assert (too_many.granted, too_many.remaining, too_many.last_value) == (0, 1, some.last_value)
+        rest = await grant(store, "s", 1)
         assert (list(ids_of(rest)), rest.granted, rest.remaining) == (ids[-1:], 1, 0)
-        none = await grant(store, "s", 1000)
+        none = await grant(store, "s", 1)
         assert (none.granted, none.remaining, none.last_value) == (0, 0, ids[-1])
 
     async def test_all_ids_that_there_are_can_be_had_at_once(self, store: Store) -> None:
         await store.create(made("s"))
-        everything = await grant(store, "s", 2**70)
+        too_many = await grant(store, "s", 2**70)
+        assert (too_many.last_value, too_many.granted, too_many.remaining) == (0, 0, MAX_ID)
+        everything = await grant(store, "s", MAX_ID)
         assert (everything.last_value, everything.granted, everything.remaining) == (MAX_ID, MAX_ID, 0)
 
     @pytest.mark.parametrize(
@@ -95,15 +99,15 @@ class TestGrant:
             ({"last_value": -1}, MAX_ID, MAX_ID - 1),
             ({"last_value": LOWEST}, 7, LOWEST + 7),
             ({"last_value": LOWEST}, MAX_ID, -1),
-            ({"last_value": LOWEST, "max_value": LOWEST + 3}, 7, LOWEST + 3),
+            ({"last_value": LOWEST, "max_value": LOWEST + 3}, 3, LOWEST + 3),
             ({"last_value": LOWEST, "max_value": 100, "step": MAX_ID}, 1, -1),
-            ({"last_value": 5, "max_value": 2**53 + 11, "step": 1}, MAX_ID, 2**53 + 11),
-            ({"last_value": 100, "step": -1}, MAX_ID, 1),
-            ({"last_value": MAX_ID, "step": -1}, MAX_ID, 1),
+            ({"last_value": 5, "max_value": 2**53 + 11, "step": 1}, 2**53 + 6, 2**53 + 11),
+            ({"last_value": 100, "step": -1}, 99, 1),
+            ({"last_value": MAX_ID, "step": -1}, MAX_ID - 1, 1),
             ({"last_value": MAX_ID, "step": -1, "min_value": LOWEST}, 7, MAX_ID - 7),
             ({"last_value": MAX_ID, "step": -1, "min_value": LOWEST}, MAX_ID, 0),
             ({"last_value": -1, "step": -1, "min_value": LOWEST}, MAX_ID, LOWEST),
-            ({"last_value": 0, "step": LOWEST, "min_value": LOWEST}, 7, LOWEST),
+            ({"last_value": 0, "step": LOWEST, "min_value": LOWEST}, 1, LOWEST),
             ({"last_value": 3, "step": -(2**53) - 1, "min_value": LOWEST}, 1023, 3 - 1023 * (2**53 + 1)),
         ],
         ids=str,
@@ -118,6 +122,9 @@ class TestGrant:
         assert granted.granted == (last_value - row["last_value"]) // step
         end = row.get("max_value", MAX_ID) if step > 0 else row.get("min_value", 1)
         assert granted.remaining == (end - last_value) // step
+        if granted.remaining < MAX_ID:
+            more = await grant(store, "s", granted.remaining + 1)
+            assert (more.granted, more.last_value, more.remaining) == (0, last_value, granted.remaining)
 
     @pytest.mark.parametrize("row", [{"last_value": None}, {"last_value": 5, "step": 0}], ids=str)
     async def test_a_row_that_cannot_be_counted_on_is_refused_and_left_as_it_is(
@@ -141,7 +148,8 @@ class TestGrant:
     async def test_concurrent_grants_at_the_bound_share_what_is_left(self, store: Store) -> None:
         await store.create(made("s", Sequence(max_value=100)))
         grants = await asyncio.gather(*(store.grant("s", 7, 1000) for _ in range(30)))
-        assert sorted(each for granted in grants for each in ids_of(granted)) == list(range(1, 101))
+        assert sorted(each for granted in grants for each in ids_of(granted)) == list(range(1, 99))
+        assert list(ids_of(await grant(store, "s", 2))) == [99, 100]
 
     async def test_a_renewal_moves_nothing_and_tells_the_generation(self, store: Store, opener: Opener) -> None:
         await opener.put("s", last_value=41, generation=7)

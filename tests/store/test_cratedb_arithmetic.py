@@ -67,7 +67,7 @@ class TestArithmetic:
         granted = await cluster.grant_timestamps("s", 5, 1000, MAX_ID, 60 * unit)
         assert granted is not None
         assert granted.granted == 5
-        assert 60 <= (granted.value_before + 1) / unit - stores_clock < 90
+        assert 0 <= (granted.value_before + 1) / unit - stores_clock < 30
         assert granted.remaining == MAX_ID - granted.last_value
 
     async def test_timestamps_end_at_the_clock_and_at_the_bound(self, cluster: Store) -> None:
@@ -86,11 +86,11 @@ class TestArithmetic:
         last = await cluster.grant_timestamps("bound", 10, 1000, now, 100)
         assert last is not None
         assert (last.granted, last.last_value, last.remaining) == (3, now + 2, 0)
-        past = await cluster.grant_timestamps("bound", 10, 1000, now + 500, 100)
+        past = await cluster.grant_timestamps("bound", 10, 1000, now + 500, 1000)
         assert past is not None
         assert (past.granted, past.last_value, past.remaining) == (0, now + 2, 0)
         await cluster.create(row("late", Sequence(kind=Kind.TIMESTAMP_MS, max_value=now + 2)))
-        late = await cluster.grant_timestamps("late", 1, 1000, now + 500, 100)
+        late = await cluster.grant_timestamps("late", 1, 1000, now + 500, 1000)
         assert late is not None
         assert (late.granted, late.last_value, late.remaining) == (0, 0, 0)
 

@@ -85,3 +85,17 @@ async def test_one_write_in_flight_is_shared(nodes: list[Allocator], store: Memo
     await asyncio.gather(*(nodes[0].allocate("s", 1) for _ in range(500)))
     assert len(store.calls_of("grant_timestamps")) <= 3
     assert nodes[0].take("s", 1) is None
+
+
+async def test_a_node_whose_clock_is_far_ahead_does_not_keep_the_others_out(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    wrong = FakeClock(wall=clock.wall() + 7_200.0)
+    ahead = Allocator(store, wrong, TERMS)
+    issued = []
+    for _ in range(100):
+        issued += ids(await ahead.allocate("s", 2), await nodes[0].allocate("s", 2))
+        clock.advance(0.5)
+        wrong.advance(0.5)
+    assert issued == sorted(set(issued))
+    assert abs(issued[-1] / 1_000 - clock.wall()) < TERMS.max_clock_skew

@@ -221,6 +221,33 @@ async def test_an_advance_that_was_broken_off_between_its_two_writes_is_finished
     with pytest.raises(StoreUnavailable, match="being changed"):
         await issue(nodes[0], 1)
     later = [(await issue(node, 2))[1] for node in nodes]
-    assert store.rows["s"].generation == 2
+    assert store.rows["s"].generation == 3
     assert len({*later[0], *later[1]}) == 4
     assert min(later[0] + later[1]) > 50 > max(issued[0] + issued[1])
+
+
+async def test_a_day_that_comes_again_while_its_lane_is_closed_is_closed_once_more(
+    nodes: list[Allocator], store: MemoryStore, clock: FakeClock
+) -> None:
+    async def use(count: int) -> set[str]:
+        days = set()
+        for _ in range(count):
+            days.add((await issue(nodes[0], 1))[0])
+            clock.boot_seconds += 0.1
+        return days
+
+    await use(30)
+    clock.advance(120.0)  # past midnight
+    assert await use(30) == {"2027-01-01"}
+    await nodes[0].drop_idle_lanes()
+    gate = store.hold("give_back")
+    await use(1)
+    closing = asyncio.create_task(nodes[0].drop_idle_lanes())
+    await asyncio.sleep(0.01)
+    clock.wall_seconds -= 120.0
+    assert await use(30) == {"2026-12-31"}
+    gate.set()
+    await closing
+    for _ in range(3):
+        await nodes[0].drop_idle_lanes()
+    assert nodes[0].lease_count == 0

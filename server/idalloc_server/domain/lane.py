@@ -22,14 +22,12 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.lease import Lease
 from idalloc_server.domain.range import Range
+from idalloc_server.domain.reserve import Reserve
 from idalloc_server.domain.sequence import Kind, Ordering, Reset, Sequence
 from idalloc_server.domain.store import Grant, Row, within
 from idalloc_server.domain.terms import Shared
 from idalloc_server.domain.terms import Terms as Terms
 
-# A lease is made to last this long at the observed rate, and grows to that by doubling.
-AHEAD_SECONDS = 10.0
-MAX_AHEAD = 1_000_000
 # Of what a sequence has left, no node takes more than one part in this many beyond what was asked for.
 AHEAD_SHARE = 1000
 # How soon a renewal that failed is tried again.
@@ -85,10 +83,10 @@ class Lane:
         self._look_at = 0.0
         # The settings, as the last write returned them.
         self._sequence = _NEW
-        # For the rate: when the last refill came, what was left after it, and how many ids the sequence had left.
-        self._refilled_at = self._clock.boot()
-        self._refilled_left = 0
+        self._reserve = Reserve(shared.terms.outage_reserve, shared.terms.max_reserved_ids, self._clock.boot())
+        # How many ids the sequence had left after the last write, and how often it was written.
         self._remaining = 0
+        self._writes = 0
         self._idle_mark: object = None
 
     @property
@@ -107,10 +105,13 @@ class Lane:
         return self._lease.generation
 
     def take(self, count: int) -> Range | None:
-        """Takes ids from memory; None where the store is needed first. Starts the renewal of a lease in use."""
-        now = self._clock.boot()
-        taken = self._lease.take(count, now)
-        if taken is not None and now >= self._renew_at:
+        """Takes ids from memory; None where the store is needed first.
+
+        Starts the next refill where not many are left, or the lease in use is to be renewed.
+        """
+        now, lease = self._clock.boot(), self._lease
+        taken = lease.take(count, now)
+        if taken is not None and (now >= self._renew_at or lease.left < self._reserve.low):
             self._start_refill()
         return taken
 
@@ -150,7 +151,7 @@ class Lane:
 
     def is_idle(self) -> bool:
         """Whether nothing was taken since the last call, and nothing is under way."""
-        last, self._idle_mark = self._idle_mark, (self._refilled_at, self._lease.left)
+        last, self._idle_mark = self._idle_mark, (self._writes, self._lease.left)
         return not self._refill and not self._waiters and not self._went_backwards and last == self._idle_mark
 
     async def forget(self) -> None:
@@ -177,7 +178,7 @@ class Lane:
         """Burns what is left."""
         self._burned.add(cause, self._lease.left)
         self._lease = Lease(self._period)
-        self._refilled_left = 0
+        self._reserve.dropped()
 
     def _start_refill(self) -> None:
         if not self._refill:
@@ -213,12 +214,18 @@ class Lane:
         self._drop_ended_lease()
         was_counter = self._sequence.kind == Kind.COUNTER
         grant = await self._grant(wanted)
+        if grant is None:
+            await self._make()
+            wanted = self._wanted()  # more callers may wait by now
+            grant = await self._grant(wanted)
+        if grant is None:
+            raise StoreUnavailable(f"sequence {self._title!r} vanished while it was created")
         if wanted and was_counter != (grant.sequence.kind == Kind.COUNTER):
             return  # Nothing was granted; the next refill knows of what kind it is.
         at_bound = grant.granted < wanted
         rising = _is_rising(grant.sequence)
         self._serve(at_bound, grant.remaining, waiting if rising else len(self._waiters))
-        if self._lease.left and (rising or self._is_useless(at_bound)):
+        if self._lease.left and rising:
             await self._give_back()
 
     def _wanted(self) -> int:
@@ -239,23 +246,17 @@ class Lane:
                 answer.set_exception(InvalidRequest("id_count", rule))
 
     def _ahead(self, asked: int) -> int:
-        """How many ids to take beyond what is waited for: none when cold, then what the observed rate asks for."""
-        elapsed = max(self._clock.boot() - self._refilled_at, 1e-3)
+        """How many ids to take beyond what is waited for: none when cold, then what the reserve asks for."""
         left = self._lease.left
-        used = self._refilled_left - left
-        ahead = max(0, min(int(used / elapsed * AHEAD_SECONDS), 2 * used, MAX_AHEAD) - left)
-        if asked or ahead:  # not where the lease is just renewed
+        ahead = self._reserve.wanted(left, self._clock.boot()) - left
+        if asked or ahead > 0:  # not where the lease is just renewed
             ahead = max(ahead, self._sequence.min_lease_size - asked)
         if self._sequence.max_lease_size:
-            ahead = min(ahead, self._sequence.max_lease_size)
-        return max(0, min(ahead, self._remaining // AHEAD_SHARE - left))
+            ahead = min(ahead, self._sequence.max_lease_size - left)
+        return max(0, min(ahead, self._remaining // AHEAD_SHARE - left, self._remaining - asked))
 
     def _starts_over(self, sequence: Sequence) -> bool:
         return sequence.reset != Reset.NEVER and not self._period
-
-    def _is_useless(self, at_bound: bool) -> bool:
-        """Whether nobody here could use what is left at the bound, which must not be kept from the other nodes then."""
-        return at_bound and not self._waiters and self._lease.left == self._lease.tail()[1]
 
     async def _look_again(self, error: StoreWentBackwards) -> None:
         """Looks, now and then, whether a sequence that was behind has been advanced; raises the error unless it was."""
@@ -279,36 +280,29 @@ class Lane:
         if self._lease.left and self._clock.boot() >= self._lease.expires_at:
             self.drop(Cause.EXPIRED)
 
-    async def _grant(self, wanted: int) -> Grant:
-        """Has the store move the counter, and puts what it returned into the lease."""
+    async def _grant(self, wanted: int) -> Grant | None:
+        """Has the store move the counter, and puts what it returned into the lease. None where there is no row yet."""
         asked_at = self._clock.boot()
-        grant = await self._ask_store(wanted)
+        grant = await self._write(wanted)
+        if grant is None:
+            if self._name in self._marks:
+                raise self._marks.missing(self._name)
+            return None
         try:
             self._marks.advance(self._name, grant)
         except StoreWentBackwards:
             self._burned.add(Cause.WENT_BACKWARDS, grant.granted)
             raise
         self._sequence = grant.sequence
-        self._rates.note(self._title, grant.last_value, grant.step)
+        self._rates.note(self._name, grant.last_value, grant.step)
         if (grant.generation, grant.step) != (self._lease.generation, self._lease.step) or _is_rising(grant.sequence):
             self.drop(Cause.GENERATION)
+        before = self._lease.left
         self._lease.add(grant, asked_at + self._terms.lease_ttl)
         self._renew_at = asked_at + self._terms.lease_ttl / 3
-        self._refilled_at = self._clock.boot()
-        self._refilled_left = self._lease.left
+        self._reserve.refilled(before, self._lease.left, asked_at, self._clock.boot())
         self._remaining = grant.remaining
-        return grant
-
-    async def _ask_store(self, wanted: int) -> Grant:
-        grant = await self._write(wanted)
-        if grant is not None:
-            return grant
-        if self._name in self._marks:
-            raise self._marks.missing(self._name)
-        await self._make()
-        grant = await self._write(wanted)
-        if grant is None:
-            raise StoreUnavailable(f"sequence {self._title!r} vanished while it was created")
+        self._writes += 1
         return grant
 
     async def _write(self, wanted: int) -> Grant | None:
@@ -338,7 +332,10 @@ class Lane:
             raise
 
     def _serve(self, at_bound: bool, remaining: int, most: int) -> None:
-        """Gives the waiters their ranges, first come first served. At the bound, who cannot have all is refused.
+        """Gives the waiters their ranges, first come first served.
+
+        At the bound, of a counter nothing was granted: who cannot have all of what the store has left is refused, the
+        others wait for a write that asks for no more than that.
 
         Args:
             at_bound: Whether fewer were granted than were wanted.
@@ -346,30 +343,35 @@ class Lane:
             most: How many waiters are served.
         """
         now = self._clock.boot()
+        next_round: list[_Waiter] = []
         for _ in range(most):
-            count, answer = self._waiters[0]
+            count, answer = waiter = self._waiters[0]
             if answer.done():
                 pass
             elif count and self._starts_over(self._sequence):
                 answer.set_exception(StartsOver())
             else:
-                if not at_bound:
+                if remaining and not at_bound:  # of the last ids of all none is left behind
                     self._burned.add(Cause.LEFTOVER, self._lease.skip_to(count))
                 taken = self._lease.take(count, now)
                 if taken is not None:
                     answer.set_result(taken)
-                elif at_bound and now < self._lease.expires_at:
-                    answer.set_exception(self._refusal(count, remaining))
+                elif not at_bound or now >= self._lease.expires_at:
+                    break  # It came while the store was asked, or the lease has ended since: for the next round.
+                elif count <= remaining and self._sequence.kind == Kind.COUNTER:
+                    remaining -= count
+                    next_round.append(waiter)
                 else:
-                    return  # It came while the store was asked, or the lease has ended since: for the next round.
+                    answer.set_exception(self._refusal(count, remaining))
             self._waiters.popleft()
+        self._waiters.extendleft(reversed(next_round))
 
     def _refusal(self, count: int, remaining: int) -> Refusal:
         """Says why a waiter cannot have that many, of a sequence that does not grant as many as were wanted."""
         left = self._lease.left + remaining
         kind = self._sequence.kind
         if kind == Kind.COUNTER:
-            return SequenceExhausted(self._title, count, left, self._lease.next_range)
+            return SequenceExhausted(self._title, count, left, self._lease.next_range or remaining)
         # Timestamps go on from the clock, wherever the counter is.
         now = int(self._clock.wall() * kind.per_second)
         value = max(self._sequence.max_value - left, now - 1)
@@ -382,6 +384,7 @@ class Lane:
 
     def _refuse_all(self, error: Exception) -> None:
         self._renew_at = self._clock.boot() + RENEW_AGAIN_SECONDS
+        self._reserve.failed()
         if not self._waiters:
             _log.warning("renewal_failed", sequence=self._title, error=str(error))
         while self._waiters:
@@ -392,7 +395,7 @@ class Lane:
     async def _give_back(self) -> None:
         """Gives the unused tail of the last grant back, and burns what else is left."""
         lease, self._lease = self._lease, Lease(self._period)
-        self._refilled_left = 0
+        self._reserve.dropped()
         value, count, version = lease.tail()
         returned = 0
         try:

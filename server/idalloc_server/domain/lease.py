@@ -23,6 +23,7 @@ class Lease:
         generation: The sequence's generation.
         sequence: The settings of the sequence.
         step: The distance from one id to the next.
+        left: How many ids are left.
         expires_at: When the lease ends, in ``Clock.boot`` seconds.
     """
 
@@ -35,6 +36,7 @@ class Lease:
         "_version",
         "expires_at",
         "generation",
+        "left",
         "sequence",
         "step",
     )
@@ -45,17 +47,13 @@ class Lease:
         self.generation = 0
         self.sequence = _UNKNOWN
         self.step = 1
+        self.left = 0
         self.expires_at = -math.inf
         self._first = 0
         self._count = 0
         self._later: deque[tuple[int, int]] = deque()
         self._last_value = 0
         self._version = (0, 0)
-
-    @property
-    def left(self) -> int:
-        """How many ids are left."""
-        return self._count + sum(count for _, count in self._later)
 
     @property
     def next_range(self) -> int:
@@ -72,6 +70,7 @@ class Lease:
         first = self._first
         self._first += count * self.step
         self._count -= count
+        self.left -= count
         if not self._count and self._later:
             self._first, self._count = self._later.popleft()
         return Range(first, count, self.step, self.generation, self.expires_at, self.sequence, self._period)
@@ -88,6 +87,7 @@ class Lease:
         while self._count < count:
             skipped += self._count
             self._first, self._count = self._later.popleft()
+        self.left -= skipped
         return skipped
 
     def add(self, grant: Grant, expires_at: float) -> None:
@@ -105,6 +105,7 @@ class Lease:
             self.step = grant.step
         if not grant.granted:
             return
+        self.left += grant.granted
         if not self._count:
             self._first = grant.value_before + grant.step
             self._count = grant.granted

@@ -40,7 +40,10 @@ class Marks:
         """Whether a row that was behind its mark has been advanced on purpose: in a new generation, up to the mark."""
         if row is None or row.last_value is None:
             return False
-        generation, value, direction = self._marks[row.name]
+        mark = self._marks.get(row.name)
+        if mark is None:
+            return True
+        generation, value, direction = mark
         return row.generation > generation and (row.last_value - value) * direction >= 0
 
     def generation(self, name: str) -> int:
@@ -57,9 +60,9 @@ class Marks:
 
         A mark that stands elsewhere by now, since a newer lane of the name went on, stays where it is.
         """
-        marked_generation, marked_value, direction = self._marks[name]
-        if (marked_generation, marked_value) == (generation, end):
-            self._marks[name] = (generation, value, direction)
+        mark = self._marks.get(name)
+        if mark is not None and mark[:2] == (generation, end):
+            self._marks[name] = (generation, value, mark[2])
 
     def _backwards(self, name: str, found: str) -> StoreWentBackwards:
         generation, value, _ = self._marks[name]

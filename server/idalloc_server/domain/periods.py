@@ -5,6 +5,7 @@ import math
 
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid, StoreUnavailable
+from idalloc_server.domain.fencing import generation_after
 from idalloc_server.domain.lane import Lane
 from idalloc_server.domain.period import period_at, period_end
 from idalloc_server.domain.range import Range
@@ -42,10 +43,11 @@ class PeriodLane(Lane):
         await super().close()
         if self.is_over:
             self._marks.forget(self._name)
+            self._rates.forget(self._name)
 
-    async def _ask_store(self, wanted: int) -> Grant:
+    async def _grant(self, wanted: int) -> Grant | None:
         await self._open()
-        return await super()._ask_store(wanted)
+        return await super()._grant(wanted)
 
     async def _look(self) -> Row | None:
         await self._open()
@@ -199,7 +201,8 @@ class Periods:
             row = await store.get(self._name)
             if row is not None and not row.deleted and row.generation < generation:
                 by = f"catch up with generation {generation}"
-                change = Revision(row.sequence, row.sequence.before_start, by, self._clock.wall(), True, generation)
+                newer = generation_after(row.sequence, generation)
+                change = Revision(row.sequence, row.sequence.before_start, by, self._clock.wall(), True, newer)
                 await store.revise(self._name, row.revision, change)
 
         await within(self._shared.terms.store_timeout, follow())

@@ -21,7 +21,7 @@ from idalloc_server.domain.errors import (
     SequenceNotFound,
     StoreUnavailable,
 )
-from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period
+from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period, generation_after
 from idalloc_server.domain.format import Parts, compile_format
 from idalloc_server.domain.overview import Overview, etag_of, overview
 from idalloc_server.domain.period import check_period, period_at
@@ -174,7 +174,7 @@ class Registry:
             check_change(before, after, (await self._counter(row))[1])
             ends_leases = replace(after, description=before.description, labels=before.labels) != before
             limit = after.bound if after.bound != before.bound else None
-            return _Plan(self._revision(name, after, author, ends_leases=ends_leases, limit=limit))
+            return _Plan(self._revision(row, after, author, ends_leases=ends_leases, limit=limit))
 
         check_name(name, "name")
         row, ends_leases = await self._finish(name, self._change(name, etag, author, plan))
@@ -194,7 +194,7 @@ class Registry:
         """
 
         async def plan(row: Row) -> _Plan:
-            return _Plan(self._revision(name, row.sequence, author)._replace(deleted=True))
+            return _Plan(self._revision(row, row.sequence, author)._replace(deleted=True))
 
         check_name(name, "name")
         row, _ = await self._finish(name, self._change(name, etag, author, plan))
@@ -227,11 +227,12 @@ class Registry:
                     raise InvalidRequest("past", f"must not lie more than max_clock_skew ahead of the clock; is {past}")
             at_least = _last_point(sequence, past)
             if sequence.reset == Reset.NEVER:
-                return _Plan(self._revision(name, sequence, author)._replace(at_least=at_least))
+                return _Plan(self._revision(row, sequence, author)._replace(at_least=at_least))
             counter = name_of_period(name, period or period_at(sequence, self._clock.wall()))
             seen = max(self._allocator.generation_seen(name), self._allocator.generation_seen(counter), row.generation)
-            generation = await self._ask(advance_period(self._store, counter, sequence, at_least, seen))
-            return _Plan(self._revision(name, sequence, author)._replace(generation=generation), begun=True)
+            opened = await self._ask(advance_period(self._store, counter, sequence, at_least, seen))
+            newer = generation_after(sequence, opened)
+            return _Plan(self._revision(row, sequence, author)._replace(generation=newer), begun=True)
 
         check_name(name, "name")
         row, _ = await self._finish(name, self._change(name, etag, author, plan))
@@ -250,7 +251,7 @@ class Registry:
             name,
             sequence.before_start,
             sequence,
-            generation=self._allocator.generation_seen(name) + 1,
+            generation=generation_after(sequence, self._allocator.generation_seen(name)),
             revised_by=author.by,
             created_at=now,
             changed_at=now,
@@ -265,7 +266,7 @@ class Registry:
             if row.last_value is None:
                 raise _no_last_value(name)
             check_change(row.sequence, sequence, row.last_value)
-            change = self._revision(name, sequence, author, limit=sequence.bound)
+            change = self._revision(row, sequence, author, limit=sequence.bound)
             revised = await self._ask(self._store.revise(name, row.revision, change))
             if revised is not None and author.made(revised):
                 return revised
@@ -301,10 +302,11 @@ class Registry:
         raise SequenceChanged(name, etag_of(row) if row else "")
 
     def _revision(
-        self, name: str, sequence: Sequence, author: Author, *, ends_leases: bool = True, limit: int | None = None
+        self, row: Row, sequence: Sequence, author: Author, *, ends_leases: bool = True, limit: int | None = None
     ) -> Revision:
         # A node that saw a higher generation than a restored store has goes on in a newer one only.
-        generation = self._allocator.generation_seen(name) + 1 if ends_leases else 1
+        seen = max(row.generation, self._allocator.generation_seen(row.name))
+        generation = generation_after(sequence, seen) if ends_leases else 1
         now = self._clock.wall()
         return Revision(sequence, sequence.before_start, author.by, now, ends_leases, generation, limit)
 

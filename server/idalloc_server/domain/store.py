@@ -16,7 +16,7 @@ class Grant(NamedTuple):
 
     Attributes:
         last_value: The counter after the write.
-        granted: How many ids were granted: what was wanted, or what is left, or 0.
+        granted: How many ids were granted: what was wanted, or 0; of timestamps also fewer.
         sequence: The settings of the sequence. Equal settings of one process are one object.
         remaining: How many ids the sequence has left after the write.
         generation: The sequence's generation, which never falls.
@@ -158,7 +158,7 @@ class Store(Protocol):
         ...
 
     async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
-        """Moves a sequence's counter by up to ``wanted`` steps, never past its bound, in one atomic write.
+        """Moves a sequence's counter by ``wanted`` steps, in one atomic write; not at all where its bound is nearer.
 
         With ``wanted`` 0 the counter stays, and the answer tells the generation: this renews a lease. Of a sequence of
         timestamps, and of one with a reset, none are granted: ``grant_timestamps`` and the periods' counters do that.
@@ -183,8 +183,8 @@ class Store(Protocol):
 
         The first one is ``now``, or the one behind the counter where that is later; the last one lies at most
         ``ahead`` behind ``now``: fewer than ``wanted`` are granted where that, or max_value, does not allow more. Where
-        the store has a clock of its own, a ``now`` that is more than ``ahead`` behind it is taken for one that is
-        ``ahead`` behind it, so that no node with a wrong clock spoils the sequence.
+        the store has a clock of its own, that one counts in place of a ``now`` that lies more than ``ahead`` behind it,
+        so that no node with a wrong clock spoils the sequence for the others.
 
         Args:
             name: The sequence's name; its kind is one of timestamps.

@@ -18,12 +18,16 @@ class Terms:
         store_timeout: When a store call is given up, in seconds.
         auto_create_sequences: Whether a sequence is created on first use.
         max_clock_skew: How far timestamps may be ahead of the clock, in seconds.
+        outage_reserve: For how long the ids of a lane are to last while the store is away, in seconds.
+        max_reserved_ids: The most ids that a lane holds ahead of its callers.
     """
 
     lease_ttl: float
     store_timeout: float
     auto_create_sequences: bool
     max_clock_skew: float = 60.0
+    outage_reserve: float = 60.0
+    max_reserved_ids: int = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,17 +40,18 @@ _WAY_DOWN = (
     f"LEAST(GREATEST(COALESCE(min_value, {DEFAULT_MIN_VALUE}), GREATEST(last_value, 0) - {_FARTHEST}), last_value)"
     " - last_value"
 )
-# $1 ids, or what is left; 0 where last_value is NULL, step is 0, or the row is no counter.
+# $1 ids, or none where fewer are left, last_value is NULL, step is 0, or the row is no counter.
 _GRANTED = (
-    f"LEAST($1, CASE WHEN COALESCE(mode, '{PERIOD}') = '{PERIOD}' THEN COALESCE("
+    f"CASE WHEN $1 <= CASE WHEN COALESCE(mode, '{PERIOD}') = '{PERIOD}' THEN COALESCE("
     f"CASE WHEN {_STEP} > 0 THEN ({_WAY_UP}) / {_STEP} WHEN {_STEP} < 0 THEN ({_WAY_DOWN}) / {_STEP} ELSE 0 END, 0)"
-    " ELSE 0 END)"
+    " ELSE 0 END THEN $1 ELSE 0 END"
 )
 
-# $4 is the node's clock, $5 how far ahead of a clock may be. What a unit is, the settings say: no text in them can
-# look like this, since its quotation marks would be escaped.
+# $4 is the node's clock, $5 how far ahead of a clock may be; one that is further ahead of the store's does not count.
+# What a unit is, the settings say: no text in them can look like this, since its quotation marks would be escaped.
 _UNIT = f"CASE WHEN settings LIKE '%\"kind\": {Kind.TIMESTAMP_US:d}%' THEN 1000 ELSE 1 END"
-_CLOCK = f"LEAST($4, CAST(CURRENT_TIMESTAMP AS BIGINT) * {_UNIT} + $5)"
+_STORE_CLOCK = f"CAST(CURRENT_TIMESTAMP AS BIGINT) * {_UNIT}"
+_CLOCK = f"CASE WHEN $4 <= {_STORE_CLOCK} + $5 THEN $4 ELSE {_STORE_CLOCK} END"
 _BASE = f"GREATEST(last_value, {_CLOCK} - 1)"
 _TIMESTAMPS = (
     f"CASE WHEN mode = '{TIMESTAMP}' AND last_value IS NOT NULL"

@@ -38,7 +38,8 @@ class CrateStore:
 
     async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
         """See ``Store.grant``."""
-        return _grant_of(name, await self._http.write(self._sql.grant, min(wanted, MAX_ID), lease_ms, name))
+        wanted = wanted if wanted <= MAX_ID else 0  # so many are never left, and no BIGINT is that large
+        return _grant_of(name, await self._http.write(self._sql.grant, wanted, lease_ms, name))
 
     async def grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
         """See ``Store.grant_timestamps``."""

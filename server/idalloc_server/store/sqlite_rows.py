@@ -51,7 +51,7 @@ def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int) -> Gran
     left = 0
     if found.mode in (None, settings.PERIOD):
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value)
-    granted = min(wanted, left)
+    granted = wanted if wanted <= left else 0
     return _granted(db, found, lease_ms, before + granted * sequence.step, granted, left - granted)
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.domain.errors import InvalidRequest, StoreOutcomeUnknown
 from idalloc_server.domain.sequence import MAX_ID, Kind, Sequence, name_of_period
-from tests.fakes import FakeClock, MemoryStore
+from tests.fakes import FakeClock, MemoryStore, lost_request
 from tests.memory_rows import Row
 from tests.unit.registry.conftest import EFFECTIVE_IN, Node, create_monthly, new, reached
 
@@ -133,3 +133,32 @@ async def test_timestamps_are_not_advanced_far_ahead_of_the_clock(node: Node, cl
         await node.registry.advance("ev", in_microseconds, "", "", new())
     assert refused.value.field == "past"
     await node.registry.advance("ev", int(clock.wall() * 1000) + 50_000, "", "", new())
+
+
+async def test_settings_of_an_update_between_the_two_writes_of_an_advance_hold_in_the_period_too(
+    node: Node, other: Node, store: MemoryStore, clock: FakeClock
+) -> None:
+    await create_monthly(node)
+    assert await other.take("bills", 2) == [1, 2]
+    gate = store.hold("open_period")
+    advance = asyncio.create_task(node.registry.advance("bills", 600, "", "", new()))
+    await asyncio.sleep(0.001)
+    changed = await other.registry.update("bills", {"step": 10}, "", new())
+    gate.set()
+    advanced = await advance
+    clock.advance(max(changed.effective_in, advanced.effective_in))
+    assert await node.take("bills", 2) == [611, 621]
+    assert await other.take("bills", 2) == [631, 641]
+
+
+async def test_settings_of_an_update_hold_though_an_advance_broke_off_before_it(
+    node: Node, other: Node, store: MemoryStore, clock: FakeClock
+) -> None:
+    await create_monthly(node)
+    store.next("revise", lost_request())
+    with pytest.raises(StoreOutcomeUnknown):
+        await node.registry.advance("bills", 600, "", "", new())
+    changed = await other.registry.update("bills", {"step": 10}, "", new())
+    clock.advance(changed.effective_in)
+    assert await node.take("bills", 2) == [611, 621]
+    assert await other.take("bills", 2) == [631, 641]

@@ -78,3 +78,13 @@ async def test_an_advance_and_the_time_of_timestamps_are_no_rate(node: Node, clo
     for name in ("ev", "orders"):
         shown = await node.registry.get(name)
         assert (shown.ids_per_second, shown.exhausted_at) == (0.0, None)
+
+
+async def test_rate_of_a_sequence_with_a_reset_is_that_of_its_period(node: Node, clock: FakeClock) -> None:
+    await create_monthly(node)
+    await node.registry.update("bills", {"description": "seen once more"}, "", new())
+    for _ in range(20):
+        await node.take("bills", 10)
+        clock.advance(1.0)
+    shown = await node.registry.get("bills")
+    assert 8 <= shown.ids_per_second <= 40  # what is held ahead is counted
