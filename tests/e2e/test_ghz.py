@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2
 
-from idalloc.v1 import id_allocator_pb2
+from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
 from tests.processes import Server, running
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +97,27 @@ def test_every_rpc_that_gives_ids_has_a_configuration() -> None:
     called = {json.loads(path.read_text())["call"].replace("/", ".") for path in CONFIGURATIONS}
     [service] = id_allocator_pb2.DESCRIPTOR.services_by_name.values()
     assert {method.full_name for method in service.methods} <= called
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda path: path.stem)
+def test_every_configuration_says_what_the_protos_say(configuration: Path) -> None:
+    content = json.loads(configuration.read_text())
+    service, _, name = content["call"].rpartition("/")
+    services = [
+        service
+        for file in (id_allocator_pb2, node_pb2, sequences_pb2, health_pb2)
+        for service in file.DESCRIPTOR.services_by_name.values()
+    ]
+    [method] = (found.methods_by_name[name] for found in services if found.full_name == service)
+    fields = {field.name for field in method.input_type.fields}
+    assert set(content["data"]) <= fields
+    # ghz ends a stream after 20 s, as any call, unless it is told otherwise.
+    assert (content.get("timeout") == "0s") == method.server_streaming
+
+
+def test_every_configuration_is_explained() -> None:
+    explained = (ROOT / "examples" / "ghz" / "README.md").read_text()
+    assert [path.name for path in CONFIGURATIONS if f"`{path.name}`" not in explained] == []
 
 
 def test_the_flat_configuration_uses_no_templates() -> None:

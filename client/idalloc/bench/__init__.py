@@ -1,0 +1,4 @@
+"""A load generator for any idalloc server, which also looks at the ids: what `idalloc bench` runs.
+
+It needs the extra `idalloc[bench]`.
+"""

@@ -1,0 +1,280 @@
+"""Makes the calls: one task for each caller, on channels that share no connection."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import grpc
+
+from idalloc._errors import ServerUnreachable, from_rpc_error
+from idalloc.bench._latencies import Latencies
+from idalloc.bench._plan import Call, Plan, calls
+from idalloc.bench._verifier import Mark, Trail, Verifier
+
+# How fine the chart over time is.
+INTERVAL_NS = 100_000_000
+
+# How long a caller that found no server, or none that serves, waits before its next call: such calls fail at once, and
+# would keep this process busy.
+PAUSE = 0.1
+
+# Nothing is tried again: what fails is to be counted.
+_OPTIONS = [
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.primary_user_agent", f"idalloc-bench/{version('idalloc')}"),
+]
+
+
+class Tally:
+    """What came of one kind of call.
+
+    Attributes:
+        latencies: Of calls that succeeded; of a stream, from its start to its end.
+        messages: Of a stream's messages: each from the one before, or from the start, until it was here.
+        ids: How many ids came.
+        errors: Failed calls, by status and reason.
+        cut: Streams that were under way when the time was over, and ended by the bench.
+    """
+
+    def __init__(self, rpc: str) -> None:
+        self.rpc = rpc
+        self.latencies = Latencies()
+        self.messages = Latencies()
+        self.ids = 0
+        self.errors: Counter[tuple[grpc.StatusCode, str]] = Counter()
+        self.cut = 0
+
+
+class Connection:
+    """A channel of its own.
+
+    Attributes:
+        channel: The channel.
+        losses: How often its connection was lost: behind each loss another node may answer.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self.losses = 0
+
+    def method(self, call: Call) -> Any:
+        """What makes a call; its request is bytes already."""
+        kind = self.channel.unary_stream if call.chunk else self.channel.unary_unary
+        path = f"/idalloc.v1.IdAllocatorService/{call.rpc}"
+        return kind(path, request_serializer=None, response_deserializer=call.response.FromString)
+
+    async def watch(self) -> None:
+        """Counts losses, until it is cancelled."""
+        while True:
+            await self.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            self.losses += 1
+            await self.channel.channel_ready()
+
+
+class Caller:
+    """One of those who call, each on one of the connections.
+
+    Attributes:
+        connection: Its connection.
+        methods: What makes each kind of call, by its name.
+        trail: What it got last.
+    """
+
+    def __init__(self, connection: Connection, kinds: list[Call]) -> None:
+        self.connection = connection
+        self.methods = {call.rpc: connection.method(call) for call in kinds}
+        self.trail = Trail()
+
+
+class Bench:
+    """One run of a plan.
+
+    Attributes:
+        plan: The plan.
+        tallies: What came of each kind of call, by its name.
+        messages: The first message of each kind of error.
+        verifier: What looks at the ids, if the plan says so.
+        date: When counting began.
+        seconds: For how long calls were counted: until the last one was answered.
+        cpu_seconds: The time that this process computed meanwhile.
+        calls_over_time: How many calls, or messages of streams, came in each tenth of a second.
+        ids_over_time: How many ids.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._calls = calls(plan)
+        self.tallies = {call.rpc: Tally(call.rpc) for call in self._calls}
+        self.messages: dict[tuple[grpc.StatusCode, str], str] = {}
+        self.verifier = Verifier() if plan.verify else None
+        self.date = datetime.now(UTC)
+        self.seconds = 0.0
+        self.cpu_seconds = 0.0
+        self.calls_over_time: Counter[int] = Counter()
+        self.ids_over_time: Counter[int] = Counter()
+        self._counting = False
+        self._over = False
+        self._left = plan.total
+        self._began = 0
+        self._cpu = 0.0
+        self._time_limit: float | None = None
+
+    @property
+    def errors(self) -> int:
+        """How many calls failed."""
+        return sum(tally.errors.total() for tally in self.tallies.values())
+
+    async def run(self) -> None:
+        """Connects, warms up, and counts.
+
+        Raises:
+            ServerUnreachable: There is no server.
+        """
+        plan = self.plan
+        connections = [Connection(plan.target) for _ in range(min(plan.connections, plan.concurrency))]
+        watchers: list[asyncio.Task[None]] = []
+        try:
+            await self._connect(connections)
+            watchers = [asyncio.create_task(connection.watch()) for connection in connections]
+            if plan.total is None:
+                self._time_limit = time.monotonic() + plan.warm_up + plan.duration + plan.timeout
+            async with asyncio.TaskGroup() as callers:
+                for number in range(plan.concurrency):
+                    callers.create_task(self._call_in_turn(connections[number % len(connections)], number))
+                if plan.warm_up:
+                    await asyncio.sleep(plan.warm_up)
+                self._count()
+                if plan.total is None:
+                    await asyncio.sleep(plan.duration)
+                    self._over = True
+            self.seconds = (time.perf_counter_ns() - self._began) / 1e9
+            self.cpu_seconds = time.process_time() - self._cpu
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+            for connection in connections:
+                await connection.channel.close()
+
+    async def _connect(self, connections: list[Connection]) -> None:
+        ready = asyncio.gather(*(connection.channel.channel_ready() for connection in connections))
+        try:
+            await asyncio.wait_for(ready, self.plan.timeout)
+        except TimeoutError:
+            raise ServerUnreachable(f"no answer from {self.plan.target} in {self.plan.timeout:g} s") from None
+
+    def _count(self) -> None:
+        self._counting = True
+        self.date = datetime.now(UTC)
+        self._cpu = time.process_time()
+        self._began = time.perf_counter_ns()
+
+    async def _call_in_turn(self, connection: Connection, number: int) -> None:
+        """One caller: a call after the other, until it is over."""
+        caller = Caller(connection, self._calls)
+        turn = number * 31 % len(self._calls)  # not all callers begin with the same kind of call
+        while not self._over:
+            if self._counting and self._left is not None:
+                if not self._left:
+                    return
+                self._left -= 1
+            call = self._calls[turn]
+            turn = (turn + 1) % len(self._calls)
+            await (self._stream if call.chunk else self._unary)(caller, call)
+
+    async def _unary(self, caller: Caller, call: Call) -> None:
+        counted, mark = self._counting, self._mark(caller)
+        began = time.perf_counter_ns()
+        try:
+            reply = await caller.methods[call.rpc](call.request, timeout=self.plan.timeout)
+        except grpc.RpcError as error:
+            await self._refused(call, error, counted)
+            return
+        ended = time.perf_counter_ns()
+        if self._received(caller, call, reply, call.ids, mark, ended, counted) and counted:
+            self.tallies[call.rpc].latencies.add(ended - began)
+
+    async def _stream(self, caller: Caller, call: Call) -> None:
+        counted, mark, tally, missing = self._counting, self._mark(caller), self.tallies[call.rpc], call.ids
+        timeout = self.plan.timeout * -(-call.ids // call.chunk)
+        if self._time_limit is not None:
+            timeout = min(timeout, self._time_limit - time.monotonic())
+        began = before = time.perf_counter_ns()
+        stream = caller.methods[call.rpc](call.request, timeout=timeout)
+        try:
+            async for reply in stream:
+                now = time.perf_counter_ns()
+                count = self._received(caller, call, reply, min(call.chunk, missing), mark, now, self._counting)
+                if not count:
+                    return
+                missing -= count
+                if self._counting:
+                    tally.messages.add(now - before)
+                if self._over:
+                    tally.cut += 1
+                    return
+                before = time.perf_counter_ns()
+        except grpc.RpcError as error:
+            await self._refused(call, error, self._counting)
+            return
+        finally:
+            stream.cancel()
+        if missing > 0:
+            self._failed(call, grpc.StatusCode.UNKNOWN, "INCOMPLETE", f"{missing} ids were missing", self._counting)
+        elif counted:
+            tally.latencies.add(time.perf_counter_ns() - began)
+
+    def _mark(self, caller: Caller) -> Mark | None:
+        return self.verifier.mark(caller.connection.losses) if self.verifier else None
+
+    def _received(
+        self, caller: Caller, call: Call, reply: Any, asked: int, mark: Mark | None, now: int, counted: bool
+    ) -> int:
+        """Takes a reply in, the only place where one arrives; returns how many ids it brought; 0 if it failed."""
+        try:
+            count = call.decode(reply)
+        except ValueError:
+            count = 0
+        if count < 1:
+            self._failed(call, grpc.StatusCode.UNKNOWN, "MALFORMED", "a reply brought no ids", counted)
+            return 0
+        if self.verifier is not None and mark is not None:
+            check = self.verifier.check_doc_ids if call.of_doc_ids else self.verifier.check_range
+            check(reply, asked, mark, caller.trail, caller.connection.losses)
+        if counted:
+            self.tallies[call.rpc].ids += count
+            interval = (now - self._began) // INTERVAL_NS
+            self.calls_over_time[interval] += 1
+            self.ids_over_time[interval] += count
+        return count
+
+    async def _refused(self, call: Call, error: grpc.RpcError, counted: bool) -> None:
+        refusal = from_rpc_error(error, self.plan.target)
+        self._failed(call, refusal.code, refusal.reason, str(refusal), counted)
+        if refusal.code is grpc.StatusCode.UNAVAILABLE:
+            await asyncio.sleep(PAUSE)
+
+    def _failed(self, call: Call, code: grpc.StatusCode, reason: str, message: str, counted: bool) -> None:
+        if counted:
+            self.tallies[call.rpc].errors[code, reason] += 1
+            self.messages.setdefault((code, reason), message)
+
+
+def run(plan: Plan) -> Bench:
+    """Runs a plan, on uvloop where it is installed."""
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with suppress(ModuleNotFoundError):
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    bench = Bench(plan)
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(bench.run())
+    return bench

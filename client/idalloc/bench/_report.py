@@ -1,0 +1,182 @@
+"""What is said of a bench: to people, and as JSON in the shape of ghz's."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from idalloc.bench._engine import Bench, Tally
+from idalloc.bench._latencies import PERCENTAGES, Latencies
+
+# Those that ghz tells of, and the steps of its histogram.
+_GHZ_PERCENTAGES = (10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0)
+_GHZ_STEPS = 10
+# From this share of a core on, Python cannot make more calls.
+_BUSY = 0.9
+
+
+def succeeded(bench: Bench) -> bool:
+    """Whether ids came, no call failed, and nothing is wrong with them."""
+    came = any(tally.ids for tally in bench.tallies.values())
+    return came and not bench.errors and not (bench.verifier and bench.verifier.findings)
+
+
+def to_json(bench: Bench) -> dict[str, Any]:
+    """The whole report.
+
+    What ghz tells has ghz's names and units: nanoseconds, but seconds for the marks of the histogram, and latencies of
+    calls that succeeded. Its list of all single calls stays empty.
+    """
+    plan, verifier, tallies = bench.plan, bench.verifier, list(bench.tallies.values())
+    latencies = Latencies.of_all(tally.latencies for tally in tallies)
+    codes: dict[str, int] = {"OK": latencies.count} if latencies.count else {}
+    errors: dict[str, int] = {}
+    for tally in tallies:
+        for (code, reason), count in tally.errors.items():
+            codes[_go_name(code)] = codes.get(_go_name(code), 0) + count
+            text = f"rpc error: code = {_go_name(code)} desc = {reason}: {bench.messages[code, reason]}"
+            errors[text] = errors.get(text, 0) + count
+    calls = latencies.count + bench.errors
+    return {
+        "date": bench.date.isoformat().replace("+00:00", "Z"),
+        "endReason": "timeout" if plan.total is None else "normal",
+        "options": {
+            "call": ", ".join(f"idalloc.v1.IdAllocatorService/{rpc}" for rpc in bench.tallies),
+            "host": plan.target,
+            "insecure": True,
+            "concurrency": plan.concurrency,
+            "connections": min(plan.connections, plan.concurrency),
+            "total": plan.total or 0,
+            "duration": 0 if plan.total is not None else round(plan.duration * 1e9),
+            "timeout": round(plan.timeout * 1e9),
+            "scenario": plan.scenario,
+            "sequence": plan.sequence,
+            "idCount": plan.id_count,
+            "warmUp": round(plan.warm_up * 1e9),
+        },
+        "count": calls,
+        "total": round(bench.seconds * 1e9),
+        "average": latencies.average,
+        "fastest": latencies.fastest,
+        "slowest": latencies.slowest,
+        "rps": calls / bench.seconds,
+        "errorDistribution": errors,
+        "statusCodeDistribution": codes,
+        "latencyDistribution": [
+            {"percentage": round(percentage), "latency": latency}
+            for percentage, latency in _percentiles(latencies, _GHZ_PERCENTAGES)
+        ],
+        "histogram": [
+            {"mark": mark / 1e9, "count": count, "frequency": count / latencies.count}
+            for mark, count in latencies.distribution(_GHZ_STEPS)
+            if latencies.count
+        ],
+        "details": [],
+        "ids": sum(tally.ids for tally in tallies),
+        "idsPerSecond": sum(tally.ids for tally in tallies) / bench.seconds,
+        "percentiles": _named_percentiles(latencies),
+        "rpcs": [_rpc(tally, bench.seconds) for tally in tallies],
+        "clientCpu": bench.cpu_seconds / bench.seconds,
+        "verified": verifier
+        and {
+            "ids": verifier.ids,
+            "twice": verifier.twice,
+            "disordered": verifier.disordered,
+            "malformed": verifier.malformed,
+            "intervals": verifier.intervals,
+            "findings": verifier.told,
+        },
+    }
+
+
+def to_text(bench: Bench) -> str:
+    """The report for people."""
+    return "\n".join(_lines(bench)) + "\n"
+
+
+def _lines(bench: Bench) -> Iterator[str]:
+    plan, verifier = bench.plan, bench.verifier
+    connections = min(plan.connections, plan.concurrency)
+    yield f"{plan.scenario} on {plan.target}: {plan.concurrency} callers, {connections} connections"
+    yield f"{bench.seconds:.1f} s after a warm-up of {plan.warm_up:g} s"
+    yield ""
+    yield f"{'':16}{'calls':>12}{'calls/s':>12}{'ids':>16}{'ids/s':>14}{'errors':>9}"
+    for tally in bench.tallies.values():
+        errors = tally.errors.total()
+        calls = tally.latencies.count + errors
+        yield (
+            f"{tally.rpc:16}{calls:12,}{calls / bench.seconds:12,.0f}"
+            f"{tally.ids:16,}{tally.ids / bench.seconds:14,.0f}{errors:9,}"
+        )
+    yield ""
+    yield "".join([f"{'latency, ms':24}", *(f"{name:>10}" for name in ("p50", "p90", "p95", "p99", "p99.9", "max"))])
+    for tally in bench.tallies.values():
+        streams = tally.messages.count
+        if tally.latencies.count:
+            yield _row(f"{tally.rpc}, stream" if streams else tally.rpc, tally.latencies)
+        if streams:
+            yield _row(f"{tally.rpc}, message", tally.messages)
+    if any(tally.messages.count for tally in bench.tallies.values()):
+        yield "a stream: from its start to its end; a message: from the one before, or the start, until it was here"
+    if cut := sum(tally.cut for tally in bench.tallies.values()):
+        yield f"{cut} streams were cut when the time was over: their messages count, they do not"
+    yield ""
+    if bench.cpu_seconds / bench.seconds >= _BUSY:
+        limit = ": the bench is the limit, not the server; run several of them"
+    else:
+        limit = ""
+    yield f"this process used {bench.cpu_seconds / bench.seconds:.0%} of one core{limit}"
+    for tally in bench.tallies.values():
+        for (code, reason), count in tally.errors.most_common():
+            yield f"{count:,} of {tally.rpc}: {code.name} {reason}: {bench.messages[code, reason]}"
+    if verifier is not None and not verifier.findings:
+        yield f"verified {verifier.ids:,} ids, warm-up included: none came twice, none out of order"
+    elif verifier is not None:
+        yield (
+            f"WRONG: of {verifier.ids:,} ids, {verifier.twice:,} replies repeat some, "
+            f"{verifier.disordered:,} are out of order, {verifier.malformed:,} are not what was asked for"
+        )
+        yield from (f"  {finding}" for finding in verifier.told)
+
+
+def _row(name: str, latencies: Latencies) -> str:
+    values = [value for _, value in latencies.percentiles(PERCENTAGES)] + [latencies.slowest]
+    return "".join([f"{name:24}", *(f"{value / 1e6:10,.2f}" for value in values)])
+
+
+def _rpc(tally: Tally, seconds: float) -> dict[str, Any]:
+    errors = tally.errors.total()
+    calls = tally.latencies.count + errors
+    report: dict[str, Any] = {
+        "rpc": tally.rpc,
+        "count": calls,
+        "rps": calls / seconds,
+        "errors": errors,
+        "ids": tally.ids,
+        "idsPerSecond": tally.ids / seconds,
+        "percentiles": _named_percentiles(tally.latencies),
+    }
+    if tally.messages.count:
+        report |= {
+            "messages": tally.messages.count,
+            "messagePercentiles": _named_percentiles(tally.messages),
+            "cutStreams": tally.cut,
+        }
+    return report
+
+
+def _named_percentiles(latencies: Latencies) -> dict[str, int]:
+    named = {f"p{percentage:g}": value for percentage, value in _percentiles(latencies, PERCENTAGES)}
+    return named | {"max": latencies.slowest} if named else {}
+
+
+def _percentiles(latencies: Latencies, percentages: tuple[float, ...]) -> Iterator[tuple[float, int]]:
+    """Nothing where nothing was measured, as in ghz's own report."""
+    return latencies.percentiles(percentages) if latencies.count else iter(())
+
+
+def _go_name(code: grpc.StatusCode) -> str:
+    """The status as Go, and so ghz, writes it."""
+    if code is grpc.StatusCode.CANCELLED:
+        return "Canceled"
+    return "".join(part.capitalize() for part in code.name.split("_"))

@@ -1,0 +1,148 @@
+"""Looks at every id of every reply: none may come twice, and they must come in the order that was promised."""
+
+from typing import NamedTuple
+
+from idalloc.bench._issued import IssuedIds
+from idalloc.v1 import id_allocator_pb2 as pb
+
+Ranges = pb.AllocateRangeResponse | pb.StreamRangesResponse
+DocIds = pb.GenerateDocIdResponse | pb.StreamDocIdsResponse
+
+# So many findings are told in words; all are counted.
+MOST_TOLD = 5
+
+
+class Mark(NamedTuple):
+    """How far ids had come when a call began.
+
+    Attributes:
+        period: The period of the furthest id.
+        furthest: The furthest id that had been answered with, of a sequence that rises over all nodes.
+        losses: How often the caller's connection had been lost.
+    """
+
+    period: str
+    furthest: int | None
+    losses: int
+
+
+class Trail:
+    """What one caller got last: the next is to lie behind it."""
+
+    def __init__(self) -> None:
+        self.losses = 0
+        self.period = ""
+        self.last: int | None = None
+        self.losses_of_doc_ids = 0
+        self.last_doc_id = ""
+
+
+class Verifier:
+    """Looks at replies, in the order in which they arrive. All ranges are of one sequence.
+
+    Order is looked at where one was promised: from one caller's reply to its next on the same connection, which leads
+    to one node; and, of a sequence that rises over all nodes, from any reply to all calls that began after it.
+
+    Attributes:
+        ids: How many ids were looked at.
+        twice: How many replies brought an id that was there before.
+        disordered: How many brought ids out of order.
+        malformed: How many were not what was asked for, or contradict themselves.
+        told: The first findings, in words.
+    """
+
+    def __init__(self) -> None:
+        self.ids = 0
+        self.twice = 0
+        self.disordered = 0
+        self.malformed = 0
+        self.told: list[str] = []
+        # By period, or by the part of document ids that they share. Not by generation: no id comes again
+        # in a later one.
+        self._issued: dict[tuple[str, str], IssuedIds] = {}
+        self._period = ""
+        self._furthest: int | None = None
+
+    @property
+    def findings(self) -> int:
+        """How many there are."""
+        return self.twice + self.disordered + self.malformed
+
+    @property
+    def intervals(self) -> int:
+        """How many pieces the ids form: what is kept of them."""
+        return sum(map(len, self._issued.values()))
+
+    def mark(self, losses: int) -> Mark:
+        """Notes how far ids have come, as a call begins."""
+        return Mark(self._period, self._furthest, losses)
+
+    def check_range(self, reply: Ranges, asked: int, mark: Mark, trail: Trail, losses: int) -> None:
+        """Looks at a range of a sequence.
+
+        Args:
+            reply: The reply.
+            asked: How many ids it was to have.
+            mark: What ``mark`` said when the call began.
+            trail: What the caller got before.
+            losses: How often the connection has been lost by now.
+        """
+        ids, period = reply.range, reply.period
+        first, last, step, count = ids.first_id, ids.last_id, ids.step, ids.id_count
+        self.ids += count
+        if count != asked or not step or last != first + (count - 1) * step:
+            self.malformed += 1
+            self._tell(f"{first} to {last} in steps of {step} is not {asked} ids")
+            return
+        again = self._of("period", period).add(first, last, step)
+        if again is not None:
+            self.twice += 1
+            self._tell(f"{again} came twice, the second time in {first} to {last}")
+        rising = reply.ordering == pb.ORDERING_RISING
+        before = None
+        if trail.period == period and (rising or mark.losses == losses == trail.losses):
+            before = trail.last
+        if before is None or (first - before) * step > 0:
+            before = mark.furthest if rising and mark.period == period else None
+        if before is not None and (first - before) * step <= 0:
+            self.disordered += 1
+            self._tell(f"{first} came after {before}")
+        trail.losses, trail.period, trail.last = losses, period, last
+        ahead = period > self._period or self._furthest is None or (last - self._furthest) * step > 0
+        if rising and ahead and period >= self._period:
+            self._period, self._furthest = period, last
+
+    def check_doc_ids(self, reply: DocIds, asked: int, mark: Mark, trail: Trail, losses: int) -> None:
+        """Looks at document ids in their compact form; the arguments are those of ``check_range``."""
+        count = 0
+        for run in reply.runs:
+            count += run.id_count
+            doc_id = run.first_doc_id
+            shared, first = doc_id[:12], int(doc_id[12:], 16)
+            last = first + (run.id_count - 1) * run.step
+            again = self._of("document ids", shared).add(first, last, run.step)
+            if again is not None:
+                self.twice += 1
+                self._tell(f"document id {shared}{again:016x} came twice")
+            before = trail.last_doc_id
+            # Another prefix was set meanwhile, or another node answers: then there is no order.
+            comparable = mark.losses == losses == trail.losses_of_doc_ids and doc_id[:4] == before[:4]
+            if comparable and doc_id <= before:
+                self.disordered += 1
+                self._tell(f"document id {doc_id} came after {before}")
+            trail.losses_of_doc_ids, trail.last_doc_id = losses, f"{shared}{last:016x}"
+        self.ids += count
+        if count != asked:
+            self.malformed += 1
+            self._tell(f"{count} document ids came where {asked} were asked for")
+
+    def _of(self, kind: str, part: str) -> IssuedIds:
+        key = kind, part
+        issued = self._issued.get(key)
+        if issued is None:
+            issued = self._issued[key] = IssuedIds()
+        return issued
+
+    def _tell(self, finding: str) -> None:
+        if len(self.told) < MOST_TOLD:
+            self.told.append(finding)

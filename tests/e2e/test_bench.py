@@ -1,0 +1,92 @@
+"""`idalloc bench` against a real server, and beside the real ghz."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_ghz import ghz  # noqa: F401  # a fixture
+from tests.processes import IDALLOC, Server, environment, running
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("bench"), auto_increment_increment=7, auto_increment_offset=3) as server:
+        yield server
+
+
+def idalloc(server: Server, *args: str) -> subprocess.CompletedProcess[str]:
+    env = environment(server=server.address)
+    return subprocess.run([IDALLOC, *args], env=env, capture_output=True, text=True, timeout=50)
+
+
+def bench(server: Server, *args: str) -> Any:
+    done = idalloc(server, "bench", *args, "--warm-up", "200ms", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["unary", "--id-count", "3"],
+        ["stream", "--total-ids", "1000", "--chunk", "100"],
+        ["docids", "--id-count", "50"],
+        ["docids", "--total-ids", "1000", "--chunk", "100"],
+        ["mixed", "--total-ids", "1000", "--chunk", "100"],
+    ],
+    ids=" ".join,
+)
+def test_a_servers_ids_are_right_under_load(server: Server, args: list[str]) -> None:
+    report = bench(server, *args, "--verify", "--total", "400")
+    assert report["statusCodeDistribution"] == {"OK": 400}
+    assert report["verified"]["ids"] > report["ids"] > 0
+    assert report["verified"]["findings"] == []
+
+
+@pytest.mark.parametrize(
+    "settings", [["--ordering", "rising"], ["--step", "-3", "--start", "1000000", "--min-value", "1"]]
+)
+def test_sequences_made_to_measure_are_looked_at_too(server: Server, settings: list[str]) -> None:
+    name = settings[0]
+    created = idalloc(server, "sequences", "create", f"s{name}", *settings)
+    assert created.returncode == 0, created.stderr
+    report = bench(server, "--sequence", f"s{name}", "--verify", "--total", "400")
+    assert report["verified"]["findings"] == []
+
+
+def test_a_duration_is_kept(server: Server) -> None:
+    report = bench(server, "--duration", "1s", "--concurrency", "8")
+    assert 1e9 <= report["total"] < 6e9
+    assert report["endReason"] == "timeout"
+
+
+@pytest.mark.ghz
+@pytest.mark.timeout(400)
+def test_what_reads_ghzs_json_can_read_it(server: Server, ghz: str) -> None:  # noqa: F811
+    configuration = ROOT / "examples" / "ghz" / "allocate_range_flat.json"
+    done = subprocess.run(
+        [ghz, f"--config={configuration}", "--total=200", "--concurrency=8", "--format=json", server.address],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    theirs, ours = json.loads(done.stdout), bench(server, "--total", "200", "--concurrency", "8")
+    assert set(theirs) <= set(ours)
+    assert {name: type(value) for name, value in theirs.items()}.items() <= {
+        name: type(value) for name, value in ours.items()
+    }.items()
+    for name in ("latencyDistribution", "histogram"):
+        assert [set(entry) for entry in ours[name]] == [set(entry) for entry in theirs[name]]
+    for name in ("call", "host", "insecure", "concurrency", "total"):
+        assert ours["options"][name] == theirs["options"][name]
+    assert ours["statusCodeDistribution"] == theirs["statusCodeDistribution"] == {"OK": 200}
+    # Both measured one server: figures of one unit lie close together.
+    for name in ("total", "average", "fastest", "slowest", "rps"):
+        assert 0.02 < ours[name] / theirs[name] < 50
+    assert 0.02 < ours["histogram"][-1]["mark"] / theirs["histogram"][-1]["mark"] < 50

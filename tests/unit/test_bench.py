@@ -1,0 +1,326 @@
+"""`idalloc bench` against a server in memory: what it calls, counts, finds and prints."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from idalloc import cli
+from idalloc.bench._chart import _rate
+from idalloc.bench._engine import Connection
+from idalloc.v1 import id_allocator_pb2 as pb
+from tests.unit.fake_server import FakeServer, serving
+
+# In its tests it makes a few calls, and all of them count.
+FEW = ("--total", "40", "--concurrency", "8", "--warm-up", "0s")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    with serving() as server:
+        monkeypatch.setenv("IDALLOC_SERVER", server.target)
+        monkeypatch.delenv("IDALLOC_TIMEOUT", raising=False)
+        yield server
+
+
+class Run:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *args: str, code: int = 0) -> str:
+        """Runs the bench and returns what it printed."""
+        found = cli.main(["bench", *args])
+        out, err = self._capsys.readouterr()
+        assert (found, err) == (code, ""), out
+        return out
+
+    def json(self, *args: str, code: int = 0) -> Any:
+        return json.loads(self(*args, "--json", code=code))
+
+    def fails(self, code: int, *args: str) -> str:
+        """Runs a bench that cannot be, and returns its one line on stderr."""
+        assert cli.main(["bench", *args]) == code
+        out, err = self._capsys.readouterr()
+        assert out == ""
+        [line] = err.splitlines()
+        return line
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+def change_ranges(server: FakeServer, change: Callable[[int, pb.IdRange], pb.IdRange]) -> None:
+    """Has the server answer with other ids than those that it took."""
+    take, numbers = server._take, count()
+
+    def changed(*args: Any) -> pb.IdRange:
+        return change(next(numbers), take(*args))
+
+    server._take = changed  # type: ignore[method-assign,assignment]
+
+
+def again(number: int, ids: pb.IdRange) -> pb.IdRange:
+    """The planted overlap: the thirtieth answer ends with an id of the one before."""
+    if number == 30:
+        ids.first_id -= 1
+        ids.last_id -= 1
+    return ids
+
+
+def backwards(number: int, ids: pb.IdRange) -> pb.IdRange:
+    """Ids that no one else gets, but that fall from one answer to the next."""
+    first = 10_000_000 - 1_000 * number
+    return pb.IdRange(first_id=first, last_id=first + ids.id_count - 1, step=1, id_count=ids.id_count)
+
+
+SCENARIOS = {
+    "unary": (["unary", "--id-count", "5"], {"AllocateRange"}),
+    "stream": (["stream", "--total-ids", "25", "--chunk", "10"], {"StreamRanges"}),
+    "docids": (["docids", "--id-count", "5"], {"GenerateDocId"}),
+    "docids, streamed": (["docids", "--total-ids", "25", "--chunk", "10"], {"StreamDocIds"}),
+    "mixed": (["mixed", "--total-ids", "25"], {"AllocateRange", "StreamRanges", "GenerateDocId", "StreamDocIds"}),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_each_scenario_makes_its_calls_and_finds_all_right(server: FakeServer, run: Run, name: str) -> None:
+    args, rpcs = SCENARIOS[name]
+    report = run.json(*args, *FEW, "--verify", "--sequence", "orders")
+    assert set(server.requests) == {rpc["rpc"] for rpc in report["rpcs"]} == rpcs
+    assert sum(map(len, server.requests.values())) == report["count"] == 40
+    assert report["ids"] == report["verified"]["ids"] == sum(server._next.values()) - len(server._next)
+    assert report["verified"] | {"twice": 0, "disordered": 0, "malformed": 0, "findings": []} == report["verified"]
+    assert 1 <= report["verified"]["intervals"] <= 2
+    assert {getattr(r, "sequence", "orders") for requests in server.requests.values() for r in requests} == {"orders"}
+
+
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name != "mixed"])
+def test_a_planted_overlap_is_found(server: FakeServer, run: Run, name: str) -> None:
+    args, _ = SCENARIOS[name]
+    change_ranges(server, again)
+    report = run.json(*args, *FEW, "--verify", code=1)
+    assert report["statusCodeDistribution"] == {"OK": 40}
+    assert report["verified"]["twice"] == 1
+    assert "came twice" in report["verified"]["findings"][0]
+    assert run.json(*args, *FEW)["verified"] is None  # only who looks finds it
+
+
+def test_the_same_range_given_twice_is_told_to_people(server: FakeServer, run: Run) -> None:
+    ids = pb.IdRange(first_id=7, last_id=9, step=1, id_count=3)
+    change_ranges(server, lambda number, _: ids)
+    told = run("--id-count", "3", "--total", "2", "--warm-up", "0s", "--verify", code=1)
+    assert "WRONG: of 6 ids, 1 replies repeat some" in told
+    assert "7 came twice, the second time in 7 to 9" in told
+
+
+@pytest.mark.parametrize("name", ["unary", "stream", "docids"])
+def test_ids_out_of_order_are_found(server: FakeServer, run: Run, name: str) -> None:
+    change_ranges(server, backwards)
+    args, _ = SCENARIOS[name]
+    report = run.json(*args, "--total", "4", "--concurrency", "1", "--warm-up", "0s", "--verify", code=1)
+    assert report["verified"]["twice"] == 0
+    assert report["verified"]["disordered"] == (11 if name == "stream" else 3)
+
+
+def test_every_failed_call_is_counted_by_status_and_reason_and_not_tried_again(server: FakeServer, run: Run) -> None:
+    server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=3)
+    server.fail_next("AllocateRange", "SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE)
+    report = run.json(*FEW, code=1)
+    assert report["count"] == len(server.requests["AllocateRange"]) == 40
+    assert report["statusCodeDistribution"] == {"OK": 36, "Unavailable": 3, "OutOfRange": 1}
+    errors = report["errorDistribution"]
+    assert sum(errors.values()) == 4
+    assert errors["rpc error: code = Unavailable desc = STORE_UNAVAILABLE: STORE_UNAVAILABLE it is"] == 3
+
+
+def test_where_every_call_fails_it_says_so_and_exits_with_1(server: FakeServer, run: Run) -> None:
+    server.limit = 0
+    told = run(*FEW, "--verify", code=1)
+    assert "40 of AllocateRange: INVALID_ARGUMENT INVALID_REQUEST" in told
+    report = run.json("stream", *FEW, code=1)
+    assert report["statusCodeDistribution"] == {"InvalidArgument": 40}
+    assert (report["latencyDistribution"], report["histogram"], report["percentiles"]) == ([], [], {})
+
+
+def test_a_stream_that_ends_too_early_has_failed(server: FakeServer, run: Run) -> None:
+    server._chunks = lambda *_: iter([10])  # type: ignore[method-assign]
+    report = run.json("stream", "--total-ids", "25", "--chunk", "10", "--total", "2", "--warm-up", "0s", code=1)
+    assert report["errorDistribution"] == {"rpc error: code = Unknown desc = INCOMPLETE: 15 ids were missing": 2}
+
+
+@pytest.mark.parametrize("scenario", ["unary", "stream", "docids"])
+def test_a_reply_without_ids_is_a_failed_call(server: FakeServer, run: Run, scenario: str) -> None:
+    server._take = lambda *_: pb.IdRange()  # type: ignore[method-assign]
+    server._doc_ids = lambda *_: {"runs": [pb.DocIdRun(first_doc_id="none", id_count=1)]}  # type: ignore[method-assign]
+    report = run.json(scenario, *FEW, "--verify", code=1)
+    assert report["errorDistribution"] == {"rpc error: code = Unknown desc = MALFORMED: a reply brought no ids": 40}
+
+
+def test_a_call_that_hangs_ends_with_its_timeout(server: FakeServer, run: Run) -> None:
+    server.hold.clear()
+    report = run.json("--total", "2", "--warm-up", "0s", "--timeout", "500ms", code=1)
+    assert report["statusCodeDistribution"] == {"DeadlineExceeded": 2}
+
+
+def test_callers_that_find_no_one_to_serve_them_wait_a_little(server: FakeServer, run: Run) -> None:
+    server.fail_next("AllocateRange", "SERVER_DRAINING", grpc.StatusCode.UNAVAILABLE, times=100_000)
+    args = ("--concurrency", "2", "--duration", "500ms", "--warm-up", "0s")
+    assert 2 <= run.json(*args, code=1)["count"] <= 40  # without a pause, hundreds
+
+
+def test_it_runs_on_asyncios_own_loop_where_uvloop_is_missing(
+    server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert run.json(*FEW)["statusCodeDistribution"] == {"OK": 40}
+
+
+def test_the_warm_up_is_looked_at_but_not_counted(server: FakeServer, run: Run) -> None:
+    report = run.json("--total", "40", "--concurrency", "4", "--warm-up", "300ms", "--verify")
+    made = len(server.requests["AllocateRange"])
+    assert report["count"] == report["ids"] == 40
+    assert report["verified"]["ids"] == made > 40
+
+
+def test_it_ends_with_the_duration_and_cuts_streams_that_go_on(server: FakeServer, run: Run) -> None:
+    args = ("stream", "--total-ids", "1000000000", "--chunk", "10", "--duration", "500ms", "--warm-up", "0s")
+    report = run.json(*args, "--concurrency", "3", "--verify")
+    [rpc] = report["rpcs"]
+    assert (rpc["cutStreams"], rpc["count"]) == (3, 0)
+    assert rpc["messages"] * 10 == rpc["ids"] == report["verified"]["ids"] > 0
+    assert 0.5e9 <= report["total"] < 10e9
+
+
+def test_callers_share_as_many_connections_as_they_are_told(server: FakeServer, run: Run) -> None:
+    peers = set()
+    arrived = server._arrived
+
+    def note(method: str, request: Any, context: grpc.ServicerContext) -> None:
+        peers.add(context.peer())
+        arrived(method, request, context)
+
+    server._arrived = note  # type: ignore[method-assign]
+    assert run.json(*FEW, "--connections", "3")["options"]["connections"] == 3
+    assert len(peers) == 3
+
+
+async def test_a_connection_counts_its_losses() -> None:
+    with serving() as server:
+        connection = Connection(server.target)
+        await connection.channel.channel_ready()
+        watching = asyncio.create_task(connection.watch())
+    async with asyncio.timeout(10):
+        await connection.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        with serving(server.target):
+            await connection.channel.channel_ready()
+            assert connection.losses == 1
+    watching.cancel()
+    await connection.channel.close()
+
+
+def test_the_report_has_ghzs_shape_and_agrees_with_itself(server: FakeServer, run: Run) -> None:
+    report = run.json(*FEW, "--id-count", "10")
+    assert report["rps"] == pytest.approx(40 / report["total"] * 1e9)
+    assert report["idsPerSecond"] == pytest.approx(400 / report["total"] * 1e9)
+    assert report["errorDistribution"] == {}
+    assert [entry["percentage"] for entry in report["latencyDistribution"]] == [10, 25, 50, 75, 90, 95, 99]
+    latencies = [entry["latency"] for entry in report["latencyDistribution"]]
+    assert report["fastest"] <= latencies[0] <= latencies[-1] <= report["slowest"] < report["total"]
+    assert latencies == sorted(latencies)
+    assert report["fastest"] <= report["average"] <= report["slowest"]
+    assert list(report["percentiles"]) == ["p50", "p90", "p95", "p99", "p99.9", "max"]
+    assert report["percentiles"]["max"] == report["slowest"]
+    histogram = report["histogram"]
+    assert len(histogram) == 11
+    assert sum(entry["count"] for entry in histogram) == 40
+    assert sum(entry["frequency"] for entry in histogram) == pytest.approx(1)
+    assert histogram[0]["mark"] == pytest.approx(report["fastest"] / 1e9)
+    assert histogram[-1]["mark"] == pytest.approx(report["slowest"] / 1e9)
+    assert report["clientCpu"] > 0
+
+
+def test_people_get_a_table(server: FakeServer, run: Run) -> None:
+    told = run("mixed", *FEW, "--total-ids", "100", "--verify")
+    rows = {line.split()[0]: line.split()[1:] for line in told.splitlines()[4:8]}
+    assert list(rows) == ["AllocateRange", "GenerateDocId", "StreamRanges", "StreamDocIds"]
+    assert sum(int(row[0]) for row in rows.values()) == 40
+    assert {row[-1] for row in rows.values()} == {"0"}
+    for name in ("p50", "p90", "p95", "p99", "p99.9", "max", "StreamRanges, stream", "StreamRanges, message"):
+        assert name in told
+    assert re.search(r"this process used \d+% of one core", told)
+    assert "none came twice, none out of order" in told
+
+
+def test_files_of_the_report_and_the_chart(server: FakeServer, run: Run, tmp_path: Path) -> None:
+    output, chart = tmp_path / "report.json", tmp_path / "chart.html"
+    told = run("mixed", *FEW, "--total-ids", "100", "--output", str(output), "--chart", str(chart))
+    report, page = json.loads(output.read_text()), chart.read_text()
+    root = ET.fromstring(page)
+    assert not re.search(r"(src|href)=|url\(|https?:|<script|@import", page)
+    calls, ids, latencies = root.iter("svg")
+    assert told in "".join(root.itertext())
+    for figure in (calls, ids):
+        [line] = figure.iter("polyline")
+        assert len(line.attrib["points"].split()) == len(list(figure.iter("circle"))) >= 1
+    drawn = [title.text for title in latencies.iter("title")]
+    for rpc in report["rpcs"]:
+        assert f"{rpc['rpc']}: {number_in_ms(rpc['percentiles']['p99'])}" in drawn
+        if "messagePercentiles" in rpc:
+            assert f"{rpc['rpc']}, message: {number_in_ms(rpc['messagePercentiles']['max'])}" in drawn
+
+
+@pytest.mark.parametrize("tenths", [1, 7, 200, 1_234])
+def test_the_area_under_a_rate_is_what_came(tenths: int) -> None:
+    counts = {tenth: tenth + 1 for tenth in range(tenths)}
+    points = [(0.0, 0.0), *_rate(counts, seconds=tenths / 10 - 0.03)]
+    area = sum((end - begin) * rate for (begin, _), (end, rate) in pairwise(points))
+    assert area == pytest.approx(sum(counts.values()))
+    assert points[-1][0] == pytest.approx(tenths / 10 - 0.03)
+    assert len(points) <= 201
+
+
+def number_in_ms(nanoseconds: int) -> str:
+    value = nanoseconds / 1e6
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+@pytest.mark.parametrize(
+    ("args", "blamed"),
+    [
+        (["fast"], "unary, stream, docids or mixed"),
+        (["--duration", "10"], "--duration"),
+        (["--duration", "1s", "--total", "5"], "either --duration or --total"),
+        (["--concurrency", "0"], "--concurrency"),
+        (["--connections", "0"], "--connections"),
+        (["--id-count", "0"], "--id-count"),
+        (["--output", "/nowhere/report.json"], "cannot be written"),
+        (["--chart", "/nowhere/chart.html"], "cannot be written"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_2(server: FakeServer, run: Run, args: list[str], blamed: str) -> None:
+    assert blamed in run.fails(2, *args)
+    assert not server.requests
+
+
+def test_without_a_server_it_is_one_line_and_1(run: Run) -> None:
+    line = run.fails(1, "--server", "127.0.0.1:1", "--timeout", "1s")
+    assert line.startswith("SERVER_UNREACHABLE: no answer from 127.0.0.1:1")
+
+
+def test_without_its_package_it_says_how_to_get_it() -> None:
+    script = "import sys; sys.modules['hdrh'] = None; from idalloc.cli import main; sys.exit(main(['bench']))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert "pip install 'idalloc[bench]'" in line
