@@ -83,6 +83,21 @@ async def test_a_tail_is_given_back_after_a_renewal_where_nobody_else_allocated(
     assert not node.burned.by_cause
 
 
+async def test_a_tail_that_another_node_saw_taken_stays_burned(
+    node: Node, other: Node, store: MemoryStore, clock: FakeClock
+) -> None:
+    await other.warm_up()
+    held = await node.warm_up()
+    await renew(other, clock)  # it sees the counter behind the tail, and must not find it lower
+    await node.issue(1)
+    await asyncio.sleep(0.01)  # renewed as well
+    await node.close()
+    assert node.burned.by_cause == {Cause.NOT_RETURNED: held - 1}
+    await other.issue(100)
+    await node.issue(1)
+    assert len({*node.issued, *other.issued}) == len(node.issued) + len(other.issued)
+
+
 async def test_at_the_bound_no_id_from_before_another_nodes_ids_is_given_back(
     node: Node, other: Node, store: MemoryStore, clock: FakeClock
 ) -> None:

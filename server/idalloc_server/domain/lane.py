@@ -211,6 +211,9 @@ class Lane:
     async def _refill_once(self) -> None:
         waiting = len(self._waiters)
         wanted = self._wanted()
+        if not wanted and not waiting and self._clock.boot() < self._renew_at:
+            self._reserve.suffices(self._lease.left)
+            return
         self._drop_ended_lease()
         was_counter = self._sequence.kind == Kind.COUNTER
         grant = await self._grant(wanted)

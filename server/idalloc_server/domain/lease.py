@@ -53,7 +53,7 @@ class Lease:
         self._count = 0
         self._later: deque[tuple[int, int]] = deque()
         self._last_value = 0
-        self._version = (0, 0)
+        self._version: tuple[int, int] | None = None
 
     @property
     def next_range(self) -> int:
@@ -100,7 +100,11 @@ class Lease:
         self.sequence = grant.sequence
         self.expires_at = expires_at
         self._last_value = grant.last_value
-        self._version = grant.version
+        # What another node saw by a write in between must stand: after that no tail goes back.
+        if grant.granted or (self._version and grant.version == (self._version[0] + 1, self._version[1])):
+            self._version = grant.version
+        else:
+            self._version = None
         if not self._count:
             self.step = grant.step
         if not grant.granted:
@@ -122,10 +126,10 @@ class Lease:
     def tail(self) -> tuple[int, int, tuple[int, int]]:
         """Returns the unused ids up to the counter: the value before them, their count, the row's version.
 
-        There are none where another node allocated since: the counter is then past ids that are not of this lease,
-        also if a renewal brought the row's newest version.
+        There are none where another node allocated since: the counter is then past ids that are not of this lease. Nor
+        where another one may have written since, and seen the counter where it is.
         """
         first, count = self._later[-1] if self._later else (self._first, self._count)
-        if first + (count - 1) * self.step != self._last_value:
-            count = 0
+        if self._version is None or first + (count - 1) * self.step != self._last_value:
+            return first - self.step, 0, (0, 0)
         return first - self.step, count, self._version

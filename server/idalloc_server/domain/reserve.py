@@ -62,6 +62,10 @@ class Reserve:
         self._at, self._left = now, after
         self.low = int(min(rate * self._span, after * LOW_SHARE))
 
+    def suffices(self, left: int) -> None:
+        """Notes that no write was needed, since fewer ids are wanted than before."""
+        self.low = int(left * LOW_SHARE)
+
     def failed(self) -> None:
         """Notes that a write failed: time alone tells when to ask again."""
         self.low = 0
