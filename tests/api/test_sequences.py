@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from idalloc.v1 import sequences_pb2_grpc
 from idalloc_server.api.rpc import Calls
 from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.domain.lane import Terms
 from idalloc_server.domain.registry import Registry
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.api.errors import Details, details_of
-from tests.fakes import FakeClock, MemoryStore
+from tests.fakes import FakeClock, Fault, MemoryStore
 
 
 @dataclass
@@ -250,6 +252,10 @@ async def test_pages_follow_each_other(served: Served) -> None:
     assert names == [["a0", "a1"], ["a2", "a3"], ["a4"]]
 
 
+def made_up(token: str) -> str:
+    return base64.urlsafe_b64encode(token.encode()).decode()
+
+
 async def test_page_tokens_are_checked(served: Served) -> None:
     await served.create(name="a")
     await served.create(name="b")
@@ -262,9 +268,26 @@ async def test_page_tokens_are_checked(served: Served) -> None:
         pb.ListSequencesRequest(page_token="bnVsbA=="),
         pb.ListSequencesRequest(page_token="Int9"),
         pb.ListSequencesRequest(page_token="ä"),
+        pb.ListSequencesRequest(page_token=made_up(r'["\ud800", "", false]')),
+        pb.ListSequencesRequest(page_token=made_up('["", "", false]')),
+        pb.ListSequencesRequest(page_token=made_up('[1, "", false]')),
+        pb.ListSequencesRequest(page_token=made_up("[" * 100_000)),
+        pb.ListSequencesRequest(page_token=made_up("9" * 5_000)),
     ):
         assert field_of(await refused(listing(request))) == "page_token"
     assert field_of(await refused(listing(pb.ListSequencesRequest(page_size=-1)))) == "page_size"
+
+
+async def test_a_row_that_cannot_be_read_is_named_and_not_left_out_of_a_list(served: Served) -> None:
+    await served.create(name="bills")
+    await served.create(name="orders")
+    fault = Fault(applied=0, error=SequenceInvalid("bills", "its settings cannot be read: it is no JSON"))
+    served.store.next("list", fault)
+    details = await refused(served.sequences.ListSequences(pb.ListSequencesRequest()))
+    assert (details.code, details.info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_INVALID")
+    assert details.info.metadata["sequence"] == "bills"
+    for word in ("'bills'", "GetSequence", "mend", "name_prefix"):
+        assert word in details.message
 
 
 async def test_text_is_taken_apart(served: Served) -> None:

@@ -139,6 +139,11 @@ class TestRefusals:
             ({"kind": 2, "step": 2}, "step"),
             ({"kind": 2, "ordering": 1}, "ordering"),
             ({"kind": 2, "reset": 2, "format": "{year}-{value}"}, "reset"),
+            ({"kind": 2, "start": 2**60}, "start"),
+            ({"kind": 2, "min_value": 2**60}, "min_value"),
+            ({"kind": 2, "min_value": -5}, "min_value"),
+            ({"kind": 2, "max_value": 5}, "max_value"),
+            ({"kind": 3, "max_value": 7_258_118_400_000}, "max_value"),
             ({"kind": 3, "format": "{value:012d}"}, "format"),
             ({"kind": 3, "format": "{value:015d}"}, "format"),
             ({"step": "1"}, "step"),
@@ -164,6 +169,7 @@ class TestRefusals:
             {"reset": 3, "format": "{year}{month}-{value:04d}", "time_zone": "Europe/Vienna"},
             {"kind": 2, "format": "{value:013d}", "ordering": 2},
             {"kind": 3, "json_safe": True},
+            {"kind": 2, "start": 1, "min_value": 1, "max_value": 7_258_118_400_000},
         ],
     )
     def test_are_not_of_what_is_sensible(self, given: dict[str, Any]) -> None:
@@ -202,6 +208,9 @@ class TestRefusals:
             assert max(abs(sequence.min_value), abs(sequence.max_value)) <= MAX_JSON_SAFE
         if sequence.kind != Kind.COUNTER:
             assert (sequence.step, sequence.ordering, sequence.reset) == (1, Ordering.RISING, Reset.NEVER)
+            # The time of any clock in this century is one of its values.
+            assert sequence.before_start == 0
+            assert sequence.max_value >= 4_102_444_800 * sequence.kind.per_second
         if given.get("increment"):
             assert (sequence.start - given["offset"]) % given["increment"] == 0
         compile_format(sequence.format).check(sequence)

@@ -1,15 +1,16 @@
 """Export and import of all sequences."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted
-from idalloc_server.domain.sequence import Kind, Ordering, Reset, Sequence, name_of_period
-from idalloc_server.domain.store import Row, Store
+from idalloc_server.domain.sequence import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
+from idalloc_server.domain.store import Revision, Row, Store
 from idalloc_server.domain.transfer import Import, export_lines, retire
-from idalloc_server.domain.transfer_file import read
+from idalloc_server.domain.transfer_file import first_line, read
 from idalloc_server.store.sqlite import SqliteStore
 from tests.fakes import FakeClock, MemoryStore
 
@@ -136,27 +137,46 @@ async def test_what_was_deleted_since_stays_so(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("settings", "last_value", "following"),
     [
-        (b"{", "not JSON"),
-        (b"[1]", "must be a JSON object"),
-        (b"\xff", ""),
-        (b'{"sequence": "a", "last_value": "1", "generation": "1", "settings": {"step": "0"}}', "step"),
-        (b'{"sequence": "a", "last_value": "1", "generation": "1", "settings": {"stp": "1"}}', "stp"),
-        (b'{"sequence": "a", "last_value": "1", "generation": "1", "settings": {"kind": "X"}}', "kind"),
-        (b'{"sequence": "a", "last_value": 1.5, "generation": "1", "settings": {}}', "last_value"),
-        (b'{"sequence": "a", "last_value": "9223372036854775807", "generation": "1", "settings": {}}', "last_value"),
-        (b'{"sequence": "", "last_value": "1", "generation": "1", "settings": {}}', "sequence"),
-        (b'{"sequence": "b", "period": "2026", "last_value": "1", "generation": "1"}', "not in the file"),
-        (b'{"prefix": 65536, "last_start": "1"}', "prefix"),
+        ({"start": "10", "step": "10"}, 37, 50),
+        ({"start": "100", "max_value": "100", "step": "-10"}, 37, 20),
+        ({}, 41, 42),
     ],
 )
-def test_a_broken_line_is_named(line: bytes, why: str) -> None:
-    (problem,) = read([b'{"idalloc_export": 1}', b"", line]).problems
-    assert problem.line == 3
-    assert why in problem.why
+@pytest.mark.parametrize("exists", [False, True])
+async def test_ids_go_on_on_the_lattice_in_a_new_row_as_in_one_that_is_there(
+    store: MemoryStore, settings: dict[str, str], last_value: int, following: int, exists: bool
+) -> None:
+    line = {"sequence": "a", "last_value": str(last_value), "generation": "1", "settings": settings}
+    lines = [first_line().encode(), json.dumps(line).encode()]
+    if exists:
+        sequence = read(lines).items[0].row.sequence
+        await store.create(Row("a", sequence.before_start, sequence, 1, 0, 1, "x"))
+    await imported(store, lines)
+    again = await imported(store, lines)
+    assert (again.unchanged, again.problems) == (1, [])
+    grant = await store.grant("a", 1, 0)
+    assert grant is not None
+    assert grant.last_value == following
 
 
-def test_only_what_was_exported_is_read() -> None:
-    assert read([]).problems
-    assert read([json.dumps({"idalloc_export": 2}).encode()]).problems
+async def test_a_raised_start_lowers_no_counter_of_a_sequence_with_a_reset(store: MemoryStore) -> None:
+    await filled(store)
+    lines = await exported(store)
+    raised = replace(YEARLY, start=100)
+    await store.revise("invoices", 1, Revision(raised, raised.before_start, "y", 0.0))
+    done = await imported(store, lines)
+    assert (done.problems, done.raised, done.unchanged) == ([], 1, 4)
+    assert store.rows["invoices"].sequence == YEARLY
+    assert (await imported(store, lines)).unchanged == 5
+    assert store.rows[name_of_period("invoices", "2026")].last_value == 41
+
+
+async def test_a_period_at_the_end_of_what_a_store_holds_is_brought(store: MemoryStore) -> None:
+    tens = Sequence(start=10, step=10, reset=Reset.YEARLY, format="{year}-{value}")
+    await store.create(Row("bills", 0, tens, 1, 0, 1, "x"))
+    await store.open_period(name_of_period("bills", "2026"), tens, MAX_ID, 1)
+    there = MemoryStore()
+    assert (await imported(there, await exported(store))).problems == []
+    assert there.rows[name_of_period("bills", "2026")].last_value == MAX_ID

@@ -149,14 +149,16 @@ class Sequence(_message.Message):
     """What its values are. The default is SEQUENCE_KIND_COUNTER. Stays for ever."""
     start: _builtins.int
     """The first id ever issued, between min_value and max_value. The default is min_value, or max_value where step is
-    negative. With step it makes the lattice, start + k * step, on which all ids lie.
+    negative. With step it makes the lattice, start + k * step, on which all ids lie. Of timestamps always 1.
     """
     step: _builtins.int
     """The distance from one id to the next, -2^61 to 2^61, not 0. The default is 1. Its sign stays for ever."""
     min_value: _builtins.int
-    """No id lies below it: -2^62 to 2^63-2. The default is 1."""
+    """No id lies below it: -2^62 to 2^63-2. The default is 1. Of timestamps always 1."""
     max_value: _builtins.int
-    """No id lies above it: -2^62 to 2^63-2. The default is 2^63-2, or the largest value for which format has room."""
+    """No id lies above it: -2^62 to 2^63-2. The default is 2^63-2, or the largest value for which format has room.
+    Of timestamps at least that of the year 2200.
+    """
     json_safe: _builtins.bool
     """Keeps all ids where JSON, JavaScript and doubles are exact: max_value is then 2^53-1 unless it is set to less, and
     neither bound may lie beyond 2^53-1 on either side of 0.
@@ -222,7 +224,7 @@ class Sequence(_message.Message):
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was created; unset for a sequence that was there before idalloc, or came into being by its first use."""
+        """When it was created, also by its first use; unset for a sequence that was there before idalloc."""
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
@@ -300,8 +302,11 @@ class CreateSequenceRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A UUID. The same request with the same one, as long as the sequence was not changed since, is answered as the first
-    time; another request with the same one is refused with REQUEST_ID_REUSED.
+    """A UUID. It is compared with that of the last change of the same sequence, and with no other: if the two are the
+    same, the same request changes nothing, and is answered with the sequence as it is now; another request is refused
+    with REQUEST_ID_REUSED. Where the sequence was changed in between, a repeated request is a new one: a create is
+    refused with SEQUENCE_EXISTS unless the sequence is deleted now, and an update, an advance or a delete is made once
+    more unless its etag is not the present one. Calls of AllocateRange have request ids of their own.
     """
     @_builtins.property
     def sequence(self) -> Global___Sequence:

@@ -93,7 +93,8 @@ class SequenceServiceServicer(object):
     def CreateSequence(self, request, context):
         """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last value, in a new generation.
 
-        Errors: INVALID_REQUEST, SEQUENCE_EXISTS, REQUEST_ID_REUSED, STORE_UNAVAILABLE, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it all the
+        time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,9 +110,11 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSequences(self, request, context):
-        """Lists sequences by name, page by page.
+        """Lists sequences by name, page by page. None is left out: where the row of one cannot be read, its page is
+        refused with SEQUENCE_INVALID, which names it. Mend that row in the store, or list by a name_prefix that it does not
+        have.
 
-        Errors: INVALID_REQUEST, STORE_UNAVAILABLE, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,8 +133,8 @@ class SequenceServiceServicer(object):
     def DeleteSequence(self, request, context):
         """Deletes a sequence. Its name stays known, so that no id comes again when it is created once more.
 
-        Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_CHANGED, REQUEST_ID_REUSED, STORE_UNAVAILABLE,
-        SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
+        STORE_UNAVAILABLE, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,7 +158,7 @@ class SequenceServiceServicer(object):
         """Takes the text of an id apart, by the sequence's present format. Whether that id was ever issued is not looked at.
 
         Errors: INVALID_REQUEST (field text: it is none of this format, or its check characters are wrong),
-        SEQUENCE_NOT_FOUND, STORE_UNAVAILABLE, SERVER_DRAINING.
+        SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,7 +1,6 @@
 """idalloc.v1.SequenceService."""
 
 import base64
-import binascii
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -16,10 +15,10 @@ from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
 from idalloc_server.api.rpc import Context
 from idalloc_server.domain.author import Author
-from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid
 from idalloc_server.domain.overview import Overview
 from idalloc_server.domain.registry import Changed, Registry
-from idalloc_server.domain.sequence import Kind, Ordering, Reset
+from idalloc_server.domain.sequence import Kind, Ordering, Reset, check_name
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000
@@ -83,7 +82,15 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
             raise InvalidRequest("page_size", f"must be at least 1, or 0 for the default, not {request.page_size}")
         size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
         after = _after(request)
-        found, more = await self._registry.list(request.name_prefix, after, size, deleted=request.show_deleted)
+        try:
+            found, more = await self._registry.list(request.name_prefix, after, size, deleted=request.show_deleted)
+        except SequenceInvalid as invalid:
+            # No row is left out, so that nobody takes a sequence that has spoiled for one that was never there.
+            raise SequenceInvalid(
+                invalid.metadata["sequence"],
+                "it stands in the way of this list (GetSequence says why): mend its row in the store, or choose a "
+                "name_prefix that it does not have",
+            ) from invalid
         return pb.ListSequencesResponse(
             sequences=[_message(shown) for shown in found],
             next_page_token=_page_token(request, found[-1].row.name) if more else "",
@@ -192,13 +199,14 @@ def _after(request: pb.ListSequencesRequest) -> str:
         return ""
     try:
         after, *other = json.loads(base64.b64decode(request.page_token, altchars=b"-_", validate=True))
-    except (ValueError, TypeError, binascii.Error):
-        after, other = None, []  # None is no name
-    if not isinstance(after, str) or len(other) != 2:
+        check_name(after)
+    except (ValueError, TypeError, AttributeError, RecursionError, InvalidRequest):
+        after, other = "", []
+    if len(other) != 2:
         raise InvalidRequest("page_token", "must be the next_page_token of a reply")
     if other != [request.name_prefix, request.show_deleted]:
         raise InvalidRequest("page_token", "is from a request with another name_prefix or show_deleted")
-    return after
+    return str(after)
 
 
 def _change(changed: Changed) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period, genera
 from idalloc_server.domain.format import Parts, compile_format
 from idalloc_server.domain.overview import Overview, etag_of, overview
 from idalloc_server.domain.period import check_period, period_at
-from idalloc_server.domain.rules import check_change, settle
+from idalloc_server.domain.rules import check_change, new_bound, settle
 from idalloc_server.domain.sequence import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.store import Revision, Row, Store, within
 
@@ -171,10 +171,9 @@ class Registry:
 
         async def plan(row: Row) -> _Plan:
             before, after = row.sequence, settle(given, row.sequence)
-            check_change(before, after, (await self._counter(row))[1])
+            check_change(before, after, (await self._counter(row._replace(sequence=after)))[1])
             ends_leases = replace(after, description=before.description, labels=before.labels) != before
-            limit = after.bound if after.bound != before.bound else None
-            return _Plan(self._revision(row, after, author, ends_leases=ends_leases, limit=limit))
+            return _Plan(self._revision(row, after, author, ends_leases=ends_leases))
 
         check_name(name, "name")
         row, ends_leases = await self._finish(name, self._change(name, etag, author, plan))
@@ -266,7 +265,7 @@ class Registry:
             if row.last_value is None:
                 raise _no_last_value(name)
             check_change(row.sequence, sequence, row.last_value)
-            change = self._revision(row, sequence, author, limit=sequence.bound)
+            change = self._revision(row, sequence, author)
             revised = await self._ask(self._store.revise(name, row.revision, change))
             if revised is not None and author.made(revised):
                 return revised
@@ -301,14 +300,12 @@ class Registry:
             row = revised
         raise SequenceChanged(name, etag_of(row) if row else "")
 
-    def _revision(
-        self, row: Row, sequence: Sequence, author: Author, *, ends_leases: bool = True, limit: int | None = None
-    ) -> Revision:
+    def _revision(self, row: Row, sequence: Sequence, author: Author, *, ends_leases: bool = True) -> Revision:
         # A node that saw a higher generation than a restored store has goes on in a newer one only.
         seen = max(row.generation, self._allocator.generation_seen(row.name))
         generation = generation_after(sequence, seen) if ends_leases else 1
-        now = self._clock.wall()
-        return Revision(sequence, sequence.before_start, author.by, now, ends_leases, generation, limit)
+        limit = new_bound(row.sequence, sequence)
+        return Revision(sequence, sequence.before_start, author.by, self._clock.wall(), ends_leases, generation, limit)
 
     async def _existing(self, name: str) -> Row:
         row = await self._ask(self._store.get(name))

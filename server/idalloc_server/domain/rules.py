@@ -16,7 +16,7 @@ MAX_DESCRIPTION = 1000
 MAX_LABELS = 64
 MAX_LABEL = 63
 MAX_LEASE_SIZE = 10_000_000
-# A format of timestamps must have room for those of 2200-01-01.
+# Sequences of timestamps, and their formats, must have room for those of 2200-01-01.
 _SECONDS_TO_2200 = 7_258_118_400
 
 _NUMBERS = (
@@ -102,6 +102,14 @@ def check_change(before: Sequence, after: Sequence, last_value: int) -> None:
     if after.bound != before.bound and after.is_past(last_value, after.bound):
         field, side = ("max_value", "less") if after.step > 0 else ("min_value", "more")
         raise InvalidRequest(field, f"must not be {side} than {last_value}, where the counter is; is {after.bound}")
+
+
+def new_bound(before: Sequence, after: Sequence) -> int | None:
+    """Returns the bound that a change brings and that the sequence's own counter must not have passed; None for none.
+
+    With a reset the counters of the periods are what counts.
+    """
+    return after.bound if after.bound != before.bound and after.reset == Reset.NEVER else None
 
 
 def _typed(name: str, value: object) -> object:
@@ -230,11 +238,18 @@ def _check_timestamps(sequence: Sequence) -> None:
         raise InvalidRequest("ordering", f"must be RISING where kind is {kind}, or left out")
     if sequence.reset != Reset.NEVER:
         raise InvalidRequest("reset", f"must be NEVER where kind is {kind}")
+    for name in ("min_value", "start"):
+        if getattr(sequence, name) != 1:
+            raise InvalidRequest(name, f"must be 1 where kind is {kind}, or left out: the clock says what comes first")
     room = compile_format(sequence.format).largest_value
     least = _SECONDS_TO_2200 * sequence.kind.per_second
     if room is not None and room < least:
         raise InvalidRequest(
             "format", f"must have room for timestamps up to the year 2200, {least}: give {{value}} a larger width"
+        )
+    if sequence.max_value < least:
+        raise InvalidRequest(
+            "max_value", f"must be at least {least}, the year 2200, where kind is {kind}; is {sequence.max_value}"
         )
 
 

@@ -10,9 +10,9 @@ from uuid import uuid4
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid, StoreUnavailable
-from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period
-from idalloc_server.domain.rules import check_change
-from idalloc_server.domain.sequence import PERIOD_MARK, name_of_period
+from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period, generation_after
+from idalloc_server.domain.rules import check_change, new_bound
+from idalloc_server.domain.sequence import PERIOD_MARK, Reset, name_of_period
 from idalloc_server.domain.store import Revision, Row, Store
 from idalloc_server.domain.transfer_file import RETIRED_BY, File, Item, Problem, first_line, line_of_claim, line_of_row
 
@@ -141,7 +141,7 @@ class Import:
             if row is None:
                 found: Row | None = await self._create(item.row, generation)
                 counted = "created"
-            elif self._is_there(item.row, row) and generation <= row.generation:
+            elif self._is_there(item.row, row) and generation < row.generation:
                 self.unchanged += 1
                 return
             else:
@@ -163,7 +163,9 @@ class Import:
         """
         if row.last_value is None:
             return False
-        if line.sequence.is_past(row.last_value, _counter(line)):
+        # With a reset the counters of the periods count: this one only says where a new period would start.
+        counts = line.sequence.reset == Reset.NEVER
+        if counts and line.sequence.is_past(row.last_value, _counter(line)):
             raise _lowers(f"sequence {line.name!r}", row.last_value, _counter(line))
         if line.deleted and not row.deleted:
             raise _Refused(f"sequence {line.name!r} is deleted in the file, and lives here: delete it here first")
@@ -171,7 +173,7 @@ class Import:
         if row.deleted and not line.deleted and not moved and line.generation <= row.generation:
             raise _Refused(f"sequence {line.name!r} was deleted here since: create it again first")
         return (
-            line.last_value == row.last_value
+            (line.last_value == row.last_value or not counts)
             and line.sequence == row.sequence
             and line.deleted == row.deleted
             and line.generation <= row.generation
@@ -181,7 +183,7 @@ class Import:
         now = self.clock.wall()
         return await self.store.create(
             line._replace(
-                generation=max(line.generation + 1, generation),
+                generation=generation_after(line.sequence, max(line.generation, generation)),
                 revision=1,
                 revised_by=self.by,
                 created_at=now if line.created_at is None else line.created_at,
@@ -200,9 +202,9 @@ class Import:
                 _counter(line),
                 self.by,
                 self.clock.wall(),
-                generation=max(line.generation + 1, generation),
+                generation=generation_after(line.sequence, max(line.generation, row.generation, generation)),
                 # A node may move it on meanwhile, past a bound that the line brings.
-                limit=line.sequence.bound if line.sequence.bound != row.sequence.bound else None,
+                limit=new_bound(row.sequence, line.sequence),
                 deleted=line.deleted,
             ),
         )
@@ -213,24 +215,24 @@ class Import:
         Otherwise a node could open one of them in the new generation, and hold ids that no later write would end.
 
         Returns:
-            The generation that the sequence must reach; 0 for any.
+            The generation that the sequence must go past; 0 for none.
         """
         if row is not None:
             self._is_there(item.row, row)  # refuses before anything is written
             check_change(row.sequence, item.row.sequence, _counter(item.row))
         least, reached = max(item.row.generation, row.generation if row else 0), 0
         for line in item.periods:
-            name, wanted = name_of_period(line.sequence, line.period), item.row.sequence.reaching(line.last_value)
+            name, wanted = name_of_period(line.sequence, line.period), line.last_value
             there = await self.store.get(name)
             if there is not None and there.last_value is not None:
                 if item.row.sequence.is_past(there.last_value, wanted):
                     what = f"period {line.period} of sequence {line.sequence!r}"
-                    self._refuse(line.line, _lowers(what, there.last_value, line.last_value))
+                    self._refuse(line.line, _lowers(what, there.last_value, wanted))
                     continue
                 if there.last_value == wanted:
                     if there.generation > (row.generation if row else 0):
                         # Left so by a change that did not come to its end, or before a node has followed it.
-                        reached = max(reached, there.generation + 1)
+                        reached = max(reached, there.generation)
                     continue
             reached = max(reached, await advance_period(self.store, name, item.row.sequence, wanted, least))
         return reached

@@ -6,16 +6,19 @@ them.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
+from reprlib import repr as short
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from idalloc_server.domain.epoch import TIMESTAMP_END
 from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.domain.period import check_period
 from idalloc_server.domain.rules import settle
-from idalloc_server.domain.sequence import MAX_ID, PERIOD_MARK, Kind, Ordering, Reset, check_name
+from idalloc_server.domain.sequence import MAX_ID, PERIOD_MARK, Kind, Ordering, Reset, Sequence, check_name
 from idalloc_server.domain.store import Row
 
 FORMAT = 1
@@ -25,6 +28,18 @@ RETIRED_BY = "retire:"
 _ENUMS: dict[str, type[IntEnum]] = {"kind": Kind, "ordering": Ordering, "reset": Reset}
 _INTEGERS = ("start", "step", "min_value", "max_value", "min_lease_size", "max_lease_size")
 _TEXTS = ("format", "time_zone", "description")
+_OF_ROW = {"sequence", "last_value", "generation", "deleted", "lease_ms", "created_at", "changed_at", "settings"}
+_OF_COUNTER = {"sequence", "period", "last_value", "generation"}
+_OF_CLAIM = {"prefix", "last_start"}
+
+_DIGITS = re.compile(r"-?[0-9]{1,19}")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+# No store holds a lower counter.
+_LOWEST = -MAX_ID - 1
+# Far more than there are, and room for as many more.
+_MOST_GENERATION = 2**62
+_YEAR_10000 = 253_402_300_800
+_CENTURY_MS = 100 * 366 * 86_400_000
 
 
 def first_line() -> str:
@@ -114,7 +129,10 @@ class File:
 
 
 def read(lines: Iterable[bytes]) -> File:
-    """Reads an exported file. Nothing is written anywhere."""
+    """Reads an exported file. Nothing is written anywhere.
+
+    A counter is brought on to the lattice of its settings, as every change of them does in a store.
+    """
     file = File()
     by_name: dict[str, Item] = {}
     counters: list[Counter] = []
@@ -123,9 +141,7 @@ def read(lines: Iterable[bytes]) -> File:
         if not line.strip():
             continue
         try:
-            content = json.loads(line)
-            if not isinstance(content, dict):
-                raise ValueError("must be a JSON object")
+            content = _object(line)
             if number == 1:
                 if content.get("idalloc_export") != FORMAT:
                     raise ValueError(f'must be {{"idalloc_export": {FORMAT}}} in a file that can be read here')
@@ -139,66 +155,132 @@ def read(lines: Iterable[bytes]) -> File:
                     raise ValueError(f"sequence {item.row.name!r} is in line {by_name[item.row.name].line} already")
                 by_name[item.row.name] = item
                 file.items.append(item)
-        except json.JSONDecodeError as error:
-            file.problems.append(Problem(number, f"is not JSON: {error}"))
         except (ValueError, InvalidRequest) as error:
             file.problems.append(Problem(number, str(error)))
     if not number:
         file.problems.append(Problem(1, "the file is empty"))
-    for counter in counters:
-        if (parent := by_name.get(counter.sequence)) is None:
-            file.problems.append(Problem(counter.line, f"its sequence {counter.sequence!r} is not in the file"))
-        else:
-            parent.periods.append(counter)
+    file.problems += _give_to_sequences(counters, by_name)
     file.problems.sort()
     return file
 
 
+def _give_to_sequences(counters: Iterable[Counter], by_name: Mapping[str, Item]) -> Iterator[Problem]:
+    """Puts the counters of periods to their sequences, which may stand behind them."""
+    lines: dict[tuple[str, str], int] = {}
+    for counter in counters:
+        parent = by_name.get(counter.sequence)
+        first = lines.setdefault((counter.sequence, counter.period), counter.line)
+        if parent is None:
+            yield Problem(counter.line, f"its sequence {counter.sequence!r} is not in the file")
+        elif first != counter.line:
+            yield Problem(counter.line, f"period {counter.period!r} is in line {first} already")
+        else:
+            sequence = parent.row.sequence
+            try:
+                check_period(sequence, counter.period)
+            except InvalidRequest as error:
+                yield Problem(counter.line, str(error))
+            else:
+                # It may lie before a start that was raised since.
+                parent.periods.append(counter._replace(last_value=_on_lattice(sequence, counter.last_value)))
+
+
 def _to_row(content: dict[str, Any]) -> Row:
+    _check_fields(content, _OF_ROW)
     name = _text(content, "sequence")
     check_name(name)
     settings = content.get("settings")
     if not isinstance(settings, dict):
         raise ValueError("settings: must be an object")
-    if unknown := settings.keys() - {*_INTEGERS, *_ENUMS, *_TEXTS, "labels"}:
-        raise ValueError(f"settings: there is no {min(unknown)}")
-    given: dict[str, Any] = {}
-    for key in settings:
-        if key in _INTEGERS:
-            given[key] = _integer(settings, key)
-        elif key in _ENUMS:
-            given[key] = _enum(settings, key)
-        elif key in _TEXTS:
-            given[key] = _text(settings, key)
-        else:
-            labels = settings[key]
-            if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
-                raise ValueError("labels: must be an object of texts")
-            given[key] = MappingProxyType(labels)
+    sequence = _to_settings(settings)
+    deleted = content.get("deleted", False)
+    if not isinstance(deleted, bool):
+        raise ValueError(f"deleted: must be true or false, not {short(deleted)}")
     return Row(
         name=name,
-        last_value=None if content.get("last_value", 0) is None else _integer(content, "last_value"),
-        sequence=settle(given),
-        generation=_integer(content, "generation", 1),
-        lease_ms=_integer(content, "lease_ms", 0) if "lease_ms" in content else 0,
+        last_value=_to_last_value(content, sequence),
+        sequence=sequence,
+        generation=_integer(content, "generation", 1, _MOST_GENERATION),
+        lease_ms=_integer(content, "lease_ms", 0, _CENTURY_MS) if "lease_ms" in content else 0,
         created_at=_time(content, "created_at"),
         changed_at=_time(content, "changed_at"),
-        deleted=content.get("deleted") is True,
+        deleted=deleted,
     )
 
 
+def _to_settings(content: dict[str, Any]) -> Sequence:
+    _check_fields(content, {*_INTEGERS, *_ENUMS, *_TEXTS, "labels"})
+    given: dict[str, Any] = {}
+    for key in content:
+        if key in _INTEGERS:
+            given[key] = _integer(content, key)
+        elif key in _ENUMS:
+            given[key] = _enum(content, key)
+        elif key in _TEXTS:
+            given[key] = _text(content, key)
+        else:
+            labels = content[key]
+            if not isinstance(labels, dict) or not all(_is_text(word) for pair in labels.items() for word in pair):
+                raise ValueError("labels: must be an object of texts")
+            given[key] = MappingProxyType(labels)
+    return settle(given)
+
+
+def _to_last_value(content: dict[str, Any], sequence: Sequence) -> int | None:
+    if content.get("last_value", 0) is None:
+        return None
+    last_value = _integer(content, "last_value", _LOWEST)
+    first = sequence.before_start
+    if sequence.is_past(first, last_value):
+        side = "at least" if sequence.step > 0 else "at most"
+        raise ValueError(f"last_value: must be {side} {first}, one step before start, not {last_value}")
+    if sequence.kind != Kind.COUNTER:
+        # It may be ahead of this clock: it was issued by another one, and must not come again.
+        most = min(sequence.max_value, _YEAR_10000 * sequence.kind.per_second - 1)
+        if last_value > most:
+            raise ValueError(f"last_value: must be a time up to {most}, not {last_value}")
+    return _on_lattice(sequence, last_value)
+
+
+def _on_lattice(sequence: Sequence, value: int) -> int:
+    """Returns where a store has a counter that is to be at ``value``, or past it."""
+    return max(_LOWEST, min(MAX_ID, sequence.reaching(value)))
+
+
 def _to_counter(line: int, content: dict[str, Any]) -> Counter:
+    _check_fields(content, _OF_COUNTER)
+    period = _text(content, "period")
+    if not period:
+        raise ValueError("period: must not be empty")
     return Counter(
         line,
         _text(content, "sequence"),
-        _text(content, "period"),
-        _integer(content, "last_value"),
-        _integer(content, "generation", 1),
+        period,
+        _integer(content, "last_value", _LOWEST),
+        _integer(content, "generation", 1, _MOST_GENERATION),
     )
 
 
 def _to_claim(content: dict[str, Any]) -> Claim:
+    _check_fields(content, _OF_CLAIM)
     return Claim(_integer(content, "prefix", 0, 65_535), _integer(content, "last_start", 0, TIMESTAMP_END - 1))
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(line)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError("must be a JSON object")
+    return content
+
+
+def _check_fields(content: dict[str, Any], known: Set[str]) -> None:
+    if unknown := content.keys() - known:
+        raise ValueError(f"there is no field {short(min(unknown))}")
 
 
 def _line(content: dict[str, Any]) -> str:
@@ -207,33 +289,39 @@ def _line(content: dict[str, Any]) -> str:
 
 def _integer(content: dict[str, Any], key: str, least: int = -MAX_ID, most: int = MAX_ID) -> int:
     value = content.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{key}: must be an integer, not {value!r}")
-    try:
-        number = int(value)
-    except ValueError:
-        raise ValueError(f"{key}: must be an integer, not {value!r}") from None
-    if not least <= number <= most:
-        raise ValueError(f"{key}: must be between {least} and {most}, not {number}")
-    return number
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{key}: must be an integer, not {short(value)}")
+    if not least <= value <= most:
+        raise ValueError(f"{key}: must be between {least} and {most}, not {short(value)}")
+    return value
 
 
 def _enum(content: dict[str, Any], key: str) -> IntEnum:
     names: Mapping[str, IntEnum] = _ENUMS[key].__members__
-    if content[key] not in names:
-        raise ValueError(f"{key}: must be one of {', '.join(names)}, not {content[key]!r}")
-    return names[content[key]]
+    value = content[key]
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"{key}: must be one of {', '.join(names)}, not {short(value)}")
+    return names[value]
 
 
 def _text(content: dict[str, Any], key: str) -> str:
     value = content.get(key)
-    if not isinstance(value, str):
-        raise ValueError(f"{key}: must be a text, not {value!r}")
+    if not _is_text(value):
+        raise ValueError(f"{key}: must be a text, not {short(value)}")
     return value
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether it is what UTF-8 can say: JSON has half characters, too."""
+    return isinstance(value, str) and not _SURROGATE.search(value)
 
 
 def _time(content: dict[str, Any], key: str) -> float | None:
     value = content.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise ValueError(f"{key}: must be seconds since 1970, not {value!r}")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _YEAR_10000:
+        raise ValueError(f"{key}: must be seconds since 1970, not {short(value)}")
     return value

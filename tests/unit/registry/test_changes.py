@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.sequence import Reset, name_of_period
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice
-from tests.unit.registry.conftest import EFFECTIVE_IN, Node, new, reached
+from tests.unit.registry.conftest import EFFECTIVE_IN, Node, create_monthly, new, reached
 
 REQUEST_ID = "0b5ff5ea-9b2a-4bf0-8a1c-3f0d6e1f2a77"
 
@@ -243,3 +243,19 @@ async def test_change_is_finished_though_its_caller_went_away(node: Node, store:
         await call
     await reached(lambda: not node.registry._changes)
     assert await node.take("orders") == [51]
+
+
+async def test_an_exhausted_sequence_is_created_again_with_its_own_settings(node: Node) -> None:
+    await node.registry.create("short", {"max_value": 5}, new())
+    await node.take("short", 5)
+    await node.registry.update("short", {"step": 7}, "", new())  # leaves the counter past the bound
+    await node.registry.delete("short", "", new())
+    made = await node.registry.create("short", {"max_value": 5, "step": 7}, new())
+    assert made.remaining == 0
+
+
+async def test_a_bound_of_a_sequence_with_a_reset_is_held_against_its_periods_alone(node: Node) -> None:
+    await create_monthly(node)
+    await node.registry.update("bills", {"start": 100}, "", new())
+    changed = await node.registry.update("bills", {"start": 1, "max_value": 50}, "", new())
+    assert changed.overview.row.sequence.max_value == 50
