@@ -8,13 +8,16 @@ own deadline, or ends the process by a signal; here it raises ``RuntimeError`` i
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, Generic, Protocol, TypeVar
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
+
+# The most connections of a client. Its calls, and its streams one at a time, have the first one.
+MAX_CONNECTIONS = 4
 
 _left_behind: list[object] = []
 
@@ -55,9 +58,13 @@ class Connection(Generic[Stubs]):
     Args:
         open_stubs: Opens a channel.
         of_asyncio: Whether it is a channel of ``grpc.aio``.
+
+    Attributes:
+        streams: The streams that run on it; see ``least_busy``.
     """
 
     def __init__(self, open_stubs: Callable[[], Stubs], *, of_asyncio: bool) -> None:
+        self.streams: set[object] = set()
         self._open_stubs = open_stubs
         self._of_asyncio = of_asyncio
         self._stubs: Stubs | None = None
@@ -104,6 +111,7 @@ class Connection(Generic[Stubs]):
     def start_afresh(self) -> str:
         """Starts afresh in the child of a fork; returns why that does not work, if so."""
         self._lock = threading.Lock()
+        self.streams = set()
         for holder in list(self._holders):
             holder.forget()
         if self._stubs is None:
@@ -113,6 +121,21 @@ class Connection(Generic[Stubs]):
         if self._of_asyncio:
             return _REFUSAL_OF_ASYNCIO
         return "" if _fork_support() else _REFUSAL
+
+
+@contextmanager
+def least_busy(connections: Sequence[Connection[Stubs]]) -> Iterator[Connection[Stubs]]:
+    """Chooses the connection of a stream, which runs as long as the block: the first of those with fewest streams.
+
+    So streams that run at the same time have several connections, and with them several processes of a server.
+    """
+    connection = min(connections, key=lambda each: len(each.streams))
+    stream = object()
+    connection.streams.add(stream)
+    try:
+        yield connection
+    finally:
+        connection.streams.discard(stream)
 
 
 _REFUSAL = (

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self, TypeVar
 
 import grpc
 
-from idalloc._channel import Connection, channel_options, leave_behind
+from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._errors import IdallocError, translated
 from idalloc._ids import Ids
@@ -51,7 +51,8 @@ class Stubs(NamedTuple):
 class Client:
     """Takes ids from an idalloc server.
 
-    One client serves any number of threads. It connects on its first call. A call that fails because the server or
+    One client serves any number of threads. It connects on its first call; streams that run at the same time have up
+    to four connections, so that several processes of a server may serve them. A call that fails because the server or
     its store is away is tried again up to five times within its timeout; that never gives an id twice, at worst it
     leaves a gap.
 
@@ -82,7 +83,8 @@ class Client:
         self.target = target
         self.timeout = timeout
         self._credentials = credentials
-        self._connection = Connection(self._open, of_asyncio=False)
+        self._connections = [Connection(self._open, of_asyncio=False) for _ in range(MAX_CONNECTIONS)]
+        self._connection = self._connections[0]
         self.sequences = Sequences(self)
 
     def allocate_range(
@@ -250,10 +252,10 @@ class Client:
         return self._call(lambda stubs: stubs.nodes.UpdateNode, request).node
 
     def close(self) -> None:
-        """Closes the connection. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
-        stubs = self._connection.close()
-        if stubs is not None:
-            stubs.channel.close()
+        """Closes all connections. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
+        for stubs in [connection.close() for connection in self._connections]:
+            if stubs is not None:
+                stubs.channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -295,21 +297,22 @@ class Client:
         resumption: Resumption,
     ) -> Iterator[T]:
         while resumption.missing > 0:
-            stubs = self._connection.get()
-            call = method(stubs)(request(resumption.missing), timeout=resumption.time_left())
-            try:
-                with translated(self.target):
-                    for response in call:
-                        resumption.received(count_ids(response))
-                        yield convert(response)
-                        if self._connection.get() is not stubs:
-                            break  # in the child of a fork, where the call is the parent's
+            with least_busy(self._connections) as connection:
+                stubs = connection.get()
+                call = method(stubs)(request(resumption.missing), timeout=resumption.time_left())
+                try:
+                    with translated(self.target):
+                        for response in call:
+                            resumption.received(count_ids(response))
+                            yield convert(response)
+                            if connection.get() is not stubs:
+                                break  # in the child of a fork, where the call is the parent's
+                        else:
+                            resumption.ended()
+                except IdallocError as error:
+                    time.sleep(resumption.pause(error))
+                finally:
+                    if connection.is_open(stubs):
+                        call.cancel()
                     else:
-                        resumption.ended()
-            except IdallocError as error:
-                time.sleep(resumption.pause(error))
-            finally:
-                if self._connection.is_open(stubs):
-                    call.cancel()
-                else:
-                    leave_behind(call)
+                        leave_behind(call)

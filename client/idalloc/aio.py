@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 import grpc
 
 from idalloc._aio_sequences import Sequences
-from idalloc._channel import Connection, channel_options, leave_behind
+from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._errors import IdallocError, translated
 from idalloc._messages import (
@@ -28,6 +28,7 @@ from idalloc._messages import (
     uuid_requests,
 )
 from idalloc._pool import Asked, Pool
+from idalloc._shared_calls import SharedCalls
 from idalloc._stream import Resumption
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
@@ -58,9 +59,10 @@ class Stubs(NamedTuple):
 class Client:
     """Takes ids from an idalloc server, for asyncio.
 
-    One client serves any number of tasks of one event loop. It connects on its first call. A call that fails because
-    the server or its store is away is tried again up to five times within its timeout; that never gives an id twice,
-    at worst it leaves a gap. A call that is cancelled leaves at worst a gap, too.
+    One client serves any number of tasks of one event loop. It connects on its first call, and has up to four
+    connections, as ``idalloc.Client``. A call that fails because the server or its store is away is tried again up to
+    five times within its timeout; that never gives an id twice, at worst it leaves a gap. A call that is cancelled
+    leaves at worst a gap, too.
 
     gRPC does not survive a fork of a process whose client of asyncio is connected: in the child every call, also of
     other clients, raises ``RuntimeError``. Fork before the first call, or close the client before.
@@ -88,8 +90,10 @@ class Client:
         self.target = target
         self.timeout = timeout
         self._credentials = credentials
-        self._connection = Connection(self._open, of_asyncio=True)
+        self._connections = [Connection(self._open, of_asyncio=True) for _ in range(MAX_CONNECTIONS)]
+        self._connection = self._connections[0]
         self.sequences = Sequences(self)
+        self._shared_calls = SharedCalls(self)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def allocate_range(
@@ -100,10 +104,16 @@ class Client:
         request_id: str | uuid.UUID | None = None,
         exactly_once: bool = False,
     ) -> range:
-        """As ``idalloc.Client.allocate_range``."""
+        """As ``idalloc.Client.allocate_range``; but tasks that wait at the same time share calls.
+
+        Without a request id, callers who come while a call for the same sequence is under way wait for its end. Then
+        one call is made for all of them, and its ids are given out in the order in which they came. Each has its own
+        timeout and its own error. The part of one that was cancelled meanwhile is nobody's: it is a gap.
+        """
         request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once)
-        response = await self._call(lambda stubs: stubs.ids.AllocateRange, request)
-        return to_range(response)
+        if request.request_id:
+            return await self._range(request)
+        return await self._shared_calls.allocate(request)
 
     async def allocate_texts(
         self,
@@ -176,13 +186,14 @@ class Client:
         return (await self._call(lambda stubs: stubs.nodes.UpdateNode, request)).node
 
     async def close(self) -> None:
-        """Closes the connection. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
-        stubs = self._connection.close()
+        """Closes all connections. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
+        opened = [connection.close() for connection in self._connections]
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if stubs is not None:
-            await stubs.channel.close()
+        for stubs in opened:
+            if stubs is not None:
+                await stubs.channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -201,9 +212,14 @@ class Client:
         self,
         method: "Callable[[Stubs], grpc.aio.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
         request: AnyRequest,
+        timeout: float | None = None,
     ) -> AnyResponse:
         with translated(self.target):
-            return await method(self._connection.get())(request, timeout=self.timeout)
+            return await method(self._connection.get())(request, timeout=self.timeout if timeout is None else timeout)
+
+    async def _range(self, request: pb.AllocateRangeRequest, timeout: float | None = None) -> range:
+        response = await self._call(lambda stubs: stubs.ids.AllocateRange, request, timeout)
+        return to_range(response)
 
     def _stream(
         self,
@@ -224,17 +240,18 @@ class Client:
         resumption: Resumption,
     ) -> AsyncIterator[T]:
         while resumption.missing > 0:
-            call = method(self._connection.get())(request(resumption.missing), timeout=resumption.time_left())
-            try:
-                with translated(self.target):
-                    async for response in call:
-                        resumption.received(count_ids(response))
-                        yield convert(response)
-                    resumption.ended()
-            except IdallocError as error:
-                await asyncio.sleep(resumption.pause(error))
-            finally:
-                call.cancel()
+            with least_busy(self._connections) as connection:
+                call = method(connection.get())(request(resumption.missing), timeout=resumption.time_left())
+                try:
+                    with translated(self.target):
+                        async for response in call:
+                            resumption.received(count_ids(response))
+                            yield convert(response)
+                        resumption.ended()
+                except IdallocError as error:
+                    await asyncio.sleep(resumption.pause(error))
+                finally:
+                    call.cancel()
 
     def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Starts a task that ends with the client at the latest."""

@@ -86,6 +86,22 @@ def test_a_child_never_gives_its_parents_ids(server: FakeServer) -> None:
     assert len({*parent, *child}) == len(parent) + len(child)
 
 
+SEVERAL_CONNECTIONS = """
+client = idalloc.Client(target)
+streams = [client.stream_ranges("orders", 30, 10) for _ in range(3)]
+before = [value for stream in streams for value in next(stream)]
+assert len([connection for connection in client._connections if connection.streams]) == 3
+fork(*[lambda: [value for stream in streams for ids in stream for value in ids]] * 2)
+"""
+
+
+def test_streams_on_several_connections_go_on_in_the_child(server: FakeServer) -> None:
+    parent, child, status = run(server, SEVERAL_CONNECTIONS, fork_support=True)
+    assert status == 0
+    assert len(parent) == len(child) == 3 * 20
+    assert len({*parent, *child}) == 6 * 20
+
+
 def test_a_child_that_grpc_would_hang_in_is_told_so(server: FakeServer) -> None:
     parent, child, status = run(server, SHARED_IDS, fork_support=False)
     assert len(parent) == 6051

@@ -4,6 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idalloc._doc_ids import expand
+from idalloc_server.domain.doc_id import DocIdRun
 
 TOP = 2**64 - 1
 
@@ -20,3 +21,17 @@ def test_expansion_is_what_formatting_each_serial_gives(head: str, serial: int, 
     count = min(count, (TOP - serial) // step + 1)
     serials = range(serial, serial + step * count, step)
     assert expand(f"{head}{serial:016x}", step, count) == [f"{head}{n:016x}" for n in serials]
+
+
+@given(
+    prefix=st.integers(0, 65_535),
+    timestamp=st.integers(0, 2**32 - 1),
+    serial=st.one_of(st.integers(0, 10_000), st.integers(0, TOP), st.integers(TOP - 10_000, TOP)),
+    step=st.one_of(st.integers(1, 20), st.integers(1, 65_535)),
+    count=st.one_of(st.integers(1, 20), st.integers(1, 9_000)),
+)
+def test_expansion_is_what_the_server_writes_out(
+    prefix: int, timestamp: int, serial: int, step: int, count: int
+) -> None:
+    run = DocIdRun(prefix, timestamp, serial, step, min(count, (TOP - serial) // step + 1))
+    assert expand(run.first_doc_id, run.step, run.id_count) == run.texts()
