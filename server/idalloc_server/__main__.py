@@ -22,7 +22,9 @@ from idalloc_server.domain import transfer, transfer_file
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreUnavailable
 from idalloc_server.domain.store import Store
+from idalloc_server.role import Alone
 from idalloc_server.store.open import open_store
+from idalloc_server.supervisor import Supervisor
 from idalloc_server.telemetry import logs
 
 if sys.platform == "win32":
@@ -69,7 +71,10 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
     try:
         settings, _, persisted = load(flags, config_file, os.environ)
         logs.configure(settings.log_level)
-        run(app.serve(settings, persisted))
+        if settings.workers == 1:
+            run(app.serve(settings, Alone(persisted, settings.drain_timeout)))
+        elif code := run(Supervisor(settings, persisted).run()):
+            raise typer.Exit(code)
     except StartRefused as error:
         _fail(str(error), 2)
     except StoreUnavailable as error:

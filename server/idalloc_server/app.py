@@ -1,10 +1,11 @@
 """Wires everything, starts it and stops it. The only place that knows all parts."""
 
 import asyncio
-import errno
 import gc
 import signal
 import socket
+from collections import Counter
+from collections.abc import Coroutine
 from importlib.metadata import version
 
 import grpc
@@ -21,6 +22,8 @@ from idalloc.v1 import (
     sequences_pb2,
     sequences_pb2_grpc,
 )
+from idalloc_server import transport
+from idalloc_server.address import refused
 from idalloc_server.api import reflection
 from idalloc_server.api.id_allocator import IdAllocatorServicer
 from idalloc_server.api.node import NodeServicer
@@ -31,15 +34,15 @@ from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.doc_id import DocIds
 from idalloc_server.domain.epoch import Epoch, Start
-from idalloc_server.domain.errors import StartRefused, StoreUnavailable
+from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.lane import Terms
 from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.uuid7 import Uuids
-from idalloc_server.persisted import Persisted
+from idalloc_server.role import Role
 from idalloc_server.store.open import open_store
-from idalloc_server.telemetry.metrics import CallMetrics
+from idalloc_server.telemetry.metrics import CallMetrics, Counts
 
 # The share of drain_timeout after which streams that still run are told to go elsewhere.
 STREAMS_SHARE = 0.8
@@ -55,21 +58,24 @@ _SERVICES = (_ID_ALLOCATOR.full_name, _SEQUENCES.full_name, _NODE.full_name)
 _log = structlog.get_logger("idalloc")
 
 
-async def serve(settings: Settings, persisted: Persisted) -> None:
+async def serve(settings: Settings, role: Role) -> None:
     """Serves until SIGTERM or SIGINT, then drains and gives unused ids back.
 
     Args:
         settings: All settings.
-        persisted: Where this node keeps those that are changed while it runs.
+        role: Whether this process is the server, or one of its workers.
 
     Raises:
         StartRefused: A setting does not allow a start, or the store does not.
         StoreUnavailable: The store could not be reached within ``store_timeout``.
     """
     clock = SystemClock()
-    # Without so_reuseport off, a second server would join a taken port silently.
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    address = _bind(server, settings.listen)
+    transport.check(settings)
+    server = transport.make_server(settings.transport, reuse_port=role.shares_port)
+    role.take(settings.listen)
+    # Before the store is touched, so that a taken port costs it nothing. A worker's port is taken by its supervisor: it
+    # would be given connections that wait until it serves, while others could answer them.
+    address = settings.listen if role.shares_port else _bind(server, settings.listen)
     store = open_store(settings.store, clock, settings.store_timeout)
     try:
         await _open(store, settings.store_timeout)
@@ -82,7 +88,9 @@ async def serve(settings: Settings, persisted: Persisted) -> None:
             max_clock_skew=settings.max_clock_skew,
             prefix_conflict=settings.prefix_conflict,
         )
-        node = _Node(settings, persisted, clock, store, server, epoch, await epoch.start(), name)
+        node = _Node(settings, role, clock, store, server, epoch, await epoch.start(), name)
+        if role.shares_port:
+            _bind(server, address)
         welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
         await node.run(f"{welcome}, prefix {settings.node_prefix}")
     finally:
@@ -92,31 +100,11 @@ async def serve(settings: Settings, persisted: Persisted) -> None:
 
 def _bind(server: grpc.aio.Server, listen: str) -> str:
     """Takes the port; it answers only once the server is started."""
-    host, _, port = listen.rpartition(":")
     try:
-        _check_free(host.strip("[]"), int(port))
         taken = server.add_insecure_port(listen)
-    except (OSError, RuntimeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no address can be bound"
-        raise StartRefused("listen", f"cannot serve on {listen}: {why}; choose another address or port") from None
-    return f"{host}:{taken}"
-
-
-def _check_free(host: str, port: int) -> None:
-    """Sees that the port is free on every address of a host: gRPC is content with one of them.
-
-    Raises:
-        OSError: It is in use on one, or the host has no address.
-    """
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(address)
-                probe.listen()
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    raise
+    except RuntimeError as error:
+        raise refused(listen, error) from None
+    return f"{listen.rpartition(':')[0]}:{taken}"
 
 
 async def _open(store: Store, patience: float) -> None:
@@ -140,7 +128,7 @@ class _Node:
     def __init__(
         self,
         settings: Settings,
-        persisted: Persisted,
+        role: Role,
         clock: Clock,
         store: Store,
         server: grpc.aio.Server,
@@ -148,7 +136,7 @@ class _Node:
         start: Start,
         name: str,
     ) -> None:
-        self._drain_timeout = settings.drain_timeout
+        self._role = role
         self._server = server
         self._epoch = epoch
         terms = Terms(
@@ -156,6 +144,8 @@ class _Node:
             settings.store_timeout,
             settings.auto_create_sequences,
             max_clock_skew=settings.max_clock_skew,
+            outage_reserve=settings.outage_reserve,
+            max_reserved_ids=settings.max_reserved_ids,
         )
         self._allocator = Allocator(store, clock, terms)
         self._doc_ids = DocIds(
@@ -165,7 +155,11 @@ class _Node:
             increment=settings.auto_increment_increment,
         )
         self._metrics = CallMetrics()
-        self._calls = Calls(self._metrics, log_each=settings.log_level == "debug")
+        self._calls = Calls(
+            self._metrics,
+            log_each=settings.log_level == "debug",
+            push_back=transport.can_push_back(settings.transport),
+        )
         self._health = health.HealthServicer()
 
         self._request_ids = RequestIds(
@@ -187,7 +181,7 @@ class _Node:
         sequences = SequencesServicer(self._registry)
         self._calls.wrap(sequences, _SEQUENCES)
         sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)
-        node = NodeServicer(self._allocator, self._doc_ids, store.address, persisted)
+        node = NodeServicer(self._allocator, self._doc_ids, store.address, role.keeper, role.workers)
         self._calls.wrap(node, _NODE)
         node_pb2_grpc.add_NodeServiceServicer_to_server(node, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -195,30 +189,38 @@ class _Node:
 
     async def run(self, welcome: str) -> None:
         """Serves until SIGTERM or SIGINT, then drains. Before this they end the process at once."""
-        stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, self._role.stopping.set)
         try:
             async with asyncio.TaskGroup() as tasks:
-                jobs = (self._epoch, self._allocator, self._request_ids, self._calls)
-                background = [tasks.create_task(job.run()) for job in jobs]
+                jobs = (self._epoch.run(), self._allocator.run(), self._request_ids.run())
+                background = [tasks.create_task(job) for job in (*jobs, self._role.watch(self._counts))]
+                await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
                 await self._server.start()
-                for service in ("", *_SERVICES):
-                    await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+                await self._role.join(self._doc_ids, welcome)
+                await self._set_health(health_pb2.HealthCheckResponse.SERVING)
                 # What is here now stays: collections need not look at it again for every few calls.
                 gc.collect()
                 gc.freeze()
-                print(welcome, flush=True)
-                await stop.wait()
+                self._role.joined()
+                await self._role.stopping.wait()
                 await self._drain()
                 for task in background:
                     task.cancel()
         finally:
             await self._release()
 
+    async def _set_health(self, status: int) -> None:
+        for service in ("", *_SERVICES):
+            await self._health.set(service, status)
+
+    def _counts(self) -> Counts:
+        burned = Counter({str(cause): count for cause, count in self._allocator.burned.by_cause.items()})
+        return Counts(self._metrics, burned, self._allocator.lease_count)
+
     async def _drain(self) -> None:
         """Refuses new calls, and lets running ones end; streams that last are told to go elsewhere."""
-        timeout = self._drain_timeout
+        timeout = self._role.drain_timeout
         _log.info("draining", calls=self._metrics.in_flight, drain_timeout=timeout)
         await self._health.enter_graceful_shutdown()
         self._calls.drain()
@@ -231,14 +233,24 @@ class _Node:
 
     async def _release(self) -> None:
         """Gives back to the store what it may have back."""
+        in_time = await self._has_released(self._close())
+        if await self._role.leave() and in_time:
+            # Workers hold the prefix under one name: it is given up when none of them needs it any more.
+            await self._has_released(self._epoch.release())
+        self._role.left(self._counts())
+
+    async def _close(self) -> None:
+        await self._registry.close()
+        await self._request_ids.close()
+        await self._allocator.close()
+        await self._doc_ids.close()
+
+    async def _has_released(self, work: Coroutine[None, None, None]) -> bool:
+        """Does what the store may be too slow for, and returns whether it was not."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
-                await self._registry.close()
-                await self._request_ids.close()
-                await self._allocator.close()
-                await self._doc_ids.close()
-                await self._epoch.release()
+                await work
         except TimeoutError:
             _log.warning("not_released", error=f"the store took over {RELEASE_SECONDS:g} s")
-        burned = {str(cause): count for cause, count in self._allocator.burned.by_cause.items()}
-        _log.info("stopped", **{"burned": burned} if burned else {})
+            return False
+        return True

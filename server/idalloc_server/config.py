@@ -74,6 +74,9 @@ class Settings(BaseModel):
     listen: Annotated[str, AfterValidator(_host_and_port)] = Field(
         "127.0.0.1:50051", description="Address to serve on, HOST:PORT; port 0 takes a free one."
     )
+    transport: Literal["grpcio", "native"] = Field(
+        "grpcio", description="What speaks HTTP/2: grpcio, or native (idalloc[native]), which serves more calls."
+    )
     store: str = Field(
         default_factory=_default_store,
         description="Where counters live: sqlite:///PATH or crate://USER:PASSWORD@HOST:4200,HOST2:4200/?schema=doc.",
@@ -87,8 +90,18 @@ class Settings(BaseModel):
     auto_increment_offset: _UInt16 = Field(1, description="MySQL's auto_increment_offset for document ids.")
     auto_increment_increment: _UInt16 = Field(1, description="MySQL's auto_increment_increment for document ids.")
     lease_ttl: _Positive = Field(180.0, description="How long ids stay in memory unless the lease is renewed.")
+    outage_reserve: _Duration = Field(
+        60.0,
+        description="How long the store may be away unnoticed: ids for so long, at the present rate, are in memory.",
+    )
+    max_reserved_ids: Annotated[int, Field(ge=0, le=2**53)] = Field(
+        100_000_000, description="The most ids of a sequence to hold ahead; a crash burns them."
+    )
     store_timeout: _Positive = Field(40.0, description="When a store call is given up.")
     max_clock_skew: _Positive = Field(60.0, description="How far the clock may be from the store's at start.")
+    workers: Annotated[int, Field(ge=1, le=256)] = Field(
+        1, description="Processes that share the port, each with leases of its own; several on Linux only."
+    )
     drain_timeout: _Duration = Field(20.0, description="How long running calls may go on after SIGTERM.")
     max_ids_per_call: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
         1_000_000, description="The most ids of one range, or of one chunk of a stream."
@@ -102,9 +115,10 @@ class Settings(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _lease_outlives_store_call(self) -> "Settings":
-        if self.lease_ttl < 1.5 * self.store_timeout:
-            raise ValueError("lease_ttl: must be at least 1.5 times store_timeout")
+    def _lease_outlives_outage(self) -> "Settings":
+        least = 1.5 * self.outage_reserve + self.store_timeout
+        if self.lease_ttl < least:
+            raise ValueError(f"lease_ttl: must be at least 1.5 times outage_reserve plus store_timeout, {least:g}s")
         return self
 
 

@@ -30,6 +30,7 @@ from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.uuid7 import Uuids
 from idalloc_server.telemetry.metrics import CallMetrics
+from idalloc_server.transport import can_push_back, make_server
 from tests.fakes import MemoryStore
 
 MAX_IDS_PER_CALL = 100_000
@@ -43,6 +44,8 @@ class Served:
     node: node_pb2_grpc.NodeServiceAsyncStub
     sequences: sequences_pb2_grpc.SequenceServiceAsyncStub
     channel: grpc.aio.Channel
+    server: grpc.aio.Server
+    address: str
     store: MemoryStore
     allocator: Allocator
     doc_ids: DocIds
@@ -50,16 +53,22 @@ class Served:
     metrics: CallMetrics
 
 
+@pytest.fixture(params=["grpcio", "native"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """What the server speaks with: all that is promised on the wire is promised on both."""
+    return str(request.param)
+
+
 @pytest.fixture
-async def served() -> AsyncIterator[Served]:
+async def served(transport: str) -> AsyncIterator[Served]:
     clock = SystemClock()
     store = MemoryStore(clock)
     epoch = Epoch(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
     doc_ids = DocIds(epoch, await epoch.start())
     allocator = Allocator(store, clock, Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True))
     metrics = CallMetrics()
-    calls = Calls(metrics, log_each=True)
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    calls = Calls(metrics, log_each=True, push_back=can_push_back(transport))
+    server = make_server(transport, reuse_port=False)
 
     request_ids = RequestIds(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
     ids = IdAllocatorServicer(allocator, doc_ids, clock, MAX_IDS_PER_CALL, request_ids, Uuids(clock))
@@ -81,6 +90,8 @@ async def served() -> AsyncIterator[Served]:
             node=node_pb2_grpc.NodeServiceStub(channel),
             sequences=sequences_pb2_grpc.SequenceServiceStub(channel),
             channel=channel,
+            server=server,
+            address=f"127.0.0.1:{port}",
             store=store,
             allocator=allocator,
             doc_ids=doc_ids,

@@ -81,7 +81,7 @@ async def test_a_draining_server_refuses_new_calls_and_lets_streams_end(served: 
         await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
     details = details_of(failed.value)
     assert (details.code, details.info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVER_DRAINING")
-    assert details.trailers["grpc-retry-pushback-ms"]
+    assert details.retry.retry_delay.ToMilliseconds() > 0
     assert not await served.calls.all_ended(within=0.05)
     served.calls.end_streams()
     with pytest.raises(grpc.aio.AioRpcError) as failed:

@@ -11,7 +11,7 @@ import pytest
 import idalloc
 from tests.processes import running
 
-LEASE = {"lease_ttl": "3s", "store_timeout": "1s"}
+LEASE = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
 
 
 def fill_lease(client: idalloc.Client, sequence: str) -> int:

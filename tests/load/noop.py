@@ -1,8 +1,9 @@
-"""The limit: a grpc.aio server on uvloop that answers AllocateRange with the same message, and does nothing for it.
+"""The limit: a server on uvloop that answers AllocateRange with the same message, and does nothing for it.
 
-python -m tests.load.noop    prints its port, and serves until it is ended.
+python -m tests.load.noop [--transport native]    prints its port, and serves until it is ended.
 """
 
+import argparse
 import asyncio
 
 import grpc
@@ -10,6 +11,7 @@ import uvloop
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
+from idalloc_server.transport import make_server
 
 # Both what a first reply looks like, and as long as a later one.
 _REPLY = pb.AllocateRangeResponse(
@@ -27,8 +29,8 @@ class _Noop(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         return _REPLY
 
 
-async def _serve() -> None:
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+async def _serve(transport: str) -> None:
+    server = make_server(transport, reuse_port=False)
     id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(_Noop(), server)  # type: ignore[abstract]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -37,4 +39,6 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--transport", default="grpcio")
+    uvloop.run(_serve(parser.parse_args().transport))

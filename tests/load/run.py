@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
@@ -28,6 +29,10 @@ from idalloc.v1 import id_allocator_pb2_grpc
 
 CONCURRENCY = 64
 CONNECTIONS = 4
+TRANSPORTS = ("grpcio", "native")
+# The least share of the no-op server's calls, and the most of its latency.
+TARGETS = {"grpcio": 0.90, "native": 0.80}
+LATENCY_TARGET = 1.15
 
 
 class Server:
@@ -65,14 +70,26 @@ def running(*command: str) -> Iterator[Server]:
         process.wait(timeout=30)
 
 
-def unary_with_ghz(address: str, calls: int) -> float:
-    """Returns calls a second."""
+class Unary(NamedTuple):
+    """What unary calls came to.
+
+    Attributes:
+        rate: Calls a second.
+        median: Half of the calls took at most so many seconds.
+    """
+
+    rate: float
+    median: float
+
+
+def unary_with_ghz(address: str, calls: int, concurrency: int) -> Unary:
+    """Makes unary calls with ghz, which costs less than the servers."""
     flags = {
         "config": "examples/ghz/allocate_range_flat.json",
         "proto": "protos/idalloc/v1/id_allocator.proto",  # the no-op server has no reflection
         "import-paths": "protos,.venv/googleapis",
-        "connections": CONNECTIONS,
-        "concurrency": CONCURRENCY,
+        "connections": min(CONNECTIONS, concurrency),
+        "concurrency": concurrency,
         "total": calls,
         "format": "json",
     }
@@ -80,55 +97,103 @@ def unary_with_ghz(address: str, calls: int) -> float:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     report = json.loads(done.stdout)
     assert report["statusCodeDistribution"] == {"OK": calls}, report["statusCodeDistribution"]
-    return float(report["rps"])
+    [median] = [each["latency"] for each in report["latencyDistribution"] if each["percentage"] == 50]
+    return Unary(float(report["rps"]), median / 1e9)
 
 
-def unary_with_python(address: str, calls: int) -> float:
-    """Returns calls a second."""
+def unary_with_python(address: str, calls: int, concurrency: int) -> Unary:
+    """Makes unary calls with grpc.aio, which costs more than the servers."""
 
-    async def drive() -> float:
+    async def drive() -> Unary:
         channels = [
             grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
-            for _ in range(CONNECTIONS)
+            for _ in range(min(CONNECTIONS, concurrency))
         ]
         stubs = [id_allocator_pb2_grpc.IdAllocatorServiceStub(channel) for channel in channels]
         request = pb.AllocateRangeRequest(sequence="load")
+        latencies: list[float] = []
 
         async def call_in_turn(n: int) -> None:
-            for _ in range(calls // CONCURRENCY):
-                await stubs[n % CONNECTIONS].AllocateRange(request)
+            for _ in range(calls // concurrency):
+                before = time.perf_counter()
+                await stubs[n % len(stubs)].AllocateRange(request)
+                latencies.append(time.perf_counter() - before)
 
         began = time.perf_counter()
-        await asyncio.gather(*(call_in_turn(n) for n in range(CONCURRENCY)))
+        await asyncio.gather(*(call_in_turn(n) for n in range(concurrency)))
         seconds = time.perf_counter() - began
         for channel in channels:
             await channel.close()
-        return calls / seconds
+        return Unary(calls / seconds, statistics.median(latencies))
 
     return asyncio.run(drive())
 
 
-def measure_unary(idalloc_server: Server, noop: Server, rounds: int, calls: int) -> None:
-    """AllocateRange with all layers on, against a server that does nothing."""
-    drive: Callable[[str, int], float] = unary_with_ghz if shutil.which("ghz") else unary_with_python
-    results: dict[str, list[float]] = {"idalloc": [], "noop": []}
-    costs: dict[str, list[float]] = {"idalloc": [], "noop": []}
-    for _ in range(rounds + 1):
-        for name, server in (("idalloc", idalloc_server), ("noop", noop)):
-            cpu = server.cpu_seconds
-            results[name].append(drive(server.address, calls))
-            costs[name].append((server.cpu_seconds - cpu) / calls)
-    # The first round warms up: leases grow, caches fill.
-    rate, cost = ({name: statistics.median(each[1:]) for name, each in of.items()} for of in (results, costs))
-    rates, cpus = (
-        statistics.median(a / b for a, b in list(zip(over, under, strict=True))[1:])
-        for over, under in ((results["idalloc"], results["noop"]), (costs["noop"], costs["idalloc"]))
-    )
-    print(f"unary AllocateRange, {CONCURRENCY} in flight, driven by {drive.__name__.rpartition('_')[2]}:")
-    for name in rate:
-        print(f"  {name:8} {rate[name]:8,.0f} calls/s  {cost[name] * 1e6:6.0f} us of the server's CPU a call")
-    report("unary calls/s / no-op server's", rates, 0.85)
-    report("no-op server's CPU a call / ours", cpus, 0.85)
+class Contender:
+    """A server that takes turns with others, and what came of each turn."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.results: list[Unary] = []
+        self.costs: list[float] = []
+
+    def take_turn(self, drive: Callable[[str, int, int], Unary], calls: int, concurrency: int) -> None:
+        """Serves some calls."""
+        before = self._server.cpu_seconds
+        self.results.append(drive(self._server.address, calls, concurrency))
+        self.costs.append((self._server.cpu_seconds - before) / calls)
+
+    def forget(self) -> None:
+        """Forgets what came before: in the first turn leases grow and caches fill."""
+        self.results.clear()
+        self.costs.clear()
+
+
+def ratio(above: Iterable[float], below: Iterable[float]) -> float:
+    """Returns the median of the rounds' ratios."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def measure_unary(servers: Mapping[str, tuple[Server, Server]], rounds: int, calls: int) -> None:
+    """AllocateRange with all layers on, against a server of the same transport that does nothing."""
+    drive = unary_with_ghz if shutil.which("ghz") else unary_with_python
+    contenders = {
+        name: Contender(server)
+        for transport, pair in servers.items()
+        for name, server in zip((transport, f"no-op {transport}"), pair, strict=True)
+    }
+    for concurrency, each_calls in ((CONCURRENCY, calls), (1, calls // 10)):
+        for turn in range(rounds + 1):
+            for contender in contenders.values():
+                contender.take_turn(drive, each_calls, concurrency)
+                if turn == 0:
+                    contender.forget()
+        print(f"unary AllocateRange, {concurrency} in flight, driven by {drive.__name__.rpartition('_')[2]}:")
+        for name, contender in contenders.items():
+            rate = statistics.median(result.rate for result in contender.results)
+            median = statistics.median(result.median for result in contender.results)
+            cost = statistics.median(contender.costs)
+            print(f"  {name:12} {rate:8,.0f} calls/s  p50 {median * 1e3:6.2f} ms  {cost * 1e6:5.0f} us of CPU a call")
+        for transport in servers:
+            report_unary(transport, contenders[transport], contenders[f"no-op {transport}"], concurrency)
+        if concurrency > 1 and len(servers) > 1:
+            grpcio, native = (contenders[transport] for transport in TRANSPORTS)
+            rates = ratio(*([result.rate for result in one.results] for one in (native, grpcio)))
+            report("unary calls/s native / grpcio", rates, 4)
+        for contender in contenders.values():
+            contender.forget()
+
+
+def report_unary(transport: str, ours: Contender, noop: Contender, concurrency: int) -> None:
+    """Prints how near a server comes to one that does nothing."""
+    if concurrency == 1:
+        latency = ratio(*([result.median for result in one.results] for one in (ours, noop)))
+        report(f"{transport}: p50 / no-op server's", latency, LATENCY_TARGET, most=True)
+        return
+    target = TARGETS[transport]
+    rate = ratio(*([result.rate for result in one.results] for one in (ours, noop)))
+    report(f"{transport}: calls/s / no-op server's", rate, target)
+    report(f"{transport}: no-op server's CPU / ours", ratio(noop.costs, ours.costs), target)
 
 
 def measure_doc_ids(server: Server, rounds: int, total: int) -> None:
@@ -172,16 +237,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=20_000, help="unary calls a round")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="measure unary calls of one alone; default: both")
+    parser.add_argument("--only-unary", action="store_true", help="leave the other scenarios out")
     parser.add_argument("--total", type=int, default=10_000_000, help="ids a round of the other scenarios")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        serve = ("idalloc_server", "--listen=127.0.0.1:0", f"--store=sqlite://{folder}/load.db", "--log-level=info")
-        with running(*serve) as server, running("tests.load.noop") as noop:
-            print("An idle server:")
-            report("resident memory, MB", server.resident_mb, 90, most=True)
-            measure_unary(server, noop, arguments.rounds, arguments.calls)
-            measure_doc_ids(server, arguments.rounds, arguments.total)
-            measure_client_ids(server, arguments.rounds, arguments.total)
+    transports = [arguments.transport] if arguments.transport else TRANSPORTS
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+
+        def pair(transport: str) -> tuple[Server, Server]:
+            chosen = f"--transport={transport}"
+            store = f"--store=sqlite://{folder}/{transport}.db"
+            ours = running("idalloc_server", "--listen=127.0.0.1:0", store, "--log-level=info", chosen)
+            return stack.enter_context(ours), stack.enter_context(running("tests.load.noop", chosen))
+
+        servers = {transport: pair(transport) for transport in transports}
+        for transport, (server, _) in servers.items():
+            report(f"resident memory when idle, MB, {transport}", server.resident_mb, 90, most=True)
+        measure_unary(servers, arguments.rounds, arguments.calls)
+        if not arguments.only_unary:
+            for transport, (server, _) in servers.items():
+                print(f"On {transport}:")
+                measure_doc_ids(server, arguments.rounds, arguments.total)
+                measure_client_ids(server, arguments.rounds, arguments.total)
 
 
 if __name__ == "__main__":

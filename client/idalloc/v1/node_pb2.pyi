@@ -122,7 +122,7 @@ Global___UpdateNodeResponse: _TypeAlias = UpdateNodeResponse  # noqa: Y015
 
 @_typing.final
 class Node(_message.Message):
-    """One server process."""
+    """One server: one process, or several workers that share an address, a prefix and a store."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -133,11 +133,13 @@ class Node(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
     LEASE_COUNT_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     prefix: _builtins.int
     """The prefix of this node's document ids, 0 to 65535 (the setting node_prefix)."""
     start_timestamp: _builtins.int
     """The start timestamp in this node's document ids, in seconds since 1970-01-01T00:00:00Z. It is claimed in the store
-    and may lie ahead of the clock; it grows when the serial overflows.
+    and may lie ahead of the clock; it grows when the serial overflows. Each worker has its own: this is that of the one
+    that answered.
     """
     auto_increment_offset: _builtins.int
     """The default for GenerateDocIdRequest.auto_increment_offset, 1 to 65535."""
@@ -148,7 +150,11 @@ class Node(_message.Message):
     store: _builtins.str
     """The store's address, without passwords or tokens."""
     lease_count: _builtins.int
-    """How many sequences this process holds a lease of."""
+    """How many leases it holds, of one sequence each. Those of several workers are added up: the workers other than the
+    one that answered are counted once a second.
+    """
+    workers: _builtins.int
+    """How many worker processes share the address (the setting workers), 1 or more. A connection stays with one of them."""
     def __init__(
         self,
         *,
@@ -159,10 +165,11 @@ class Node(_message.Message):
         version: _builtins.str = ...,
         store: _builtins.str = ...,
         lease_count: _builtins.int = ...,
+        workers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_increment_increment", b"auto_increment_increment", "auto_increment_offset", b"auto_increment_offset", "lease_count", b"lease_count", "prefix", b"prefix", "start_timestamp", b"start_timestamp", "store", b"store", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_increment_increment", b"auto_increment_increment", "auto_increment_offset", b"auto_increment_offset", "lease_count", b"lease_count", "prefix", b"prefix", "start_timestamp", b"start_timestamp", "store", b"store", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class NodeServiceStub(object):
-    """Tells about one server process, and changes what its document ids are made of.
+    """Tells about one server, and changes what its document ids are made of.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class NodeServiceStub(object):
 
 
 class NodeServiceServicer(object):
-    """Tells about one server process, and changes what its document ids are made of.
+    """Tells about one server, and changes what its document ids are made of.
     """
 
     def GetNode(self, request, context):
@@ -62,7 +62,8 @@ class NodeServiceServicer(object):
 
     def UpdateNode(self, request, context):
         """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, as MySQL's global variables:
-        at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first.
+        at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
+        server has several workers, all of them are changed or none: each claims a start timestamp of its own.
 
         Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, SERVER_DRAINING.
         """
@@ -92,7 +93,7 @@ def add_NodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NodeService(object):
-    """Tells about one server process, and changes what its document ids are made of.
+    """Tells about one server, and changes what its document ids are made of.
     """
 
     @staticmethod

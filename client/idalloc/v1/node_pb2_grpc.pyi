@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NodeServiceStub:
-    """Tells about one server process, and changes what its document ids are made of."""
+    """Tells about one server, and changes what its document ids are made of."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,14 +40,15 @@ class NodeServiceStub:
     """
     UpdateNode: _grpc.UnaryUnaryMultiCallable[_node_pb2.UpdateNodeRequest, _node_pb2.UpdateNodeResponse]
     """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, as MySQL's global variables:
-    at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first.
+    at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
+    server has several workers, all of them are changed or none: each claims a start timestamp of its own.
 
     Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, SERVER_DRAINING.
     """
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
-    """Tells about one server process, and changes what its document ids are made of."""
+    """Tells about one server, and changes what its document ids are made of."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetNode: _aio.UnaryUnaryMultiCallable[_node_pb2.GetNodeRequest, _node_pb2.GetNodeResponse]  # type: ignore[assignment]
@@ -57,13 +58,14 @@ class NodeServiceAsyncStub(NodeServiceStub):
     """
     UpdateNode: _aio.UnaryUnaryMultiCallable[_node_pb2.UpdateNodeRequest, _node_pb2.UpdateNodeResponse]  # type: ignore[assignment]
     """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, as MySQL's global variables:
-    at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first.
+    at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
+    server has several workers, all of them are changed or none: each claims a start timestamp of its own.
 
     Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, SERVER_DRAINING.
     """
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tells about one server process, and changes what its document ids are made of."""
+    """Tells about one server, and changes what its document ids are made of."""
 
     @_abc_1.abstractmethod
     def GetNode(
@@ -83,7 +85,8 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.UpdateNodeResponse, _abc.Awaitable[_node_pb2.UpdateNodeResponse]]:
         """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, as MySQL's global variables:
-        at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first.
+        at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
+        server has several workers, all of them are changed or none: each claims a start timestamp of its own.
 
         Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, SERVER_DRAINING.
         """

@@ -70,7 +70,8 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         taken = self._allocator.take(request.sequence, count)
         if taken is None:
             taken = await self._allocator.allocate(request.sequence, count)
-        reply = pb.AllocateRangeResponse(**self._reply(taken))
+        reply = pb.AllocateRangeResponse()
+        self._fill(reply, taken)
         if view > pb.RANGE_VIEW_BASIC:
             self._add_forms(reply, view, with_date(taken, self._clock.wall()), self._doc_ids.prefix)
         return reply
@@ -90,7 +91,8 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             taken = self._allocator.take(request.sequence, count)
             if taken is None:
                 taken = await self._allocator.allocate(request.sequence, count)
-            reply = pb.StreamRangesResponse(**self._reply(taken))
+            reply = pb.StreamRangesResponse()
+            self._fill(reply, taken)
             if view == pb.RANGE_VIEW_TEXTS:
                 self._add_forms(reply, view, with_date(taken, self._clock.wall()), self._doc_ids.prefix)
             try:
@@ -139,28 +141,25 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             raise InvalidRequest("request_id", "must be a UUID of 36 characters, and not the nil one")
         taken, prefix = await self._request_ids.allocate(request.sequence, count, request_id, self._doc_ids.prefix)
         has_period = taken.sequence.reset != Reset.NEVER
-        reply = pb.AllocateRangeResponse(**self._reply(taken if has_period else taken._replace(period="")))
+        reply = pb.AllocateRangeResponse()
+        self._fill(reply, taken if has_period else taken._replace(period=""))
         self._add_forms(reply, request.view, taken, prefix)
         return reply
 
-    def _reply(self, taken: Range) -> dict[str, Any]:
-        """Returns the fields that both replies with a range have. Dicts, since they cost half as much as messages."""
+    def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, taken: Range) -> None:
+        """Sets the fields that both replies with a range have: one by one, which costs the least."""
         first_id, id_count, step, generation, expires_at, sequence, period = taken
+        issued = reply.range
+        issued.first_id = first_id
+        issued.last_id = first_id + (id_count - 1) * step
+        issued.step = step
+        issued.id_count = id_count
+        reply.generation = generation
         left = expires_at - self._clock.boot()
-        reply = {
-            "range": {
-                "first_id": first_id,
-                "last_id": first_id + (id_count - 1) * step,
-                "step": step,
-                "id_count": id_count,
-            },
-            "generation": generation,
-            "use_within": {"seconds": int(left)} if left > 0 else {},
-            "ordering": sequence.ordering,
-        }
+        reply.use_within.seconds = int(left) if left > 0 else 0
+        reply.ordering = sequence.ordering  # type: ignore[assignment]
         if period:
-            reply["period"] = period
-        return reply
+            reply.period = period
 
     def _add_forms(
         self,

@@ -1,6 +1,8 @@
 """idalloc.v1.NodeService."""
 
+from collections.abc import Mapping
 from importlib.metadata import version
+from typing import Protocol
 
 from idalloc.v1 import node_pb2, node_pb2_grpc
 from idalloc_server.api.rpc import Context
@@ -12,35 +14,74 @@ from idalloc_server.domain.errors import InvalidRequest
 _CHANGEABLE = {"prefix": "prefix", "auto_increment_offset": "offset", "auto_increment_increment": "increment"}
 
 
+class Workers(Protocol):
+    """The workers of a server that has several.
+
+    Attributes:
+        count: How many there are.
+    """
+
+    count: int
+
+    async def change(self, given: Mapping[str, int], *, persist: bool) -> None:
+        """Makes a change in all of them, or in none; see ``DocIds.change``.
+
+        Args:
+            given: What to change.
+            persist: Whether it is kept over restarts.
+
+        Raises:
+            Refusal: One of them cannot, or it cannot be kept.
+        """
+        ...
+
+    async def lease_count(self) -> int:
+        """Returns how many leases the others hold."""
+        ...
+
+
 class NodeServicer(node_pb2_grpc.NodeServiceServicer):
-    """Tells about this process, and changes its settings.
+    """Tells about this server, and changes its settings.
 
     Args:
         allocator: Issues ranges.
         doc_ids: Makes document ids.
         store: The store's address, without passwords.
-        keeper: Who keeps settings over restarts; None where nobody does.
+        keeper: Who keeps settings over restarts; None where nobody does, or where the workers see to it.
+        workers: All workers of the server; None for one that is this process alone.
     """
 
-    def __init__(self, allocator: Allocator, doc_ids: DocIds, store: str, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self,
+        allocator: Allocator,
+        doc_ids: DocIds,
+        store: str,
+        keeper: Keeper | None = None,
+        workers: Workers | None = None,
+    ) -> None:
         self._allocator = allocator
         self._doc_ids = doc_ids
         self._store = store
         self._keeper = keeper
+        self._workers = workers
 
     async def GetNode(self, request: node_pb2.GetNodeRequest, context: Context) -> node_pb2.GetNodeResponse:
         """See node.proto."""
-        return node_pb2.GetNodeResponse(node=self._node())
+        return node_pb2.GetNodeResponse(node=await self._node())
 
     async def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: Context) -> node_pb2.UpdateNodeResponse:
         """See node.proto."""
         given = {_CHANGEABLE[field]: getattr(request.node, field) for field in _to_change(request)}
-        if request.persist and self._keeper is None:
+        if self._workers is not None:
+            await self._workers.change(given, persist=request.persist)
+        elif request.persist and self._keeper is None:
             raise InvalidRequest("persist", "this node keeps no settings")
-        await self._doc_ids.change(**given, keeper=self._keeper if request.persist else None)
-        return node_pb2.UpdateNodeResponse(node=self._node())
+        else:
+            await self._doc_ids.change(**given, keeper=self._keeper if request.persist else None)
+        return node_pb2.UpdateNodeResponse(node=await self._node())
 
-    def _node(self) -> node_pb2.Node:
+    async def _node(self) -> node_pb2.Node:
+        others = await self._workers.lease_count() if self._workers else 0
         return node_pb2.Node(
             prefix=self._doc_ids.prefix,
             start_timestamp=self._doc_ids.start_timestamp,
@@ -48,7 +89,8 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
             auto_increment_increment=self._doc_ids.increment,
             version=version("idalloc"),
             store=self._store,
-            lease_count=self._allocator.lease_count,
+            lease_count=self._allocator.lease_count + others,
+            workers=self._workers.count if self._workers else 1,
         )
 
 

@@ -31,11 +31,13 @@ class Calls:
     Args:
         metrics: Where they are counted.
         log_each: Whether each call is logged, at debug.
+        push_back: Whether the transport can send the trailer that gRPC's own retry policy heeds.
     """
 
-    def __init__(self, metrics: CallMetrics, log_each: bool) -> None:
+    def __init__(self, metrics: CallMetrics, log_each: bool, push_back: bool = True) -> None:
         self._metrics = metrics
         self._log_each = log_each
+        self._push_back = push_back
         self._draining = False
         self._ending_streams = False
         self._ended = asyncio.Event()
@@ -71,24 +73,6 @@ class Calls:
                 await asyncio.wait_for(self._ended.wait(), within)
         return not self._metrics.in_flight
 
-    async def run(self) -> None:
-        """Logs the calls of each second in sum, for ever. Its owner cancels it."""
-        before = (0, 0, 0.0)
-        while True:
-            await asyncio.sleep(1)
-            methods = self._metrics.methods.values()
-            now = (
-                sum(calls.handled.total() for calls in methods),
-                sum(calls.handled["OK"] for calls in methods),
-                sum(calls.seconds for calls in methods),
-            )
-            count, ok, seconds = (a - b for a, b in zip(now, before, strict=True))
-            before = now
-            if count:
-                mean_ms = round(seconds / count * 1000, 3)
-                in_flight = self._metrics.in_flight
-                _log.info("calls", count=count, failed=count - ok, mean_ms=mean_ms, in_flight=in_flight)
-
     def _around(self, name: str, calls: MethodCalls, handle: UnaryHandler) -> UnaryHandler:
         async def call(request: Any, context: Context) -> Any:
             began = perf_counter()
@@ -106,7 +90,9 @@ class Calls:
             except Exception as error:
                 answer = self._answer(name, error)
                 code = answer.code.name
-                await context.abort(answer.code, answer.message, answer.trailers)
+                # Native leaves a call without any answer where a trailer of it cannot be sent.
+                trailers = [each for each in answer.trailers if self._push_back or each[0] != status.PUSHBACK]
+                await context.abort(answer.code, answer.message, tuple(trailers))
             finally:
                 seconds = perf_counter() - began
                 calls.end(code, seconds)
@@ -124,7 +110,13 @@ class Calls:
                 async for reply in replies:
                     if self._ending_streams:
                         raise ServerDraining
-                    await context.write(reply)
+                    try:
+                        await context.write(reply)
+                    except grpc.aio.InternalError:
+                        raise asyncio.CancelledError from None  # The client left; grpcio may say so before it cancels.
+                    # Native's write need not wait, nor does it tell that the client left: without this a stream would
+                    # hold up all other calls, and never learn that it was cancelled.
+                    await asyncio.sleep(0)
 
         return write_all
 

@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from idalloc_server.domain.errors import InvalidRequest, Refusal, Retryable
 
 DOMAIN = "idalloc"
+PUSHBACK = "grpc-retry-pushback-ms"
 LONGEST_PUSHBACK_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 365 * 86_400.0
 
@@ -56,7 +57,7 @@ def from_refusal(refusal: Refusal) -> Status:
         # gRPC's own retry policy heeds this trailer and not RetryInfo. A caller who would only wait until its deadline
         # is better told at once: -1 means not to retry.
         soon = refusal.retry_after <= LONGEST_PUSHBACK_SECONDS
-        trailers.append(("grpc-retry-pushback-ms", str(milliseconds if soon else -1)))
+        trailers.append((PUSHBACK, str(milliseconds if soon else -1)))
     return _status(refusal.reason, str(refusal), refusal.metadata, details, trailers)
 
 

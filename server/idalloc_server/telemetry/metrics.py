@@ -1,10 +1,18 @@
-"""What is counted of calls, in memory."""
+"""What is counted, in memory: of one process, or of several in sum."""
 
+import asyncio
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
 
 # Upper bounds in seconds, those of Prometheus' own default histogram.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+_log = structlog.get_logger("idalloc.rpc")
 
 
 class MethodCalls:
@@ -46,3 +54,67 @@ class CallMetrics:
     def in_flight(self) -> int:
         """How many calls began and have not ended."""
         return sum(calls.started - calls.handled.total() for calls in self.methods.values())
+
+
+@dataclass
+class Counts:
+    """What is counted of a server.
+
+    Attributes:
+        calls: Its calls.
+        burned: The ids that it took and did not issue, by cause.
+        lease_count: How many leases it holds.
+    """
+
+    calls: CallMetrics = field(default_factory=CallMetrics)
+    burned: Counter[str] = field(default_factory=Counter)
+    lease_count: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns all as JSON can say it."""
+        methods = {
+            name: [calls.started, dict(calls.handled), calls.seconds, calls.buckets]
+            for name, calls in self.calls.methods.items()
+        }
+        return {"methods": methods, "burned": dict(self.burned), "lease_count": self.lease_count}
+
+    def add(self, counts: Mapping[str, Any]) -> None:
+        """Adds what another process counted, as its ``to_json`` returned it."""
+        for name, (started, handled, seconds, buckets) in counts["methods"].items():
+            calls = self.calls.method(name)
+            calls.started += started
+            calls.handled.update(handled)
+            calls.seconds += seconds
+            calls.buckets = [mine + more for mine, more in zip(calls.buckets, buckets, strict=True)]
+        self.burned.update(counts["burned"])
+        self.lease_count += counts["lease_count"]
+
+    def end(self) -> None:
+        """Notes that the process ended: calls that ran in it broke off, which callers see as UNAVAILABLE."""
+        for calls in self.calls.methods.values():
+            if broken := calls.started - calls.handled.total():
+                calls.handled["UNAVAILABLE"] += broken
+        self.lease_count = 0
+
+
+async def log_calls(metrics: Callable[[], CallMetrics]) -> None:
+    """Logs the calls of each second in sum, for ever. Its owner cancels it.
+
+    Args:
+        metrics: Returns the counts as they are now.
+    """
+    before = (0, 0, 0.0)
+    while True:
+        await asyncio.sleep(1)
+        present = metrics()
+        methods = present.methods.values()
+        now = (
+            sum(calls.handled.total() for calls in methods),
+            sum(calls.handled["OK"] for calls in methods),
+            sum(calls.seconds for calls in methods),
+        )
+        count, ok, seconds = (a - b for a, b in zip(now, before, strict=True))
+        before = now
+        if count:
+            mean_ms = round(seconds / count * 1000, 3)
+            _log.info("calls", count=count, failed=count - ok, mean_ms=mean_ms, in_flight=present.in_flight)

@@ -1,0 +1,102 @@
+"""The address that a server serves on: one server alone has it, also where its workers share the port."""
+
+import errno
+import socket
+import sys
+
+from idalloc_server.domain.errors import StartRefused
+
+
+class Address:
+    """An address that was taken for this server, until ``close`` or the end of the process.
+
+    A port that several processes share (SO_REUSEPORT) takes any further one of the same user, silently. So a server
+    first sees that nobody listens there, and then keeps a name for the address that only one can have.
+
+    Attributes:
+        name: HOST:PORT, with the port that was found where port 0 was asked for.
+
+    Args:
+        listen: HOST:PORT.
+        shared: Whether workers will share the port. It is kept for them, also while none of them lives.
+
+    Raises:
+        StartRefused: The address is in use, or cannot be used.
+    """
+
+    def __init__(self, listen: str, *, shared: bool = False) -> None:
+        host, _, port = listen.rpartition(":")
+        self.name = listen
+        self._kept: list[socket.socket] = []
+        try:
+            found = _addresses(host, int(port))
+            _check_free(found)
+            if shared:
+                self.name = f"{host}:{self._keep_port(found)}"
+            if not self.name.endswith(":0"):
+                self._keep_name(_addresses(host, int(self.name.rpartition(":")[2])))
+        except OSError as error:
+            self.close()
+            raise refused(listen, error) from None
+
+    def close(self) -> None:
+        """Leaves the address to others."""
+        for each in self._kept:
+            each.close()
+
+    def _keep_port(self, found: "list[_Found]") -> int:
+        """Binds, and does not listen: the kernel then gives the port to those only who share it."""
+        port = 0
+        for family, kind, protocol, _, address in found:
+            keeper = socket.socket(family, kind, protocol)
+            self._kept.append(keeper)
+            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            try:
+                keeper.bind((address[0], port or address[1], *address[2:]))
+            except OSError as error:
+                # As in `_check_free`: an address that this machine has not may be left out, if another one is left.
+                if error.errno == errno.EADDRINUSE or (not port and address is found[-1][4]):
+                    raise
+            else:
+                port = keeper.getsockname()[1]
+        return port
+
+    def _keep_name(self, found: "list[_Found]") -> None:
+        if sys.platform != "linux":  # nor are there workers that share a port
+            return
+        for *_, address in found:
+            keeper = socket.socket(socket.AF_UNIX)
+            self._kept.append(keeper)
+            # An abstract name: it needs no file, belongs to the network that the port belongs to, and goes with us.
+            keeper.bind(f"\0idalloc serves on {address[0]} {address[1]}")
+
+
+_Found = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
+
+
+def refused(listen: str, error: OSError | RuntimeError) -> StartRefused:
+    """Returns the refusal of a start whose address cannot be taken."""
+    why = error.strerror if isinstance(error, OSError) else "no address can be bound"
+    return StartRefused("listen", f"cannot serve on {listen}: {why}; choose another address or port")
+
+
+def _addresses(host: str, port: int) -> list[_Found]:
+    return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
+
+
+def _check_free(found: list[_Found]) -> None:
+    """Sees that the port is free on every address of a host: gRPC is content with one of them.
+
+    Raises:
+        OSError: It is in use on one, or the host has no address.
+    """
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+                probe.listen()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise

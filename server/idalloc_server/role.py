@@ -1,0 +1,113 @@
+"""What differs between a server that is one process and one that has several workers."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from idalloc_server.address import Address
+from idalloc_server.api.node import Workers
+from idalloc_server.domain.doc_id import DocIds, Keeper
+from idalloc_server.telemetry.metrics import Counts, log_calls
+
+_log = structlog.get_logger("idalloc")
+
+
+class Role(Protocol):
+    """What a serving process is: all of a server, or one of its workers.
+
+    Attributes:
+        shares_port: Whether others serve on the same port.
+        workers: All workers, where there are several.
+        keeper: Who keeps settings over restarts; None where the process cannot do it alone.
+        stopping: Set when the process is to drain and to end.
+        drain_timeout: How long running calls may then go on, in seconds.
+    """
+
+    shares_port: bool
+    workers: Workers | None
+    keeper: Keeper | None
+    stopping: asyncio.Event
+    drain_timeout: float
+
+    def take(self, listen: str) -> None:
+        """Takes the address, so that no second server does.
+
+        Raises:
+            StartRefused: It is in use, or cannot be used.
+        """
+        ...
+
+    async def join(self, doc_ids: DocIds, welcome: str) -> None:
+        """Waits until the whole server serves, once this process does."""
+        ...
+
+    def joined(self) -> None:
+        """Tells that health is SERVING."""
+        ...
+
+    async def watch(self, counts: Callable[[], Counts]) -> None:
+        """Passes on what is counted, each second, for ever. Its owner cancels it."""
+        ...
+
+    async def leave(self) -> bool:
+        """Waits until the whole server has drained, once this process has.
+
+        Returns:
+            Whether the server is at its end: what its processes share may be given up.
+        """
+        ...
+
+    def left(self, counts: Counts) -> None:
+        """Passes on what was counted in all."""
+        ...
+
+
+class Alone:
+    """A server that is one process; see ``Role``.
+
+    Args:
+        keeper: Who keeps settings over restarts.
+        drain_timeout: How long running calls may go on at the end, in seconds.
+    """
+
+    shares_port = False
+    workers: Workers | None = None
+
+    def __init__(self, keeper: Keeper, drain_timeout: float) -> None:
+        self.keeper: Keeper | None = keeper
+        self.stopping = asyncio.Event()
+        self.drain_timeout = drain_timeout
+        self._address: Address | None = None
+        self._welcome = ""
+
+    def take(self, listen: str) -> None:
+        """See ``Role.take``."""
+        self._address = Address(listen)
+
+    async def join(self, doc_ids: DocIds, welcome: str) -> None:
+        """See ``Role.join``."""
+        self._welcome = welcome
+
+    def joined(self) -> None:
+        """See ``Role.joined``."""
+        print(self._welcome, flush=True)
+
+    async def watch(self, counts: Callable[[], Counts]) -> None:
+        """See ``Role.watch``."""
+        await log_calls(lambda: counts().calls)
+
+    async def leave(self) -> bool:
+        """See ``Role.leave``."""
+        return True
+
+    def left(self, counts: Counts) -> None:
+        """See ``Role.left``."""
+        log_stopped(counts)
+
+
+def log_stopped(counts: Counts) -> None:
+    """Logs the end of a server, and what it burned."""
+    burned = dict(counts.burned)
+    _log.info("stopped", **{"burned": burned} if burned else {})

@@ -1,0 +1,343 @@
+"""The process above several workers: starts them, replaces one that dies, and stops all in order.
+
+It serves no call and makes no gRPC object. Each worker is a fresh process (a fork of one that uses gRPC would hang),
+with leases and start timestamps of its own; what all have in common is decided here: the address, whether the server as
+a whole serves, a change of the node, and the sum of what is counted.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from idalloc_server.address import Address
+from idalloc_server.config import Settings
+from idalloc_server.domain.errors import Refusal, StartRefused
+from idalloc_server.persisted import Persisted
+from idalloc_server.pipe import Message, Pipe, pack, unpack
+from idalloc_server.role import log_stopped
+from idalloc_server.telemetry.metrics import Counts, log_calls
+
+# A worker that lived that long is replaced at once when it dies; any other one after a pause that grows.
+STEADY_SECONDS = 10.0
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+# How long a worker waits that drained without being told to: a signal to all processes may reach us last.
+OWN_END_SECONDS = 1.0
+# How much longer than drain_timeout a stop may take in all: to give ids back, and to release the prefix.
+END_SECONDS = 15.0
+# What UpdateNode changes, and the setting that it is.
+_SETTINGS = {"prefix": "node_prefix", "offset": "auto_increment_offset", "increment": "auto_increment_increment"}
+
+_log = structlog.get_logger("idalloc.supervisor")
+
+
+class WorkerEnded(Exception):
+    """The process is gone."""
+
+
+class WorkerProcess:
+    """One worker, as its supervisor sees it.
+
+    Attributes:
+        number: Which one it is, from 1 on; the one that replaces it has the same.
+        counts: What it counted, as it told last.
+        serves: Whether it serves, and health may say so.
+        drained: Set when none of its calls runs any more, and its leases are given back.
+        ended: The task that ends with the process, and returns its exit code.
+        began: When it was started, in seconds of the loop's clock.
+    """
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, pipe: Pipe) -> None:
+        self.number = number
+        self.counts = Counts().to_json()
+        self.serves = False
+        self.drained = asyncio.Event()
+        self.process = process
+        self.tell = pipe.tell
+        self.began = asyncio.get_running_loop().time()
+        self._pipe = pipe
+        self._replies: asyncio.Queue[Message | None] = asyncio.Queue()
+
+    @classmethod
+    async def start(cls, number: int) -> "WorkerProcess":
+        """Starts a process, which then waits for what it is told."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # -P: what lies in the present folder is not taken for a module.
+            command = [sys.executable, "-P", "-m", "idalloc_server.worker", str(theirs.fileno())]
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        return cls(number, process, await Pipe.over(ours))
+
+    async def hear(self, supervisor: "Supervisor") -> int:
+        """Hears the worker until it ends; returns its exit code, negative for a signal."""
+        while (message := await self._pipe.hear()) is not None:
+            match message["what"]:
+                case "counts":
+                    self.counts = message["counts"]
+                case "ask":
+                    supervisor.asked(self, message)
+                case "drained":
+                    self.drained.set()
+                    supervisor.drained(self)
+                case _:
+                    self._replies.put_nowait(message)
+        self.serves = False
+        self.drained.set()
+        self._replies.put_nowait(None)
+        await self._pipe.close()
+        return await self.process.wait()
+
+    async def reply(self) -> Message:
+        """Returns the next thing that it says on what it was told to do.
+
+        Raises:
+            WorkerEnded: It says no more.
+        """
+        message = await self._replies.get()
+        if message is None:
+            self._replies.put_nowait(None)
+            raise WorkerEnded
+        return message
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        with suppress(ProcessLookupError):
+            self.process.kill()
+
+
+class Supervisor:
+    """Runs a server of several workers.
+
+    Args:
+        settings: All settings.
+        persisted: Where the node keeps those that are changed while it runs.
+    """
+
+    def __init__(self, settings: Settings, persisted: Persisted) -> None:
+        self._settings = settings
+        self._persisted = persisted
+        self._workers: dict[int, WorkerProcess] = {}
+        self._hearing: dict[int, asyncio.Task[int]] = {}
+        self._past = Counts()  # of the workers that ended
+        self._welcome = ""
+        self._stopping = asyncio.Event()
+        self._at_once: asyncio.Future[int] | None = None
+        # Held by a start and by a change of the node: no worker starts with settings that are just being changed.
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._background: list[asyncio.Task[None]] = []
+        self._fault: BaseException | None = None
+
+    def counts(self) -> Counts:
+        """Returns what all workers counted, those that ended included; no more than about a second old."""
+        total = Counts()
+        for each in (self._past.to_json(), *(worker.counts for worker in self._workers.values())):
+            total.add(each)
+        return total
+
+    async def run(self) -> int:
+        """Serves until SIGTERM or SIGINT, then stops all workers in order; a second signal ends them at once.
+
+        Returns:
+            The exit code: 0, or as a shell says it of a signal.
+
+        Raises:
+            StartRefused: A setting does not allow a start, or the store does not.
+            StoreUnavailable: The store could not be reached within ``store_timeout``.
+        """
+        if sys.platform != "linux":
+            raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")
+        address = Address(self._settings.listen, shared=True)
+        self._settings = self._settings.model_copy(update={"listen": address.name})
+        self._at_once = asyncio.get_running_loop().create_future()
+        try:
+            await self._start_all()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+            print(f"{self._welcome}, {self._settings.workers} workers", flush=True)
+            keepers = (self._keep(each) for each in range(1, self._settings.workers + 1))
+            self._background = [self._begin(job) for job in (*keepers, log_calls(lambda: self.counts().calls))]
+            await self._stopping.wait()
+        finally:
+            await self._stop_all()
+            address.close()
+        if self._fault is not None:
+            raise self._fault
+        log_stopped(self.counts())
+        return 128 + self._at_once.result() if self._at_once.done() else 0
+
+    def drained(self, worker: WorkerProcess) -> None:
+        """Lets a worker end that drained by itself, as SIGTERM makes it, unless all are to end."""
+        if not self._stopping.is_set():
+            asyncio.get_running_loop().call_later(OWN_END_SECONDS, self._end_one, worker)
+
+    def asked(self, worker: WorkerProcess, question: Message) -> None:
+        """Answers a worker, once there is an answer."""
+        if question["about"] == "change":
+            self._begin(self._change(worker, question))
+        else:
+            others = (each for each in self._workers.values() if each is not worker)
+            count = sum(each.counts["lease_count"] for each in others)
+            worker.tell("answer", number=question["number"], lease_count=count)
+
+    async def _start_all(self) -> None:
+        numbers = range(1, self._settings.workers + 1)
+        found = await asyncio.gather(*(self._start(each) for each in numbers), return_exceptions=True)
+        for error in found:
+            if isinstance(error, WorkerEnded):
+                raise StartRefused("workers", "one ended while it started; the log says more") from None
+            if isinstance(error, BaseException):
+                raise error
+        # Health turns only here, when all of them answer.
+        await asyncio.gather(*(self._let_serve(each) for each in self._workers.values()))
+
+    async def _start(self, number: int) -> None:
+        worker = await WorkerProcess.start(number)
+        self._workers[number] = worker
+        self._hearing[number] = asyncio.create_task(worker.hear(self))
+        worker.tell("start", number=number, settings=dict(self._settings))
+        reply = await worker.reply()
+        if reply["what"] == "failed":
+            raise unpack(reply["error"])
+        self._welcome = reply["welcome"]
+        _log.info("worker_started", worker=number, pid=worker.process.pid)
+
+    async def _let_serve(self, worker: WorkerProcess) -> None:
+        worker.tell("serve")
+        await worker.reply()
+        worker.serves = True
+
+    async def _keep(self, number: int) -> None:
+        """Replaces a worker whenever it ends, for ever."""
+        pause = 0.0
+        while True:
+            worker = self._workers[number]
+            code = await asyncio.shield(self._hearing[number])
+            self._settle(worker)
+            if asyncio.get_running_loop().time() - worker.began >= STEADY_SECONDS:
+                pause = 0.0
+            _log.warning("worker_ended", worker=number, pid=worker.process.pid, exit_code=code, restart_in=pause)
+            await asyncio.sleep(pause)
+            pause = min(max(2 * pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+            try:
+                async with self._turn:
+                    await self._start(number)
+                    await self._let_serve(self._workers[number])
+            except (StartRefused, Refusal, OSError) as error:
+                # The others go on from what they hold, so this one waits for the store to come back.
+                _log.warning("worker_not_started", worker=number, error=str(error))
+            except WorkerEnded:
+                pass  # seen above
+
+    def _settle(self, worker: WorkerProcess) -> None:
+        """Keeps what a worker counted that is no more."""
+        counts = Counts()
+        counts.add(worker.counts)
+        counts.end()
+        self._past.add(counts.to_json())
+        worker.counts = Counts().to_json()
+
+    async def _change(self, worker: WorkerProcess, question: Message) -> None:
+        error = None
+        try:
+            async with self._turn:
+                await self._change_all(question["given"], persist=question["persist"])
+        except Refusal as refusal:
+            error = pack(refusal)
+        worker.tell("answer", number=question["number"], error=error)
+
+    async def _change_all(self, given: dict[str, int], *, persist: bool) -> None:
+        """Changes all workers or none.
+
+        Each makes ready first, which may fail: a new prefix needs a start timestamp. What follows cannot fail. One that
+        dies meanwhile is replaced by one that starts with the new settings.
+        """
+        settings = {_SETTINGS[name]: value for name, value in given.items()}
+        if persist:
+            self._persisted.check(settings)
+        workers = [each for each in self._workers.values() if each.serves]
+        for each in workers:
+            each.tell("change", **given)
+        replies = await asyncio.gather(*(_reply(each) for each in workers))
+        ready = [each for each, reply in zip(workers, replies, strict=True) if reply and reply["what"] == "ready"]
+        try:
+            for reply in replies:
+                if reply and reply["what"] == "refused":
+                    raise unpack(reply["error"])
+            if persist:
+                await self._persisted.save(settings)
+        except BaseException:
+            await self._decide(ready, agreed=False)
+            raise
+        self._settings = self._settings.model_copy(update=settings)
+        await self._decide(ready, agreed=True)
+
+    async def _decide(self, workers: list[WorkerProcess], *, agreed: bool) -> None:
+        for each in workers:
+            each.tell("decide", agreed=agreed)
+        await asyncio.gather(*(_reply(each) for each in workers))
+
+    def _end_one(self, worker: WorkerProcess) -> None:
+        if not self._stopping.is_set():
+            worker.tell("end", all=False)  # the others still hold what they share
+
+    def _signalled(self, number: int) -> None:
+        if not self._stopping.is_set():
+            self._stopping.set()
+        elif self._at_once is not None and not self._at_once.done():
+            self._at_once.set_result(number)
+
+    async def _stop_all(self) -> None:
+        """Drains all, then ends all; what has not ended in time, or at a second signal, is killed."""
+        self._stopping.set()
+        for task in self._background:  # and not those that answer a call
+            task.cancel()
+        workers = list(self._workers.values())
+        for each in workers:
+            each.tell("stop")
+            if not each.serves:
+                each.kill()
+        stop = asyncio.create_task(asyncio.wait_for(self._end(workers), self._settings.drain_timeout + END_SECONDS))
+        waiting: set[asyncio.Future[Any]] = {stop, *([self._at_once] if self._at_once else [])}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if late := [each.number for each in workers if not self._hearing[each.number].done()]:
+            _log.warning("killed", workers=late)
+        stop.cancel()
+        for each in workers:
+            each.kill()
+        await asyncio.gather(*self._hearing.values(), stop, return_exceptions=True)
+
+    async def _end(self, workers: list[WorkerProcess]) -> None:
+        for each in workers:
+            await each.drained.wait()
+        for each in workers:
+            each.tell("end", all=True)
+        await asyncio.gather(*(asyncio.shield(each) for each in self._hearing.values()))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finish)
+        return task
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()):
+            # A fault of this program: better no server than one without a supervisor.
+            self._fault = fault
+            self._stopping.set()
+
+
+async def _reply(worker: WorkerProcess) -> Message | None:
+    """Returns a worker's reply, None where it ended instead."""
+    with suppress(WorkerEnded):
+        return await worker.reply()
+    return None

@@ -1,0 +1,218 @@
+"""One of several workers: a process of its own, which the supervisor started and which ends with it.
+
+``python -m idalloc_server.worker FD`` serves as the messages on that socket say. Only the supervisor calls it.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from idalloc_server import app
+from idalloc_server.api.node import Workers
+from idalloc_server.config import Settings
+from idalloc_server.domain.doc_id import DocIds, Keeper
+from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreUnavailable
+from idalloc_server.pipe import Message, Pipe, pack, unpack
+from idalloc_server.telemetry import logs
+from idalloc_server.telemetry.metrics import Counts
+
+# How long calls may go on where the supervisor was killed: a new server wants the port.
+ORPHAN_DRAIN_SECONDS = 2.0
+
+
+class Worker:
+    """What a worker is for its server, see ``Role``, and its side of what it and its supervisor tell each other.
+
+    Args:
+        pipe: To the supervisor.
+        workers: How many workers the server has.
+        drain_timeout: How long running calls may go on at the end, in seconds.
+    """
+
+    shares_port = True
+    keeper: Keeper | None = None  # it is the supervisor who keeps settings
+
+    def __init__(self, pipe: Pipe, workers: int, drain_timeout: float) -> None:
+        self.count = workers
+        self.workers: Workers | None = self
+        self.stopping = asyncio.Event()
+        self.drain_timeout = drain_timeout
+        self.has_joined = False
+        self._pipe = pipe
+        self._doc_ids: DocIds | None = None
+        self._all_serve = asyncio.Event()
+        self._may_end: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._agreed: asyncio.Future[bool] | None = None
+        self._questions: dict[int, asyncio.Future[Message]] = {}
+        self._numbers = count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def hear(self) -> None:
+        """Does what the supervisor says, until that ends."""
+        while (message := await self._pipe.hear()) is not None:
+            match message.pop("what"):
+                case "serve":
+                    self._all_serve.set()
+                case "change":
+                    self._begin(self._change(message))
+                case "decide":
+                    if self._agreed is not None and not self._agreed.done():
+                        self._agreed.set_result(message["agreed"])
+                case "answer":
+                    question = self._questions.pop(message["number"])
+                    if not question.done():  # else its caller went away
+                        question.set_result(message)
+                case "stop":
+                    self.stopping.set()
+                case "end":
+                    self._let_end(message["all"])
+        self._orphaned()
+
+    # What the server tells its supervisor.
+
+    def take(self, listen: str) -> None:
+        """See ``Role.take``: the supervisor did it for all."""
+
+    async def join(self, doc_ids: DocIds, welcome: str) -> None:
+        """See ``Role.join``."""
+        self.has_joined = True
+        self._doc_ids = doc_ids
+        self._pipe.tell("serves", welcome=welcome)
+        stopping = asyncio.create_task(self.stopping.wait())
+        all_serve = asyncio.create_task(self._all_serve.wait())
+        await asyncio.wait({stopping, all_serve}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        all_serve.cancel()
+
+    def joined(self) -> None:
+        """See ``Role.joined``."""
+        self._pipe.tell("joined")
+
+    async def watch(self, counts: Callable[[], Counts]) -> None:
+        """See ``Role.watch``."""
+        while True:
+            await asyncio.sleep(1)
+            self._pipe.tell("counts", counts=counts().to_json())
+
+    async def leave(self) -> bool:
+        """See ``Role.leave``."""
+        self._pipe.tell("drained")
+        return await self._may_end
+
+    def left(self, counts: Counts) -> None:
+        """See ``Role.left``."""
+        self._pipe.tell("counts", counts=counts.to_json())
+
+    # What calls ask for, see ``Workers``.
+
+    async def change(self, given: Mapping[str, int], *, persist: bool) -> None:
+        """See ``Workers.change``."""
+        answer = await self._ask("change", given=dict(given), persist=persist)
+        if answer["error"] is not None:
+            raise unpack(answer["error"])
+
+    async def lease_count(self) -> int:
+        """See ``Workers.lease_count``."""
+        lease_count: int = (await self._ask("lease_count"))["lease_count"]
+        return lease_count
+
+    async def _ask(self, about: str, **values: object) -> Message:
+        if self._may_end.done():
+            raise ServerDraining
+        number = next(self._numbers)
+        question: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._questions[number] = question
+        self._pipe.tell("ask", number=number, about=about, **values)
+        return await question
+
+    # What the supervisor asks for.
+
+    async def _change(self, given: Message) -> None:
+        """Makes a change once all workers can, or not at all; see ``Supervisor``."""
+        self._agreed = asyncio.get_running_loop().create_future()
+        try:
+            if self._doc_ids is None:
+                raise ServerDraining
+            await self._doc_ids.change(**given, keeper=_Agreement(self._pipe, self._agreed))
+        except Refusal as refusal:
+            self._pipe.tell("refused", error=pack(refusal))
+        else:
+            self._pipe.tell("changed")
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _orphaned(self) -> None:
+        self.drain_timeout = min(self.drain_timeout, ORPHAN_DRAIN_SECONDS)
+        self.stopping.set()
+        self._let_end(True)
+        if self._agreed is not None and not self._agreed.done():
+            self._agreed.set_result(False)
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(ServerDraining())
+
+    def _let_end(self, all_drained: bool) -> None:
+        if not self._may_end.done():
+            self._may_end.set_result(all_drained)
+
+
+class _Agreement:
+    """Holds a change back, at the point where nothing can fail any more, until all workers are there; a ``Keeper``."""
+
+    def __init__(self, pipe: Pipe, agreed: asyncio.Future[bool]) -> None:
+        self._pipe = pipe
+        self._agreed = agreed
+
+    def check(self, settings: Iterable[str]) -> None:
+        """See ``Keeper``: the supervisor checks."""
+
+    async def save(self, settings: Mapping[str, int]) -> None:
+        """See ``Keeper``."""
+        self._pipe.tell("ready")
+        if not await self._agreed:
+            raise ServerDraining  # for the supervisor, who knows better
+
+
+async def work(connection: socket.socket) -> None:
+    """Serves as the supervisor says.
+
+    Args:
+        connection: To the supervisor.
+    """
+    pipe = await Pipe.over(connection)
+    order = await pipe.hear()
+    if order is None:
+        return
+    # They were checked when the server started.
+    settings = Settings.model_construct(**order["settings"])
+    logs.configure(settings.log_level, worker=order["number"])
+    worker = Worker(pipe, settings.workers, settings.drain_timeout)
+    serving = asyncio.create_task(app.serve(settings, worker))
+    hearing = asyncio.create_task(worker.hear())
+    await asyncio.wait({serving, hearing}, return_when=asyncio.FIRST_COMPLETED)
+    if not worker.has_joined:
+        serving.cancel()  # nobody waits for it any more
+    try:
+        await serving
+    except (StartRefused, StoreUnavailable) as error:
+        pipe.tell("failed", error=pack(error))
+    except asyncio.CancelledError:
+        pass
+    finally:
+        hearing.cancel()
+        await pipe.close()
+
+
+if __name__ == "__main__":
+    from uvloop import run
+
+    # Until it serves. Ctrl-C reaches all processes of a terminal: the supervisor alone says so.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    run(work(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,0 +1,126 @@
+"""Real server processes on the native transport."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import id_allocator_pb2_grpc
+from tests.processes import IDALLOC, environment, running, serve_command
+
+
+def ids_of(channel: grpc.Channel) -> Any:
+    return id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+
+
+def test_a_native_server_is_healthy_serves_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    for first_id in (1, 4):
+        with running(tmp_path, transport="native") as server, grpc.insecure_channel(server.address) as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            for service in ("", "idalloc.v1.IdAllocatorService"):
+                reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+                assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            reply = ids_of(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=3), timeout=10)
+            assert reply.range.first_id == first_id
+            assert server.stop() == 0
+
+
+def test_sigterm_tells_those_who_watch_ends_streams_and_gives_unused_ids_back(tmp_path: Path) -> None:
+    with running(tmp_path, transport="native", drain_timeout="2s") as server:
+        with grpc.insecure_channel(server.address) as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            request = pb.StreamRangesRequest(sequence="orders", total_id_count=2**60, chunk_id_count=100)
+            stream = ids_of(channel).StreamRanges(request, timeout=20)
+            last_id = next(stream).range.last_id
+            server.send(signal.SIGTERM)
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(grpc.RpcError) as failed:
+                for reply in stream:
+                    assert reply.range.first_id == last_id + 1
+                    last_id = reply.range.last_id
+        assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert server.process.wait(20) == 0
+    with running(tmp_path) as server, grpc.insecure_channel(server.address) as channel:
+        reply = ids_of(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=10)
+        assert reply.range.first_id > last_id
+
+
+def test_a_client_that_stands_still_keeps_no_server_from_stopping(tmp_path: Path) -> None:
+    with running(tmp_path, transport="native", drain_timeout="1s") as server:
+        code = (
+            "import sys, grpc\n"
+            "from idalloc.v1 import id_allocator_pb2 as pb, id_allocator_pb2_grpc as stubs\n"
+            "ids = stubs.IdAllocatorServiceStub(grpc.insecure_channel(sys.argv[1]))\n"
+            "request = pb.StreamDocIdsRequest(total_id_count=2**40, view=pb.DOC_ID_VIEW_IDS)\n"
+            "streams = [ids.StreamDocIds(request) for _ in range(40)]\n"
+            "[next(stream) for stream in streams]\n"
+            "print('all stand still', flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        command = [sys.executable, "-c", code, server.address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as client:
+            try:
+                assert client.stdout
+                assert client.stdout.readline() == b"all stand still\n"
+                os.kill(client.pid, signal.SIGSTOP)
+                assert server.stop(timeout=20) == 0
+            finally:
+                client.kill()
+
+
+def test_a_client_that_is_killed_amid_a_stream_leaves_a_server_that_serves(tmp_path: Path) -> None:
+    with running(tmp_path, transport="native") as server, grpc.insecure_channel(server.address) as channel:
+        stop = threading.Event()
+
+        def stream_until_told() -> None:
+            with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as leaving:
+                request = pb.StreamDocIdsRequest(total_id_count=2**40, chunk_id_count=10, view=pb.DOC_ID_VIEW_COMPACT)
+                for _ in ids_of(leaving).StreamDocIds(request):
+                    if stop.is_set():
+                        return
+
+        clients = [threading.Thread(target=stream_until_told) for _ in range(3)]
+        for client in clients:
+            client.start()
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            # Also while others stream.
+            ids_of(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=10)
+        stop.set()
+        for client in clients:
+            client.join()
+        ids_of(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=10)
+        assert server.stop() == 0
+
+
+def test_a_taken_port_is_refused_in_one_line(tmp_path: Path) -> None:
+    with running(tmp_path, transport="native") as server:
+        command = serve_command(listen=server.address, transport="native", store=f"sqlite://{tmp_path}/other.db")
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert server.address in line
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_without_its_package_it_is_refused_in_one_line_that_says_how_to_install_it(tmp_path: Path) -> None:
+    (tmp_path / "pygrpc_native.py").write_text("raise ImportError('it is not installed')")
+    command = [IDALLOC, "serve", "--listen=127.0.0.1:0", "--transport=native", f"--store=sqlite://{tmp_path}/ids.db"]
+    env = environment() | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "idalloc: transport: native needs a package of its own: pip install 'idalloc[native]'"
+    ]
+    assert not (tmp_path / "ids.db").exists()

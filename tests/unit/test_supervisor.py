@@ -1,0 +1,267 @@
+"""How the supervisor leads its workers, where these say what a test wants."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idalloc_server import supervisor
+from idalloc_server.config import Settings
+from idalloc_server.domain.errors import (
+    InvalidRequest,
+    PrefixInUse,
+    Refusal,
+    ServerDraining,
+    StartRefused,
+    StoreUnavailable,
+)
+from idalloc_server.persisted import Persisted
+from idalloc_server.pipe import Message, Pipe, pack, unpack
+from idalloc_server.supervisor import Supervisor, WorkerProcess
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
+SECONDS = 10.0
+
+
+class FakeWorker:
+    """The worker's end of a pipe, and the process that it would be."""
+
+    pid = 1
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+        self.ended = asyncio.Event()
+
+    async def hears(self, what: str) -> Message:
+        """Returns the next message, which must be that one."""
+        message = await asyncio.wait_for(self.pipe.hear(), SECONDS)
+        assert message is not None
+        assert message["what"] == what
+        return message
+
+    async def serve(self) -> Message:
+        """Starts as a worker does; returns the settings that it got."""
+        settings: Message = (await self.hears("start"))["settings"]
+        self.pipe.tell("serves", welcome="here")
+        await self.hears("serve")
+        self.pipe.tell("joined")
+        return settings
+
+    async def change(self, reply: str, **values: object) -> tuple[Message, bool | None]:
+        """Is asked for a change and replies; returns what was asked for, and what was decided on a ``ready``."""
+        given = await self.hears("change")
+        self.pipe.tell(reply, **values)
+        if reply != "ready":
+            return given, None
+        agreed = (await self.hears("decide"))["agreed"]
+        self.pipe.tell("changed" if agreed else "refused", error=pack(ServerDraining()))
+        return given, agreed
+
+    def asks(self, about: str, **values: object) -> None:
+        self.pipe.tell("ask", number=5, about=about, **values)
+
+    async def answered(self) -> Message:
+        answer = await self.hears("answer")
+        assert answer["number"] == 5
+        return answer
+
+    async def end(self) -> None:
+        await self.pipe.close()
+        self.ended.set()
+
+    # What the supervisor does with a process.
+
+    def kill(self) -> None:
+        self._killing = asyncio.create_task(self.end())
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        return 0
+
+
+class FakeWorkers:
+    """All workers that were started, the newest last."""
+
+    def __init__(self) -> None:
+        self.all: list[FakeWorker] = []
+        self._new: asyncio.Queue[FakeWorker] = asyncio.Queue()
+
+    async def start(self, number: int) -> WorkerProcess:
+        ours, theirs = socket.socketpair()
+        worker = FakeWorker(await Pipe.over(theirs))
+        self.all.append(worker)
+        self._new.put_nowait(worker)
+        process: Any = worker
+        return WorkerProcess(number, process, await Pipe.over(ours))
+
+    async def next(self) -> FakeWorker:
+        return await asyncio.wait_for(self._new.get(), SECONDS)
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> FakeWorkers:
+    fakes = FakeWorkers()
+    monkeypatch.setattr(WorkerProcess, "start", fakes.start)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.0)
+    return fakes
+
+
+@asynccontextmanager
+async def supervised(workers: FakeWorkers, persisted: Persisted | None = None) -> AsyncIterator["asyncio.Task[int]"]:
+    settings = Settings(listen="127.0.0.1:0", workers=2, node_prefix=3)
+    running = asyncio.create_task(Supervisor(settings, persisted or Persisted(None, "127.0.0.1:0")).run())
+    try:
+        yield running
+    finally:
+        running.cancel()
+        await asyncio.sleep(0)
+        for worker in workers.all:
+            await worker.end()
+        with suppress(asyncio.CancelledError, StartRefused, StoreUnavailable):
+            await asyncio.wait_for(running, SECONDS)
+
+
+async def both_serve(workers: FakeWorkers) -> tuple[FakeWorker, FakeWorker]:
+    one, other = await workers.next(), await workers.next()
+    await asyncio.gather(one.serve(), other.serve())
+    return one, other
+
+
+class TestStarting:
+    async def test_health_waits_for_the_last_worker(self, workers: FakeWorkers) -> None:
+        async with supervised(workers):
+            one, other = await workers.next(), await workers.next()
+            await one.hears("start")
+            one.pipe.tell("serves", welcome="here")
+            first = asyncio.create_task(one.pipe.hear())
+            settings = (await other.hears("start"))["settings"]
+            assert settings["listen"] != "127.0.0.1:0"
+            assert (await asyncio.wait({first}, timeout=0.05))[0] == set()
+            other.pipe.tell("serves", welcome="here")
+            assert (await asyncio.wait_for(first, SECONDS)) == {"what": "serve"}
+
+    @pytest.mark.parametrize("error", [StartRefused("store", "is none"), StoreUnavailable("it is away")])
+    async def test_a_worker_that_cannot_start_ends_the_server(
+        self, workers: FakeWorkers, error: StartRefused | StoreUnavailable
+    ) -> None:
+        async with supervised(workers) as running:
+            one, other = await workers.next(), await workers.next()
+            one.pipe.tell("serves", welcome="here")
+            other.pipe.tell("failed", error=pack(error))
+            with pytest.raises(type(error), match=str(error)):
+                await asyncio.wait_for(running, SECONDS)
+            assert one.ended.is_set()  # and killed, since it did not serve yet
+
+    async def test_a_worker_that_dies_at_the_start_ends_the_server(self, workers: FakeWorkers) -> None:
+        async with supervised(workers) as running:
+            one, other = await workers.next(), await workers.next()
+            one.pipe.tell("serves", welcome="here")
+            await other.end()
+            with pytest.raises(StartRefused, match="workers: "):
+                await asyncio.wait_for(running, SECONDS)
+
+
+class TestReplacing:
+    async def test_a_replacement_that_cannot_start_is_tried_again(self, workers: FakeWorkers) -> None:
+        async with supervised(workers) as running:
+            one, _ = await both_serve(workers)
+            await one.end()
+            for error in (StoreUnavailable("it is away"), StartRefused("node_prefix", "in use")):
+                late = await workers.next()
+                late.pipe.tell("failed", error=pack(error))
+                await late.end()
+            await (await workers.next()).serve()
+            assert not running.done()
+
+
+class TestChanging:
+    async def test_all_are_asked_before_any_goes_over(self, workers: FakeWorkers) -> None:
+        async with supervised(workers):
+            one, other = await both_serve(workers)
+            one.asks("change", given={"prefix": 9}, persist=False)
+            slow = await other.hears("change")
+            fast = asyncio.create_task(one.change("ready"))
+            assert (await asyncio.wait({fast}, timeout=0.05))[0] == set()
+            other.pipe.tell("ready")
+            assert (await other.hears("decide"))["agreed"] is True
+            other.pipe.tell("changed")
+            assert await asyncio.wait_for(fast, SECONDS) == (slow, True) == ({"what": "change", "prefix": 9}, True)
+            assert (await one.answered())["error"] is None
+
+    async def test_one_that_cannot_is_answered_with_and_holds_back_the_other(self, workers: FakeWorkers) -> None:
+        async with supervised(workers):
+            one, other = await both_serve(workers)
+            one.asks("change", given={"prefix": 9}, persist=False)
+            refused = pack(PrefixInUse(9, "there:1"))
+            (_, agreed), _ = await asyncio.gather(one.change("ready"), other.change("refused", error=refused))
+            assert agreed is False
+            error = unpack((await one.answered())["error"])
+            assert isinstance(error, PrefixInUse)
+            await other.end()
+            assert (await (await workers.next()).serve())["node_prefix"] == 3
+
+    async def test_one_that_dies_holds_back_nobody_and_comes_back_changed(self, workers: FakeWorkers) -> None:
+        async with supervised(workers):
+            one, other = await both_serve(workers)
+            one.asks("change", given={"prefix": 9, "increment": 5}, persist=False)
+            await other.hears("change")
+            await other.end()
+            assert (await one.change("ready"))[1] is True
+            assert (await one.answered())["error"] is None
+            settings = await (await workers.next()).serve()
+            assert (settings["node_prefix"], settings["auto_increment_increment"]) == (9, 5)
+
+    async def test_it_is_kept_once_all_are_ready(self, workers: FakeWorkers, tmp_path: Path) -> None:
+        persisted = Persisted(tmp_path, "127.0.0.1:50051")
+        async with supervised(workers, persisted):
+            one, other = await both_serve(workers)
+            one.asks("change", given={"offset": 9}, persist=True)
+            await other.hears("change")
+            assert persisted.read() == {}
+            other.pipe.tell("ready")
+            assert (await one.change("ready"))[1] is True
+            assert persisted.read() == {"auto_increment_offset": 9}
+
+    @pytest.mark.parametrize("fail", ["check", "save"])
+    async def test_what_cannot_be_kept_is_not_changed(
+        self, workers: FakeWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str
+    ) -> None:
+        persisted = Persisted(tmp_path, "127.0.0.1:50051")
+        monkeypatch.setattr(persisted, fail, failing(InvalidRequest("persist", "the disk is full"), fail == "save"))
+        async with supervised(workers, persisted):
+            one, other = await both_serve(workers)
+            one.asks("change", given={"prefix": 9}, persist=True)
+            if fail == "save":
+                decided = await asyncio.gather(one.change("ready"), other.change("ready"))
+                assert [agreed for _, agreed in decided] == [False, False]
+            error = unpack((await one.answered())["error"])
+            assert isinstance(error, InvalidRequest)
+            assert error.field == "persist"
+
+
+class TestCounting:
+    async def test_leases_of_the_others(self, workers: FakeWorkers) -> None:
+        async with supervised(workers):
+            one, other = await both_serve(workers)
+            for worker, lease_count in ((one, 1), (other, 4)):
+                worker.pipe.tell("counts", counts={"methods": {}, "burned": {}, "lease_count": lease_count})
+                worker.asks("lease_count")
+                await worker.answered()  # so it was heard
+            for worker, others in ((one, 4), (other, 1)):
+                worker.asks("lease_count")
+                assert (await worker.answered())["lease_count"] == others
+
+
+def failing(error: Refusal, awaited: bool) -> Callable[[object], Any]:
+    def fail(_: object) -> None:
+        raise error
+
+    async def fail_later(_: object) -> None:
+        raise error
+
+    return fail_later if awaited else fail
