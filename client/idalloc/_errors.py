@@ -269,6 +269,8 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
         reason = None if code in _BY_CODE else code.name
         if code in _BY_CODE:
             message = f"no answer from {target}: {message}"
+        elif code is grpc.StatusCode.UNIMPLEMENTED:
+            message = f"no such call at {target}, which may be no idalloc, or an older one: {message}"
         return kind(message, code=code, reason=reason, retry_after=retry_after)
     kind = _BY_REASON.get(info.reason, Unavailable if code is grpc.StatusCode.UNAVAILABLE else IdallocError)
     return kind(message, code=code, reason=info.reason, metadata=info.metadata, retry_after=retry_after)

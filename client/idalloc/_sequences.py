@@ -68,24 +68,26 @@ def update_request(name: str, settings: Mapping[str, Any], etag: str) -> pb.Upda
     if not settings:
         raise ValueError("nothing to change")
     sequence = _sequence(name, settings)
-    sequence.etag = etag
+    sequence.MergeFrom(_message(pb.Sequence, etag=etag))
     mask = FieldMask(paths=sorted(settings))
     return pb.UpdateSequenceRequest(sequence=sequence, update_mask=mask, request_id=new_request_id())
 
 
 def delete_request(name: str, etag: str) -> pb.DeleteSequenceRequest:
     """Asks for a sequence to be deleted."""
-    return pb.DeleteSequenceRequest(name=name, etag=etag, request_id=new_request_id())
+    return _message(pb.DeleteSequenceRequest, name=name, etag=etag, request_id=new_request_id())
 
 
 def advance_request(name: str, past: int, period: str, etag: str) -> pb.AdvanceSequenceRequest:
     """Asks for a counter to move past a value."""
-    return pb.AdvanceSequenceRequest(name=name, past=past, period=period, etag=etag, request_id=new_request_id())
+    return _message(
+        pb.AdvanceSequenceRequest, name=name, past=past, period=period, etag=etag, request_id=new_request_id()
+    )
 
 
 def list_request(prefix: str, show_deleted: bool) -> pb.ListSequencesRequest:
     """Asks for the first page of sequences."""
-    return pb.ListSequencesRequest(page_size=PAGE_SIZE, name_prefix=prefix, show_deleted=show_deleted)
+    return _message(pb.ListSequencesRequest, page_size=PAGE_SIZE, name_prefix=prefix, show_deleted=show_deleted)
 
 
 def next_page(request: pb.ListSequencesRequest, response: pb.ListSequencesResponse) -> bool:
@@ -111,7 +113,20 @@ def _sequence(name: str, settings: Mapping[str, Any]) -> pb.Sequence:
         raise TypeError(f"a sequence has no setting {unknown[0]!r}")
     fields = pb.Sequence.DESCRIPTOR.fields_by_name
     values = {key: _value(fields[key], value) for key, value in settings.items() if value is not None}
-    return pb.Sequence(name=name, **values)
+    return _message(pb.Sequence, name=name, **values)
+
+
+def _message(kind: type[AnyRequest], /, **fields: Any) -> AnyRequest:
+    """Makes a message. Which value it is that does not fit, protobuf does not say."""
+    message = kind()
+    for name, value in fields.items():
+        try:
+            message.MergeFrom(kind(**{name: value}))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
+    return message
 
 
 def _value(field: FieldDescriptor, value: Any) -> Any:
@@ -140,6 +155,10 @@ class Sequences:
     A change carries a request id of its own, so that it is done once also where its answer was lost and gRPC sent it
     again. Nodes may work by what was before until the ``effective_time`` in the reply; ``effective_in`` says how long
     that is.
+
+    All raise what calls of the client do, and before anything is sent ``ValueError`` for a value that does not fit
+    into its field (a number beyond 64 bits, a word that the setting does not know) and ``TypeError`` for one of
+    another type; both name the argument.
     """
 
     def __init__(self, client: "Client") -> None:
@@ -155,6 +174,8 @@ class Sequences:
         Raises:
             SequenceExists: There is one of that name.
             InvalidRequest: A setting breaks its rule.
+            ValueError: A setting is none of its words, or does not fit into its field.
+            TypeError: A setting is of another type, or there is none of that name.
         """
         return self._call(lambda stubs: stubs.sequences.CreateSequence, create_request(name, settings)).sequence
 
@@ -193,6 +214,7 @@ class Sequences:
 
         Raises:
             SequenceChanged: The etag is not the present one.
+            ValueError: There is nothing to change, or as in ``create``.
         """
         request = update_request(name, settings, etag)
         return self._call(lambda stubs: stubs.sequences.UpdateSequence, request)

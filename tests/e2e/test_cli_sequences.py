@@ -13,7 +13,9 @@ from tests.processes import IDALLOC, Server, environment, running
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("cli"), node_prefix=11, lease_ttl="3s", store_timeout="1s") as server:
+    with running(
+        tmp_path_factory.mktemp("cli"), node_prefix=11, lease_ttl="3s", store_timeout="1s", outage_reserve="1s"
+    ) as server:
         yield server
 
 
@@ -72,7 +74,9 @@ def test_update_a_bound_and_refuse_one_that_was_passed(server: Server) -> None:
     lines(server, "allocate", "bounded", "50")
     done = idalloc(server, "sequences", "update", "bounded", "--max-value", "60", "--no-wait")
     assert done.returncode == 0
-    assert refusal(server, "sequences", "update", "bounded", "--max-value", "10").startswith("INVALID_REQUEST: ")
+    assert refusal(server, "sequences", "update", "bounded", "--max-value", "10").startswith(
+        "INVALID_REQUEST: --max-value: "
+    )
 
 
 def test_advance_waits_until_it_holds(server: Server) -> None:

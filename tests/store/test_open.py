@@ -16,6 +16,7 @@ from tests.fakes import FakeClock
     [
         ("sqlite:///var/lib/idalloc/ids.db", SqliteStore, "sqlite:///var/lib/idalloc/ids.db"),
         ("sqlite:///a%20b/c%3Fd.db", SqliteStore, "sqlite:///a b/c?d.db"),
+        ("sqlite:////var//lib/ids.db", SqliteStore, "sqlite:///var/lib/ids.db"),
         ("crate://localhost", CrateStore, "crate://localhost:4200/?schema=doc"),
         ("crate://localhost:4201/", CrateStore, "crate://localhost:4201/?schema=doc"),
         ("crate://a,b:4201,[::1],[fe80::1]:1/", CrateStore, "crate://a:4200,b:4201,[::1]:4200,[fe80::1]:1/?schema=doc"),

@@ -28,6 +28,7 @@ class FakeSequences(SequenceServiceServicer):
             self._abort(context, "SEQUENCE_EXISTS", grpc.StatusCode.ALREADY_EXISTS, sequence=name)
         made = pb.Sequence(start=1, step=1, min_value=1, max_value=2**63 - 2, generation=1, etag='"1"')
         made.ordering = id_allocator_pb2.ORDERING_RISING_PER_NODE
+        made.remaining = 2**63 - 2
         made.kind, made.reset, made.time_zone = pb.SEQUENCE_KIND_COUNTER, pb.RESET_NEVER, "UTC"
         made.MergeFrom(request.sequence)
         made.create_time.FromSeconds(1_790_000_000)

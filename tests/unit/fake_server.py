@@ -123,7 +123,8 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
 
     def _abort(self, context: grpc.ServicerContext, reason: str, code: grpc.StatusCode, **details: Any) -> NoReturn:
         context.set_trailing_metadata(trailers(reason, code, **details) if reason else ())
-        context.abort(code, f"{reason} it is")
+        field = f"{details['field']}: " if "field" in details else ""
+        context.abort(code, f"{field}{reason} it is")
         raise AssertionError
 
     def _take(self, sequence: str, count: int, context: grpc.ServicerContext) -> pb.IdRange:

@@ -82,6 +82,17 @@ def test_ranges_are_printed_as_seq_takes_them(server: FakeServer, run: Run) -> N
     assert run("stream", "down", "--total", "4", "--chunk", "3", "--ranges") == "-8 -12 -2\n-14 -14 -2\n"
 
 
+def test_ids_that_come_again_are_told_with_their_period(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.period = "2026"
+    told = "ids of period 2026, and each other period has the same ones: --texts prints them with it\n"
+    for line, ids in (("allocate bills 2", "1\n2\n"), ("stream bills --total 3 --chunk 2", "3\n4\n5\n")):
+        assert cli.main(line.split()) == 0
+        assert capsys.readouterr() == (ids, told)
+    for line in ("allocate bills --texts", "allocate bills --json", "stream bills --total 2 --texts"):
+        assert cli.main(line.split()) == 0
+        assert capsys.readouterr().err == ""
+
+
 def test_json_is_the_mapping_of_proto3(server: FakeServer, run: Run) -> None:
     reply = json.loads(run("allocate", "orders", "3", "--json"))
     assert reply == {"range": {"firstId": "1", "lastId": "3", "step": "1", "idCount": "3"}, "useWithin": "60s"}
@@ -161,8 +172,15 @@ def test_an_error_is_one_line_with_its_reason(server: FakeServer, run: Run) -> N
     server.last["orders"] = 5
     assert run.fails(1, "allocate", "orders", "10") == "SEQUENCE_EXHAUSTED: SEQUENCE_EXHAUSTED it is"
     server.hold.clear()
-    assert run.fails(1, "node", "--timeout", "100ms").startswith("DEADLINE_EXCEEDED: ")
+    late = run.fails(1, "node", "--timeout", "100ms")
+    assert late.startswith(f"DEADLINE_EXCEEDED: no answer from {server.target}: ")
+    assert late.endswith("; --timeout gives it longer")
     assert run.fails(1, "--server", "127.0.0.1:1", "node").startswith("SERVER_UNREACHABLE: ")
+
+
+def test_a_server_of_another_kind_is_named(server: FakeServer, run: Run) -> None:
+    server.fail_next("GetNode", "", grpc.StatusCode.UNIMPLEMENTED)
+    assert run.fails(1, "node").startswith(f"UNIMPLEMENTED: no such call at {server.target}, which may be no idalloc")
 
 
 def test_a_fault_of_the_program_is_one_line_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +204,8 @@ def test_a_fault_of_the_program_is_one_line_too(run: Run, monkeypatch: pytest.Mo
         ("node --timeout 5", "--timeout"),
         ("node --timeout 0s", "--timeout"),
         ("--timeout 5 health", "--timeout"),
+        ("node --server http://127.0.0.1:50051", "'--server': must be HOST:PORT"),
+        ("--server https://127.0.0.1:50051 health", "'--server': must be HOST:PORT"),
         ("node --bogus", "--bogus"),
         ("allocat orders", "'allocate'"),
         ("allocate \udcff", "UTF-8"),
@@ -201,6 +221,7 @@ def test_help_and_version(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("allocate", "stream", "docid", "node", "health", "serve", "config"):
         assert re.search(rf"\b{verb}\b", run("--help"))
     assert "--total" in run("stream", "-h")
+    assert "{SEQUENCE} [COUNT]" in run("allocate", "-h")
     assert run("--version") == f"idalloc {metadata.version('idalloc')}\n"
     assert cli.main([]) == 2
     assert "Usage" in "".join(capsys.readouterr())

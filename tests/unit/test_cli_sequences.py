@@ -127,13 +127,38 @@ def test_a_line_of_the_list(server: FakeServer, run: Run) -> None:
     made.max_value, made.format, made.reset, made.time_zone = 50, "{value}", pb.RESET_DAILY, "UTC"
     made.ordering, made.labels["k"] = ORDERING_RISING, "v"
     made.exhausted_at.FromSeconds(1_800_000_000)
+    made.remaining = 1
     server.sequences["x y"] = made
     settings = "step -2, -9…50, rising, {value}, daily in UTC, k=v"
     assert run("sequences", "list") == f"x y\t41\t99.9 %\t1,234.5/s\t2027-01-15T08:00:00Z\t{settings}\n"
 
 
+def test_an_exhausted_sequence_is_told(server: FakeServer, run: Run) -> None:
+    made = pb.Sequence(name="full", last_value=9, used_ratio=1.0)
+    made.exhausted_at.GetCurrentTime()
+    server.sequences["full"] = made
+    server.sequences["gone"] = pb.Sequence(name="gone", last_value=9)
+    server.sequences["gone"].delete_time.FromSeconds(1_790_000_001)
+    server.sequences["broken"] = pb.Sequence(name="broken")  # its row has no last_value
+    table = [line.split("\t") for line in run("sequences", "list", "--show-deleted").splitlines()]
+    assert {line[0]: line[4] for line in table} == {"full": "exhausted", "gone": "-", "broken": "-"}
+    shown = run("sequences", "show", "full").splitlines()
+    assert "exhausted: yes" in shown
+    assert not [line for line in shown if line.startswith("exhausted at")]
+
+
+def test_a_change_to_the_very_end_is_told(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.sequences["full"] = pb.Sequence(name="full", last_value=9, period="2026")
+    assert cli.main(["sequences", "advance", "full", "--past", "9"]) == 0
+    out, err = capsys.readouterr()
+    assert "exhausted: yes" in out.splitlines()
+    assert err == "full is exhausted in 2026: no id is left\n"
+    assert cli.main(["sequences", "delete", "full"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_terminal_gets_a_table(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.sequences["[red]orders"] = pb.Sequence(name="[red]orders", last_value=41, ids_per_second=0.01)
+    server.sequences["[red]orders"] = pb.Sequence(name="[red]orders", last_value=41, remaining=1, ids_per_second=0.01)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
@@ -229,7 +254,7 @@ class Database:
 def test_past_a_table(server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch, step: int, search: str) -> None:
     database = Database(-77)
     monkeypatch.setattr(pytest.importorskip("crate.client.http"), "Client", database.client)
-    server.sequences["orders"] = pb.Sequence(name="orders", step=step)
+    server.sequences["orders"] = pb.Sequence(name="orders", step=step, remaining=5)
     url = 'crate://crate@here/My"schema.Orders.Id'
     run("sequences", "advance", "orders", "--past-table", url, "--period", "2026")
     relation = '"My""schema"."Orders"'
@@ -285,7 +310,12 @@ def test_past_a_table_that_is_refused(server: FakeServer, run: Run, monkeypatch:
         ("sequences create a --kind odd", "--kind"),
         ("sequences create a --label b", "--label"),
         ("sequences advance a", "--past"),
-        ("sequences advance a --past default", "--past"),
+        ("sequences advance a --past default", "'--past': must be a whole number of 64 bits (see"),
+        ("sequences advance a --past abc", "'--past': must be a whole number of 64 bits (see"),
+        ("sequences create a --step abc", "'--step': must be a whole number of 64 bits, or the word default"),
+        ("sequences update a --kind counter", "'--kind': cannot be changed after creation"),
+        ("sequences update a --reset never", "'--reset': cannot be changed after creation"),
+        ("sequences update a --time-zone UTC", "'--time-zone': cannot be changed after creation"),
         ("sequences advance a --past 1 --past-table crate://h/a.b", "--past"),
         ("node set", "nothing"),
         ("node set --prefix 65536", "'--prefix': must be a whole number from 0 to 65535"),
@@ -302,6 +332,26 @@ def test_a_wrong_command_line_is_told_and_2(server: FakeServer, capsys: Any, lin
     assert cli.main(line.split()) == 2
     assert blamed in "".join(capsys.readouterr())
     assert not server.requests
+
+
+def test_what_cannot_be_changed_is_no_help(run: Run) -> None:
+    assert "--time-zone" in run("sequences", "create", "--help")
+    assert not {"--kind", "--reset", "--time-zone"} & set(run("sequences", "update", "--help").split())
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("sequence.min_value", "INVALID_REQUEST: --min-value: INVALID_REQUEST it is"),
+        ("sequence.labels", "INVALID_REQUEST: --label: INVALID_REQUEST it is"),
+        ("sequence.name", "INVALID_REQUEST: name: INVALID_REQUEST it is"),
+        ("sequence.etag", "INVALID_REQUEST: sequence.etag: INVALID_REQUEST it is"),
+        ("request_id", "INVALID_REQUEST: request_id: INVALID_REQUEST it is"),
+    ],
+)
+def test_a_refused_setting_is_named_by_its_flag(server: FakeServer, run: Run, field: str, told: str) -> None:
+    server.fail_next("CreateSequence", "INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT, field=field)
+    assert run.told(1, "sequences", "create", "a", "--label", "a=b") == told
 
 
 def test_texts(server: FakeServer, run: Run) -> None:

@@ -59,9 +59,15 @@ def test_without_details_the_status_decides() -> None:
     assert str(unreachable) == "no answer from here:1: Connection refused"
     late = from_rpc_error(Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"), "here:1")
     assert isinstance(late, idalloc.DeadlineExceeded)
-    other = from_rpc_error(Failure(grpc.StatusCode.UNIMPLEMENTED, None), "here:1")
+    other = from_rpc_error(Failure(grpc.StatusCode.PERMISSION_DENIED, None), "here:1")
     assert type(other) is idalloc.IdallocError
-    assert (other.reason, str(other), other.retry_after) == ("UNIMPLEMENTED", "", None)
+    assert (other.reason, str(other), other.retry_after) == ("PERMISSION_DENIED", "", None)
+
+
+def test_a_server_that_does_not_know_the_call_is_named() -> None:
+    error = from_rpc_error(Failure(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), "here:1")
+    assert (type(error), error.reason) == (idalloc.IdallocError, "UNIMPLEMENTED")
+    assert str(error) == "no such call at here:1, which may be no idalloc, or an older one: Method not found!"
 
 
 def test_reasons_to_come_are_kept_and_can_be_tried_again_where_the_status_says_so() -> None:

@@ -94,6 +94,16 @@ def test_wrong_settings_are_told_before_anything_is_sent(server: FakeServer, cal
         call(lambda client: client.sequences.update("a"))
     with pytest.raises(ValueError, match="nothing"):
         call(lambda client: client.update_node(persist=True))
+    with pytest.raises(ValueError, match=r"^max_value: .*1180591620717411303424"):
+        call(lambda client: client.sequences.create("a", max_value=2**70))
+    with pytest.raises(TypeError, match=r"^description: "):
+        call(lambda client: client.sequences.update("a", description=5))
+    with pytest.raises(ValueError, match=r"^name: "):
+        call(lambda client: client.sequences.delete("\udcff"))
+    with pytest.raises(ValueError, match=r"^past: "):
+        call(lambda client: client.sequences.advance("a", 2**70))
+    with pytest.raises(TypeError, match=r"^name_prefix: "):
+        call(lambda client: client.sequences.list(5))
     with pytest.raises(ValueError, match="4 or 7"):
         call(lambda client: client.uuids(1, 1))
     assert not server.requests

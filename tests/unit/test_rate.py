@@ -30,3 +30,14 @@ def test_a_counter_that_starts_over_is_watched_from_there(clock: FakeClock) -> N
         rates.note("s", value, 1)
         clock.advance(10.0)
     assert rates.per_second("s") == pytest.approx(1.0)
+
+
+def test_a_few_seconds_tell_no_rate(clock: FakeClock) -> None:
+    rates = Rates(clock)
+    rates.note("s", 1, 1)
+    clock.advance(2.0)
+    rates.note("s", 1_000, 1)
+    clock.advance(7.9)
+    assert rates.per_second("s") is None
+    clock.advance(0.1)
+    assert rates.per_second("s") == pytest.approx(99.9)

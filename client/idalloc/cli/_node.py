@@ -39,7 +39,9 @@ def set_(
         int | None,
         typer.Option(metavar="N", parser=whole_number(1, 65535), help="MySQL's variable of that name, 1 to 65535."),
     ] = None,
-    persist: Annotated[bool, typer.Option("--persist", help="Keep it over restarts, as MySQL's SET PERSIST.")] = False,
+    persist: Annotated[
+        bool, typer.Option("--persist", metavar="", help="Keep it over restarts, as MySQL's SET PERSIST.")
+    ] = False,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,

@@ -1,7 +1,8 @@
 """What all verbs of the client take: which server, how long, and as what to print."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -10,7 +11,7 @@ import typer
 from idalloc._defaults import DEFAULT_TARGET
 
 if TYPE_CHECKING:
-    from idalloc import Client
+    from idalloc import Client, InvalidRequest
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -61,7 +62,7 @@ Timeout = Annotated[
     str | None,
     typer.Option(metavar="DURATION", help="How long a call may take: 5s, unless IDALLOC_TIMEOUT says otherwise."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the reply as JSON, numbers of 64 bits as text.")]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the reply as JSON, numbers of 64 bits as text.")]
 
 
 class Settings(NamedTuple):
@@ -80,7 +81,7 @@ def remember(
         str, typer.Option(metavar="DURATION", envvar="IDALLOC_TIMEOUT", help="How long a call may take.")
     ] = "5s",
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", metavar="", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Keeps what was said before the verb."""
@@ -96,15 +97,35 @@ def remember_for_group(context: typer.Context, server: Server = None, timeout: T
 def settings(context: typer.Context, server: str | None, timeout: str | None) -> tuple[str, float]:
     """Which server, and how many seconds: what was said after the verb, else what was said before."""
     before: Settings = context.obj
+    target = server or before.server
+    if re.match("(http|grpc)s?://", target):
+        raise typer.BadParameter("must be HOST:PORT, with nothing before it", context, param_hint="'--server'")
     try:
-        return server or before.server, seconds(timeout or before.timeout)
+        return target, seconds(timeout or before.timeout)
     except typer.BadParameter as error:
         raise typer.BadParameter(error.message, context, param_hint="'--timeout'") from None
 
 
-def connect(context: typer.Context, server: str | None, timeout: str | None) -> "Client":
-    """Makes the client that the options ask for."""
-    from idalloc import Client  # a verb that needs it; `health` and `--help` do not
+@contextmanager
+def connect(context: typer.Context, server: str | None, timeout: str | None) -> Iterator["Client"]:
+    """Makes the client that the options ask for. Its errors are told in the words of the command line."""
+    from idalloc import Client, DeadlineExceeded, InvalidRequest  # a verb that needs them; `health` and `--help` do not
 
     target, limit = settings(context, server, timeout)
-    return Client(target, timeout=limit)
+    with Client(target, timeout=limit) as client:
+        try:
+            yield client
+        except InvalidRequest as error:
+            raise InvalidRequest(_by_flag(context, error), metadata=error.metadata) from error
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{error}; --timeout gives it longer") from error
+
+
+def _by_flag(context: typer.Context, error: "InvalidRequest") -> str:
+    """What the error says, with the verb's option for a setting in place of the request's field."""
+    message = str(error)
+    before, _, setting = error.field.rpartition(".")
+    options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    if before != "sequence" or setting not in options:
+        return message
+    return options[setting] + message.removeprefix(error.field)

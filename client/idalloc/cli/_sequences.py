@@ -32,21 +32,23 @@ CHOICES = {
 DEFAULT = "default"
 
 
-def _number(text: str | int) -> int | str:
-    """Reads a number, which may be negative, or the word that stands for the default."""
-    if text == DEFAULT:
-        return DEFAULT
+def _number(text: str | int) -> int:
+    """Reads a number, which may be negative."""
     if not re.fullmatch(r"[+-]?[0-9]{1,19}", str(text)) or not -(2**63) <= int(text) < 2**63:
-        raise typer.BadParameter("must be a whole number of 64 bits, or the word default")
+        raise typer.BadParameter("must be a whole number of 64 bits")
     return int(text)
 
 
-def _value(text: str | int) -> int:
-    """Reads a number, which may be negative."""
-    number = _number(text)
-    if isinstance(number, str):
-        raise typer.BadParameter("must be a whole number of 64 bits")
-    return number
+def _number_or_default(text: str | int) -> int | str:
+    """Reads a number, or the word that stands for the default."""
+    try:
+        return DEFAULT if text == DEFAULT else _number(text)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(f"{error.message}, or the word {DEFAULT}") from None
+
+
+def _refuse_change(_: str) -> str:
+    raise typer.BadParameter("cannot be changed after creation")
 
 
 def _label(text: str) -> str:
@@ -55,53 +57,75 @@ def _label(text: str) -> str:
     return text
 
 
-def _choice(name: str) -> Any:
+def _choice(name: str, text: str) -> Any:
     def read(text: str) -> str:
         if text not in CHOICES[name]:
             raise typer.BadParameter(f"must be one of {', '.join(CHOICES[name])}")
         return text
 
-    return typer.Option(metavar="|".join(CHOICES[name]), parser=read, autocompletion=lambda: list(CHOICES[name]))
+    choices = CHOICES[name]
+    return typer.Option(metavar="|".join(choices), parser=read, autocompletion=lambda: list(choices), help=text)
 
 
 def _integer(text: str) -> Any:
-    return typer.Option(metavar="N", parser=_number, help=text)
+    return typer.Option(metavar="N", parser=_number_or_default, help=text)
 
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sequence's name.")]
-Description = Annotated[str | None, typer.Option(help="What it is for.")]
+Description = Annotated[str | None, typer.Option(metavar="TEXT", help="What it is for.")]
 Labels = Annotated[
     list[str] | None,
     typer.Option("--label", metavar="KEY=VALUE", parser=_label, help="May be repeated; an update replaces all."),
 ]
-Kind = Annotated[str | None, _choice("kind")]
+Kind = Annotated[
+    str | None, _choice("kind", "Whether it counts, or gives the time, each value once; default: counter.")
+]
 Start = Annotated[int | None, _integer("The first id ever; default: the bound at which it begins.")]
 Step = Annotated[int | None, _integer("From one id to the next, also negative; default: 1.")]
 MinValue = Annotated[int | None, _integer("No id lies below it; default: 1.")]
 MaxValue = Annotated[int | None, _integer("No id lies above it; default: 2^63-2, or what the format has room for.")]
-JsonSafe = Annotated[bool | None, typer.Option("--json-safe", help="No id beyond 2^53-1, exact in JSON and doubles.")]
+JsonSafe = Annotated[
+    bool | None, typer.Option("--json-safe", metavar="", help="No id beyond 2^53-1, exact in JSON and doubles.")
+]
 Offset = Annotated[int | None, _integer("With --increment: the remainder of all ids, for independent clusters.")]
 Increment = Annotated[int | None, _integer("How many independent clusters there may be; stands instead of --step.")]
-Ordering = Annotated[str | None, _choice("ordering")]
+Ordering = Annotated[
+    str | None,
+    _choice("ordering", "Whether ids rise within each node, or, slower, over all; default: rising-per-node."),
+]
 MinLeaseSize = Annotated[int | None, _integer("The fewest ids that a node takes from the store at a time.")]
 MaxLeaseSize = Annotated[int | None, _integer("The most ids that a node takes from the store ahead.")]
-Format = Annotated[str | None, typer.Option(help="How ids are written as texts, as in 'INV-{year}-{value:06d}'.")]
-Reset = Annotated[str | None, _choice("reset")]
-TimeZone = Annotated[str | None, typer.Option(metavar="ZONE", help="For dates and periods, as in Europe/Vienna.")]
-Period = Annotated[
-    str, typer.Option(help="Whose counter, as in 2026-11, where there is a reset; default: the present one.")
+Format = Annotated[
+    str | None, typer.Option(metavar="FORMAT", help="How ids are written as texts, as in 'INV-{year}-{value:06d}'.")
 ]
-Etag = Annotated[str, typer.Option(help="Refuse if the sequence was changed since this etag of it was shown.")]
+Reset = Annotated[
+    str | None, _choice("reset", "How often it starts over, with a format that tells the period; default: never.")
+]
+TimeZone = Annotated[str | None, typer.Option(metavar="ZONE", help="For dates and periods, as in Europe/Vienna.")]
+# Options of create that people also look for in update.
+Fixed = Annotated[str | None, typer.Option(parser=_refuse_change, hidden=True)]
+Period = Annotated[
+    str,
+    typer.Option(
+        metavar="PERIOD", help="Whose counter, as in 2026-11, where there is a reset; default: the present one."
+    ),
+]
+Etag = Annotated[
+    str, typer.Option(metavar="ETAG", help="Refuse if the sequence was changed since this etag of it was shown.")
+]
 NoWait = Annotated[
-    bool, typer.Option("--no-wait", help="Do not wait until no node works by what was before; print when that is.")
+    bool,
+    typer.Option(
+        "--no-wait", metavar="", help="Do not wait until no node works by what was before; print when that is."
+    ),
 ]
 
 
 @app.command("list")
 def list_(
     context: typer.Context,
-    prefix: Annotated[str, typer.Option(help="Only those whose names begin with this.")] = "",
-    show_deleted: Annotated[bool, typer.Option("--show-deleted", help="Also deleted ones.")] = False,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only those whose names begin with this.")] = "",
+    show_deleted: Annotated[bool, typer.Option("--show-deleted", metavar="", help="Also deleted ones.")] = False,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
@@ -186,6 +210,9 @@ def update(
     format: Format = None,
     labels: Labels = None,
     description: Description = None,
+    kind: Fixed = None,
+    reset: Fixed = None,
+    time_zone: Fixed = None,
     etag: Etag = "",
     no_wait: NoWait = False,
     server: Server = None,
@@ -209,7 +236,7 @@ def advance(
     context: typer.Context,
     name: Name,
     past: Annotated[
-        int | None, typer.Option(metavar="N", parser=_value, help="The largest id in use (counting down: smallest).")
+        int | None, typer.Option(metavar="N", parser=_number, help="The largest id in use (counting down: smallest).")
     ] = None,
     past_table: Annotated[
         _past_table.Column | None,
@@ -224,8 +251,9 @@ def advance(
 ) -> None:
     """Move a sequence past the ids that are in use, and wait until no node issues one of them any more.
 
-    A counter never moves back. With --past-table, an empty table changes nothing. Rows that others write meanwhile with
-    ids of their own are not seen: stop them first.
+    A counter never moves back. One that is past that value already stays where it is; leases end all the same, since
+    nodes may hold older ids: a new generation begins, and the wait is as long. With --past-table, an empty table
+    changes nothing. Rows that others write meanwhile with ids of their own are not seen: stop them first.
     """
     if (past is None) == (past_table is None):
         raise typer.BadParameter("say either --past or --past-table", context)
@@ -276,3 +304,6 @@ def _finish(changed: "Change", *, no_wait: bool, as_json: bool, wait: Callable[[
         _output.write_json(changed)
     else:
         _tables.write_sequence(changed.sequence, changed.effective_time)
+    if _tables.is_exhausted(changed.sequence):
+        period = f" in {changed.sequence.period}" if changed.sequence.period else ""
+        print(f"{changed.sequence.name} is exhausted{period}: no id is left", file=sys.stderr)

@@ -46,6 +46,11 @@ def write_table(sequences: Iterable["Sequence"]) -> None:
     Console().print(table if table.row_count else "no sequences")
 
 
+def is_exhausted(sequence: "Sequence") -> bool:
+    """Whether no id is left. Without a last value it was not used, or its row in the store has none."""
+    return sequence.remaining == 0 and sequence.HasField("last_value") and not sequence.HasField("delete_time")
+
+
 def moment(time: "Timestamp") -> str:
     """A point in time, to the second."""
     return f"{time.ToDatetime():%Y-%m-%dT%H:%M:%SZ}"
@@ -57,9 +62,15 @@ def _columns(sequence: "Sequence") -> tuple[str, ...]:
         str(sequence.last_value) if sequence.HasField("last_value") else "",
         _percent(sequence.used_ratio),
         _rate(sequence.ids_per_second),
-        moment(sequence.exhausted_at) if sequence.HasField("exhausted_at") else "",
+        _exhausted(sequence),
         ", ".join(_remarkable(sequence)),
     )
+
+
+def _exhausted(sequence: "Sequence") -> str:
+    if is_exhausted(sequence):
+        return "exhausted"
+    return moment(sequence.exhausted_at) if sequence.HasField("exhausted_at") else ""
 
 
 def _remarkable(sequence: "Sequence") -> Iterator[str]:
@@ -98,6 +109,8 @@ def _fields(sequence: "Sequence") -> Iterator[tuple[str, str]]:
         value = getattr(sequence, field.name)
         if field.has_presence and not sequence.HasField(field.name):  # type: ignore[arg-type]
             continue
+        if field.name == "exhausted_at" and is_exhausted(sequence):
+            continue  # that is now, whenever one looks
         name = {"used_ratio": "used", "ids_per_second": "rate"}.get(field.name, field.name.replace("_", " "))
         if field.name in shown:
             yield name, shown[field.name](value)
@@ -111,6 +124,8 @@ def _fields(sequence: "Sequence") -> Iterator[tuple[str, str]]:
                 yield name, enum_text(field.name, value)
         elif field.has_presence or field.name in ("remaining", "generation") or value:
             yield name, str(value)
+            if field.name == "remaining" and is_exhausted(sequence):
+                yield "exhausted", "yes"
 
 
 def _percent(ratio: float) -> str:

@@ -1,6 +1,8 @@
 """The verbs that take ids, and `parse`."""
 
+import sys
 import uuid
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -10,8 +12,10 @@ from idalloc.cli._options import Json, Server, Timeout, connect, count_or_defaul
 from idalloc.cli._options import count as read_count
 
 Sequence = Annotated[str, typer.Argument(metavar="SEQUENCE", help="The sequence's name.")]
-Count = Annotated[int, typer.Argument(metavar="[COUNT]", parser=read_count, help="How many ids.")]
-Ranges = Annotated[bool, typer.Option("--ranges", help="Print ranges, FIRST LAST STEP on a line, rather than ids.")]
+Count = Annotated[int, typer.Argument(metavar="COUNT", parser=read_count, help="How many ids.")]
+Ranges = Annotated[
+    bool, typer.Option("--ranges", metavar="", help="Print ranges, FIRST LAST STEP on a line, rather than ids.")
+]
 Uint16 = typer.Option(
     metavar="N",
     parser=whole_number(0, 65535),
@@ -39,8 +43,20 @@ def _one_form(context: typer.Context, ranges: bool, texts: bool) -> None:
 
 Texts = Annotated[
     bool,
-    typer.Option("--texts", help="Print the ids in the sequence's format, if it has one; 10,000 at most at a time."),
+    typer.Option(
+        "--texts",
+        metavar="",
+        help="Print the ids in the sequence's format, if it has one; 10,000 at most at a time.",
+    ),
 ]
+
+
+def _tell_periods(periods: Iterable[str]) -> None:
+    """Says of ids that were printed as numbers, and that come again where the sequence starts over, whose they are."""
+    for period in filter(None, periods):
+        told = f"ids of period {period}, and each other period has the same ones: --texts prints them with it"
+        print(told, file=sys.stderr)
+
 
 # The server sends at most so many document ids in one message.
 ONE_MESSAGE = 10_000
@@ -79,6 +95,7 @@ def allocate(
         _output.write_lines(reply.texts)
     else:
         _output.write_range(to_range(reply), as_range=ranges)
+        _tell_periods([reply.period])
 
 
 def stream(
@@ -104,6 +121,7 @@ def stream(
 
     _one_form(context, ranges, texts)
     view = RANGE_VIEW_TEXTS if texts else RANGE_VIEW_BASIC
+    periods: dict[str, None] = {}
     with connect(context, server, timeout) as client, _output.progress(total) as advance:
         replies = client._stream(
             lambda stubs: stubs.ids.StreamRanges,
@@ -119,7 +137,9 @@ def stream(
                 _output.write_lines(reply.texts)
             else:
                 _output.write_range(to_range(reply), as_range=ranges)
+                periods[reply.period] = None
             advance(reply.range.id_count)
+    _tell_periods(periods)
 
 
 def docid(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 from idalloc_server.domain.period import period_end, zone
+from idalloc_server.domain.rate import LEAST_SECONDS
 from idalloc_server.domain.sequence import Kind, Reset, Sequence
 from idalloc_server.domain.store import Row
 
@@ -21,7 +22,8 @@ class Overview:
         remaining: How many ids are left, in the present period.
         used_ratio: The share of its ids that was handed out, 0 to 1.
         ids_per_second: How fast they are taken; 0 where that is not known.
-        exhausted_at: When the last one will be taken, in seconds since 1970; None where that will not be.
+        exhausted_at: When the last one will be taken, in seconds since 1970: now where none is left, None where that
+            will not be.
     """
 
     row: Row
@@ -78,7 +80,7 @@ def _rate_since_creation(row: Row, period: str, issued: int, now: float) -> floa
     if row.created_at is None or row.revision:
         return 0.0  # After a change, an advance say, the counter does not tell how many were used.
     since = max(row.created_at, _beginning(row.sequence, period)) if period else row.created_at
-    return max(0, issued) / (now - since) if now > since else 0.0
+    return max(0, issued) / (now - since) if now - since >= LEAST_SECONDS else 0.0
 
 
 def _beginning(sequence: Sequence, period: str) -> float:
@@ -87,7 +89,11 @@ def _beginning(sequence: Sequence, period: str) -> float:
 
 
 def _exhausted_at(row: Row, remaining: int, rate: float, now: float) -> float | None:
-    if rate <= 0 or row.deleted or row.sequence.kind != Kind.COUNTER:
+    if row.deleted or row.sequence.kind != Kind.COUNTER:
+        return None
+    if remaining == 0:
+        return now
+    if rate <= 0:
         return None
     at = now + remaining / rate
     if at >= _YEAR_10000 or (row.sequence.reset != Reset.NEVER and at >= period_end(row.sequence, now)):

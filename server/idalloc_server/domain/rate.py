@@ -6,8 +6,8 @@ from idalloc_server.domain.clock import Clock
 
 # A rate is that of the last one to two windows.
 WINDOW_SECONDS = 60.0
-# What happened within less than this tells no rate.
-_LEAST_SECONDS = 1.0
+# What happened within less than this tells no rate: the first ids after a pause would pass for a flood.
+LEAST_SECONDS = 10.0
 
 
 class _Seen(NamedTuple):
@@ -50,4 +50,4 @@ class Rates:
             return None
         older, _, value, step = seen
         elapsed = self._clock.boot() - older.at
-        return (value - older.value) / step / elapsed if elapsed >= _LEAST_SECONDS else None
+        return (value - older.value) / step / elapsed if elapsed >= LEAST_SECONDS else None

@@ -63,7 +63,7 @@ def _split(url: str) -> SplitResult:
 
 def _sqlite(url: str, clock: Clock) -> Store:
     parts = _split(url)
-    path = Path(unquote(parts.path))
+    path = Path(re.sub("^//+", "/", unquote(parts.path)))  # POSIX, and so Path, keeps two slashes in front
     if parts.netloc or not path.is_absolute() or not path.name or "\0" in path.name:
         raise _refused("a SQLite store is written with an absolute path: sqlite:///path/of/the.db")
     if path.parts[1] == ":memory:" or path.parts[1].startswith("~"):

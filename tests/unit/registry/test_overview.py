@@ -37,6 +37,39 @@ async def test_forecast_is_when_the_last_id_is_taken_at_the_rate(node: Node, oth
         assert shown.exhausted_at == pytest.approx(clock.wall() + shown.remaining / shown.ids_per_second)
 
 
+async def test_the_first_ids_make_no_forecast(node: Node, other: Node, clock: FakeClock) -> None:
+    await node.registry.create("orders", {"max_value": 9_999}, new())
+    for _ in range(3):
+        await node.take("orders", 5)
+        clock.advance(3.0)
+    for each in (node, other):
+        shown = await each.registry.get("orders")
+        assert (shown.ids_per_second, shown.exhausted_at) == (0.0, None)
+    clock.advance(1.0)
+    for each in (node, other):
+        assert (await each.registry.get("orders")).ids_per_second > 0
+
+
+async def test_an_exhausted_sequence_is_so_now_however_that_came(node: Node, clock: FakeClock) -> None:
+    for name in ("used", "advanced"):
+        await node.registry.create(name, {"max_value": 10}, new())
+    await node.take("used", 10)
+    await node.registry.advance("advanced", 10, "", "", new())
+    for seconds in (0.0, 100.0):
+        clock.advance(seconds)
+        for name in ("used", "advanced"):
+            shown = await node.registry.get(name)
+            assert (shown.remaining, shown.exhausted_at) == (0, clock.wall())
+
+
+async def test_a_deleted_sequence_is_not_exhausted(node: Node) -> None:
+    await node.registry.create("gone", {"max_value": 10}, new())
+    await node.take("gone", 10)
+    await node.registry.delete("gone", "", new())
+    [gone], _ = await node.registry.list("", "", 10, deleted=True)
+    assert (gone.row.deleted, gone.remaining, gone.exhausted_at) == (True, 0, None)
+
+
 async def test_forecast_beyond_the_year_9999_is_none(node: Node, clock: FakeClock) -> None:
     await node.registry.create("orders", {}, new())
     await node.take("orders", 100)
