@@ -70,6 +70,7 @@ class Client:
 
     Raises:
         IdallocError: From all methods, when a call failed: one of its subclasses says why.
+        ValueError, TypeError: From all methods, for an argument that no request can hold.
         RuntimeError: From all methods, when the client was closed, or gRPC is not usable after a fork.
     """
 
@@ -96,6 +97,9 @@ class Client:
         exactly_once: bool = False,
     ) -> range:
         """Takes n ids in one contiguous range. They are the caller's for ever.
+
+        Where the sequence has a reset, these numbers come again in each period: ``allocate_texts`` gives texts that
+        carry it.
 
         An answer that was lost on its way burns its range at worst: a retry, by gRPC or by the caller, takes another
         one. Where also that gap is unwanted, a request id has the server write the answer down first, which costs a
@@ -152,6 +156,8 @@ class Client:
 
     def ids(self, sequence: str) -> Ids:
         """Returns the ids of a sequence one by one, without end. See ``Ids``; keep it rather than ask again.
+
+        Ids are asked for ahead: those of a ``RISING`` sequence are in the order of the calls, not of their use.
 
         Args:
             sequence: The sequence's name, as in ``allocate_range``.

@@ -77,6 +77,7 @@ class Client:
 
     Raises:
         IdallocError: From all methods, when a call failed: one of its subclasses says why.
+        ValueError, TypeError: From all methods, for an argument that no request can hold.
         RuntimeError: From all methods, when the client was closed, or gRPC is not usable after a fork.
     """
 

@@ -32,7 +32,7 @@ if sys.platform == "win32":
 else:
     from uvloop import run
 
-config = typer.Typer(no_args_is_help=True, help="Look at the server's settings.")
+config = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at the server's settings.")
 
 _ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="PATH", help="TOML file with settings; also IDALLOC_CONFIG.")

@@ -200,7 +200,7 @@ class Sequence(_message.Message):
     """The share of its ids that has been handed to nodes, 0 to 1."""
     ids_per_second: _builtins.float
     """How many ids a second all nodes together took lately, as this node saw it; since the sequence was created where
-    this node saw too little.
+    this node saw too little. 0 until that is ten seconds.
     """
     generation: _builtins.int
     """Which generation of leases is valid. It never falls."""
@@ -218,8 +218,8 @@ class Sequence(_message.Message):
 
     @_builtins.property
     def exhausted_at(self) -> _timestamp_pb2.Timestamp:
-        """When the last id will be taken at that rate. Unset where the rate is 0 or that is past the year 9999, for a
-        sequence with a reset where it would not be within the period, and for timestamps.
+        """When the last id will be taken at that rate; now where none is left. Unset where the rate is 0 or that is past the
+        year 9999, for a sequence with a reset where it would not be within the period, and for timestamps.
         """
 
     @_builtins.property

@@ -9,11 +9,8 @@ import structlog
 
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import (
-    InvalidRequest,
     Refusal,
-    SequenceAheadOfClock,
     SequenceDeleted,
-    SequenceExhausted,
     SequenceNotFound,
     ServerDraining,
     StoreOutcomeUnknown,
@@ -24,6 +21,7 @@ from idalloc_server.domain.lease import Lease
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.reserve import Reserve
 from idalloc_server.domain.sequence import Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.shortage import never_fits, too_few_left
 from idalloc_server.domain.store import Grant, Row, within
 from idalloc_server.domain.terms import Shared
 from idalloc_server.domain.terms import Terms as Terms
@@ -242,11 +240,10 @@ class Lane:
         return asked if _is_rising(sequence) else asked + self._ahead(asked)
 
     def _refuse_what_never_fits(self, kind: Kind) -> None:
-        most = int(self._terms.max_clock_skew * kind.per_second) + 1
         for count, answer in self._waiters:
-            if count > most and not answer.done():
-                rule = f"must be at most {most} for sequence {self._title!r}, whose timestamps do not run further ahead"
-                answer.set_exception(InvalidRequest("id_count", rule))
+            refusal = never_fits(self._title, kind, count, self._terms.max_clock_skew)
+            if refusal and not answer.done():
+                answer.set_exception(refusal)
 
     def _ahead(self, asked: int) -> int:
         """How many ids to take beyond what is waited for: none when cold, then what the reserve asks for."""
@@ -365,25 +362,11 @@ class Lane:
                     remaining -= count
                     next_round.append(waiter)
                 else:
-                    answer.set_exception(self._refusal(count, remaining))
+                    wall, skew = self._clock.wall(), self._terms.max_clock_skew
+                    refusal = too_few_left(self._title, self._sequence, count, self._lease, remaining, wall, skew)
+                    answer.set_exception(refusal)
             self._waiters.popleft()
         self._waiters.extendleft(reversed(next_round))
-
-    def _refusal(self, count: int, remaining: int) -> Refusal:
-        """Says why a waiter cannot have that many, of a sequence that does not grant as many as were wanted."""
-        left = self._lease.left + remaining
-        kind = self._sequence.kind
-        if kind == Kind.COUNTER:
-            return SequenceExhausted(self._title, count, left, self._lease.next_range or remaining)
-        # Timestamps go on from the clock, wherever the counter is.
-        now = int(self._clock.wall() * kind.per_second)
-        value = max(self._sequence.max_value - left, now - 1)
-        if value + count > self._sequence.max_value:
-            left = max(0, self._sequence.max_value - value)
-            return SequenceExhausted(self._title, count, left, left)
-        return SequenceAheadOfClock(
-            self._title, (value + count - now) / kind.per_second, most=self._terms.max_clock_skew
-        )
 
     def _refuse_all(self, error: Exception) -> None:
         self._renew_at = self._clock.boot() + RENEW_AGAIN_SECONDS

@@ -20,8 +20,8 @@ class Grant(NamedTuple):
         sequence: The settings of the sequence. Equal settings of one process are one object.
         remaining: How many ids the sequence has left after the write.
         generation: The sequence's generation, which never falls.
-        version: Which state of the row the write left behind, for ``Store.give_back``: two numbers, of which every write
-            of the row makes the first one larger, by one at least.
+        version: Which state of the row the write left behind, for ``Store.give_back``: two numbers. Every write of the
+            row makes the first one larger, by one at least.
     """
 
     last_value: int
