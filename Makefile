@@ -48,7 +48,13 @@ test-mysql: .venv/ready ## compare with a live MySQL (not part of test)
 	IDALLOC_TEST_MYSQL=1 $(bin)/pytest -m mysql $(ARGS)
 
 load: .venv/ready ## measure speed and memory
-	$(bin)/python tests/load/run.py $(ARGS)
+	$(bin)/python -m tests.load.run $(ARGS)
+
+bench-peers: .venv/ready .venv/googleapis ## measure idalloc beside Redis, PostgreSQL, CrateDB's recipe; writes docs/benchmarks.md
+	$(bin)/python -m tests.load.peers $(ARGS)
+
+bench-growth: .venv/ready .venv/googleapis ## measure what grows with sequences, nodes, connections; writes docs/benchmarks.md
+	$(bin)/python -m tests.load.growth $(ARGS)
 
 gen: generated ## write the Python code of the protos
 	@rm -f $(generated:%=client/%/*_pb2*)
@@ -110,4 +116,4 @@ endef
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test lint type format test-mysql load gen gen-check generated baseline lock image clean
+.PHONY: help run test lint type format test-mysql load bench-peers bench-growth gen gen-check generated baseline lock image clean

@@ -8,17 +8,14 @@ Python clients, which are slower than the servers and so flatter the ratio: the 
 import argparse
 import asyncio
 import json
-import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import grpc
@@ -26,6 +23,7 @@ import grpc
 import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
+from tests.load.servers import Server, running
 
 CONCURRENCY = 64
 CONNECTIONS = 4
@@ -33,41 +31,6 @@ TRANSPORTS = ("grpcio", "native")
 # The least share of the no-op server's calls, and the most of its latency.
 TARGETS = {"grpcio": 0.90, "native": 0.80}
 LATENCY_TARGET = 1.15
-
-
-class Server:
-    """A server process under load."""
-
-    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
-        self.process = process
-        self.address = address
-
-    @property
-    def cpu_seconds(self) -> float:
-        """User and system time so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    @property
-    def resident_mb(self) -> float:
-        """Resident memory in megabytes."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) * 1024 / 1e6
-
-
-@contextmanager
-def running(*command: str) -> Iterator[Server]:
-    """Starts a server that prints its address, and ends it."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout
-        address = process.stdout.readline().split("serves on ")[1].split(",")[0].strip()
-        yield Server(process, address)
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
 
 
 class Unary(NamedTuple):

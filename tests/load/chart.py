@@ -1,0 +1,44 @@
+"""The chart of docs/benchmarks.md: bars on a logarithmic scale, as SVG."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+_WIDTH, _LEFT, _RIGHT, _LINE = 960, 440, 80, 20
+_OURS, _OTHERS = "#0072b2", "#999999"
+
+
+def bars(title: str, values: Sequence[tuple[str, float]]) -> str:
+    """Bars, the largest first. Those of idalloc have a colour of their own."""
+    values = sorted(values, key=lambda pair: -pair[1])
+    low = math.floor(math.log10(min((value for _, value in values), default=1)))
+    high = math.ceil(math.log10(max((value for _, value in values), default=10)))
+    bottom = 40 + _LINE * len(values)
+
+    def place(power: float) -> float:
+        return round(_LEFT + (power - low) / max(high - low, 1) * (_WIDTH - _LEFT - _RIGHT), 1)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 24}" role="img" '
+        f'aria-label="{escape(title)}" font-family="system-ui, sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{bottom + 24}" fill="#fff"/>',
+        f'<text x="10" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
+    ]
+    for power in range(low, high + 1):
+        x = place(power)
+        parts.append(f'<path d="M{x} 32V{bottom}" stroke="#ddd"/>')
+        parts.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle" fill="#555">{_short(10.0**power)}</text>')
+    for number, (name, value) in enumerate(values):
+        y, x = 38 + _LINE * number, place(math.log10(value))
+        colour = _OURS if name.startswith("idalloc") else _OTHERS
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 11}" text-anchor="end">{escape(name)}</text>')
+        parts.append(f'<rect x="{_LEFT}" y="{y}" width="{max(x - _LEFT, 1):.1f}" height="14" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 4}" y="{y + 11}" fill="#555">{_short(value)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _short(value: float) -> str:
+    for size, letter in ((1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"

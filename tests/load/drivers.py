@@ -1,0 +1,143 @@
+"""What makes the calls: ghz or `idalloc bench` for unary gRPC, and loops in Python."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.load.turns import Turn, percentile
+
+CONNECTIONS = 8
+UNARY_DRIVER = "ghz" if shutil.which("ghz") else "idalloc bench"
+
+
+def unary(
+    address: str, seconds: float, in_flight: int, sequence: str = "bench", connections: int = CONNECTIONS, rps: int = 0
+) -> Turn:
+    """Makes unary calls of AllocateRange, one id each.
+
+    Args:
+        address: The server's.
+        seconds: How long.
+        in_flight: How many calls are under way at a time.
+        sequence: The sequence's name.
+        connections: Over how many connections, at most.
+        rps: How many calls a second are begun; 0 for as many as there can be. ghz alone can do that.
+    """
+    connections = min(connections, in_flight)
+    length = f"{round(seconds * 1000)}ms"
+    if UNARY_DRIVER == "ghz":
+        command = [
+            "ghz",
+            "--config=examples/ghz/allocate_range_flat.json",
+            "--proto=protos/idalloc/v1/id_allocator.proto",  # the no-op server has no reflection
+            "--import-paths=protos,.venv/googleapis",
+            f"--data={json.dumps({'sequence': sequence})}",
+            f"--duration={length}",
+            "--duration-stop=wait",
+            f"--concurrency={in_flight}",
+            f"--connections={connections}",
+            f"--rps={rps}",
+            "--format=json",
+            address,
+        ]
+    elif rps:
+        raise RuntimeError("a steady rate needs ghz on the PATH")
+    else:
+        command = [
+            str(Path(sys.executable).with_name("idalloc")),
+            "bench",
+            f"--sequence={sequence}",
+            f"--duration={length}",
+            "--warm-up=0s",
+            f"--concurrency={in_flight}",
+            f"--connections={connections}",
+            f"--server={address}",
+            "--json",
+        ]
+    output, cpu = run(command, seconds)
+    return read_ghz(output, cpu)
+
+
+def read_ghz(output: str, cpu: float) -> Turn:
+    """Reads a report in ghz's form, of calls for one id each.
+
+    Raises:
+        RuntimeError: Not all calls were answered.
+    """
+    report = json.loads(output)
+    if set(report["statusCodeDistribution"]) != {"OK"}:
+        raise RuntimeError(f"calls failed: {report['statusCodeDistribution']}")
+    latencies = {each["percentage"]: each["latency"] / 1e9 for each in report["latencyDistribution"]}
+    calls = report["count"]
+    return Turn(calls, calls, report["total"] / 1e9, latencies.get(50), latencies.get(99), cpu)
+
+
+def run(command: list[str], seconds: float) -> tuple[str, float]:
+    """Runs a load generator, and returns what it printed and its CPU seconds.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    before = _children_cpu()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]}: {(done.stderr or done.stdout).strip()[-300:]}")
+    return done.stdout, _children_cpu() - before
+
+
+def loop(take: Callable[[], int], seconds: float, calls: int = 1) -> Turn:
+    """Takes ids over and over in this thread.
+
+    Args:
+        take: Takes some, and returns how many.
+        seconds: How long.
+        calls: How many calls that makes; 0 where nobody knows.
+    """
+    return in_threads([take], seconds, calls)
+
+
+def in_threads(takes: list[Callable[[], int]], seconds: float, calls: int = 1) -> Turn:
+    """The same in a thread for each of several functions; of several, what came after the time was over is left out.
+
+    One that pauses would else make the others' time longer.
+    """
+    latencies: list[float] = []
+    alone = len(takes) == 1
+    ids = [0] * len(takes)
+    ready = threading.Barrier(len(takes))
+
+    def work(number: int) -> None:
+        take, own, count = takes[number], [], 0
+        ready.wait()
+        until = time.perf_counter() + seconds
+        while (before := time.perf_counter()) < until:
+            came = take()
+            after = time.perf_counter()
+            if alone or after <= until:
+                count += came
+                own.append(after - before)
+        ids[number] = count
+        latencies.extend(own)
+
+    cpu, began = time.process_time(), time.perf_counter()
+    if alone:
+        work(0)
+    else:
+        with ThreadPoolExecutor(len(takes)) as threads:
+            list(threads.map(work, range(len(takes))))
+    elapsed = time.perf_counter() - began if alone else seconds
+    cpu = time.process_time() - cpu
+    p50, p99 = (percentile(latencies, each) if calls else None for each in (50, 99))
+    return Turn(len(latencies) * calls, sum(ids), elapsed, p50, p99, cpu)
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

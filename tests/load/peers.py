@@ -1,0 +1,277 @@
+"""Measures idalloc beside what people would use instead: `make bench-peers`.
+
+All run on this machine and take turns in rounds; ratios are medians of what two did in the same round. Each of them
+has an acknowledged allocation on the disk before it answers. What is not installed is left out, by name.
+IDALLOC_BENCH_CRATEDB_URL, such as 'crate://crate@127.0.0.1:4200/?schema=bench', adds CrateDB.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import idalloc
+from tests.load import document, drivers, machine, recipe, rivals, sdk, targets
+from tests.load.refills import IN_FLIGHT, RATE, REFILLS, Refills
+from tests.load.servers import Server, prepare_to_drive, running
+from tests.load.turns import Contender, median, ratio, take_turns, to_json
+
+CRATEDB_URL = "IDALLOC_BENCH_CRATEDB_URL"
+IN_BULK = 64
+
+
+class Bench:
+    """All contenders, and what could not take part.
+
+    Attributes:
+        contenders: By a key that the targets know them by.
+        skipped: Why something is missing.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.contenders: dict[str, Contender] = {}
+        self.skipped: list[str] = []
+        self._folder = folder
+        self._stack = stack
+
+    def add_gRPC(self) -> dict[str, Server]:
+        """The servers of ours, and those that do nothing; returns ours."""
+        ours: dict[str, Server] = {}
+        for transport in ("grpcio", "native"):
+            self._try(f"a no-op server, {transport}", partial(self._add_noop, transport))
+            for workers in (1, 2):
+                name = f"{transport} {workers}"
+                self._try(f"idalloc, {name}", partial(self._add_ours, transport, workers, ours))
+        return ours
+
+    def add_sdk(self, server: Server, what: str, key: str) -> None:
+        """What goes through the Python client."""
+        client = self._stack.enter_context(idalloc.Client(server.address, timeout=30))
+        cpu = partial(_cpu, server)
+        add = self._add
+        add(f"ids {key}", f"{what}: `ids()`, one by one", sdk.ids(client), 1, "SDK", cpu)
+        if key == "native":
+            return
+        writers = recipe.WRITERS
+        name = f"{what}: `ids()`, {writers} threads"
+        add(f"writers {key}", name, sdk.ids(client, writers), writers, "SDK", cpu)
+        name = f"{what}: one id a call, {writers} threads"
+        add(f"calls {key}", name, sdk.ranges(client, writers), writers, "SDK", cpu)
+
+    def add_doc_ids(self, server: Server, transport: str) -> None:
+        """Document ids, in both forms."""
+        client = self._stack.enter_context(idalloc.Client(server.address, timeout=30))
+        cpu, what = partial(_cpu, server), f"idalloc {transport}, document ids"
+        self._add(f"doc ids {transport}", f"{what}: `stream_doc_ids`", sdk.doc_ids(client), 1, "SDK", cpu)
+        texts = sdk.doc_id_texts(server.address)
+        self._add(f"doc id texts {transport}", f"{what}: texts on the wire", texts, 1, "generated stub", cpu)
+
+    def add_shared_calls(self, server: Server) -> None:
+        """Many callers in one client for asyncio."""
+        for key, how in (("shared", "calls shared"), ("each", "one call each")):
+            name, drive = f"idalloc grpcio, asyncio: {how}", sdk.shared_calls(server.address, shared=key == "shared")
+            self._add(f"asyncio {key}", name, drive, sdk.AT_ONCE, "SDK", partial(_cpu, server))
+
+    def add_rivals(self) -> None:
+        """Redis and PostgreSQL."""
+        self._try("Redis", self._add_redis)
+        self._try("PostgreSQL", self._add_postgres)
+
+    def add_recipe(self, url: str | None) -> None:
+        """The recipe of CrateDB's guide, on the stores that idalloc has."""
+        writers = recipe.WRITERS
+        name = f"CrateDB's recipe, but on SQLite, {writers} writers"
+        on_sqlite = self._stack.enter_context(recipe.on_sqlite(self._folder / "recipe.db"))
+        self._add("recipe sqlite", name, on_sqlite.turn, writers, "Python threads")
+        if url is None:
+            self.skipped.append(f"CrateDB: {CRATEDB_URL} is not set")
+            return
+        name = f"CrateDB's recipe on CrateDB, {writers} writers"
+        self._try(name, lambda: self._add_crate_recipe(name, url))
+        self._try("idalloc on CrateDB", lambda: self._add_ours_on_crate(url))
+
+    def _add_noop(self, transport: str) -> None:
+        server = self._stack.enter_context(running("tests.load.noop", f"--transport={transport}"))
+        self._add_unary(f"noop {transport}", f"no-op server, {transport} (the limit)", server)
+
+    def _add_ours(self, transport: str, workers: int, ours: dict[str, Server]) -> None:
+        flags = [f"--transport={transport}", f"--workers={workers}"]
+        store = f"sqlite://{self._folder}/{transport}-{workers}.db"
+        server = self._stack.enter_context(_serving(store, *flags))
+        ours[f"{transport} {workers}"] = server
+        plural = "s" if workers > 1 else ""
+        what = f"idalloc {transport}, {workers} worker{plural}, SQLite"
+        self._add_unary(f"ours {transport} {workers}", what, server, alone=workers == 1)
+        if transport == "grpcio" and workers == 1:
+            with idalloc.Client(server.address) as client:
+                client.sequences.create("rising", ordering="rising")
+            name = "idalloc grpcio, 1 worker, SQLite, `RISING` over all nodes"
+            drive = lambda seconds: drivers.unary(server.address, seconds, IN_BULK, "rising")  # noqa: E731
+            self._add("rising", name, drive, IN_BULK, drivers.UNARY_DRIVER, partial(_cpu, server))
+
+    def _add_ours_on_crate(self, url: str) -> None:
+        server = self._stack.enter_context(_serving(url))
+        self._add_unary("crate", "idalloc grpcio, 1 worker, CrateDB", server, alone=False)
+        self.add_sdk(server, "idalloc grpcio on CrateDB", "crate")
+
+    def _add_crate_recipe(self, name: str, url: str) -> None:
+        writers = self._stack.enter_context(recipe.on_crate(url))
+        self._add("recipe crate", name, writers.turn, recipe.WRITERS, "Python threads")
+
+    def _add_redis(self) -> None:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK)))
+        server = self._stack.enter_context(rivals.redis(folder))
+        cpu, plain, pipelined = partial(_cpu, server), rivals.Redis(server.address), rivals.Redis(server.address, 16)
+        self._add("redis", "Redis INCRBY", plain.turn, 1, "Python socket", cpu)
+        name = "Redis INCRBY, one by one, pipelined 16 (latency: of all 16)"
+        self._add("redis pipelined", name, pipelined.turn, 16, "Python socket", cpu)
+        many = partial(rivals.redis_benchmark, server.address, in_flight=IN_BULK)
+        self._add("redis many", "Redis INCRBY", many, IN_BULK, "redis-benchmark", cpu)
+
+    def _add_postgres(self) -> None:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK)))
+        server = self._stack.enter_context(rivals.postgres(folder))
+        segment = f"PostgreSQL segment table, {rivals.SEGMENT:,} ids each (UPDATE … RETURNING)"
+        for name, statement, ids in (
+            ("PostgreSQL nextval, cache 1", rivals.NEXTVAL, 1),
+            (segment, rivals.NEXT_SEGMENT, rivals.SEGMENT),
+        ):
+            for in_flight in (1, recipe.WRITERS):
+                drive = partial(rivals.pgbench, server.address, in_flight=in_flight, statement=statement, ids=ids)
+                key = f"postgres {'segment' if ids > 1 else 'nextval'} {in_flight}"
+                self._add(key, name, drive, in_flight, "pgbench", partial(_cpu, server))
+
+    def _add_unary(self, key: str, what: str, server: Server, alone: bool = True) -> None:
+        for in_flight in (IN_BULK, 1) if alone else (IN_BULK,):
+            drive = partial(drivers.unary, server.address, in_flight=in_flight)
+            self._add(f"{key} at {in_flight}", what, drive, in_flight, drivers.UNARY_DRIVER, partial(_cpu, server))
+
+    def _add(
+        self,
+        key: str,
+        name: str,
+        drive: Callable[[float], Any],
+        in_flight: int,
+        driver: str,
+        cpu: Callable[[], float] | None = None,
+    ) -> None:
+        self.contenders[key] = Contender(name, drive, in_flight, driver, cpu)
+
+    def _try(self, what: str, add: Callable[[], None]) -> None:
+        try:
+            add()
+        except rivals.Missing as missing:
+            self.skipped.append(f"{what}: {missing}")
+        except Exception as error:  # whatever it is, the others go on
+            self.skipped.append(f"{what}: {type(error).__name__}: {error}")
+
+
+def _serving(store: str, *flags: str) -> Any:
+    return running("idalloc_server", "--listen=127.0.0.1:0", f"--store={store}", *flags)
+
+
+def _cpu(server: Server) -> float:
+    return server.cpu_seconds
+
+
+def measure_refills(folder: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """p99 at a steady rate where leases are small, beside a lease that lasts; on a quick store and on a slow one."""
+    results = []
+    for what, module, flags in (
+        ("SQLite", "idalloc_server", ["--listen=127.0.0.1:0"]),
+        ("SQLite with 50 ms more for each grant", "tests.load.slow", []),
+    ):
+        path = folder / f"{module}.db"
+        store = f"sqlite://{path}"
+        try:
+            with running(module, *flags, store if module == "tests.load.slow" else f"--store={store}") as server:
+                refills = Refills(server, path)
+                pair = [
+                    Contender(each, partial(refills.turn, each), IN_FLIGHT, drivers.UNARY_DRIVER)
+                    for each in ("small", "large")
+                ]
+                done = take_turns(pair, rounds, seconds, time.monotonic() + 2 * rounds * seconds)
+            failure = "" if all(each.turns for each in pair) else str([each.failures for each in pair])
+            results.append(
+                {
+                    "store": what,
+                    "rate": RATE,
+                    "rounds": done,
+                    "refills": min(refills.counts["small"][1:], default=0),
+                    "writes_without": max(refills.counts["large"][1:], default=0),
+                    "wanted": REFILLS,
+                    "p99_with": median(pair[0].turns.values(), "p99"),
+                    "p99_without": median(pair[1].turns.values(), "p99"),
+                    "ratio": ratio(pair[0], pair[1], "p99"),
+                    "failure": failure,
+                }
+            )
+        except Exception as error:  # said in the document
+            results.append({"store": what, "failure": f"{type(error).__name__}: {error}"})
+    return results
+
+
+def measure_idle_streams(folder: Path) -> dict[str, Any]:
+    """Memory for each open stream that nobody reads, by transport."""
+    results: dict[str, Any] = {}
+    for transport in ("grpcio", "native"):
+        try:
+            with _serving(f"sqlite://{folder}/idle-{transport}.db", f"--transport={transport}") as server:
+                results[transport] = sdk.idle_stream_kb(server)
+        except Exception as error:  # said in the document
+            results[transport] = f"{type(error).__name__}: {error}"
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.2, help="how long a turn is")
+    parser.add_argument("--refill-rounds", type=int, default=3)
+    parser.add_argument("--refill-seconds", type=float, default=10.0, help="how long a turn with refills is")
+    parser.add_argument("--most", type=float, default=210.0, help="begin no round after so many seconds")
+    parser.add_argument("--output", type=Path, default=document.PEERS)
+    chosen = parser.parse_args()
+    began, found = time.monotonic(), machine.describe()
+    prepare_to_drive()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK)))
+        with ExitStack() as servers:
+            bench = Bench(folder, servers)
+            ours = bench.add_gRPC()
+            for transport in ("grpcio", "native"):
+                if server := ours.get(f"{transport} 1"):
+                    bench.add_sdk(server, f"idalloc {transport} on SQLite", transport)
+                    bench.add_doc_ids(server, transport)
+            if server := ours.get("grpcio 1"):
+                bench.add_shared_calls(server)
+            bench.add_recipe(os.environ.get(CRATEDB_URL))
+            bench.add_rivals()
+            rounds = take_turns(list(bench.contenders.values()), chosen.rounds, chosen.seconds, began + chosen.most)
+        refills = measure_refills(folder, chosen.refill_rounds, chosen.refill_seconds)
+        idle = measure_idle_streams(folder)
+    result = {
+        "machine": found,
+        "rounds": rounds,
+        "seconds": chosen.seconds,
+        "took": time.monotonic() - began,
+        "contenders": [to_json(each) for each in bench.contenders.values()],
+        "skipped": bench.skipped,
+        "refills": refills,
+        "idle_stream_kb": idle,
+        "targets": targets.of(bench.contenders, found["own_cores"], refills, idle),
+    }
+    chosen.output.parent.mkdir(parents=True, exist_ok=True)
+    chosen.output.write_text(json.dumps(result, indent=2) + "\n")
+    print(document.peers(result))
+    document.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Whether callers notice that leases are refilled: p99 of unary calls at a steady rate, with refills and without."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import idalloc
+from tests.load import drivers
+from tests.load.servers import Server
+from tests.load.turns import Turn
+
+IN_FLIGHT = 16
+REFILLS = 100
+# Of so many ids a second a lease lasts for a quarter of a second. The next one is asked for when a fifth of it is used:
+# ten times a second and more, also of a store that takes 50 ms.
+RATE = 1_000
+_LEASE = 250
+# What no run uses up.
+_MANY = 10_000_000
+
+
+class Refills:
+    """Two sequences of one server: one whose leases are small, one whose lease lasts.
+
+    Attributes:
+        counts: How many times the store was written for each, in each turn.
+    """
+
+    def __init__(self, server: Server, path: Path) -> None:
+        self._address = server.address
+        self._path = path
+        self.counts: dict[str, list[int]] = {"small": [], "large": []}
+        with idalloc.Client(server.address) as client:
+            client.sequences.create("small", max_lease_size=_LEASE)
+            client.sequences.create("large", min_lease_size=_MANY)
+
+    def turn(self, sequence: str, seconds: float) -> Turn:
+        """Calls at a steady rate for so long."""
+        before = self._writes(sequence)
+        done = drivers.unary(self._address, seconds, IN_FLIGHT, sequence, rps=RATE)
+        self.counts[sequence].append(self._writes(sequence) - before)
+        return done
+
+    def _writes(self, sequence: str) -> int:
+        with _reading(self._path) as db:
+            found = db.execute("SELECT writes FROM sequences WHERE name = ?", (sequence,)).fetchone()
+            return int(found[0])
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    db = sqlite3.connect(path, timeout=10)
+    try:
+        yield db
+    finally:
+        db.close()

@@ -1,0 +1,174 @@
+"""Redis and PostgreSQL, started on loopback with an fsync for each acknowledged write, and what takes ids from them."""
+
+import csv
+import getpass
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from tests.load.drivers import loop, run
+from tests.load.servers import Server, free_port, started
+from tests.load.turns import Turn, percentile
+
+_START_SECONDS = 30.0
+# What a row of the segment table is moved on by.
+SEGMENT = 1_000
+
+
+class Missing(Exception):
+    """A program is not installed."""
+
+
+@contextmanager
+def redis(folder: Path) -> Iterator[Server]:
+    """Runs Redis with an append-only file that is synced before each answer.
+
+    Raises:
+        Missing: There is no redis-server.
+    """
+    program = _program("redis-server")
+    port = free_port()
+    flags = {"port": port, "bind": "127.0.0.1", "dir": folder, "appendonly": "yes", "appendfsync": "always", "save": ""}
+    command = [program, *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
+    with started(*command, folder=folder) as process:
+        _wait(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), process)
+        yield Server(process, f"127.0.0.1:{port}")
+
+
+class Redis:
+    """A connection to Redis that says INCRBY, in RESP.
+
+    Args:
+        address: The server's.
+        pipeline: How many commands are sent before the first answer is read.
+    """
+
+    def __init__(self, address: str, pipeline: int = 1) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), 10)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._answers: BinaryIO = self._socket.makefile("rb")
+        self._commands = b"*3\r\n$6\r\nINCRBY\r\n$6\r\norders\r\n$1\r\n1\r\n" * pipeline
+        self._pipeline = pipeline
+
+    def take(self) -> int:
+        """Sends the commands, reads all answers as numbers, and returns how many there were."""
+        self._socket.sendall(self._commands)
+        for _ in range(self._pipeline):
+            line = self._answers.readline()
+            if line[:1] != b":":
+                raise RuntimeError(f"Redis said {line!r}")
+            int(line[1:])
+        return self._pipeline
+
+    def turn(self, seconds: float) -> Turn:
+        """Takes ids for so long."""
+        return loop(self.take, seconds, self._pipeline)
+
+
+def redis_benchmark(address: str, seconds: float, in_flight: int) -> Turn:
+    """Has Redis's own load generator say INCRBY over as many connections as calls are in flight."""
+    _, _, port = address.rpartition(":")
+    # It counts calls instead of seconds: a short run says how many those are.
+    command = [_program("redis-benchmark"), "-p", port, "-c", str(in_flight), "--csv"]
+
+    def calls(number: int) -> tuple[dict[str, str], float, float]:
+        began = time.perf_counter()
+        output, cpu = run([*command, "-n", str(number), "INCRBY", "orders", "1"], seconds * 10)
+        [figures] = csv.DictReader(output.splitlines())
+        return figures, cpu, time.perf_counter() - began
+
+    figures, _, _ = calls(500)
+    number = max(500, int(float(figures["rps"]) * seconds))
+    figures, cpu, _ = calls(number)
+    rate, p50, p99 = (float(figures[name]) for name in ("rps", "p50_latency_ms", "p99_latency_ms"))
+    return Turn(number, number, number / rate, p50 / 1e3, p99 / 1e3, cpu)
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[Server]:
+    """Runs PostgreSQL with its defaults, fsync and synchronous commit among them, and makes what ids come from.
+
+    Raises:
+        Missing: It, or pgbench, is not installed.
+    """
+    programs = {name: _program(name, "/usr/lib/postgresql") for name in ("initdb", "postgres", "psql", "pgbench")}
+    data, user = folder / "data", None
+    if os.geteuid() == 0:  # it refuses to run as root
+        user = "nobody"
+        shutil.chown(folder, user)
+    owner = user or getpass.getuser()
+    initdb = [programs["initdb"], "--pgdata", str(data), "--auth=trust", f"--username={owner}", "--no-sync"]
+    subprocess.run(initdb, check=True, capture_output=True, cwd=folder, user=user, timeout=120)
+    port = str(free_port())
+    server = [programs["postgres"], "-D", str(data), "-h", "127.0.0.1", "-p", port, "-k", str(folder)]
+    make = (
+        "CREATE SEQUENCE orders CACHE 1; CREATE TABLE segments (name text PRIMARY KEY, last_value bigint);"
+        "INSERT INTO segments VALUES ('orders', 0)"
+    )
+    psql = [programs["psql"], "-h", "127.0.0.1", "-p", port, "-U", owner, "-c", make, "postgres"]
+    with started(*server, folder=folder, user=user, stop=signal.SIGINT) as process:
+        _wait(lambda: subprocess.run(psql, check=True, capture_output=True, cwd=folder, timeout=30), process)
+        yield Server(process, f"127.0.0.1:{port}")
+
+
+NEXTVAL = "SELECT nextval('orders');"
+NEXT_SEGMENT = f"UPDATE segments SET last_value = last_value + {SEGMENT} WHERE name = 'orders' RETURNING last_value;"
+
+
+def pgbench(address: str, seconds: float, in_flight: int, statement: str, ids: int = 1) -> Turn:
+    """Has PostgreSQL's own load generator run a statement, prepared, over as many connections as are in flight."""
+    _, _, port = address.rpartition(":")
+    owner = "nobody" if os.geteuid() == 0 else getpass.getuser()
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "statement.sql")
+        script.write_text(statement + "\n")
+        length = math.ceil(seconds)
+        command = [_program("pgbench", "/usr/lib/postgresql"), "-h", "127.0.0.1", "-p", port, "-U", owner, "-n"]
+        command += ["-M", "prepared", "-c", str(in_flight), "-j", "1", "-T", str(length), "-f", str(script)]
+        command += ["--log", f"--log-prefix={folder}/log", "postgres"]
+        output, cpu = run(command, length)
+        latencies = [int(line.split()[2]) / 1e6 for log in Path(folder).glob("log*") for line in log.open()]
+    rates = [float(line.split()[2]) for line in output.splitlines() if line.startswith("tps = ")]
+    if not rates:
+        raise RuntimeError(f"no transaction ended within {length} s")
+    [rate], calls = rates, len(latencies)
+    return Turn(calls, calls * ids, calls / rate, percentile(latencies, 50), percentile(latencies, 99), cpu)
+
+
+def _program(name: str, elsewhere: str = "") -> str:
+    """A program on the PATH, or the newest one that Debian keeps elsewhere.
+
+    Raises:
+        Missing: There is none.
+    """
+    found = shutil.which(name)
+    if found is None and elsewhere:
+        versions = Path(elsewhere).glob(f"*/bin/{name}")
+        found = max(map(str, versions), key=lambda path: int(Path(path).parts[-3]), default=None)
+    if found is None:
+        raise Missing(f"{name} is not installed")
+    return found
+
+
+def _wait(ready: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Waits until a server that was started answers."""
+    until = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            ready()
+        except (OSError, subprocess.CalledProcessError) as error:
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"{process.args!r} did not start: {error}") from error
+            time.sleep(0.1)
+        else:
+            return

@@ -1,0 +1,46 @@
+"""A server whose store takes longer than it does: 50 ms more for each grant of ids.
+
+python -m tests.load.slow STORE    prints its port, and serves until it is ended.
+"""
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import uvloop
+
+from idalloc_server import app
+from idalloc_server.config import load
+from idalloc_server.domain.store import Grant, Store
+from idalloc_server.role import Alone
+from idalloc_server.store.open import open_store
+from idalloc_server.telemetry import logs
+
+SECONDS = 0.05
+
+
+class _Slow:
+    """A store that waits before it grants."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
+        await asyncio.sleep(SECONDS)
+        return await self._store.grant(name, wanted, lease_ms)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def _open(*args: Any) -> _Slow:
+    return _Slow(open_store(*args))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    settings, _, persisted = load({"listen": "127.0.0.1:0", "store": sys.argv[1]}, None, os.environ)
+    logs.configure(settings.log_level)
+    app.open_store = _open  # type: ignore[assignment, attr-defined]
+    uvloop.run(app.serve(settings, Alone(persisted, settings.drain_timeout)))

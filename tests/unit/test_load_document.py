@@ -1,0 +1,140 @@
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.load import chart, document, targets
+from tests.load.drivers import read_ghz
+from tests.load.turns import Contender, Turn
+
+MACHINE = {
+    "date": "2026-11-21 12:00 UTC",
+    "cpu": "Some CPU",
+    "cores": 2,
+    "own_cores": False,
+    "memory_gb": 8,
+    "kernel": "Linux 6",
+    "python": "3.11.2",
+    "packages": {"grpcio": "1.80"},
+    "programs": {},
+    "load_before": 0.1,
+    "fsync_ms": 1.5,
+    "file_system": "ext4",
+}
+
+
+def contender(rate: int, p50: float = 0.001, server_cpu: float = 1.0) -> Contender:
+    one = Turn(rate, rate, 1.0, p50, p50, 0.5, server_cpu)
+    return Contender("one", lambda _: one, 64, "ghz", turns={1: one})
+
+
+def found(**changes: Any) -> dict[str, Any]:
+    one = {"name": "idalloc", "in_flight": 64, "driver": "ghz", "failures": [], "rounds": 1, "sees_calls": True}
+    one |= {"rate": 1234.0, "ids_rate": 1234.0, "p50": 0.0123, "p99": 0.02, "server_cost": 2e-4, "client_cost": None}
+    result = {"machine": MACHINE, "rounds": 5, "seconds": 1.0, "contenders": [one], "skipped": [], "refills": []}
+    return result | {"idle_stream_kb": {}, "targets": []} | changes
+
+
+def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool | None]:
+    return {row["what"]: row["met"] for row in rows}
+
+
+def test_a_target_is_met_missed_or_not_measured() -> None:
+    contenders = {
+        "ours grpcio 1 at 64": contender(91, server_cpu=0.91),
+        "noop grpcio at 64": contender(100),
+        "ours native 1 at 64": contender(363),
+    }
+    told = verdicts(targets.of(contenders, False, [], {"grpcio": 39.9, "native": "RuntimeError: none"}))
+
+    assert told["unary calls/s, idalloc / no-op, grpcio, 64 in flight"] is True
+    assert told["unary calls/s, idalloc / no-op, native, 64 in flight"] is None
+    assert told["unary calls/s, native / grpcio, 64 in flight"] is False
+    assert told["kB for each idle open stream, grpcio"] is True
+    assert told["kB for each idle open stream, native"] is None
+
+
+@pytest.mark.parametrize(
+    ("own_cores", "what"), [(True, "calls/s, 2 workers / twice 1"), (False, "CPU a call, 1 worker")]
+)
+def test_workers_are_compared_by_calls_only_where_they_have_cores_to_themselves(own_cores: bool, what: str) -> None:
+    contenders = {
+        "ours grpcio 1 at 64": contender(100, server_cpu=1.0),
+        "ours grpcio 2 at 64": contender(160, server_cpu=1.6),
+    }
+    row = next(each for each in targets.of(contenders, own_cores, [], {}) if each["what"].startswith(what))
+
+    assert row["value"] == pytest.approx(0.8 if own_cores else 1.0)
+    assert row["met"] is not own_cores
+
+
+def test_the_recipe_is_said_to_be_on_sqlite_where_there_is_no_cratedb() -> None:
+    contenders = {"writers grpcio": contender(5_000), "recipe sqlite": contender(4)}
+    [row] = [each for each in targets.of(contenders, False, [], {}) if "16 writers" in each["what"]]
+
+    assert (row["what"].endswith("the recipe on SQLite"), row["value"], row["met"]) == (True, 1_250.0, True)
+
+
+def test_the_table_shows_rates_and_milliseconds_and_what_is_not_known() -> None:
+    text = document.peers(found())
+
+    assert "| idalloc | 64 | 1,234 | 1,234 | 12.3 | 20 | 200 µs | - | ghz |" in text
+
+
+def test_where_calls_are_not_seen_none_are_told() -> None:
+    one = found()["contenders"][0] | {"sees_calls": False, "p50": None, "p99": None, "server_cost": 2e-8}
+
+    assert "| idalloc | 64 | - | 1,234 | - | - | 20 ns | - | ghz |" in document.peers(found(contenders=[one]))
+
+
+def test_what_did_not_run_is_named_and_has_no_row() -> None:
+    one = found()["contenders"][0] | {"failures": ["Timeout", "RuntimeError: gone"], "rounds": 0}
+    text = document.peers(found(contenders=[one], skipped=["Redis: redis-server is not installed"]))
+
+    assert "- Redis: redis-server is not installed\n- idalloc, 64 in flight, in 2 turns: RuntimeError: gone" in text
+    assert "| idalloc |" not in text
+
+
+def test_too_few_refills_are_said_to_be_too_few() -> None:
+    one = {"store": "SQLite", "rate": 1_000, "refills": 99, "writes_without": 0, "wanted": 100, "failure": ""}
+    one |= {"p99_with": 0.004, "p99_without": 0.002, "ratio": 2.0}
+
+    assert "fewer refills than the 100 wanted" in document.peers(found(refills=[one]))
+    assert "fewer refills" not in document.peers(found(refills=[one | {"refills": 100}]))
+
+
+def test_the_page_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PEERS", "GROWTH", "DOCUMENT", "CHART"):
+        monkeypatch.setattr(document, name, tmp_path / name)
+    document.PEERS.write_text(json.dumps(found()))
+    document.write()
+    text = document.DOCUMENT.read_text()
+
+    assert "## Cost as work grows\n\nThis part did not run yet." in text
+    assert "Some CPU, 2 cores, 8 GB, Linux 6, ext4; Python 3.11.2, grpcio 1.80" in text
+    assert "An fsync took 1.5 ms on this disk (median, 4 kB, ext4)" in text
+    assert "{" not in text
+
+
+def test_bars_are_longest_first_on_a_logarithmic_scale() -> None:
+    root = ElementTree.fromstring(chart.bars("Ids", [("Redis <1>", 10.0), ("idalloc", 1_000.0), ("other", 100.0)]))
+    space = "{http://www.w3.org/2000/svg}"
+    widths = [float(each.attrib["width"]) for each in root.iter(f"{space}rect")][1:]
+
+    assert [each.text for each in root.iter(f"{space}text") if each.get("text-anchor") == "end"] == [
+        "idalloc",
+        "other",
+        "Redis <1>",
+    ]
+    assert widths[0] == pytest.approx(2 * widths[1])
+
+
+def test_a_report_with_failed_calls_is_no_result() -> None:
+    latencies = '[{"percentage": 50, "latency": 2000000}, {"percentage": 99, "latency": 5000000}]'
+    report = '{"statusCodeDistribution": {"OK": 10%s}, "latencyDistribution": %s, "count": 10, "total": 2000000000}'
+
+    assert read_ghz(report % ("", latencies), 0.5) == Turn(10, 10, 2.0, 0.002, 0.005, 0.5)
+    with pytest.raises(RuntimeError, match="Unavailable"):
+        read_ghz(report % (', "Unavailable": 1', latencies), 0.5)
