@@ -129,7 +129,8 @@ class TestRefusedStarts:
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     file = tmp_path / "idalloc.toml"
-    file.write_text('node_prefix = 1\nlease_ttl = "90s"\noutage_reserve = "30s"\nstore_timeout = "1m"\nauto_create_sequences = false\n')
+    durations = 'lease_ttl = "90s"\noutage_reserve = "30s"\nstore_timeout = "1m"\n'
+    file.write_text(f"node_prefix = 1\n{durations}auto_create_sequences = false\n")
     environ = environment(node_prefix="2", lease_ttl="2m", store="crate://me:secret@db:4200/?schema=ids")
     command = [IDALLOC, "config", "show", f"--config={file}", "--node-prefix=3"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
