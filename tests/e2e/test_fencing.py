@@ -63,6 +63,22 @@ def test_a_call_that_was_paused_in_the_middle_issues_nothing_old_either(tmp_path
         assert all(answer.result()[0] > 1_000_000 for answer in waiting)
 
 
+def test_a_pool_gives_nothing_from_before_an_advance(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, **LEASE) as first,
+        running(tmp_path, **LEASE) as second,
+        idalloc.Client(first.address) as pooling,
+        idalloc.Client(second.address) as other,
+    ):
+        ids = pooling.ids("orders")
+        stock = [next(ids) for _ in range(2_000)]  # so many that ranges are asked for ahead
+        advanced = other.sequences.advance("orders", past=1_000_000)
+        time.sleep(advanced.effective_in.ToTimedelta().total_seconds())
+        later = [next(ids) for _ in range(2_000)]
+        assert max(stock) < 1_000_000 < min(later)
+        assert later == sorted(set(later))
+
+
 def test_a_deleted_sequence_ends_on_every_node_and_goes_on_behind_its_tombstone(tmp_path: Path) -> None:
     with (
         running(tmp_path, **LEASE) as first,
