@@ -124,6 +124,20 @@ async def test_retired_sequences_end_here_and_live_there(store: MemoryStore, clo
     assert await state(store) == await state(there)
 
 
+async def test_a_retired_sequence_with_a_reset_has_a_generation_that_no_advance_of_a_period_has(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    await filled(store)
+    assert store.rows["invoices"].generation == 1
+
+    async def no_sleep(_: float) -> None:
+        pass
+
+    await retire(store, clock, no_sleep)
+    assert store.rows["invoices"].generation == 3
+    assert store.rows["down"].generation == 2
+
+
 async def test_what_was_deleted_since_stays_so(store: MemoryStore) -> None:
     await filled(store)
     lines = await exported(store)

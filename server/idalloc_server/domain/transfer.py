@@ -64,7 +64,14 @@ async def retire(store: Store, clock: Clock, sleep: Callable[[float], Awaitable[
 
 async def _retire(store: Store, clock: Clock, row: Row, by: str) -> Row:
     for _ in range(_ATTEMPTS):
-        change = Revision(row.sequence, row.last_value or row.sequence.before_start, by, clock.wall(), deleted=True)
+        change = Revision(
+            row.sequence,
+            row.last_value or row.sequence.before_start,
+            by,
+            clock.wall(),
+            generation=generation_after(row.sequence, row.generation),
+            deleted=True,
+        )
         found = await store.revise(row.name, row.revision, change)
         if found is None or found.deleted:
             return found or row
