@@ -46,7 +46,7 @@ class SharedCalls:
 
     def __init__(self, client: "Client") -> None:
         self._client = client
-        self._largest = LARGEST  # how many ids a call may be shared for
+        self._largest: dict[str, int] = {}  # by sequence, where the server allows less ids in a call than LARGEST
         # For each sequence that a call is under way for. By loop, too: a client that is used in a second one, where
         # gRPC refuses it, must not wait there for the first.
         self._lines: dict[tuple[asyncio.AbstractEventLoop, str], _Line] = {}
@@ -90,7 +90,8 @@ class SharedCalls:
         with suppress(RuntimeError):  # the client was closed: see _end
             while line.waiting:
                 line.served, line.waiting = line.waiting, {}
-                await asyncio.gather(*(self._share(sequence, group) for group in _groups(line.served, self._largest)))
+                groups = _groups(line.served, self._largest.get(sequence, LARGEST))
+                await asyncio.gather(*(self._share(sequence, group) for group in groups))
 
     def _end(self, key: tuple[asyncio.AbstractEventLoop, str]) -> None:
         """Ends a line. Who is left in it, since the client is being closed, calls by itself, and so is told of it."""
@@ -108,7 +109,8 @@ class SharedCalls:
             of_the_count = len(group) > 1 and isinstance(error, _ERRORS_OF_THE_COUNT)
             answers = [None if of_the_count else error] * len(group)
             if of_the_count and isinstance(error, InvalidRequest) and error.field == "id_count":
-                self._largest = min(self._largest, total // 2)  # the server allows less
+                # What is allowed is a sequence's own: one of timestamps has far less than others.
+                self._largest[sequence] = min(self._largest.get(sequence, LARGEST), total // 2)
         _answer(group, answers)
 
 

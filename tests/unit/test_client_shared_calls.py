@@ -76,10 +76,10 @@ async def held(gate: Gate, calls: int) -> None:
 
 
 @asynccontextmanager
-async def under_way(gate: Gate, client: idalloc.aio.Client) -> AsyncIterator[None]:
+async def under_way(gate: Gate, client: idalloc.aio.Client, sequence: str = "orders") -> AsyncIterator[None]:
     """Within the block, a call for one id is held; then it is answered, and the next ones are held until ``set``."""
     gate.clear()
-    [first] = start(client.allocate_range("orders"))
+    [first] = start(client.allocate_range(sequence))
     await held(gate, 1)
     yield
     await asyncio.sleep(0)  # for tasks of the block to begin
@@ -88,10 +88,12 @@ async def under_way(gate: Gate, client: idalloc.aio.Client) -> AsyncIterator[Non
         await first
 
 
-async def during_a_call(gate: Gate, client: idalloc.aio.Client, *numbers: int) -> list[range | BaseException]:
+async def during_a_call(
+    gate: Gate, client: idalloc.aio.Client, *numbers: int, sequence: str = "orders"
+) -> list[range | BaseException]:
     """What callers get who ask for so many ids each while a call for one is under way."""
-    async with under_way(gate, client):
-        waiting = start(*(client.allocate_range("orders", n) for n in numbers))
+    async with under_way(gate, client, sequence):
+        waiting = start(*(client.allocate_range(sequence, n) for n in numbers))
     gate.set()
     return await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -177,6 +179,17 @@ async def test_a_lower_limit_of_the_server_is_learned(
         taken = await during_a_call(gate, client, 50, 50, 50, 50)
         assert [len(ids) for ids in taken if isinstance(ids, range)] == [50, 50, 50, 50]
     assert counts(server) == [1, 100, 100]
+
+
+async def test_a_lower_limit_is_that_of_one_sequence(
+    server: FakeServer, gate: Gate, client: idalloc.aio.Client
+) -> None:
+    server.limit = 100
+    await during_a_call(gate, client, 50, 50, 50, 50, sequence="ticks")
+    server.limit = 1_000_000
+    server.requests.clear()
+    await during_a_call(gate, client, 50, 50, 50, 50)
+    assert counts(server) == [1, 200]
 
 
 async def test_what_is_left_goes_to_those_it_is_enough_for(
