@@ -21,8 +21,9 @@ class MethodCalls:
     Attributes:
         started: How many began.
         handled: How many ended, by status code.
-        seconds: How long those took in all.
-        buckets: How many took at most ``BUCKETS[i]`` and more than the bound before; the last one took longer.
+        seconds: How long those took in all; without those that broke off with their process, see ``Counts.end``.
+        buckets: How many, without the same, took at most ``BUCKETS[i]`` and more than the bound before; the last one
+            took longer.
     """
 
     __slots__ = ("buckets", "handled", "seconds", "started")
@@ -90,7 +91,10 @@ class Counts:
         self.lease_count += counts["lease_count"]
 
     def end(self) -> None:
-        """Notes that the process ended: calls that ran in it broke off, which callers see as UNAVAILABLE."""
+        """Notes that the process ended: calls that ran in it broke off, which callers see as UNAVAILABLE.
+
+        How long these took, nobody knows: they are in ``handled`` alone, neither in ``seconds`` nor in ``buckets``.
+        """
         for calls in self.calls.methods.values():
             if broken := calls.started - calls.handled.total():
                 calls.handled["UNAVAILABLE"] += broken
