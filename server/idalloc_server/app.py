@@ -87,6 +87,7 @@ async def serve(settings: Settings, role: Role) -> None:
             holder=name,
             max_clock_skew=settings.max_clock_skew,
             prefix_conflict=settings.prefix_conflict,
+            store_timeout=settings.store_timeout,
         )
         node = _Node(settings, role, clock, store, server, epoch, await epoch.start(), name)
         if role.shares_port:

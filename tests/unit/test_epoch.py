@@ -135,6 +135,18 @@ class TestWrongClocks:
         assert refusal.value.setting == "node_prefix"
 
 
+async def test_a_store_that_says_nothing_is_given_up(clock: FakeClock) -> None:
+    class SilentStore(MemoryStore):
+        async def now(self) -> float | None:
+            await asyncio.Event().wait()
+            return None
+
+    epoch = Epoch(SilentStore(clock), clock, prefix=7, holder="me", max_clock_skew=5.0, store_timeout=0.1)
+    async with asyncio.timeout(10):
+        with pytest.raises(StoreUnavailable, match=r"within 0\.1 s"):
+            await epoch.start()
+
+
 class TestConflict:
     async def test_refused(self, store: MemoryStore, clock: FakeClock) -> None:
         await epoch_of(store, clock, "first:50051").start()

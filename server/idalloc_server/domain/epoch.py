@@ -12,7 +12,7 @@ import structlog
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import DocIdTimestampRefused, PrefixInUse, Refusal, StartRefused
-from idalloc_server.domain.store import Claim, Store
+from idalloc_server.domain.store import Claim, Store, within
 
 # A timestamp has 8 hexadecimal characters; from here on (in 2106) MySQL's ids grow longer.
 TIMESTAMP_END = 2**32
@@ -46,6 +46,7 @@ class Epoch:
         holder: Who this node is, as people will read it in another node's warning; no two live nodes share it.
         max_clock_skew: How far this machine's clock may be from the store's, in seconds.
         prefix_conflict: What to do where another live node holds the prefix. Ids are unique in either case.
+        store_timeout: When a store call is given up, in seconds.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Epoch:
         holder: str,
         max_clock_skew: float,
         prefix_conflict: Literal["warn", "refuse"] = "warn",
+        store_timeout: float = 40.0,
     ) -> None:
         self.prefix = prefix
         self._store = store
@@ -64,6 +66,7 @@ class Epoch:
         self._holder = holder
         self._max_clock_skew = max_clock_skew
         self._prefix_conflict = prefix_conflict
+        self._store_timeout = store_timeout
         self._claimed: dict[int, int] = {}  # by prefix, so that no restored store brings one back to this process
 
     async def start(self) -> Start:
@@ -94,7 +97,7 @@ class Epoch:
             StoreUnavailable: The claim may or may not have been made; a further one does no harm.
         """
         at_least = max(0, int(await self._believable_wall()), self._claimed.get(prefix, -1) + 1)
-        claim = await self._store.claim_start(prefix, at_least, self._holder, STALE_AFTER)
+        claim = await self._claim(Start(prefix, at_least))
         if claim.start_timestamp >= TIMESTAMP_END:
             raise DocIdTimestampRefused(_used_up(prefix), prefix=prefix)
         if claim.holder != self._holder:
@@ -115,7 +118,7 @@ class Epoch:
         """
         start = Start(self.prefix, after + 1)
         if start.timestamp < TIMESTAMP_END:
-            claim = await self._store.claim_start(start.prefix, start.timestamp, self._holder, STALE_AFTER)
+            claim = await self._claim(start)
             start = Start(start.prefix, claim.start_timestamp)
         if start.timestamp >= TIMESTAMP_END:
             raise DocIdTimestampRefused(_used_up(start.prefix), prefix=start.prefix)
@@ -128,7 +131,7 @@ class Epoch:
         while True:
             await asyncio.sleep(KEEP_SECONDS)
             try:
-                await self._store.keep_prefix(self.prefix, self._holder, STALE_AFTER)
+                await within(self._store_timeout, self._store.keep_prefix(self.prefix, self._holder, STALE_AFTER))
             except Refusal as refusal:
                 if not away:  # once for each outage
                     _log.warning("prefix_not_kept", prefix=self.prefix, error=str(refusal))
@@ -142,15 +145,19 @@ class Epoch:
         """Notes in the store that this node uses a prefix, or its own, no more. Where that fails, it is stale soon."""
         prefix = self.prefix if prefix is None else prefix
         try:
-            await self._store.release_prefix(prefix, self._holder)
+            await within(self._store_timeout, self._store.release_prefix(prefix, self._holder))
         except Refusal as refusal:
             _log.warning("prefix_not_released", prefix=prefix, error=str(refusal))
+
+    async def _claim(self, least: Start) -> Claim:
+        call = self._store.claim_start(least.prefix, least.timestamp, self._holder, STALE_AFTER)
+        return await within(self._store_timeout, call)
 
     async def _believable_wall(self) -> float:
         before = self._clock.wall()
         if before >= TIMESTAMP_END:
             raise _WrongClock("this machine's clock is past the year 2106: set it right")
-        store = await self._store.now()
+        store = await within(self._store_timeout, self._store.now())
         after = self._clock.wall()
         if store is None:
             return after
