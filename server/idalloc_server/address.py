@@ -6,12 +6,17 @@ import sys
 
 from idalloc_server.domain.errors import StartRefused
 
+# How many servers can be on one port, each on an address of its own.
+_PLACES = 16
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound here
+
 
 class Address:
     """An address that was taken for this server, until ``close`` or the end of the process.
 
     A port that several processes share (SO_REUSEPORT) takes any further one of the same user, silently. So a server
-    first sees that nobody listens there, and then keeps a name for the address that only one can have.
+    first sees that nobody listens there, and then keeps a name for the address that only one can have. A wildcard is
+    all addresses of the port: it keeps all places that the port has, where any other address keeps one of them.
 
     Attributes:
         name: HOST:PORT, with the port that was found where port 0 was asked for.
@@ -66,10 +71,30 @@ class Address:
         if sys.platform != "linux":  # nor are there workers that share a port
             return
         for *_, address in found:
-            keeper = socket.socket(socket.AF_UNIX)
-            self._kept.append(keeper)
-            # An abstract name: it needs no file, belongs to the network that the port belongs to, and goes with us.
-            keeper.bind(f"\0idalloc serves on {address[0]} {address[1]}")
+            self._keep(f"{address[0]} {address[1]}")
+        places = [f"port {found[0][4][1]}, place {each}" for each in range(_PLACES)]
+        if any(address[0] in _WILDCARDS for *_, address in found):
+            for place in places:
+                self._keep(place)
+        else:
+            self._keep_one(places)
+
+    def _keep(self, name: str) -> None:
+        keeper = socket.socket(socket.AF_UNIX)
+        self._kept.append(keeper)
+        # An abstract name: it needs no file, belongs to the network that the port belongs to, and goes with us.
+        keeper.bind(f"\0idalloc serves on {name}")
+
+    def _keep_one(self, names: list[str]) -> None:
+        """Keeps the first that is free."""
+        for name in names:
+            try:
+                self._keep(name)
+            except OSError:
+                if name is names[-1]:
+                    raise
+            else:
+                return
 
 
 _Found = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]

@@ -13,6 +13,17 @@ from idalloc_server.domain.errors import StartRefused
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
 
 
+def has_ipv6() -> bool:
+    try:
+        with closing(socket.create_server(("::", 0), family=socket.AF_INET6)):
+            return True
+    except OSError:
+        return False
+
+
+on_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
 def free() -> str:
     with closing(socket.create_server(("127.0.0.1", 0))) as found:
         return f"127.0.0.1:{found.getsockname()[1]}"
@@ -49,6 +60,33 @@ def test_a_second_server_is_refused_also_before_the_first_one_listens(first: boo
 
 
 @on_linux
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("127.0.0.1", "0.0.0.0"),
+        pytest.param("[::]", "127.0.0.1", marks=on_ipv6),
+        pytest.param("0.0.0.0", "[::]", marks=on_ipv6),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_wildcard_is_all_addresses_of_its_port(first: str, second: str, shared: bool) -> None:
+    port = free().rpartition(":")[2]
+    with taken(f"{first}:{port}", shared=True), pytest.raises(StartRefused, match="Address already in use"):
+        Address(f"{second}:{port}", shared=shared)
+    with taken(f"{first}:{port}"), pytest.raises(StartRefused, match="Address already in use"):
+        Address(f"{second}:{port}", shared=True)
+    with taken(f"{second}:{port}", shared=shared):
+        pass
+
+
+@on_linux
+def test_a_wildcard_of_another_port_is_free() -> None:
+    with taken("0.0.0.0:0", shared=True), taken("0.0.0.0:0", shared=True), taken("127.0.0.1:0", shared=True):
+        pass
+
+
+@on_linux
 def test_a_server_is_refused_where_workers_are_left_of_one_that_was_killed() -> None:
     listen = free()
     with worker(listen):
@@ -79,8 +117,10 @@ def test_a_port_that_is_kept_takes_no_connection() -> None:
 def test_the_same_port_of_another_address_is_free() -> None:
     listen = free()
     port = listen.rpartition(":")[2]
-    with taken(listen), taken(f"127.0.0.2:{port}"), taken(f"127.0.0.3:{port}", shared=True):
-        pass
+    others = f"127.0.0.2:{port}", f"127.0.0.3:{port}"
+    refused = pytest.raises(StartRefused, match="Address already in use")
+    with taken(listen), taken(others[0]), taken(others[1], shared=True), refused:
+        Address(f"0.0.0.0:{port}", shared=True)
 
 
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=on_linux)])
