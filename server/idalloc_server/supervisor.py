@@ -6,6 +6,7 @@ a whole serves, a change of the node, and the sum of what is counted.
 """
 
 import asyncio
+import math
 import signal
 import socket
 import sys
@@ -17,13 +18,13 @@ import structlog
 
 from idalloc_server.address import Address
 from idalloc_server.config import Settings
-from idalloc_server.domain.errors import Refusal, StartRefused
+from idalloc_server.domain.errors import Refusal, StartRefused, WorkerFailed
 from idalloc_server.persisted import Persisted
 from idalloc_server.pipe import Message, Pipe, pack, unpack
 from idalloc_server.role import log_stopped
 from idalloc_server.telemetry.metrics import Counts, log_calls
 
-# A worker that lived that long is replaced at once when it dies; any other one after a pause that grows.
+# A worker that served that long is replaced at once when it dies; any other one after a pause that grows.
 STEADY_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
@@ -31,6 +32,11 @@ LONGEST_PAUSE_SECONDS = 30.0
 OWN_END_SECONDS = 1.0
 # How much longer than drain_timeout a stop may take in all: to give ids back, and to release the prefix.
 END_SECONDS = 15.0
+# A worker that takes longer than this for what it was told, its calls to the store apart, hangs. A change (the store's
+# clock, and a claim) and a start have so many of those, one after the other; each may take store_timeout.
+ANSWER_SECONDS = 10.0
+CHANGE_CALLS = 2
+START_CALLS = 5
 # What UpdateNode changes, and the setting that it is.
 _SETTINGS = {"prefix": "node_prefix", "offset": "auto_increment_offset", "increment": "auto_increment_increment"}
 
@@ -50,7 +56,7 @@ class WorkerProcess:
         serves: Whether it serves, and health may say so.
         drained: Set when none of its calls runs any more, and its leases are given back.
         ended: The task that ends with the process, and returns its exit code.
-        began: When it was started, in seconds of the loop's clock.
+        began: When it began to serve, in seconds of the loop's clock; infinite before.
     """
 
     def __init__(self, number: int, process: asyncio.subprocess.Process, pipe: Pipe) -> None:
@@ -60,7 +66,7 @@ class WorkerProcess:
         self.drained = asyncio.Event()
         self.process = process
         self.tell = pipe.tell
-        self.began = asyncio.get_running_loop().time()
+        self.began = math.inf
         self._pipe = pipe
         self._replies: asyncio.Queue[Message | None] = asyncio.Queue()
 
@@ -95,13 +101,23 @@ class WorkerProcess:
         await self._pipe.close()
         return await self.process.wait()
 
-    async def reply(self) -> Message:
-        """Returns the next thing that it says on what it was told to do.
+    async def reply(self, within: float) -> Message:
+        """Returns the next thing that it says on what it was told to do. One that hangs is killed.
+
+        Args:
+            within: How long it may take, in seconds.
 
         Raises:
             WorkerEnded: It says no more.
+            WorkerFailed: It said nothing in time.
         """
-        message = await self._replies.get()
+        try:
+            async with asyncio.timeout(within):
+                message = await self._replies.get()
+        except TimeoutError:
+            _log.error("worker_hangs", worker=self.number, pid=self.process.pid, silent_for=within)
+            self.kill()
+            raise WorkerFailed(f"worker {self.number} did not answer within {within:g} s, and was killed") from None
         if message is None:
             self._replies.put_nowait(None)
             raise WorkerEnded
@@ -147,7 +163,7 @@ class Supervisor:
         """Serves until SIGTERM or SIGINT, then stops all workers in order; a second signal ends them at once.
 
         Returns:
-            The exit code: 0, or as a shell says it of a signal.
+            The exit code: 0, 1 where a worker had to be killed, or as a shell says it of a second signal.
 
         Raises:
             StartRefused: A setting does not allow a start, or the store does not.
@@ -167,12 +183,12 @@ class Supervisor:
             self._background = [self._begin(job) for job in (*keepers, log_calls(lambda: self.counts().calls))]
             await self._stopping.wait()
         finally:
-            await self._stop_all()
+            code = await self._stop_all()
             address.close()
         if self._fault is not None:
             raise self._fault
         log_stopped(self.counts())
-        return 128 + self._at_once.result() if self._at_once.done() else 0
+        return code
 
     def drained(self, worker: WorkerProcess) -> None:
         """Lets a worker end that drained by itself, as SIGTERM makes it, unless all are to end."""
@@ -190,30 +206,37 @@ class Supervisor:
 
     async def _start_all(self) -> None:
         numbers = range(1, self._settings.workers + 1)
-        found = await asyncio.gather(*(self._start(each) for each in numbers), return_exceptions=True)
-        for error in found:
-            if isinstance(error, WorkerEnded):
-                raise StartRefused("workers", "one ended while it started; the log says more") from None
-            if isinstance(error, BaseException):
-                raise error
-        # Health turns only here, when all of them answer.
-        await asyncio.gather(*(self._let_serve(each) for each in self._workers.values()))
+        async with self._turn:
+            # Health turns only in the second step, when all of them answer.
+            for step in (self._start, self._let_serve):
+                found = await asyncio.gather(*(step(each) for each in numbers), return_exceptions=True)
+                for error in found:
+                    if isinstance(error, WorkerEnded | WorkerFailed):
+                        raise StartRefused("workers", "one ended while it started; the log says more") from None
+                    if isinstance(error, BaseException):
+                        raise error
 
     async def _start(self, number: int) -> None:
         worker = await WorkerProcess.start(number)
         self._workers[number] = worker
         self._hearing[number] = asyncio.create_task(worker.hear(self))
         worker.tell("start", number=number, settings=dict(self._settings))
-        reply = await worker.reply()
+        reply = await worker.reply(self._patience(START_CALLS))
         if reply["what"] == "failed":
             raise unpack(reply["error"])
         self._welcome = reply["welcome"]
         _log.info("worker_started", worker=number, pid=worker.process.pid)
 
-    async def _let_serve(self, worker: WorkerProcess) -> None:
+    async def _let_serve(self, number: int) -> None:
+        worker = self._workers[number]
         worker.tell("serve")
-        await worker.reply()
+        await worker.reply(ANSWER_SECONDS)
         worker.serves = True
+        worker.began = asyncio.get_running_loop().time()
+
+    def _patience(self, calls: int) -> float:
+        """Returns how long a worker may take for what has so many calls to the store, in seconds."""
+        return calls * self._settings.store_timeout + ANSWER_SECONDS
 
     async def _keep(self, number: int) -> None:
         """Replaces a worker whenever it ends, for ever."""
@@ -225,17 +248,22 @@ class Supervisor:
             if asyncio.get_running_loop().time() - worker.began >= STEADY_SECONDS:
                 pause = 0.0
             _log.warning("worker_ended", worker=number, pid=worker.process.pid, exit_code=code, restart_in=pause)
-            await asyncio.sleep(pause)
-            pause = min(max(2 * pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
-            try:
-                async with self._turn:
-                    await self._start(number)
-                    await self._let_serve(self._workers[number])
-            except (StartRefused, Refusal, OSError) as error:
-                # The others go on from what they hold, so this one waits for the store to come back.
-                _log.warning("worker_not_started", worker=number, error=str(error))
-            except WorkerEnded:
-                pass  # seen above
+            while self._workers[number] is worker:  # again where not even a process could be made
+                await asyncio.sleep(pause)
+                pause = min(max(2 * pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+                await self._replace(number)
+
+    async def _replace(self, number: int) -> None:
+        """Starts a worker in the place of one that ended; where it fails, that is logged."""
+        try:
+            async with self._turn:
+                await self._start(number)
+                await self._let_serve(number)
+        except (StartRefused, Refusal, OSError) as error:
+            # The others go on from what they hold, so this one waits for the store to come back.
+            _log.warning("worker_not_started", worker=number, error=str(error))
+        except WorkerEnded:
+            pass  # `_keep` sees it
 
     def _settle(self, worker: WorkerProcess) -> None:
         """Keeps what a worker counted that is no more."""
@@ -258,7 +286,8 @@ class Supervisor:
         """Changes all workers or none.
 
         Each makes ready first, which may fail: a new prefix needs a start timestamp. What follows cannot fail. One that
-        dies meanwhile is replaced by one that starts with the new settings.
+        dies meanwhile is replaced by one that starts with the new settings. One that hangs cannot make ready; where it
+        hangs later, it is as one that dies.
         """
         settings = {_SETTINGS[name]: value for name, value in given.items()}
         if persist:
@@ -266,7 +295,7 @@ class Supervisor:
         workers = [each for each in self._workers.values() if each.serves]
         for each in workers:
             each.tell("change", **given)
-        replies = await asyncio.gather(*(_reply(each) for each in workers))
+        replies = await asyncio.gather(*(self._reply(each) for each in workers))
         ready = [each for each, reply in zip(workers, replies, strict=True) if reply and reply["what"] == "ready"]
         try:
             for reply in replies:
@@ -283,7 +312,16 @@ class Supervisor:
     async def _decide(self, workers: list[WorkerProcess], *, agreed: bool) -> None:
         for each in workers:
             each.tell("decide", agreed=agreed)
-        await asyncio.gather(*(_reply(each) for each in workers))
+        await asyncio.gather(*(self._reply(each) for each in workers))
+
+    async def _reply(self, worker: WorkerProcess) -> Message | None:
+        """Returns a worker's reply on a change, None where it ended instead."""
+        try:
+            return await worker.reply(self._patience(CHANGE_CALLS))
+        except WorkerFailed as error:
+            return {"what": "refused", "error": pack(error)}
+        except WorkerEnded:
+            return None
 
     def _end_one(self, worker: WorkerProcess) -> None:
         if not self._stopping.is_set():
@@ -295,8 +333,12 @@ class Supervisor:
         elif self._at_once is not None and not self._at_once.done():
             self._at_once.set_result(number)
 
-    async def _stop_all(self) -> None:
-        """Drains all, then ends all; what has not ended in time, or at a second signal, is killed."""
+    async def _stop_all(self) -> int:
+        """Drains all, then ends all; what has not ended in time, or at a second signal, is killed.
+
+        Returns:
+            The exit code, see ``run``.
+        """
         self._stopping.set()
         for task in self._background:  # and not those that answer a call
             task.cancel()
@@ -308,12 +350,15 @@ class Supervisor:
         stop = asyncio.create_task(asyncio.wait_for(self._end(workers), self._settings.drain_timeout + END_SECONDS))
         waiting: set[asyncio.Future[Any]] = {stop, *([self._at_once] if self._at_once else [])}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if late := [each.number for each in workers if not self._hearing[each.number].done()]:
-            _log.warning("killed", workers=late)
+        late = [each.number for each in workers if not self._hearing[each.number].done()]
+        code = 128 + self._at_once.result() if self._at_once and self._at_once.done() else int(bool(late))
+        if late:
+            _log.warning("killed", workers=late, exit_code=code)
         stop.cancel()
         for each in workers:
             each.kill()
         await asyncio.gather(*self._hearing.values(), stop, return_exceptions=True)
+        return code
 
     async def _end(self, workers: list[WorkerProcess]) -> None:
         for each in workers:
@@ -334,10 +379,3 @@ class Supervisor:
             # A fault of this program: better no server than one without a supervisor.
             self._fault = fault
             self._stopping.set()
-
-
-async def _reply(worker: WorkerProcess) -> Message | None:
-    """Returns a worker's reply, None where it ended instead."""
-    with suppress(WorkerEnded):
-        return await worker.reply()
-    return None

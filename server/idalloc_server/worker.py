@@ -11,17 +11,21 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from itertools import count
 from typing import Any
 
+import structlog
+
 from idalloc_server import app
 from idalloc_server.api.node import Workers
 from idalloc_server.config import Settings
 from idalloc_server.domain.doc_id import DocIds, Keeper
-from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreUnavailable
+from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreUnavailable, WorkerFailed
 from idalloc_server.pipe import Message, Pipe, pack, unpack
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
 
 # How long calls may go on where the supervisor was killed: a new server wants the port.
 ORPHAN_DRAIN_SECONDS = 2.0
+
+_log = structlog.get_logger("idalloc.worker")
 
 
 class Worker:
@@ -140,6 +144,10 @@ class Worker:
             await self._doc_ids.change(**given, keeper=_Agreement(self._pipe, self._agreed))
         except Refusal as refusal:
             self._pipe.tell("refused", error=pack(refusal))
+        except Exception as fault:
+            # All others wait for the reply.
+            _log.error("change_failed", exc_info=fault)
+            self._pipe.tell("refused", error=pack(WorkerFailed(f"a worker failed: {fault!r}; its log says more")))
         else:
             self._pipe.tell("changed")
 

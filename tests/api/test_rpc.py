@@ -32,7 +32,7 @@ def test_every_refusal_has_a_reason_of_the_contract() -> None:
 
     refusals = leaves(errors.Refusal)
     assert len(refusals) >= 9
-    assert {refusal.reason for refusal in refusals} == set(status.CODES) - {"INTERNAL"}
+    assert {refusal.reason for refusal in refusals} == set(status.CODES)
 
 
 async def test_the_node_tells_what_it_is(served: Served) -> None:

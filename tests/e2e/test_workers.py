@@ -36,10 +36,10 @@ def node_of(channel: grpc.Channel) -> node_pb2.Node:
     return node
 
 
-def update(channel: grpc.Channel, *, persist: bool = False, **node: Any) -> node_pb2.Node:
+def update(channel: grpc.Channel, *, persist: bool = False, timeout: float = 10, **node: Any) -> node_pb2.Node:
     stub: Any = node_pb2_grpc.NodeServiceStub(channel)
     request = node_pb2.UpdateNodeRequest(node=node_pb2.Node(**node), persist=persist)
-    changed: node_pb2.Node = stub.UpdateNode(request, timeout=10).node
+    changed: node_pb2.Node = stub.UpdateNode(request, timeout=timeout).node
     return changed
 
 
@@ -246,6 +246,24 @@ class TestDying:
             pauses = [line["restart_in"] for line in lines(server, "worker_ended")]
         assert pauses == [0.0, 0.5, 1.0]
 
+    def test_a_worker_that_hangs_is_replaced_when_the_node_is_changed(self, tmp_path: Path) -> None:
+        def changed(channel: grpc.Channel) -> grpc.StatusCode:
+            with pytest.raises(grpc.RpcError) as error:
+                update(channel, auto_increment_offset=5, timeout=40)
+            return error.value.code()
+
+        with running(tmp_path, workers=2, store_timeout="1s") as server:
+            with one_channel_each(server) as channels, ThreadPoolExecutor() as pool:
+                hung = workers_of(server)[0]
+                os.kill(hung, signal.SIGSTOP)
+                # One of them asks the worker that hangs, and the other is told of it.
+                assert grpc.StatusCode.INTERNAL in list(pool.map(changed, channels))
+            wait_until(lambda: len(workers_of(server)) == 3)
+            assert [line["pid"] for line in lines(server, "worker_hangs")] == [hung]
+            with one_channel_each(server) as channels:
+                assert [node_of(each).auto_increment_offset for each in channels] == [1, 1]
+                assert update(channels[0], auto_increment_offset=5).auto_increment_offset == 5
+
     def test_workers_end_when_their_supervisor_was_killed(self, tmp_path: Path) -> None:
         with running(tmp_path, workers=2) as server, connect(server) as channel:
             stream = ids_of(channel).StreamRanges(pb.StreamRangesRequest(sequence="orders", total_id_count=10**15))
@@ -373,12 +391,14 @@ class TestStarting:
             assert server.log.read_text() == began
         assert not (tmp_path / "other.db").exists()
 
-    def test_servers_that_start_at_once_do_not_share_an_address(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("hosts", [("127.0.0.1",) * 3, ("0.0.0.0", "127.0.0.1")])
+    def test_servers_that_start_at_once_do_not_share_an_address(self, tmp_path: Path, hosts: tuple[str, ...]) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
-            listen = f"127.0.0.1:{free.getsockname()[1]}"
-        command = serve_command(listen=listen, workers=2, store=f"sqlite://{tmp_path}/ids.db")
+            port = free.getsockname()[1]
+        settings = {"workers": 2, "store": f"sqlite://{tmp_path}/ids.db"}
+        commands = [serve_command(listen=f"{host}:{port}", **settings) for host in hosts]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "env": environment(), "text": True}
-        starting: list[subprocess.Popen[str]] = [subprocess.Popen(command, **pipes) for _ in range(3)]  # type: ignore[call-overload]
+        starting: list[subprocess.Popen[str]] = [subprocess.Popen(command, **pipes) for command in commands]  # type: ignore[call-overload]
         try:
             first = [each.stdout.readline() for each in starting]  # type: ignore[union-attr]
             assert sum("serves on" in line for line in first) == 1

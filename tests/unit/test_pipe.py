@@ -13,6 +13,7 @@ from idalloc_server.domain.errors import (
     ServerDraining,
     StartRefused,
     StoreRejected,
+    WorkerFailed,
 )
 from idalloc_server.pipe import Pipe, pack, unpack
 
@@ -51,6 +52,7 @@ async def test_half_a_message_of_a_process_that_was_killed_is_none() -> None:
         PrefixInUse(7, "there:1"),
         SequenceAheadOfClock("orders", 5.0, 1.0),
         ServerDraining(),
+        WorkerFailed("worker 2 did not answer"),
         StoreRejected("SQLite: busy", code=5),
         StartRefused("store", "is none"),
     ],

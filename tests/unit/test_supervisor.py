@@ -1,6 +1,7 @@
 """How the supervisor leads its workers, where these say what a test wants."""
 
 import asyncio
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from idalloc_server import supervisor
 from idalloc_server.config import Settings
@@ -19,6 +21,7 @@ from idalloc_server.domain.errors import (
     ServerDraining,
     StartRefused,
     StoreUnavailable,
+    WorkerFailed,
 )
 from idalloc_server.persisted import Persisted
 from idalloc_server.pipe import Message, Pipe, pack, unpack
@@ -89,9 +92,14 @@ class FakeWorkers:
 
     def __init__(self) -> None:
         self.all: list[FakeWorker] = []
+        self.refused: list[OSError] = []  # what the next ones cannot be made for
+        self.tries = 0
         self._new: asyncio.Queue[FakeWorker] = asyncio.Queue()
 
     async def start(self, number: int) -> WorkerProcess:
+        self.tries += 1
+        if self.refused:
+            raise self.refused.pop()
         ours, theirs = socket.socketpair()
         worker = FakeWorker(await Pipe.over(theirs))
         self.all.append(worker)
@@ -111,9 +119,20 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> FakeWorkers:
     return fakes
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store_timeout by which a worker that says nothing hangs after about two seconds."""
+    monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 2.0)
+    return "10ms"
+
+
 @asynccontextmanager
-async def supervised(workers: FakeWorkers, persisted: Persisted | None = None) -> AsyncIterator["asyncio.Task[int]"]:
-    settings = Settings(listen="127.0.0.1:0", workers=2, node_prefix=3)
+async def supervised(
+    workers: FakeWorkers, persisted: Persisted | None = None, store_timeout: str = "40s"
+) -> AsyncIterator["asyncio.Task[int]"]:
+    settings = Settings.model_validate(
+        {"listen": "127.0.0.1:0", "workers": 2, "node_prefix": 3, "store_timeout": store_timeout}
+    )
     running = asyncio.create_task(Supervisor(settings, persisted or Persisted(None, "127.0.0.1:0")).run())
     try:
         yield running
@@ -165,6 +184,35 @@ class TestStarting:
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
 
+    async def test_a_worker_that_dies_before_health_turns_ends_the_server(self, workers: FakeWorkers) -> None:
+        async with supervised(workers) as running:
+            one, other = await workers.next(), await workers.next()
+            for worker in (one, other):
+                await worker.hears("start")
+                worker.pipe.tell("serves", welcome="here")
+            await one.hears("serve")
+            one.pipe.tell("joined")
+            await other.end()
+            await one.hears("stop")
+            await one.end()
+            with pytest.raises(StartRefused, match="workers: "):
+                await asyncio.wait_for(running, SECONDS)
+
+    async def test_a_worker_that_hangs_at_the_start_ends_the_server(self, workers: FakeWorkers, soon: str) -> None:
+        async with supervised(workers, store_timeout=soon) as running:
+            one, _ = await workers.next(), await workers.next()
+            one.pipe.tell("serves", welcome="here")
+            with pytest.raises(StartRefused, match="workers: "):
+                await asyncio.wait_for(running, SECONDS)
+
+    async def test_a_change_waits_until_all_serve(self, workers: FakeWorkers) -> None:
+        async with supervised(workers):
+            one, other = await workers.next(), await workers.next()
+            one.asks("change", given={"offset": 5}, persist=False)  # it answers calls already
+            await asyncio.gather(one.serve(), other.serve())
+            changes = await asyncio.gather(one.change("ready"), other.change("ready"))
+            assert [agreed for _, agreed in changes] == [True, True]
+
 
 class TestReplacing:
     async def test_a_replacement_that_cannot_start_is_tried_again(self, workers: FakeWorkers) -> None:
@@ -177,6 +225,51 @@ class TestReplacing:
                 await late.end()
             await (await workers.next()).serve()
             assert not running.done()
+
+    async def test_where_no_process_can_be_made_pauses_grow(
+        self, workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)  # as if it had served for long
+        monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.1)
+        async with supervised(workers):
+            one, _ = await both_serve(workers)
+            workers.refused = [BlockingIOError("no process left") for _ in range(4)]
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            with capture_logs() as logs:
+                await one.end()
+                await (await workers.next()).serve()
+            assert workers.tries == 2 + 4 + 1
+            assert clock() - began > 0.1 + 0.2 + 0.4 + 0.8 - 0.1
+            assert [line["event"] for line in logs].count("worker_ended") == 1
+            assert [line["error"] for line in logs if line["event"] == "worker_not_started"] == ["no process left"] * 4
+
+    async def test_one_that_never_served_is_not_replaced_at_once(
+        self, workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)
+        monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.1)
+        async with supervised(workers):
+            one, _ = await both_serve(workers)
+            with capture_logs() as logs:
+                await one.end()
+                for _ in range(3):
+                    late = await workers.next()
+                    late.pipe.tell("failed", error=pack(StoreUnavailable("it is away")))
+                    await late.end()
+                await workers.next()
+            assert [line["restart_in"] for line in logs if line["event"] == "worker_ended"] == [0.0, 0.1, 0.2, 0.4]
+
+    async def test_one_that_hangs_while_it_starts_is_replaced(self, workers: FakeWorkers, soon: str) -> None:
+        async with supervised(workers, store_timeout=soon):
+            one, other = await both_serve(workers)
+            await one.end()
+            hung = await workers.next()
+            await hung.hears("start")
+            other.asks("change", given={"offset": 5}, persist=False)
+            assert (await other.change("ready"))[1] is True
+            assert hung.ended.is_set()
+            assert (await (await workers.next()).serve())["auto_increment_offset"] == 5
 
 
 class TestChanging:
@@ -216,6 +309,28 @@ class TestChanging:
             settings = await (await workers.next()).serve()
             assert (settings["node_prefix"], settings["auto_increment_increment"]) == (9, 5)
 
+    async def test_one_that_hangs_is_replaced_and_nothing_is_changed(self, workers: FakeWorkers, soon: str) -> None:
+        async with supervised(workers, store_timeout=soon):
+            one, other = await both_serve(workers)
+            one.asks("change", given={"prefix": 9}, persist=False)
+            assert (await one.change("ready"))[1] is False
+            error = unpack((await one.answered())["error"])
+            assert isinstance(error, WorkerFailed)
+            assert "worker 2 did not answer" in str(error)
+            assert other.ended.is_set()
+            assert (await (await workers.next()).serve())["node_prefix"] == 3
+
+    async def test_one_that_hangs_once_it_was_decided_comes_back_changed(self, workers: FakeWorkers, soon: str) -> None:
+        async with supervised(workers, store_timeout=soon):
+            one, other = await both_serve(workers)
+            one.asks("change", given={"prefix": 9}, persist=False)
+            await other.hears("change")
+            other.pipe.tell("ready")
+            assert (await one.change("ready"))[1] is True
+            assert (await one.answered())["error"] is None
+            assert other.ended.is_set()
+            assert (await (await workers.next()).serve())["node_prefix"] == 9
+
     async def test_it_is_kept_once_all_are_ready(self, workers: FakeWorkers, tmp_path: Path) -> None:
         persisted = Persisted(tmp_path, "127.0.0.1:50051")
         async with supervised(workers, persisted):
@@ -242,6 +357,33 @@ class TestChanging:
             error = unpack((await one.answered())["error"])
             assert isinstance(error, InvalidRequest)
             assert error.field == "persist"
+
+
+class TestStopping:
+    @pytest.mark.parametrize("ends", [True, False])
+    async def test_the_exit_code_says_whether_one_had_to_be_killed(
+        self, workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch, ends: bool
+    ) -> None:
+        monkeypatch.setattr(supervisor, "END_SECONDS", SECONDS if ends else 1.0)
+        settings = Settings.model_validate({"listen": "127.0.0.1:0", "workers": 2, "drain_timeout": "0s"})
+        server = Supervisor(settings, Persisted(None, "127.0.0.1:0"))
+        running = asyncio.create_task(server.run())
+        one, other = await both_serve(workers)
+        with capture_logs() as logs:
+            server._signalled(signal.SIGTERM)
+            for worker in (one, other):
+                await worker.hears("stop")
+            one.pipe.tell("drained")
+            if ends:
+                other.pipe.tell("drained")
+                for worker in (one, other):
+                    await worker.hears("end")
+                    await worker.end()
+            assert await asyncio.wait_for(running, SECONDS) == (0 if ends else 1)
+        killed = [(line["workers"], line["exit_code"]) for line in logs if line["event"] == "killed"]
+        assert killed == ([] if ends else [([1, 2], 1)])
+        assert one.ended.is_set()
+        assert other.ended.is_set()
 
 
 class TestCounting:

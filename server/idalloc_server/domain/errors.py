@@ -13,6 +13,7 @@
     x PrefixInUse
     x RequestIdReused
     x RequestIdBurned
+    x WorkerFailed              a fault of the server itself
     * Retryable               the same call may succeed later
         x ServerDraining
         x SequenceAheadOfClock
@@ -192,6 +193,12 @@ class RequestIdBurned(Refusal):
             first_id=first_id,
             last_id=last_id,
         )
+
+
+class WorkerFailed(Refusal):
+    """One of the server's processes did not do its part, and another takes its place or the log says more."""
+
+    reason = "INTERNAL"
 
 
 class Retryable(Refusal):
