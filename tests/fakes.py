@@ -119,7 +119,6 @@ class MemoryStore:
     allocations: dict[str, Written] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
-    _writes: int = 0
 
     def next(self, method: str, *faults: Fault) -> None:
         """Sets what happens to the next calls of a method, one fault a call."""
@@ -230,8 +229,7 @@ class MemoryStore:
         return answers[-1]
 
     def _write(self, row: Row) -> tuple[int, int]:
-        self._writes += 1
-        row.version = self._writes
+        row.version += 1
         return (row.version, 1)
 
     def _granting(self, name: str, lease_ms: int) -> Row | None:

@@ -98,6 +98,25 @@ async def test_a_tail_that_another_node_saw_taken_stays_burned(
     assert len({*node.issued, *other.issued}) == len(node.issued) + len(other.issued)
 
 
+async def test_a_tail_goes_back_only_to_where_another_node_saw_the_counter(
+    node: Node, other: Node, store: MemoryStore, clock: FakeClock
+) -> None:
+    await other.warm_up()
+    await node.warm_up()
+    seen = store.rows["s"].last_value
+    assert seen
+    await renew(other, clock)
+    assert store.rows["s"].last_value == seen
+    before = len(store.calls_of("grant"))
+    while len(store.calls_of("grant")) == before:  # a refill that follows on to what is held
+        await node.issue(1)
+        await asyncio.sleep(0.001)
+    await node.close()
+    assert seen <= (store.rows["s"].last_value or 0)
+    await other.issue(100)  # it does not take the store for one that went backwards
+    assert len({*node.issued, *other.issued}) == len(node.issued) + len(other.issued)
+
+
 async def test_at_the_bound_no_id_from_before_another_nodes_ids_is_given_back(
     node: Node, other: Node, store: MemoryStore, clock: FakeClock
 ) -> None:

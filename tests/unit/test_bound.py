@@ -67,3 +67,39 @@ async def test_who_fits_into_what_is_left_is_served_though_others_are_refused(
     assert [ids(each) for each in results if not isinstance(each, BaseException)] == [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert [each.metadata["remaining"] for each in results if isinstance(each, SequenceExhausted)] == ["6", "1"]
     assert await take_all(node) == [10]
+
+
+async def test_callers_who_come_all_the_time_keep_nobody_from_the_last_ids(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    node = Allocator(store, clock, TERMS)
+    make(store, "s", Sequence(max_value=100))
+    calls = [asyncio.create_task(node.allocate("s", 1)) for _ in range(200)]
+    for _ in range(300):
+        calls.append(asyncio.create_task(node.allocate("s", 1)))
+        await asyncio.sleep(0)
+    served = [call.result().first_id for call in calls if call.done() and not call.exception()]
+    assert served == list(range(1, 101))  # though more of them come
+    for outcome in (await asyncio.gather(*calls, return_exceptions=True))[len(served) :]:
+        assert isinstance(outcome, SequenceExhausted)
+
+
+async def test_one_who_wants_too_much_again_and_again_keeps_nobody_from_the_last_ids(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    node = Allocator(store, clock, TERMS)
+    make(store, "s", Sequence(max_value=100))
+    served = asyncio.Event()
+
+    async def want_too_much() -> None:
+        while not served.is_set():
+            with pytest.raises(SequenceExhausted):
+                await node.allocate("s", 500)
+
+    greedy = asyncio.create_task(want_too_much())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        taken = await asyncio.gather(*(node.allocate("s", 1) for _ in range(10)))
+    served.set()
+    await greedy
+    assert ids(*taken) == list(range(1, 11))

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import structlog
@@ -82,6 +83,8 @@ class Lane:
         # The settings, as the last write returned them.
         self._sequence = _NEW
         self._reserve = Reserve(shared.terms.outage_reserve, shared.terms.max_reserved_ids, self._clock.boot())
+        # Of the waiters only so many are asked for next, at the bound: those for whom there is enough.
+        self._ask_for: int | None = None
         # How many ids the sequence had left after the last write, and how often it was written.
         self._remaining = 0
         self._writes = 0
@@ -236,7 +239,8 @@ class Lane:
             return 0
         if sequence.kind != Kind.COUNTER:
             self._refuse_what_never_fits(sequence.kind)
-        asked = sum(waiter.id_count for waiter in self._waiters if not waiter.answer.done())
+        waiters, self._ask_for = islice(self._waiters, self._ask_for), None
+        asked = sum(waiter.id_count for waiter in waiters if not waiter.answer.done())
         return asked if _is_rising(sequence) else asked + self._ahead(asked)
 
     def _refuse_what_never_fits(self, kind: Kind) -> None:
@@ -367,6 +371,7 @@ class Lane:
                     answer.set_exception(refusal)
             self._waiters.popleft()
         self._waiters.extendleft(reversed(next_round))
+        self._ask_for = len(next_round) or None
 
     def _refuse_all(self, error: Exception) -> None:
         self._renew_at = self._clock.boot() + RENEW_AGAIN_SECONDS

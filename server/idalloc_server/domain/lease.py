@@ -33,6 +33,7 @@ class Lease:
         "_last_value",
         "_later",
         "_period",
+        "_seen",
         "_version",
         "expires_at",
         "generation",
@@ -53,7 +54,9 @@ class Lease:
         self._count = 0
         self._later: deque[tuple[int, int]] = deque()
         self._last_value = 0
-        self._version: tuple[int, int] | None = None
+        self._version = (-2, 0)  # which none follows
+        # No tail goes back to before this value: another node may have seen the counter there.
+        self._seen = 0
 
     @property
     def next_range(self) -> int:
@@ -100,11 +103,9 @@ class Lease:
         self.sequence = grant.sequence
         self.expires_at = expires_at
         self._last_value = grant.last_value
-        # What another node saw by a write in between must stand: after that no tail goes back.
-        if grant.granted or (self._version and grant.version == (self._version[0] + 1, self._version[1])):
-            self._version = grant.version
-        else:
-            self._version = None
+        if grant.version[0] != self._version[0] + 1:
+            self._seen = grant.value_before  # by another node, with a write in between
+        self._version = grant.version
         if not self._count:
             self.step = grant.step
         if not grant.granted:
@@ -127,9 +128,11 @@ class Lease:
         """Returns the unused ids up to the counter: the value before them, their count, the row's version.
 
         There are none where another node allocated since: the counter is then past ids that are not of this lease. Nor
-        where another one may have written since, and seen the counter where it is.
+        any from before where another node may have seen the counter, which must not find it lower.
         """
         first, count = self._later[-1] if self._later else (self._first, self._count)
-        if self._version is None or first + (count - 1) * self.step != self._last_value:
-            return first - self.step, 0, (0, 0)
-        return first - self.step, count, self._version
+        value = first - self.step
+        if value + count * self.step != self._last_value:
+            return value, 0, self._version
+        seen = min(max(0, (self._seen - value) // self.step), count)
+        return value + seen * self.step, count - seen, self._version
