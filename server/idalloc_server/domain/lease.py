@@ -1,7 +1,6 @@
 """Ids in memory that the store granted to this process."""
 
 import math
-from collections import deque
 
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.sequence import Sequence
@@ -52,7 +51,7 @@ class Lease:
         self.expires_at = -math.inf
         self._first = 0
         self._count = 0
-        self._later: deque[tuple[int, int]] = deque()
+        self._later: list[tuple[int, int]] = []  # mostly none, and then a deque is ten times as large
         self._last_value = 0
         self._version = (-2, 0)  # which none follows
         # No tail goes back to before this value: another node may have seen the counter there.
@@ -75,7 +74,7 @@ class Lease:
         self._count -= count
         self.left -= count
         if not self._count and self._later:
-            self._first, self._count = self._later.popleft()
+            self._first, self._count = self._later.pop(0)
         return Range(first, count, self.step, self.generation, self.expires_at, self.sequence, self._period)
 
     def skip_to(self, count: int) -> int:
@@ -89,7 +88,7 @@ class Lease:
         skipped = 0
         while self._count < count:
             skipped += self._count
-            self._first, self._count = self._later.popleft()
+            self._first, self._count = self._later.pop(0)
         self.left -= skipped
         return skipped
 
@@ -115,13 +114,13 @@ class Lease:
             self._first = grant.value_before + grant.step
             self._count = grant.granted
             return
-        pieces = deque([(self._first, self._count), *self._later])
+        pieces = [(self._first, self._count), *self._later]
         last_first, last_count = pieces[-1]
         if last_first + last_count * self.step == grant.value_before + grant.step:
             pieces[-1] = (last_first, last_count + grant.granted)
         else:
             pieces.append((grant.value_before + grant.step, grant.granted))
-        self._first, self._count = pieces.popleft()
+        self._first, self._count = pieces.pop(0)
         self._later = pieces
 
     def tail(self) -> tuple[int, int, tuple[int, int]]:
