@@ -77,7 +77,7 @@ baseline: .venv/ready .venv/googleapis ## accept the protos as they are as what 
 lock: ## choose the locked versions again (needs uv; ARGS=--upgrade for the newest)
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
 	$(lock) pyproject.toml --extra server --extra native --extra bench --group dev --output-file requirements/dev.txt
-	$(lock) pyproject.toml --extra server --group build --constraint requirements/dev.txt --output-file requirements/server.txt
+	$(lock) pyproject.toml --extra server --extra native --group build --constraint requirements/dev.txt --output-file requirements/server.txt
 	$(lock) --group gen --output-file requirements/gen.txt
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
 
