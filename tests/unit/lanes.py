@@ -10,7 +10,7 @@ from idalloc_server.domain.sequence import Sequence
 from tests.fakes import MemoryStore
 from tests.memory_rows import Row
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=0.2, auto_create_sequences=True)
+TERMS = Terms(lease_ttl=180.0, store_timeout=2.0, auto_create_sequences=True)
 
 
 def make(store: MemoryStore, name: str, sequence: Sequence) -> Row:
