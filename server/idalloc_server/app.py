@@ -35,10 +35,10 @@ from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.doc_id import DocIds
 from idalloc_server.domain.epoch import Epoch, Start
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.lane import Terms
 from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.store import Store
+from idalloc_server.domain.terms import Terms
 from idalloc_server.domain.uuid7 import Uuids
 from idalloc_server.role import Role
 from idalloc_server.store.open import open_store

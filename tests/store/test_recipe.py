@@ -15,8 +15,8 @@ from crate import client as crate_client
 
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.lane import Terms
 from idalloc_server.domain.range import Range
+from idalloc_server.domain.terms import Terms
 from tests.store.backends import GUIDE_TABLE, CrateBackend, Opener
 from tests.store.conftest import BACKENDS
 

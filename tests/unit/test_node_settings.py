@@ -20,7 +20,7 @@ from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
-from idalloc_server.domain.lane import Terms
+from idalloc_server.domain.terms import Terms
 from idalloc_server.persisted import Persisted
 from tests.fakes import FakeClock, MemoryStore, unreachable
 

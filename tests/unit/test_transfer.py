@@ -194,3 +194,14 @@ async def test_a_period_at_the_end_of_what_a_store_holds_is_brought(store: Memor
     there = MemoryStore()
     assert (await imported(there, await exported(store))).problems == []
     assert there.rows[name_of_period("bills", "2026")].last_value == MAX_ID
+
+
+async def test_a_bound_of_a_sequence_with_a_reset_is_not_held_against_its_own_counter(store: MemoryStore) -> None:
+    yearly = Sequence(reset=Reset.YEARLY, format="{year}-{value:06d}", max_value=50)
+    await store.create(Row("bills", 0, yearly))
+    lines = await exported(store)
+    there = MemoryStore()
+    await there.create(Row("bills", 0, replace(yearly, max_value=999_999)))
+    await there.revise("bills", 0, Revision(replace(yearly, start=100, max_value=999_999), 99, "me", 0.0))
+    done = await imported(there, lines)
+    assert (done.problems, done.raised) == ([], 1)

@@ -2,11 +2,11 @@
 
 import asyncio
 import os
-import weakref
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from idalloc_server.domain import fork
 from idalloc_server.domain.burned import Burned
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
@@ -25,8 +25,6 @@ IDLE_SHARE = 3
 CLOSE_CONCURRENCY = 32
 # How many lanes are looked at in one go, so that a million of them do not hold up the event loop.
 LOOK_AT_ONCE = 1000
-
-_allocators: "weakref.WeakSet[Allocator]" = weakref.WeakSet()
 
 
 class Standing(NamedTuple):
@@ -66,7 +64,7 @@ class Allocator:
         self._shared = Shared(store, clock, terms, self._marks, self.burned, self.rates)
         self._lanes: dict[str, Lane | Periods] = {}
         self._pid = os.getpid()
-        _allocators.add(self)
+        fork.watch(self)
 
     @property
     def lease_count(self) -> int:
@@ -199,15 +197,7 @@ class Allocator:
             for lane in lanes:  # none, unless the time was too short
                 lane.abandon()
 
-    def _forget(self) -> None:
+    def forget_parent(self) -> None:
+        """Gives up the parent's leases, in the child of a fork, which issues nothing."""
         self._lanes.clear()
-
-
-def _forget_in_child() -> None:
-    for allocator in list(_allocators):
-        allocator._forget()
-        allocator._pid = 0
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+        self._pid = fork.NO_PROCESS

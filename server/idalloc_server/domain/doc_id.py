@@ -10,11 +10,11 @@ back.
 import asyncio
 import os
 import sys
-import weakref
 from array import array
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, NoReturn, Protocol
 
+from idalloc_server.domain import fork
 from idalloc_server.domain.epoch import Epoch, Start
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, StoreUnavailable
 
@@ -174,7 +174,7 @@ class DocIds:
         self._changes: set[asyncio.Task[Refusal | None]] = set()
         self._closed = False
         self._pid = os.getpid()
-        _of_this_process.add(self)
+        fork.watch(self)
 
     @property
     def prefix(self) -> int:
@@ -273,6 +273,10 @@ class DocIds:
         if refusal := change.result():
             raise refusal
 
+    def forget_parent(self) -> None:
+        """Makes none under the parent's start timestamp, in the child of a fork."""
+        self._pid = fork.NO_PROCESS
+
     async def close(self) -> None:
         """Ends a claim or a change that is under way. Afterwards none is begun."""
         self._closed = True
@@ -350,16 +354,3 @@ def _check(prefix: int | None, offset: int | None, increment: int | None) -> Non
     ):
         if value is not None and not least <= value <= MAX_STEP:
             raise InvalidRequest(field, f"must be between {least} and {MAX_STEP}, not {value}")
-
-
-_of_this_process: "weakref.WeakSet[DocIds]" = weakref.WeakSet()
-
-
-def _forget() -> None:
-    """Marks all sources as another process's: an id alone may come back, as 1 does in every container."""
-    for source in _of_this_process:
-        source._pid = -1
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork either
-    os.register_at_fork(after_in_child=_forget)

@@ -21,11 +21,10 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.lease import Lease
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.reserve import Reserve
-from idalloc_server.domain.sequence import Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.sequence import Kind, Reset, Sequence
 from idalloc_server.domain.shortage import never_fits, too_few_left
 from idalloc_server.domain.store import Grant, Row, within
 from idalloc_server.domain.terms import Shared
-from idalloc_server.domain.terms import Terms as Terms
 
 # Of what a sequence has left, no node takes more than one part in this many beyond what was asked for.
 AHEAD_SHARE = 1000
@@ -227,7 +226,7 @@ class Lane:
         if wanted and was_counter != (grant.sequence.kind == Kind.COUNTER):
             return  # Nothing was granted; the next refill knows of what kind it is.
         at_bound = grant.granted < wanted
-        rising = _is_rising(grant.sequence)
+        rising = grant.sequence.is_rising
         self._serve(at_bound, grant.remaining, waiting if rising else len(self._waiters))
         if self._lease.left and rising:
             await self._give_back()
@@ -241,7 +240,7 @@ class Lane:
             self._refuse_what_never_fits(sequence.kind)
         waiters, self._ask_for = islice(self._waiters, self._ask_for), None
         asked = sum(waiter.id_count for waiter in waiters if not waiter.answer.done())
-        return asked if _is_rising(sequence) else asked + self._ahead(asked)
+        return asked if sequence.is_rising else asked + self._ahead(asked)
 
     def _refuse_what_never_fits(self, kind: Kind) -> None:
         for count, answer in self._waiters:
@@ -299,7 +298,7 @@ class Lane:
             raise
         self._sequence = grant.sequence
         self._rates.note(self._name, grant.last_value, grant.step)
-        if (grant.generation, grant.step) != (self._lease.generation, self._lease.step) or _is_rising(grant.sequence):
+        if (grant.generation, grant.step) != (self._lease.generation, self._lease.step) or grant.sequence.is_rising:
             self.drop(Cause.GENERATION)
         before = self._lease.left
         self._lease.add(grant, asked_at + self._terms.lease_ttl)
@@ -398,7 +397,3 @@ class Lane:
             _log.warning("tail_not_returned", sequence=self._title, ids=count, error=str(error))
         finally:
             self._burned.add(Cause.NOT_RETURNED, lease.left - returned)
-
-
-def _is_rising(sequence: Sequence) -> bool:
-    return sequence.ordering == Ordering.RISING or sequence.kind != Kind.COUNTER

@@ -264,7 +264,7 @@ class Registry:
                 raise SequenceExists(name)
             if row.last_value is None:
                 raise _no_last_value(name)
-            check_change(row.sequence, sequence, row.last_value)
+            check_change(row.sequence, sequence, (await self._counter(row._replace(sequence=sequence)))[1])
             change = self._revision(row, sequence, author)
             revised = await self._ask(self._store.revise(name, row.revision, change))
             if revised is not None and author.made(revised):

@@ -88,7 +88,7 @@ def check_change(before: Sequence, after: Sequence, last_value: int) -> None:
     Args:
         before: The present settings, also those of a deleted sequence that is created again.
         after: What they are to be, as from ``settle``.
-        last_value: The counter.
+        last_value: The counter; that of the present period, where the sequence has a reset.
 
     Raises:
         InvalidRequest: It is one; the error names the field.

@@ -93,6 +93,11 @@ class Sequence:
         """The last value that the counter may reach: it runs towards this one of the two bounds."""
         return self.max_value if self.step > 0 else self.min_value
 
+    @property
+    def is_rising(self) -> bool:
+        """Whether an allocation gets ids behind those of all that were answered before it, on any node."""
+        return self.ordering == Ordering.RISING or self.kind != Kind.COUNTER
+
     def is_past(self, value: int, other: int) -> bool:
         """Whether the counter comes to ``value`` later than to ``other``."""
         return value > other if self.step > 0 else value < other

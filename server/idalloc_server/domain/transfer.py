@@ -199,8 +199,6 @@ class Import:
         )
 
     async def _revise(self, line: Row, row: Row, generation: int) -> Row | None:
-        last_value = _counter(line) if row.last_value is None else row.last_value
-        check_change(row.sequence, line.sequence, last_value)
         return await self.store.revise(
             line.name,
             row.revision,

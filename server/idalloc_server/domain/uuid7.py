@@ -1,11 +1,11 @@
 """UUIDs of version 4 and 7 (RFC 9562)."""
 
 import os
-import weakref
 from array import array
 from collections.abc import Callable
 from itertools import accumulate
 
+from idalloc_server.domain import fork
 from idalloc_server.domain.clock import Clock
 
 UUID_BYTES = 16
@@ -41,7 +41,7 @@ class Uuids:
         self._head = 0
         self._low = self._fresh_low()
         self._pid = os.getpid()
-        _of_this_process.add(self)
+        fork.watch(self)
 
     def v4(self, count: int) -> list[bytes]:
         """Returns ``count`` random UUIDs."""
@@ -68,6 +68,10 @@ class Uuids:
         first_half = (ms << 16 | 7 << 12 | tail).to_bytes(8, "big")
         return [first_half + (low | _VARIANT).to_bytes(8, "big") for low in lows[1:]]
 
+    def forget_parent(self) -> None:
+        """Goes on with bits of its own, in the child of a fork."""
+        self._pid = fork.NO_PROCESS
+
     def _renew(self, head: int) -> None:
         self._head = head
         self._low = self._fresh_low()
@@ -80,16 +84,3 @@ class Uuids:
         """Returns the present bits, and ``count`` times those that follow, each 1 to 2^32 further."""
         steps = array("I", self._random(count * array("I").itemsize))
         return list(accumulate((step + 1 for step in steps), initial=self._low))
-
-
-_of_this_process: "weakref.WeakSet[Uuids]" = weakref.WeakSet()
-
-
-def _forget() -> None:
-    """Marks all sources as another process's: an id alone may come back, as 1 does in every container."""
-    for source in _of_this_process:
-        source._pid = -1
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork either
-    os.register_at_fork(after_in_child=_forget)

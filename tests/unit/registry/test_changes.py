@@ -259,3 +259,23 @@ async def test_a_bound_of_a_sequence_with_a_reset_is_held_against_its_periods_al
     await node.registry.update("bills", {"start": 100}, "", new())
     changed = await node.registry.update("bills", {"start": 1, "max_value": 50}, "", new())
     assert changed.overview.row.sequence.max_value == 50
+
+
+async def test_a_deleted_sequence_with_a_reset_is_created_again_with_a_bound_that_its_periods_have_not_passed(
+    node: Node,
+) -> None:
+    await create_monthly(node)
+    await node.registry.update("bills", {"start": 100}, "", new())
+    await node.registry.delete("bills", "", new())
+    given = {"reset": Reset.MONTHLY, "format": "{year}-{month}-{value:06d}", "max_value": 50}
+    assert (await node.registry.create("bills", given, new())).row.sequence.max_value == 50
+
+
+async def test_a_bound_that_the_period_has_passed_is_refused_when_a_sequence_is_created_again(node: Node) -> None:
+    await create_monthly(node)
+    await node.take("bills", 60)
+    await node.registry.delete("bills", "", new())
+    given = {"reset": Reset.MONTHLY, "format": "{year}-{month}-{value:06d}", "max_value": 50}
+    with pytest.raises(InvalidRequest) as refused:
+        await node.registry.create("bills", given, new())
+    assert refused.value.field == "max_value"

@@ -8,10 +8,10 @@ import pytest
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import Refusal
-from idalloc_server.domain.lane import Terms
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore
 
 ONE = "11111111-1111-4111-8111-111111111111"
