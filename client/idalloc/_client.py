@@ -1,5 +1,6 @@
 """The client for threads."""
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._errors import IdallocError, translated
 from idalloc._ids import Ids
+from idalloc._log import IssuedLog
 from idalloc._messages import (
     AnyRequest,
     AnyResponse,
@@ -18,6 +20,7 @@ from idalloc._messages import (
     StreamResponse,
     count_ids,
     doc_ids_request,
+    log_chunk,
     range_request,
     stream_doc_ids_request,
     stream_ranges_request,
@@ -64,6 +67,10 @@ class Client:
         target: The server as ``host:port``, or any other name that gRPC resolves.
         timeout: How many seconds a call may take, retries included. Streams take their own.
         credentials: For TLS; without them the connection is not encrypted.
+        log: A file to write down in what was issued, for ``idalloc verify``: a record for each range and each run of
+            document ids, before its ids are given out. Not UUIDs. It must not exist; JSON lines where its name ends
+            in ``.jsonl``, else binary. In the child of a fork it is another file: this name and the
+            child's process id.
 
     Attributes:
         sequences: Creates, shows, changes, advances and deletes sequences.
@@ -72,6 +79,8 @@ class Client:
         IdallocError: From all methods, when a call failed: one of its subclasses says why.
         ValueError, TypeError: From all methods, for an argument that no request can hold.
         RuntimeError: From all methods, when the client was closed, or gRPC is not usable after a fork.
+        OSError: The log cannot be made: FileExistsError where the file exists. From all methods that give ids: they
+            came, but could not be written down, on a full disk, say. Then they are given to nobody: a gap.
     """
 
     def __init__(
@@ -80,9 +89,11 @@ class Client:
         *,
         timeout: float = DEFAULT_TIMEOUT,
         credentials: grpc.ChannelCredentials | None = None,
+        log: str | os.PathLike[str] | None = None,
     ) -> None:
         self.target = target
         self.timeout = timeout
+        self._log = None if log is None else IssuedLog(log)
         self._credentials = credentials
         self._connections = [Connection(self._open, of_asyncio=False) for _ in range(MAX_CONNECTIONS)]
         self._connection = self._connections[0]
@@ -120,7 +131,7 @@ class Client:
             RequestIdBurned: The sequence was changed since; the ids may not be given any more.
         """
         request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once)
-        return to_range(self._call(lambda stubs: stubs.ids.AllocateRange, request))
+        return to_range(self._allocate(request))
 
     def allocate_texts(
         self,
@@ -139,7 +150,7 @@ class Client:
             exactly_once: As in ``allocate_range``.
         """
         request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once, view=pb.RANGE_VIEW_TEXTS)
-        return list(self._call(lambda stubs: stubs.ids.AllocateRange, request).texts)
+        return list(self._allocate(request).texts)
 
     def parse_id(self, sequence: str, text: str) -> ParseIdResponse:
         """Takes the text of an id apart, by the sequence's format; whether it was ever issued is not looked at.
@@ -194,7 +205,7 @@ class Client:
             The ids, each of 28 lower-case hexadecimal characters.
         """
         request = doc_ids_request(n, offset, increment)
-        return to_doc_ids(self._call(lambda stubs: stubs.ids.GenerateDocId, request))
+        return to_doc_ids(self._generate(request))
 
     def stream_doc_ids(
         self,
@@ -220,7 +231,7 @@ class Client:
         return self._stream(lambda stubs: stubs.ids.StreamDocIds, request, to_doc_ids, total, timeout)
 
     def uuids(self, n: int = 1, version: int = 7) -> list[uuid.UUID]:
-        """Makes n UUIDs, 10,000 in a call.
+        """Makes n UUIDs, 10,000 in a call. They are not in the log: nothing but chance makes them unique.
 
         Args:
             n: How many, at least 1.
@@ -262,6 +273,8 @@ class Client:
         for stubs in [connection.close() for connection in self._connections]:
             if stubs is not None:
                 stubs.channel.close()
+        if self._log is not None:
+            self._log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -271,9 +284,9 @@ class Client:
 
     def _open(self) -> Stubs:
         if self._credentials is None:
-            channel = grpc.insecure_channel(self.target, channel_options())
+            channel = grpc.insecure_channel(self.target, channel_options(self.target))
         else:
-            channel = grpc.secure_channel(self.target, self._credentials, channel_options())
+            channel = grpc.secure_channel(self.target, self._credentials, channel_options(self.target))
         return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
 
     def _call(
@@ -283,6 +296,22 @@ class Client:
     ) -> AnyResponse:
         with translated(self.target):
             return method(self._connection.get())(request, timeout=self.timeout)
+
+    def _allocate(self, request: pb.AllocateRangeRequest) -> pb.AllocateRangeResponse:
+        if self._log is None:
+            return self._call(lambda stubs: stubs.ids.AllocateRange, request)
+        asked = self._log.now()
+        response = self._call(lambda stubs: stubs.ids.AllocateRange, request)
+        self._log.range(request, response, asked)
+        return response
+
+    def _generate(self, request: pb.GenerateDocIdRequest) -> pb.GenerateDocIdResponse:
+        if self._log is None:
+            return self._call(lambda stubs: stubs.ids.GenerateDocId, request)
+        asked = self._log.now()
+        response = self._call(lambda stubs: stubs.ids.GenerateDocId, request)
+        self._log.doc_ids(response, asked)
+        return response
 
     def _stream(
         self,
@@ -305,10 +334,14 @@ class Client:
         while resumption.missing > 0:
             with least_busy(self._connections) as connection:
                 stubs = connection.get()
-                call = method(stubs)(request(resumption.missing), timeout=resumption.time_left())
+                message = request(resumption.missing)
+                asked = 0 if self._log is None else self._log.now()
+                call = method(stubs)(message, timeout=resumption.time_left())
                 try:
                     with translated(self.target):
                         for response in call:
+                            if self._log is not None:
+                                log_chunk(self._log, message, response, asked)
                             resumption.received(count_ids(response))
                             yield convert(response)
                             if connection.get() is not stubs:

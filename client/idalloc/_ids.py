@@ -75,7 +75,9 @@ class Ids(Iterator[int]):
     def _ask(self) -> "_Coming":
         stubs = self._client._connection.get()
         asked = self._pool.ask()
-        return _Coming(asked, stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout))
+        log = self._client._log
+        logged = 0 if log is None else log.now()
+        return _Coming(asked, logged, stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout))
 
     def _receive(self) -> None:
         """Waits for the range that was asked for ahead, or for one that is asked for now."""
@@ -94,11 +96,18 @@ class Ids(Iterator[int]):
             raise
         else:
             self._coming = None
+            if self._client._log is not None:
+                self._client._log.range(coming.asked.request, response, coming.logged)
             self._pool.accept(coming.asked, response)
 
 
 class _Coming(NamedTuple):
-    """A range that was asked for ahead."""
+    """A range that was asked for ahead.
+
+    Attributes:
+        logged: When it was asked for, as the log tells it.
+    """
 
     asked: Asked
+    logged: int
     future: "grpc.Future[pb.AllocateRangeResponse]"

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
@@ -10,6 +10,9 @@ from google.protobuf.message import Message
 from idalloc._doc_ids import expand
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.node_pb2 import Node, UpdateNodeRequest
+
+if TYPE_CHECKING:
+    from idalloc._log import IssuedLog
 
 AnyRequest = TypeVar("AnyRequest", bound=Message)
 AnyResponse = TypeVar("AnyResponse", bound=Message)
@@ -136,3 +139,11 @@ def count_ids(message: pb.StreamRangesResponse | pb.StreamDocIdsResponse) -> int
     if isinstance(message, pb.StreamRangesResponse):
         return message.range.id_count
     return len(message.doc_ids) or sum(run.id_count for run in message.runs)
+
+
+def log_chunk(log: "IssuedLog", request: StreamRequest, response: StreamResponse, asked: int) -> None:
+    """Writes down what a message of a stream brings."""
+    if isinstance(response, pb.StreamDocIdsResponse):
+        log.doc_ids(response, asked)
+    elif isinstance(request, pb.StreamRangesRequest):
+        log.range(request, response, asked)

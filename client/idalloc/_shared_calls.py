@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # Who had asked for less may have got it.
 _ERRORS_OF_THE_COUNT = (SequenceExhausted, SequenceAheadOfClock, InvalidRequest)
 
-# What a caller who waits gets: ids, an error, or None, and then it calls by itself.
-_Answer: TypeAlias = range | IdallocError | None
+# What a caller who waits gets: ids, an error (of the log: OSError), or None, and then it calls by itself.
+_Answer: TypeAlias = range | IdallocError | OSError | None
 # Those who wait, in order of arrival, and how many ids each wants.
 _Waiting: TypeAlias = "dict[asyncio.Future[_Answer], int]"
 
@@ -111,6 +111,8 @@ class SharedCalls:
             if of_the_count and isinstance(error, InvalidRequest) and error.field == "id_count":
                 # What is allowed is a sequence's own: one of timestamps has far less than others.
                 self._largest[sequence] = min(self._largest.get(sequence, LARGEST), total // 2)
+        except OSError as error:  # the ids could not be written down
+            answers = [error] * len(group)
         _answer(group, answers)
 
 

@@ -1,9 +1,10 @@
 """The client for asyncio: ``idalloc.aio.Client`` has the methods of ``idalloc.Client``."""
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import grpc
 
@@ -11,6 +12,7 @@ from idalloc._aio_sequences import Sequences
 from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._errors import IdallocError, translated
+from idalloc._log import IssuedLog
 from idalloc._messages import (
     AnyRequest,
     AnyResponse,
@@ -18,6 +20,7 @@ from idalloc._messages import (
     StreamResponse,
     count_ids,
     doc_ids_request,
+    log_chunk,
     range_request,
     stream_doc_ids_request,
     stream_ranges_request,
@@ -46,6 +49,9 @@ __all__ = ["Client", "Ids"]
 
 T = TypeVar("T")
 
+# What comes of a range that was asked for ahead; an OSError is of the log.
+_Answer: TypeAlias = pb.AllocateRangeResponse | IdallocError | OSError
+
 
 class Stubs(NamedTuple):
     """An open channel, and the services on it."""
@@ -71,6 +77,7 @@ class Client:
         target: The server as ``host:port``, or any other name that gRPC resolves.
         timeout: How many seconds a call may take, retries included. Streams take their own.
         credentials: For TLS; without them the connection is not encrypted.
+        log: As of ``idalloc.Client``. The event loop waits for each record: some microseconds on most disks.
 
     Attributes:
         sequences: Creates, shows, changes, advances and deletes sequences.
@@ -79,6 +86,7 @@ class Client:
         IdallocError: From all methods, when a call failed: one of its subclasses says why.
         ValueError, TypeError: From all methods, for an argument that no request can hold.
         RuntimeError: From all methods, when the client was closed, or gRPC is not usable after a fork.
+        OSError: As from ``idalloc.Client``, of its log.
     """
 
     def __init__(
@@ -87,9 +95,11 @@ class Client:
         *,
         timeout: float = DEFAULT_TIMEOUT,
         credentials: grpc.ChannelCredentials | None = None,
+        log: str | os.PathLike[str] | None = None,
     ) -> None:
         self.target = target
         self.timeout = timeout
+        self._log = None if log is None else IssuedLog(log)
         self._credentials = credentials
         self._connections = [Connection(self._open, of_asyncio=True) for _ in range(MAX_CONNECTIONS)]
         self._connection = self._connections[0]
@@ -126,7 +136,7 @@ class Client:
     ) -> list[str]:
         """As ``idalloc.Client.allocate_texts``."""
         request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once, view=pb.RANGE_VIEW_TEXTS)
-        return list((await self._call(lambda stubs: stubs.ids.AllocateRange, request)).texts)
+        return list((await self._allocate(request)).texts)
 
     async def parse_id(self, sequence: str, text: str) -> ParseIdResponse:
         """As ``idalloc.Client.parse_id``."""
@@ -147,8 +157,7 @@ class Client:
     async def doc_ids(self, n: int = 1, *, offset: int = 0, increment: int = 0) -> list[str]:
         """As ``idalloc.Client.doc_ids``."""
         request = doc_ids_request(n, offset, increment)
-        response = await self._call(lambda stubs: stubs.ids.GenerateDocId, request)
-        return to_doc_ids(response)
+        return to_doc_ids(await self._generate(request))
 
     def stream_doc_ids(
         self,
@@ -195,6 +204,8 @@ class Client:
         for stubs in opened:
             if stubs is not None:
                 await stubs.channel.close()
+        if self._log is not None:
+            self._log.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -204,9 +215,9 @@ class Client:
 
     def _open(self) -> Stubs:
         if self._credentials is None:
-            channel = grpc.aio.insecure_channel(self.target, channel_options())
+            channel = grpc.aio.insecure_channel(self.target, channel_options(self.target))
         else:
-            channel = grpc.aio.secure_channel(self.target, self._credentials, channel_options())
+            channel = grpc.aio.secure_channel(self.target, self._credentials, channel_options(self.target))
         return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
 
     async def _call(
@@ -218,9 +229,26 @@ class Client:
         with translated(self.target):
             return await method(self._connection.get())(request, timeout=self.timeout if timeout is None else timeout)
 
-    async def _range(self, request: pb.AllocateRangeRequest, timeout: float | None = None) -> range:
+    async def _allocate(
+        self, request: pb.AllocateRangeRequest, timeout: float | None = None
+    ) -> pb.AllocateRangeResponse:
+        if self._log is None:
+            return await self._call(lambda stubs: stubs.ids.AllocateRange, request, timeout)
+        asked = self._log.now()
         response = await self._call(lambda stubs: stubs.ids.AllocateRange, request, timeout)
-        return to_range(response)
+        self._log.range(request, response, asked)
+        return response
+
+    async def _generate(self, request: pb.GenerateDocIdRequest) -> pb.GenerateDocIdResponse:
+        if self._log is None:
+            return await self._call(lambda stubs: stubs.ids.GenerateDocId, request)
+        asked = self._log.now()
+        response = await self._call(lambda stubs: stubs.ids.GenerateDocId, request)
+        self._log.doc_ids(response, asked)
+        return response
+
+    async def _range(self, request: pb.AllocateRangeRequest, timeout: float | None = None) -> range:
+        return to_range(await self._allocate(request, timeout))
 
     def _stream(
         self,
@@ -242,10 +270,15 @@ class Client:
     ) -> AsyncIterator[T]:
         while resumption.missing > 0:
             with least_busy(self._connections) as connection:
-                call = method(connection.get())(request(resumption.missing), timeout=resumption.time_left())
+                stubs = connection.get()
+                message = request(resumption.missing)
+                asked = 0 if self._log is None else self._log.now()
+                call = method(stubs)(message, timeout=resumption.time_left())
                 try:
                     with translated(self.target):
                         async for response in call:
+                            if self._log is not None:
+                                log_chunk(self._log, message, response, asked)
                             resumption.received(count_ids(response))
                             yield convert(response)
                         resumption.ended()
@@ -307,10 +340,10 @@ class Ids(AsyncIterator[int]):
         asked = self._pool.ask()
         return _Coming(asked, self._client._own(self._fetch(asked.request)))
 
-    async def _fetch(self, request: pb.AllocateRangeRequest) -> pb.AllocateRangeResponse | IdallocError:
+    async def _fetch(self, request: pb.AllocateRangeRequest) -> _Answer:
         try:
-            return await self._client._call(lambda stubs: stubs.ids.AllocateRange, request)
-        except IdallocError as error:  # returned, for it may be that no one wants to know
+            return await self._client._allocate(request)
+        except (IdallocError, OSError) as error:  # returned, for it may be that no one wants to know
             return error
 
     async def _receive(self) -> None:
@@ -322,15 +355,17 @@ class Ids(AsyncIterator[int]):
         self._coming = None
         if coming.task.cancelled():
             self._client._connection.get()  # says that the client was closed
-        response = coming.task.result()
-        if not isinstance(response, IdallocError):
-            self._pool.accept(coming.asked, response)
-        elif not self._pool.refused(response) and not ahead:
-            raise response
+        answer = coming.task.result()
+        if isinstance(answer, OSError):
+            raise answer
+        if not isinstance(answer, IdallocError):
+            self._pool.accept(coming.asked, answer)
+        elif not self._pool.refused(answer) and not ahead:
+            raise answer
 
 
 class _Coming(NamedTuple):
     """A range that was asked for ahead."""
 
     asked: Asked
-    task: asyncio.Task[pb.AllocateRangeResponse | IdallocError]
+    task: asyncio.Task[_Answer]

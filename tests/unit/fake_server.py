@@ -11,6 +11,7 @@ with serving() as server:
     server.sequences["orders"]          # a sequence as SequenceService knows it
     server.effective_in = 0.2           # how long after a change nodes may work by what was before
     server.period = "2026"              # of all ranges: as of a sequence with a reset
+    server.also = {"generation": 3}     # what else replies about ranges say
 """
 
 import threading
@@ -54,6 +55,7 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         self.use_within = 60.0
         self.limit = 1_000_000
         self.period = ""
+        self.also: dict[str, Any] = {}
         self.node = node_pb2.Node(prefix=7, version="1.2.3", store="memory://[1]")
         self.recorded: dict[str, pb.IdRange] = {}
         self.last: dict[str, int] = {}
@@ -76,7 +78,12 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         if request.request_id:
             self.recorded[request.request_id] = ids
         return pb.AllocateRangeResponse(
-            range=ids, use_within=self._use_within(), period=self.period, texts=self._texts(request.view, ids)
+            range=ids,
+            use_within=self._use_within(),
+            period=self.period,
+            texts=self._texts(request.view, ids),
+            node=self._number(),
+            **self.also,
         )
 
     def StreamRanges(self, request: pb.StreamRangesRequest, context: grpc.ServicerContext) -> Iterator[Any]:
@@ -84,7 +91,14 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         for count in self._chunks(request.total_id_count, request.chunk_id_count, context):
             ids = self._take(request.sequence, count, context)
             texts = self._texts(request.view, ids)
-            yield pb.StreamRangesResponse(range=ids, use_within=self._use_within(), period=self.period, texts=texts)
+            yield pb.StreamRangesResponse(
+                range=ids,
+                use_within=self._use_within(),
+                period=self.period,
+                texts=texts,
+                node=self._number(),
+                **self.also,
+            )
 
     def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: grpc.ServicerContext) -> Any:
         self._arrived("GenerateDocId", request, context)
@@ -164,6 +178,10 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         if view != pb.RANGE_VIEW_TEXTS:
             return []
         return [f"T-{ids.first_id + n * ids.step:04d}" for n in range(ids.id_count)]
+
+    def _number(self) -> int:
+        """What names the process in its replies."""
+        return self.node.prefix << 32 | self.node.start_timestamp
 
     def _use_within(self) -> Duration:
         return Duration(seconds=int(self.use_within), nanos=int(self.use_within % 1 * 1e9))

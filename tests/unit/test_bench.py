@@ -1,11 +1,13 @@
 """`idalloc bench` against a server in memory: what it calls, counts, finds and prints."""
 
-import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from pathlib import Path
@@ -15,8 +17,8 @@ import grpc
 import pytest
 
 from idalloc import cli
+from idalloc._log import ROW
 from idalloc.bench._chart import _rate
-from idalloc.bench._engine import Connection
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.unit.fake_server import FakeServer, serving
 
@@ -215,18 +217,61 @@ def test_callers_share_as_many_connections_as_they_are_told(server: FakeServer, 
     assert len(peers) == 3
 
 
-async def test_a_connection_counts_its_losses() -> None:
-    with serving() as server:
-        connection = Connection(server.target)
-        await connection.channel.channel_ready()
-        watching = asyncio.create_task(connection.watch())
-    async with asyncio.timeout(10):
-        await connection.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
-        with serving(server.target):
-            await connection.channel.channel_ready()
-            assert connection.losses == 1
-    watching.cancel()
-    await connection.channel.close()
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_log_has_every_id_that_came_those_of_the_warm_up_too(
+    server: FakeServer, run: Run, tmp_path: Path, name: str
+) -> None:
+    args, rpcs = SCENARIOS[name]
+    log = tmp_path / "issued.jsonl"
+    began = time.time_ns()
+    report = run.json(*args, "--total", "40", "--concurrency", "4", "--warm-up", "100ms", "--log", str(log), "--verify")
+    ended = time.time_ns()
+    header, *records = map(json.loads, log.read_text().splitlines())
+    assert header["idalloc_log"] == 1
+    logged = Counter(
+        "doc_id" if "doc_id" in record else record["sequence"] for record in records for _ in range(record["count"])
+    )
+    issued = {name: following - 1 for name, following in server._next.items()}
+    assert sum(logged.values()) == sum(issued.values()) == report["verified"]["ids"] > report["ids"]
+    assert ("doc_id" in logged) == any("DocId" in rpc for rpc in rpcs)
+    ranges = sorted((record["first"], record["count"]) for record in records if "first" in record)
+    assert all(first + count <= following for (first, count), (following, _) in pairwise(ranges))
+    # A second on either side: the clock may be set while this runs.
+    assert all(began - 1e9 < record["asked"] <= record["answered"] < ended + 1e9 for record in records)
+    assert {record["node"] for record in records if "first" in record} <= {7 << 32}
+
+
+def test_a_log_may_be_binary_and_none_is_overwritten(server: FakeServer, run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "issued.log"
+    run(*FEW, "--log", str(log))
+    data = log.read_bytes()
+    assert data.startswith(b"IDALLOC")
+    # The header, the name of the sequence with the row that announces it, and a row a call.
+    header = -(-(12 + int.from_bytes(data[8:12], "little")) // ROW.size)
+    assert len(data) == (header + 2 + 40) * ROW.size
+    made = len(server.requests["AllocateRange"])
+    assert "no log is overwritten" in run.fails(2, *FEW, "--log", str(log))
+    assert (log.read_bytes(), len(server.requests["AllocateRange"])) == (data, made)
+    assert "cannot be written" in run.fails(2, *FEW, "--log", "/nowhere/issued.log")
+
+
+def test_a_log_that_cannot_be_written_ends_it_in_one_line(server: FakeServer, tmp_path: Path) -> None:
+    script = """if True:
+        import resource, signal, sys
+        from idalloc.cli import main
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))  # as if the disk were full then
+        sys.exit(main(sys.argv[1:]))
+    """
+    args = ["bench", "--total", "1000", "--warm-up", "0s", "--log", str(tmp_path / "issued.log")]
+    environ = os.environ | {"IDALLOC_SERVER": server.target}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *args], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert "File too large" in line
+    assert 3_900 < (tmp_path / "issued.log").stat().st_size <= 4_000
 
 
 def test_the_report_has_ghzs_shape_and_agrees_with_itself(server: FakeServer, run: Run) -> None:

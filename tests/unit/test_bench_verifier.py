@@ -11,11 +11,12 @@ from idalloc.bench._verifier import Trail, Verifier
 from idalloc.v1 import id_allocator_pb2 as pb
 
 RISING, PER_NODE = pb.ORDERING_RISING, pb.ORDERING_RISING_PER_NODE
+ONE, OTHER = 7 << 32 | 1_800_000_000, 7 << 32 | 1_800_000_001
 
 
 def reply(first: int, count: int = 1, step: int = 1, **more: Any) -> pb.AllocateRangeResponse:
     ids = pb.IdRange(first_id=first, last_id=first + (count - 1) * step, step=step, id_count=count)
-    return pb.AllocateRangeResponse(range=ids, **{"ordering": PER_NODE, **more})
+    return pb.AllocateRangeResponse(range=ids, **{"ordering": PER_NODE, "node": ONE, **more})
 
 
 def runs(*runs: tuple[str, int, int]) -> pb.GenerateDocIdResponse:
@@ -28,16 +29,15 @@ class Caller:
     """A caller whose calls begin and are answered at once, unless told otherwise."""
 
     def __init__(self, verifier: Verifier) -> None:
-        self.verifier, self.trail, self.losses = verifier, Trail(), 0
+        self.verifier, self.trail = verifier, Trail()
 
     def gets(self, answer: pb.AllocateRangeResponse, asked: int | None = None) -> None:
-        mark = self.verifier.mark(self.losses)
         asked = answer.range.id_count if asked is None else asked
-        self.verifier.check_range(answer, asked, mark, self.trail, self.losses)
+        self.verifier.check_range(answer, asked, self.verifier.mark(), self.trail)
 
     def gets_doc_ids(self, answer: pb.GenerateDocIdResponse) -> None:
         asked = sum(run.id_count for run in answer.runs)
-        self.verifier.check_doc_ids(answer, asked, self.verifier.mark(self.losses), self.trail, self.losses)
+        self.verifier.check_doc_ids(answer, asked, self.trail)
 
 
 def found(verifier: Verifier) -> tuple[int, int, int]:
@@ -106,7 +106,7 @@ def test_a_callers_next_range_lies_behind_in_the_direction_of_the_step() -> None
     up.gets(reply(110, 10))
     down.gets(reply(-100, 10, -1))
     down.gets(reply(-110, 10, -1))
-    Caller(verifier).gets(reply(50, 10))  # another caller, perhaps another node
+    Caller(verifier).gets(reply(50, 10))  # another caller: its call may have been answered before
     assert found(verifier) == (0, 0, 0)
     up.gets(reply(60, 10))
     assert found(verifier) == (0, 1, 0)
@@ -114,30 +114,49 @@ def test_a_callers_next_range_lies_behind_in_the_direction_of_the_step() -> None
     assert found(verifier) == (0, 2, 0)
 
 
-def test_after_a_lost_connection_another_node_may_answer() -> None:
+def test_ranges_of_each_node_rise_for_themselves_whichever_answers() -> None:
     verifier = Verifier()
     caller = Caller(verifier)
-    caller.gets(reply(100))
-    begun = verifier.mark(0)
-    caller.losses += 1
-    verifier.check_range(reply(50), 1, begun, caller.trail, caller.losses)  # it was lost during the call
-    caller.gets(reply(51))
+    for answer in (reply(100), reply(50, node=OTHER), reply(101), reply(51, node=OTHER)):
+        caller.gets(answer)
     assert found(verifier) == (0, 0, 0)
-    caller.gets(reply(49))
+    caller.gets(reply(49, node=OTHER))
+    assert found(verifier) == (0, 1, 0)
+    assert verifier.told == ["49 came after 51"]
+    caller.gets(reply(99))
+    assert found(verifier) == (0, 2, 0)
+
+
+def test_of_ranges_that_do_not_tell_their_node_only_what_rises_over_all_has_an_order() -> None:
+    verifier = Verifier()
+    caller = Caller(verifier)
+    caller.gets(reply(100, node=0))
+    caller.gets(reply(50, node=0))
+    assert found(verifier) == (0, 0, 0)
+    caller.gets(reply(200, node=0, ordering=RISING))
+    caller.gets(reply(150, node=0, ordering=RISING))
     assert found(verifier) == (0, 1, 0)
 
 
-def test_a_rising_sequence_rises_over_all_callers_and_connections() -> None:
+def test_the_chunks_of_a_stream_rise_though_all_are_of_one_call() -> None:
+    verifier = Verifier()
+    for ordering in (PER_NODE, RISING):
+        begun, trail = verifier.mark(), Trail()
+        for first in (100, 110, 105):
+            verifier.check_range(reply(first + 1_000 * ordering, 5, ordering=ordering), 5, begun, trail)
+    assert found(verifier) == (0, 2, 0)
+
+
+def test_a_rising_sequence_rises_over_all_callers_and_nodes() -> None:
     verifier = Verifier()
     one, other = Caller(verifier), Caller(verifier)
-    early = verifier.mark(0)
+    early = verifier.mark()
     one.gets(reply(100, ordering=RISING))
-    verifier.check_range(reply(90, ordering=RISING), 1, early, other.trail, 0)  # began before that was answered
+    verifier.check_range(reply(90, ordering=RISING), 1, early, other.trail)  # began before that was answered
     assert found(verifier) == (0, 0, 0)
     Caller(verifier).gets(reply(95, ordering=RISING))
     assert found(verifier) == (0, 1, 0)
-    one.losses += 1
-    one.gets(reply(99, ordering=RISING))
+    one.gets(reply(99, ordering=RISING, node=OTHER))
     assert found(verifier) == (0, 2, 0)
     other.gets(reply(101, ordering=RISING))
     assert found(verifier) == (0, 2, 0)
@@ -145,10 +164,10 @@ def test_a_rising_sequence_rises_over_all_callers_and_connections() -> None:
 
 def test_a_period_that_ends_does_not_hold_the_next_one_up() -> None:
     verifier = Verifier()
-    late = verifier.mark(0)
+    late = verifier.mark()
     Caller(verifier).gets(reply(100, period="2026", ordering=RISING))
     Caller(verifier).gets(reply(1, period="2027", ordering=RISING))
-    verifier.check_range(reply(101, period="2026", ordering=RISING), 1, late, Trail(), 0)
+    verifier.check_range(reply(101, period="2026", ordering=RISING), 1, late, Trail())
     assert found(verifier) == (0, 0, 0)
     Caller(verifier).gets(reply(3, period="2027", ordering=RISING))
     Caller(verifier).gets(reply(2, period="2027", ordering=RISING))
@@ -184,8 +203,20 @@ def test_document_ids_are_looked_at_by_what_they_share_and_their_serials() -> No
     assert "0007653f100f0000000000000068" in verifier.told[0]
     caller.gets_doc_ids(runs(("0007653f100f0000000000000067", 1, 1)))
     assert found(verifier) == (1, 1, 0)
-    caller.gets_doc_ids(runs(("0003653f100f0000000000000067", 1, 1)))  # the node was given another prefix
-    assert found(verifier) == (1, 1, 0)
+
+
+def test_document_ids_of_each_process_rise_for_themselves() -> None:
+    verifier = Verifier()
+    caller = Caller(verifier)
+    caller.gets_doc_ids(runs(("0007653f100f0000000000000065", 1, 100)))
+    caller.gets_doc_ids(runs(("0003653f100f0000000000000001", 1, 1)))  # the node was given another prefix
+    caller.gets_doc_ids(runs(("0007653f100e0000000000000001", 1, 10)))  # another process, which started before
+    caller.gets_doc_ids(runs(("0007653f100f00000000000000c9", 1, 1)))
+    caller.gets_doc_ids(runs(("0007653f100e000000000000000b", 1, 10)))
+    assert found(verifier) == (0, 0, 0)
+    caller.gets_doc_ids(runs(("0007653f100f0000000000000002", 1, 1)))
+    assert found(verifier) == (0, 1, 0)
+    assert "0007653f100f0000000000000002 came after 0007653f100f00000000000000c9" in verifier.told[0]
 
 
 def test_few_findings_are_told_and_all_are_counted() -> None:

@@ -95,7 +95,11 @@ def test_ids_that_come_again_are_told_with_their_period(server: FakeServer, caps
 
 def test_json_is_the_mapping_of_proto3(server: FakeServer, run: Run) -> None:
     reply = json.loads(run("allocate", "orders", "3", "--json"))
-    assert reply == {"range": {"firstId": "1", "lastId": "3", "step": "1", "idCount": "3"}, "useWithin": "60s"}
+    assert reply == {
+        "range": {"firstId": "1", "lastId": "3", "step": "1", "idCount": "3"},
+        "useWithin": "60s",
+        "node": str(7 * 2**32),
+    }
     lines = run("stream", "orders", "--total", "5", "--chunk", "3", "--json").splitlines()
     assert [json.loads(line)["range"]["idCount"] for line in lines] == ["3", "2"]
     assert json.loads(run("docid", "--json")) == {"docIds": ["00076553f1000000000000000001"]}

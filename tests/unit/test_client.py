@@ -218,6 +218,14 @@ def test_what_is_away_is_tried_again(server: FakeServer, client: idalloc.Client)
     assert len(server.requests["AllocateRange"]) == 3
 
 
+def test_a_call_that_a_stopping_server_cancelled_is_tried_again(server: FakeServer, client: idalloc.Client) -> None:
+    # grpc.aio does so with calls that it was sent and had not begun.
+    server.fail_next("AllocateRange", "", grpc.StatusCode.CANCELLED, times=2)
+    server.fail_next("StreamRanges", "", grpc.StatusCode.CANCELLED)
+    assert client.allocate_range("orders", 5) == range(1, 6)
+    assert list(client.stream_ranges("orders", 5)) == [range(6, 11)]
+
+
 def test_what_will_not_change_is_not_tried_again(server: FakeServer, client: idalloc.Client) -> None:
     server.fail_next("AllocateRange", "STORE_WENT_BACKWARDS", grpc.StatusCode.FAILED_PRECONDITION)
     with pytest.raises(idalloc.StoreWentBackwards):

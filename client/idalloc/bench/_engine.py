@@ -7,11 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from idalloc._errors import ServerUnreachable, from_rpc_error
+from idalloc._log import IssuedLog
 from idalloc.bench._latencies import Latencies
 from idalloc.bench._plan import Call, Plan, calls
 from idalloc.bench._verifier import Mark, Trail, Verifier
@@ -52,49 +53,37 @@ class Tally:
         self.cut = 0
 
 
-class Connection:
-    """A channel of its own.
-
-    Attributes:
-        channel: The channel.
-        losses: How often its connection was lost: behind each loss another node may answer.
-    """
-
-    def __init__(self, target: str) -> None:
-        self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-        self.losses = 0
-
-    def method(self, call: Call) -> Any:
-        """What makes a call; its request is bytes already."""
-        kind = self.channel.unary_stream if call.chunk else self.channel.unary_unary
-        path = f"/idalloc.v1.IdAllocatorService/{call.rpc}"
-        return kind(path, request_serializer=None, response_deserializer=call.response.FromString)
-
-    async def watch(self) -> None:
-        """Counts losses, until it is cancelled."""
-        while True:
-            await self.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
-            self.losses += 1
-            await self.channel.channel_ready()
-
-
 class Caller:
-    """One of those who call, each on one of the connections.
+    """One of those who call, each on one of the channels.
 
     Attributes:
-        connection: Its connection.
         methods: What makes each kind of call, by its name.
         trail: What it got last.
     """
 
-    def __init__(self, connection: Connection, kinds: list[Call]) -> None:
-        self.connection = connection
-        self.methods = {call.rpc: connection.method(call) for call in kinds}
+    def __init__(self, channel: grpc.aio.Channel, kinds: list[Call]) -> None:
+        self.methods = {call.rpc: _method(channel, call) for call in kinds}
         self.trail = Trail()
+
+
+class Begin(NamedTuple):
+    """What was so when a call began.
+
+    Attributes:
+        at: The time, for the log.
+        mark: How far ids had come, where they are looked at.
+    """
+
+    at: int
+    mark: Mark | None
 
 
 class Bench:
     """One run of a plan.
+
+    Args:
+        plan: The plan.
+        log: Where each reply is written down.
 
     Attributes:
         plan: The plan.
@@ -108,8 +97,9 @@ class Bench:
         ids_over_time: How many ids.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, log: IssuedLog | None = None) -> None:
         self.plan = plan
+        self._log = log
         self._calls = calls(plan)
         self.tallies = {call.rpc: Tally(call.rpc) for call in self._calls}
         self.messages: dict[tuple[grpc.StatusCode, str], str] = {}
@@ -136,18 +126,18 @@ class Bench:
 
         Raises:
             ServerUnreachable: There is no server.
+            ExceptionGroup: Of OSError: the log could not be written.
         """
         plan = self.plan
-        connections = [Connection(plan.target) for _ in range(min(plan.connections, plan.concurrency))]
-        watchers: list[asyncio.Task[None]] = []
+        connections = min(plan.connections, plan.concurrency)
+        channels = [grpc.aio.insecure_channel(plan.target, options=_OPTIONS) for _ in range(connections)]
         try:
-            await self._connect(connections)
-            watchers = [asyncio.create_task(connection.watch()) for connection in connections]
+            await self._connect(channels)
             if plan.total is None:
                 self._time_limit = time.monotonic() + plan.warm_up + plan.duration + plan.timeout
             async with asyncio.TaskGroup() as callers:
                 for number in range(plan.concurrency):
-                    callers.create_task(self._call_in_turn(connections[number % len(connections)], number))
+                    callers.create_task(self._call_in_turn(channels[number % connections], number))
                 if plan.warm_up:
                     await asyncio.sleep(plan.warm_up)
                 self._count()
@@ -157,14 +147,11 @@ class Bench:
             self.seconds = (time.perf_counter_ns() - self._began) / 1e9
             self.cpu_seconds = time.process_time() - self._cpu
         finally:
-            for watcher in watchers:
-                watcher.cancel()
-            await asyncio.gather(*watchers, return_exceptions=True)
-            for connection in connections:
-                await connection.channel.close()
+            for channel in channels:
+                await channel.close()
 
-    async def _connect(self, connections: list[Connection]) -> None:
-        ready = asyncio.gather(*(connection.channel.channel_ready() for connection in connections))
+    async def _connect(self, channels: list[grpc.aio.Channel]) -> None:
+        ready = asyncio.gather(*(channel.channel_ready() for channel in channels))
         try:
             await asyncio.wait_for(ready, self.plan.timeout)
         except TimeoutError:
@@ -176,9 +163,9 @@ class Bench:
         self._cpu = time.process_time()
         self._began = time.perf_counter_ns()
 
-    async def _call_in_turn(self, connection: Connection, number: int) -> None:
+    async def _call_in_turn(self, channel: grpc.aio.Channel, number: int) -> None:
         """One caller: a call after the other, until it is over."""
-        caller = Caller(connection, self._calls)
+        caller = Caller(channel, self._calls)
         turn = number * 31 % len(self._calls)  # not all callers begin with the same kind of call
         while not self._over:
             if self._counting and self._left is not None:
@@ -190,7 +177,7 @@ class Bench:
             await (self._stream if call.chunk else self._unary)(caller, call)
 
     async def _unary(self, caller: Caller, call: Call) -> None:
-        counted, mark = self._counting, self._mark(caller)
+        counted, begin = self._counting, self._begin()
         began = time.perf_counter_ns()
         try:
             reply = await caller.methods[call.rpc](call.request, timeout=self.plan.timeout)
@@ -198,11 +185,11 @@ class Bench:
             await self._refused(call, error, counted)
             return
         ended = time.perf_counter_ns()
-        if self._received(caller, call, reply, call.ids, mark, ended, counted) and counted:
+        if self._received(caller, call, reply, call.ids, begin, ended, counted) and counted:
             self.tallies[call.rpc].latencies.add(ended - began)
 
     async def _stream(self, caller: Caller, call: Call) -> None:
-        counted, mark, tally, missing = self._counting, self._mark(caller), self.tallies[call.rpc], call.ids
+        counted, begin, tally, missing = self._counting, self._begin(), self.tallies[call.rpc], call.ids
         timeout = self.plan.timeout * -(-call.ids // call.chunk)
         if self._time_limit is not None:
             timeout = min(timeout, self._time_limit - time.monotonic())
@@ -211,7 +198,7 @@ class Bench:
         try:
             async for reply in stream:
                 now = time.perf_counter_ns()
-                count = self._received(caller, call, reply, min(call.chunk, missing), mark, now, self._counting)
+                count = self._received(caller, call, reply, min(call.chunk, missing), begin, now, self._counting)
                 if not count:
                     return
                 missing -= count
@@ -231,11 +218,11 @@ class Bench:
         elif counted:
             tally.latencies.add(time.perf_counter_ns() - began)
 
-    def _mark(self, caller: Caller) -> Mark | None:
-        return self.verifier.mark(caller.connection.losses) if self.verifier else None
+    def _begin(self) -> Begin:
+        return Begin(self._log.now() if self._log else 0, self.verifier.mark() if self.verifier else None)
 
     def _received(
-        self, caller: Caller, call: Call, reply: Any, asked: int, mark: Mark | None, now: int, counted: bool
+        self, caller: Caller, call: Call, reply: Any, asked: int, begin: Begin, now: int, counted: bool
     ) -> int:
         """Takes a reply in, the only place where one arrives; returns how many ids it brought; 0 if it failed."""
         try:
@@ -245,9 +232,14 @@ class Bench:
         if count < 1:
             self._failed(call, grpc.StatusCode.UNKNOWN, "MALFORMED", "a reply brought no ids", counted)
             return 0
-        if self.verifier is not None and mark is not None:
-            check = self.verifier.check_doc_ids if call.of_doc_ids else self.verifier.check_range
-            check(reply, asked, mark, caller.trail, caller.connection.losses)
+        if self._log is not None and call.of_doc_ids:
+            self._log.doc_ids(reply, begin.at)
+        elif self._log is not None:
+            self._log.range(call.message, reply, begin.at)
+        if self.verifier is not None and call.of_doc_ids:
+            self.verifier.check_doc_ids(reply, asked, caller.trail)
+        elif self.verifier is not None and begin.mark is not None:
+            self.verifier.check_range(reply, asked, begin.mark, caller.trail)
         if counted:
             self.tallies[call.rpc].ids += count
             interval = (now - self._began) // INTERVAL_NS
@@ -267,14 +259,29 @@ class Bench:
             self.messages.setdefault((code, reason), message)
 
 
-def run(plan: Plan) -> Bench:
-    """Runs a plan, on uvloop where it is installed."""
+def _method(channel: grpc.aio.Channel, call: Call) -> Any:
+    """What makes a call; its request is bytes already."""
+    kind = channel.unary_stream if call.chunk else channel.unary_unary
+    path = f"/idalloc.v1.IdAllocatorService/{call.rpc}"
+    return kind(path, request_serializer=None, response_deserializer=call.response.FromString)
+
+
+def run(plan: Plan, log: IssuedLog | None = None) -> Bench:
+    """Runs a plan, on uvloop where it is installed.
+
+    Raises:
+        ServerUnreachable: There is no server.
+        OSError: The log could not be written.
+    """
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with suppress(ModuleNotFoundError):
         import uvloop
 
         loop_factory = uvloop.new_event_loop
-    bench = Bench(plan)
+    bench = Bench(plan, log)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(bench.run())
+        try:
+            runner.run(bench.run())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors  # each caller's says the same
     return bench

@@ -2,7 +2,8 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from math import gcd
+
+from idalloc._lattices import meeting
 
 
 class Intervals:
@@ -70,13 +71,10 @@ class IssuedIds:
     def _common(self, first: int, last: int, key: tuple[int, int], other: tuple[int, int]) -> int | None:
         """The id in first … last, of the step and remainder of ``key``, that was seen with those of ``other``."""
         (step, remainder), (width, offset) = key, other
-        divisor = gcd(step, width)
-        if (offset - remainder) % divisor:
+        met = meeting(step, remainder, width, offset)
+        if met is None:
             return None
-        # What leaves both remainders: one number, and then every least common multiple of the steps.
-        period = step // divisor * width
-        turns = (offset - remainder) // divisor * pow(step // divisor, -1, width // divisor)
-        one = remainder + step * turns
+        one, period = met
         for row, end in self._lattices[other].within((first - offset) // width, (last - offset) // width):
             begin = max(first, row * width + offset)
             number = begin + (one - begin) % period

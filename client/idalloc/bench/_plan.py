@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from idalloc._messages import to_doc_ids
@@ -57,7 +58,7 @@ class Call:
 
     Attributes:
         rpc: Its name.
-        request: The request, as it goes onto the wire.
+        message: The request.
         response: The reply's class.
         ids: How many ids it asks for.
         chunk: How many ids a message of its stream has; 0 if it is unary.
@@ -65,11 +66,17 @@ class Call:
     """
 
     rpc: str
-    request: bytes
+    message: Any
     response: Any
     ids: int
     chunk: int
     decode: Callable[[Any], int]
+
+    @cached_property
+    def request(self) -> bytes:
+        """The request as it goes onto the wire."""
+        data: bytes = self.message.SerializeToString()
+        return data
 
     @property
     def of_doc_ids(self) -> bool:
@@ -87,10 +94,10 @@ def calls(plan: Plan) -> list[Call]:
     kinds = {
         call.rpc: call
         for call in (
-            Call("AllocateRange", unary.SerializeToString(), pb.AllocateRangeResponse, plan.id_count, 0, _range),
-            Call("StreamRanges", stream.SerializeToString(), pb.StreamRangesResponse, total, chunk, _range),
-            Call("GenerateDocId", doc_ids.SerializeToString(), pb.GenerateDocIdResponse, plan.id_count, 0, _doc_ids),
-            Call("StreamDocIds", doc_id_stream.SerializeToString(), pb.StreamDocIdsResponse, total, chunk, _doc_ids),
+            Call("AllocateRange", unary, pb.AllocateRangeResponse, plan.id_count, 0, _range),
+            Call("StreamRanges", stream, pb.StreamRangesResponse, total, chunk, _range),
+            Call("GenerateDocId", doc_ids, pb.GenerateDocIdResponse, plan.id_count, 0, _doc_ids),
+            Call("StreamDocIds", doc_id_stream, pb.StreamDocIdsResponse, total, chunk, _doc_ids),
         )
     }
     if plan.scenario == "mixed":

@@ -18,30 +18,30 @@ class Mark(NamedTuple):
     Attributes:
         period: The period of the furthest id.
         furthest: The furthest id that had been answered with, of a sequence that rises over all nodes.
-        losses: How often the caller's connection had been lost.
     """
 
     period: str
     furthest: int | None
-    losses: int
 
 
 class Trail:
-    """What one caller got last: the next is to lie behind it."""
+    """What one caller got last: the next of the same process is to lie behind it.
+
+    Attributes:
+        ranges: By node, the period and the last id.
+        doc_ids: By what a process's document ids share, the last serial.
+    """
 
     def __init__(self) -> None:
-        self.losses = 0
-        self.period = ""
-        self.last: int | None = None
-        self.losses_of_doc_ids = 0
-        self.last_doc_id = ""
+        self.ranges: dict[int, tuple[str, int]] = {}
+        self.doc_ids: dict[str, int] = {}
 
 
 class Verifier:
     """Looks at replies, in the order in which they arrive. All ranges are of one sequence.
 
-    Order is looked at where one was promised: from one caller's reply to its next on the same connection, which leads
-    to one node; and, of a sequence that rises over all nodes, from any reply to all calls that began after it.
+    Order is looked at where one was promised: from one caller's reply to its next of the same node; and, of a sequence
+    that rises over all nodes, from any reply to all calls that began after it.
 
     Attributes:
         ids: How many ids were looked at.
@@ -73,11 +73,11 @@ class Verifier:
         """How many pieces the ids form: what is kept of them."""
         return sum(map(len, self._issued.values()))
 
-    def mark(self, losses: int) -> Mark:
+    def mark(self) -> Mark:
         """Notes how far ids have come, as a call begins."""
-        return Mark(self._period, self._furthest, losses)
+        return Mark(self._period, self._furthest)
 
-    def check_range(self, reply: Ranges, asked: int, mark: Mark, trail: Trail, losses: int) -> None:
+    def check_range(self, reply: Ranges, asked: int, mark: Mark, trail: Trail) -> None:
         """Looks at a range of a sequence.
 
         Args:
@@ -85,7 +85,6 @@ class Verifier:
             asked: How many ids it was to have.
             mark: What ``mark`` said when the call began.
             trail: What the caller got before.
-            losses: How often the connection has been lost by now.
         """
         ids, period = reply.range, reply.period
         first, last, step, count = ids.first_id, ids.last_id, ids.step, ids.id_count
@@ -99,20 +98,21 @@ class Verifier:
             self.twice += 1
             self._tell(f"{again} came twice, the second time in {first} to {last}")
         rising = reply.ordering == pb.ORDERING_RISING
-        before = None
-        if trail.period == period and (rising or mark.losses == losses == trail.losses):
-            before = trail.last
-        if before is None or (first - before) * step > 0:
-            before = mark.furthest if rising and mark.period == period else None
-        if before is not None and (first - before) * step <= 0:
+        passed = []
+        if reply.node or rising:  # a server that does not tell its node may be any
+            passed.append(trail.ranges.get(reply.node))
+            trail.ranges[reply.node] = period, last
+        if rising and mark.furthest is not None:
+            passed.append((mark.period, mark.furthest))
+        behind = [before[1] for before in passed if before and before[0] == period and (first - before[1]) * step <= 0]
+        if behind:
             self.disordered += 1
-            self._tell(f"{first} came after {before}")
-        trail.losses, trail.period, trail.last = losses, period, last
+            self._tell(f"{first} came after {behind[0]}")
         ahead = period > self._period or self._furthest is None or (last - self._furthest) * step > 0
         if rising and ahead and period >= self._period:
             self._period, self._furthest = period, last
 
-    def check_doc_ids(self, reply: DocIds, asked: int, mark: Mark, trail: Trail, losses: int) -> None:
+    def check_doc_ids(self, reply: DocIds, asked: int, trail: Trail) -> None:
         """Looks at document ids in their compact form; the arguments are those of ``check_range``."""
         count = 0
         for run in reply.runs:
@@ -124,13 +124,11 @@ class Verifier:
             if again is not None:
                 self.twice += 1
                 self._tell(f"document id {shared}{again:016x} came twice")
-            before = trail.last_doc_id
-            # Another prefix was set meanwhile, or another node answers: then there is no order.
-            comparable = mark.losses == losses == trail.losses_of_doc_ids and doc_id[:4] == before[:4]
-            if comparable and doc_id <= before:
+            before = trail.doc_ids.get(shared)
+            if before is not None and first <= before:
                 self.disordered += 1
-                self._tell(f"document id {doc_id} came after {before}")
-            trail.losses_of_doc_ids, trail.last_doc_id = losses, f"{shared}{last:016x}"
+                self._tell(f"document id {doc_id} came after {shared}{before:016x}")
+            trail.doc_ids[shared] = last
         self.ids += count
         if count != asked:
             self.malformed += 1

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from idalloc.cli._options import Server, Timeout, count, seconds, settings, whole_number
+from idalloc.cli._options import Log, Server, Timeout, count, opening_log, seconds, settings, whole_number
 
 SCENARIOS = ("unary", "stream", "docids", "mixed")
 
@@ -75,6 +75,7 @@ def bench(
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE.html", parser=_file, help="Write a page with charts.")
     ] = None,
+    log: Log = None,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, in ghz's shape.")] = False,
@@ -88,29 +89,35 @@ def bench(
         raise typer.BadParameter("say either --duration or --total", context)
     target, limit = settings(context, server, timeout)
     try:
+        from idalloc._log import IssuedLog
         from idalloc.bench import _chart, _engine, _plan, _report
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "hdrh":
             raise
         print("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'", file=sys.stderr)
         raise typer.Exit(2) from error
-    done = _engine.run(
-        _plan.Plan(
-            target,
-            scenario=scenario,
-            sequence=sequence,
-            id_count=id_count,
-            total_ids=total_ids,
-            chunk=chunk,
-            concurrency=concurrency,
-            connections=connections,
-            duration=duration or 10.0,
-            total=total,
-            warm_up=warm_up,
-            timeout=limit,
-            verify=verify,
-        )
+    plan = _plan.Plan(
+        target,
+        scenario=scenario,
+        sequence=sequence,
+        id_count=id_count,
+        total_ids=total_ids,
+        chunk=chunk,
+        concurrency=concurrency,
+        connections=connections,
+        duration=duration or 10.0,
+        total=total,
+        warm_up=warm_up,
+        timeout=limit,
+        verify=verify,
     )
+    with opening_log(context):
+        issued = None if log is None else IssuedLog(log)
+    try:
+        done = _engine.run(plan, issued)
+    finally:
+        if issued is not None:
+            issued.close()
     report = json.dumps(_report.to_json(done), indent=2, ensure_ascii=False) + "\n"
     if output is not None:
         output.write_text(report, encoding="utf-8")

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -62,6 +63,13 @@ Timeout = Annotated[
     str | None,
     typer.Option(metavar="DURATION", help="How long a call may take: 5s, unless IDALLOC_TIMEOUT says otherwise."),
 ]
+Log = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write down what was issued in a new file, for `idalloc verify`: JSON lines in a .jsonl, else binary.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the reply as JSON, numbers of 64 bits as text.")]
 
 
@@ -107,12 +115,27 @@ def settings(context: typer.Context, server: str | None, timeout: str | None) ->
 
 
 @contextmanager
-def connect(context: typer.Context, server: str | None, timeout: str | None) -> Iterator["Client"]:
+def opening_log(context: typer.Context) -> Iterator[None]:
+    """Tells what is wrong with the file of --log, in a block that opens it."""
+    try:
+        yield
+    except FileExistsError:
+        raise typer.BadParameter("the file exists, and no log is overwritten", context, param_hint="'--log'") from None
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be written: {error.strerror}", context, param_hint="'--log'") from None
+
+
+@contextmanager
+def connect(
+    context: typer.Context, server: str | None, timeout: str | None, log: Path | None = None
+) -> Iterator["Client"]:
     """Makes the client that the options ask for. Its errors are told in the words of the command line."""
     from idalloc import Client, DeadlineExceeded, InvalidRequest  # a verb that needs them; `health` and `--help` do not
 
     target, limit = settings(context, server, timeout)
-    with Client(target, timeout=limit) as client:
+    with opening_log(context):
+        client = Client(target, timeout=limit, log=log)
+    with client:
         try:
             yield client
         except InvalidRequest as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from idalloc.cli import _output
-from idalloc.cli._options import Json, Server, Timeout, connect, count_or_default, whole_number
+from idalloc.cli._options import Json, Log, Server, Timeout, connect, count_or_default, whole_number
 from idalloc.cli._options import count as read_count
 
 Sequence = Annotated[str, typer.Argument(metavar="SEQUENCE", help="The sequence's name.")]
@@ -72,6 +72,7 @@ def allocate(
         str | None,
         typer.Option(metavar="UUID", parser=_request_id, help="The same command with the same one gets the same ids."),
     ] = None,
+    log: Log = None,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
@@ -86,9 +87,8 @@ def allocate(
 
     _one_form(context, ranges, texts)
     view = RANGE_VIEW_TEXTS if texts else RANGE_VIEW_BASIC
-    with connect(context, server, timeout) as client:
-        request = range_request(sequence, count, request_id=request_id, view=view)
-        reply = client._call(lambda stubs: stubs.ids.AllocateRange, request)
+    with connect(context, server, timeout, log) as client:
+        reply = client._allocate(range_request(sequence, count, request_id=request_id, view=view))
     if as_json:
         _output.write_json(reply)
     elif texts:
@@ -107,6 +107,7 @@ def stream(
     ] = 0,
     ranges: Ranges = False,
     texts: Texts = False,
+    log: Log = None,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
@@ -122,7 +123,7 @@ def stream(
     _one_form(context, ranges, texts)
     view = RANGE_VIEW_TEXTS if texts else RANGE_VIEW_BASIC
     periods: dict[str, None] = {}
-    with connect(context, server, timeout) as client, _output.progress(total) as advance:
+    with connect(context, server, timeout, log) as client, _output.progress(total) as advance:
         replies = client._stream(
             lambda stubs: stubs.ids.StreamRanges,
             stream_ranges_request(sequence, chunk, view),
@@ -147,6 +148,7 @@ def docid(
     count: Count = 1,
     offset: Annotated[int, Uint16] = 0,
     increment: Annotated[int, Uint16] = 0,
+    log: Log = None,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
@@ -159,10 +161,10 @@ def docid(
     from idalloc._messages import doc_ids_request, stream_doc_ids_request
     from idalloc.v1.id_allocator_pb2 import DOC_ID_VIEW_IDS
 
-    with connect(context, server, timeout) as client:
+    with connect(context, server, timeout, log) as client:
         if count <= ONE_MESSAGE and as_json:
             request = doc_ids_request(count, offset, increment, DOC_ID_VIEW_IDS)
-            _output.write_json(client._call(lambda stubs: stubs.ids.GenerateDocId, request))
+            _output.write_json(client._generate(request))
         elif count <= ONE_MESSAGE:
             _output.write_lines(client.doc_ids(count, offset=offset, increment=increment))
         else:

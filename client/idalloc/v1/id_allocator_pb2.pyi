@@ -214,6 +214,7 @@ class AllocateRangeResponse(_message.Message):
     NOTICE_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     PERIOD_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The sequence's generation. It grows when a sequence's settings change, when it is advanced, and when it is deleted
     and created again.
@@ -223,6 +224,12 @@ class AllocateRangeResponse(_message.Message):
     period: _builtins.str
     """The period whose counter gave these ids, where the sequence has a reset: the same number comes again in the next
     one. Such as "2026", "2026-11" or "2026-11-21".
+    """
+    node: _builtins.int
+    """Which process took the range: 2^32 times the prefix, plus the start timestamp, which it claimed when it started. No
+    two processes on one store ever have the same, and it stays what it was when the prefix is changed. Where the
+    ordering is ORDERING_RISING_PER_NODE, it is the ranges of one node that rise in the order of calls. A request_id's
+    repeated ids carry the node that answers. 0 means unknown: the server is older than this field.
     """
     @_builtins.property
     def range(self) -> Global___IdRange:
@@ -252,10 +259,11 @@ class AllocateRangeResponse(_message.Message):
         notice: _notice_pb2.SessionStateChanged | None = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
         period: _builtins.str = ...,
+        node: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "range", b"range", "use_within", b"use_within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "notice", b"notice", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "node", b"node", "notice", b"notice", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -309,12 +317,15 @@ class StreamRangesResponse(_message.Message):
     ORDERING_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     PERIOD_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The sequence's generation, as in AllocateRangeResponse."""
     ordering: Global___Ordering.ValueType
     """The order that this range was given under."""
     period: _builtins.str
     """As in AllocateRangeResponse."""
+    node: _builtins.int
+    """Which process took the range, as in AllocateRangeResponse; all chunks of one stream have the same."""
     @_builtins.property
     def range(self) -> Global___IdRange:
         """The ids of this chunk."""
@@ -336,10 +347,11 @@ class StreamRangesResponse(_message.Message):
         ordering: Global___Ordering.ValueType = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
         period: _builtins.str = ...,
+        node: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range", "use_within", b"use_within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "node", b"node", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,86 @@
+"""A client that is killed has logged every id that it had: real processes, kill -9."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import issued_log
+from tests.processes import environment, running
+
+# Prints each id, at once, after it got it. A line that is not whole was cut by the kill.
+LOOPS = {
+    "ranges": """
+while True:
+    for value in client.allocate_range("orders", 3):
+        tell(value)
+""",
+    "pool": """
+for value in client.ids("orders"):
+    tell(value)
+""",
+    "streams": """
+while True:
+    for ids in client.stream_ranges("orders", 100, 7):
+        for value in ids:
+            tell(value)
+""",
+    "documents": """
+while True:
+    for value in client.doc_ids(3):
+        tell(value)
+""",
+    "tasks": """
+import asyncio
+
+async def caller(client):
+    while True:
+        for value in await client.allocate_range("orders", 2):
+            tell(value)
+
+async def main():
+    client = idalloc.aio.Client(sys.argv[1], log=sys.argv[2] + ".tasks" + sys.argv[3])
+    await asyncio.gather(*(caller(client) for _ in range(10)))
+
+asyncio.run(main())
+""",
+}
+BEGIN = """
+import os, sys
+import idalloc
+
+def tell(value):
+    os.write(1, b"%s\\n" % str(value).encode())
+
+client = idalloc.Client(sys.argv[1], log=sys.argv[2] + sys.argv[3])
+"""
+
+
+def printed_before_the_kill(script: str, address: str, log: Path, lines: int) -> list[str]:
+    """Runs a client, kills it in the middle of its work, and returns what it printed."""
+    command = [sys.executable, "-c", BEGIN + script, address, str(log.with_suffix("")), log.suffix]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout
+        try:
+            begun = [process.stdout.readline() for _ in range(lines)]
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+        *rest, _ = process.stdout.read().split(b"\n")
+    return [line.decode().strip() for line in [*begun, *rest]]
+
+
+@pytest.mark.parametrize("ending", [".log", ".jsonl"])
+def test_every_id_that_a_killed_client_had_is_in_its_log(tmp_path: Path, ending: str) -> None:
+    with running(tmp_path) as server:
+        for turn, (loop, script) in enumerate(LOOPS.items()):
+            log = tmp_path / f"{loop}{ending}"
+            printed = printed_before_the_kill(script, server.address, log, 200 + 77 * turn)
+            logged = issued_log.read(log if loop != "tasks" else tmp_path / f"tasks.tasks{ending}")
+            ids = logged.texts if loop == "documents" else [str(value) for value in logged.ids]
+            assert len(printed) >= 200
+            assert set(printed) <= set(ids), loop
+            assert len(ids) == len(set(ids))
+            assert all(record.node > 0 and record.generation > 0 for record in logged.records if not record.doc_ids)

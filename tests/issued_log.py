@@ -1,0 +1,150 @@
+"""Reads logs of issued ids by their description alone, without the code that writes them."""
+
+import json
+import struct
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROW = 72
+
+
+class Record(NamedTuple):
+    """A record of either form.
+
+    Attributes:
+        name: The sequence, or for document ids the 12 characters that they share.
+        first: The first id, or serial.
+        request: What stands for the request id, 0 for none.
+    """
+
+    name: str
+    period: str
+    generation: int
+    node: int
+    first: int
+    step: int
+    id_count: int
+    asked: int
+    answered: int
+    rising: bool
+    doc_ids: bool
+    request: int
+
+    @property
+    def ids(self) -> range:
+        """The ids, or serials."""
+        return range(self.first, self.first + self.id_count * self.step, self.step)
+
+    @property
+    def texts(self) -> list[str]:
+        """The document ids."""
+        assert self.doc_ids
+        return [f"{self.name}{serial:016x}" for serial in self.ids]
+
+
+class Log(NamedTuple):
+    """A file.
+
+    Attributes:
+        cut: How many bytes at its end are a piece of a record only.
+    """
+
+    header: dict[str, Any]
+    records: list[Record]
+    cut: int
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids, in the order of the records."""
+        return [value for record in self.records for value in record.ids]
+
+    @property
+    def texts(self) -> list[str]:
+        """All document ids, in the order of the records."""
+        return [text for record in self.records for text in record.texts]
+
+
+def request_number(text: str) -> int:
+    """What stands for a request id in rows."""
+    return (uuid.UUID(text).int >> 64) | 1
+
+
+def read(path: Path) -> Log:
+    """Reads a file, which may end in the middle of anything."""
+    return parse(path.read_bytes())
+
+
+def parse(data: bytes) -> Log:
+    """Reads what is in a file."""
+    return _rows(data) if data.startswith(b"IDALLOC\x01") else _lines(data)
+
+
+def _lines(data: bytes) -> Log:
+    *lines, cut = data.split(b"\n")
+    header, *records = (json.loads(line) for line in lines)
+    return Log(header, [_record(**each) for each in records], len(cut))
+
+
+def _record(
+    *,
+    step: int,
+    count: int,
+    asked: int,
+    answered: int,
+    doc_id: str = "",
+    sequence: str = "",
+    period: str = "",
+    generation: int = 0,
+    first: int = 0,
+    node: int = 0,
+    rising: bool = False,
+    request_id: str = "",
+) -> Record:
+    name, first = (doc_id[:12], int(doc_id[12:], 16)) if doc_id else (sequence, first)
+    request = request_number(request_id) if request_id else 0
+    return Record(
+        name, period, generation, node, first, step, count, asked, answered, rising, doc_id != "", request
+    )  # fmt: skip
+
+
+def _rows(data: bytes) -> Log:
+    assert data[:8] == b"IDALLOC\x01"
+    length = int.from_bytes(data[8:12], "little")
+    header = json.loads(data[12 : 12 + length])
+    rows = _whole(data, 12 + length)
+    cut = (len(data) - rows) % ROW
+    return Log(header, list(_records(data, rows)), cut)
+
+
+def _records(data: bytes, at: int) -> Iterator[Record]:
+    names: dict[int, str] = {}
+    while at + ROW <= len(data):
+        kind, flags, nothing, number = struct.unpack_from("<BBHI", data, at)
+        generation, node, first, step, count, asked, answered = struct.unpack_from("<7q", data, at + 8)
+        [request] = struct.unpack_from("<Q", data, at + 64)
+        at += ROW
+        assert nothing == 0
+        if kind == 2:
+            if at + count > len(data):
+                return
+            name = data[at : at + count].decode()
+            assert names.setdefault(number, name) == name, "a number stands for two names"
+            at = _whole(data, at + count)
+            continue
+        assert kind == 1
+        name, _, period = names[number].partition("\x1f")
+        doc_ids = bool(flags & 2)
+        if doc_ids:
+            first += 2**63
+        yield Record(
+            name, period, generation, node, first, step, count, asked, answered, bool(flags & 1), doc_ids, request
+        )
+
+
+def _whole(data: bytes, end: int) -> int:
+    """Where the next row begins, behind zeros."""
+    rows = -(-end // ROW) * ROW
+    assert not data[end:rows].strip(b"\0")
+    return rows

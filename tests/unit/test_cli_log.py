@@ -1,0 +1,88 @@
+"""``--log``: what a command printed is in the file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from idalloc import cli
+from tests import issued_log
+from tests.unit.fake_server import FakeServer, serving
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    with serving() as server:
+        monkeypatch.setenv("IDALLOC_SERVER", server.target)
+        monkeypatch.delenv("IDALLOC_TIMEOUT", raising=False)
+        yield server
+
+
+@pytest.fixture(params=["issued.log", "issued.jsonl"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return tmp_path / str(request.param)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["allocate orders 5", "stream orders --total 5 --chunk 2", "stream orders --total 20000 --chunk 7000"],
+)
+def test_printed_ids_are_logged(line: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*line.split(), "--log", str(path)]) == 0
+    logged = issued_log.read(path)
+    assert [int(each) for each in capsys.readouterr().out.split()] == logged.ids
+    assert {record.name for record in logged.records} == {"orders"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "allocate orders 5 --texts",
+        "allocate orders 5 --json",
+        "allocate orders 5 --ranges",
+        "stream orders --total 5 --chunk 2 --texts",
+        "stream orders --total 5 --json",
+    ],
+)
+def test_whatever_they_are_printed_as(line: str, path: Path) -> None:
+    assert cli.main([*line.split(), "--log", str(path)]) == 0
+    assert issued_log.read(path).ids == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("count", ["1", "3", "25000"])
+def test_printed_document_ids_are_logged(count: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["docid", count, "--log", str(path)]) == 0
+    assert capsys.readouterr().out.split() == issued_log.read(path).texts
+
+
+@pytest.mark.parametrize("count", ["3", "25000"])
+def test_document_ids_as_json_are_logged(count: str, path: Path) -> None:
+    assert cli.main(["docid", count, "--json", "--log", str(path)]) == 0
+    assert len(issued_log.read(path).texts) == int(count)
+
+
+def test_a_request_id_is_in_it(path: Path) -> None:
+    request_id = "c0ffee00-1234-4000-8000-000000000001"
+    assert cli.main(["allocate", "orders", "--request-id", request_id, "--log", str(path)]) == 0
+    [record] = issued_log.read(path).records
+    assert record.request == issued_log.request_number(request_id)
+
+
+@pytest.mark.parametrize("line", ["allocate orders", "stream orders --total 5", "docid"])
+def test_no_file_is_overwritten(line: str, server: FakeServer, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text("mine")
+    assert cli.main([*line.split(), "--log", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "idalloc: Invalid value for '--log': the file exists, and no log is overwritten "
+        f"(see idalloc {line.split()[0]} --help)"
+    ]
+    assert path.read_text() == "mine"
+    assert not server.requests
+
+
+def test_a_file_that_cannot_be_made(tmp_path: Path, server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["allocate", "orders", "--log", str(tmp_path / "none" / "issued.log")]) == 2
+    assert "'--log': cannot be written: No such file or directory" in capsys.readouterr().err
+    assert not server.requests

@@ -1,0 +1,158 @@
+"""``aio.Client(log=)``: what a task got is in the file, whichever way it came."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import idalloc
+from idalloc.v1 import id_allocator_pb2 as pb
+from tests import issued_log
+from tests.full_disk import room_for
+from tests.unit.fake_server import FakeServer, serving
+
+REQUEST_ID = "c0ffee00-1234-4000-8000-000000000001"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(params=["issued.log", "issued.jsonl"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return tmp_path / str(request.param)
+
+
+@pytest.fixture
+async def client(server: FakeServer, path: Path) -> AsyncIterator[idalloc.aio.Client]:
+    async with idalloc.aio.Client(server.target, log=path, timeout=20) as client:
+        yield client
+
+
+async def test_a_range_is_one_record(server: FakeServer, client: idalloc.aio.Client, path: Path) -> None:
+    server.also = {"generation": 3, "ordering": pb.ORDERING_RISING}
+    server.period = "2026"
+    server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
+    assert await client.allocate_range("orders", 5) == range(1, 6)
+    assert await client.allocate_range("orders", 2, request_id=REQUEST_ID) == range(6, 8)
+    assert await client.allocate_texts("orders", 2) == ["T-0008", "T-0009"]
+    first, second, third = issued_log.read(path).records
+    assert (first.name, first.period, first.ids) == ("orders", "2026", range(1, 6))
+    assert (first.generation, first.node, first.rising) == (3, 7 << 32, True)
+    assert [first.request, second.request] == [0, issued_log.request_number(REQUEST_ID)]
+    assert third.ids == range(8, 10)
+    assert first.asked <= first.answered < second.asked
+
+
+async def test_callers_who_share_a_call_share_its_record(
+    server: FakeServer, client: idalloc.aio.Client, path: Path
+) -> None:
+    got = await asyncio.gather(*(client.allocate_range("orders", n) for n in range(1, 40)))
+    asked = [request.id_count for request in server.requests["AllocateRange"]]
+    logged = issued_log.read(path)
+    assert [record.id_count for record in logged.records] == asked
+    assert len(asked) < 39
+    assert sorted(value for ids in got for value in ids) == sorted(logged.ids)
+
+
+async def test_a_range_of_a_pool_is_logged_before_any_of_its_ids_is_given(
+    client: idalloc.aio.Client, path: Path
+) -> None:
+    ids = client.ids("orders")
+    for _ in range(300):
+        assert await anext(ids) in issued_log.read(path).ids
+    logged = issued_log.read(path)
+    assert logged.ids == list(range(1, max(logged.ids) + 1))
+    assert len(logged.records) < 100
+
+
+async def test_a_stream_is_a_record_for_each_range(server: FakeServer, client: idalloc.aio.Client, path: Path) -> None:
+    server.break_after = 2
+    got: list[int] = []
+    async for ids in client.stream_ranges("orders", 50, 10):
+        got += ids
+        assert got[-10:] == list(issued_log.read(path).records[-1].ids)
+    records = issued_log.read(path).records
+    assert got == [value for record in records for value in record.ids]
+    assert len(records) == 5
+    assert records[0].asked == records[1].asked <= records[1].answered < records[2].asked
+
+
+async def test_document_ids(client: idalloc.aio.Client, path: Path) -> None:
+    got = await client.doc_ids(3)
+    async for batch in client.stream_doc_ids(25, 10):
+        got += batch
+        assert issued_log.read(path).texts == got
+    assert len(issued_log.read(path).records) == 1 + 3
+
+
+async def all_of(stream: AsyncIterator[Any]) -> list[Any]:
+    return [each async for each in stream]
+
+
+WAYS: dict[str, Callable[[idalloc.aio.Client], Awaitable[Any]]] = {
+    "range": lambda client: client.allocate_range("orders", 3),
+    "request id": lambda client: client.allocate_range("orders", 3, exactly_once=True),
+    "texts": lambda client: client.allocate_texts("orders", 3),
+    "pool": lambda client: anext(client.ids("orders")),
+    "stream": lambda client: all_of(client.stream_ranges("orders", 3)),
+    "document ids": lambda client: client.doc_ids(3),
+    "stream of document ids": lambda client: all_of(client.stream_doc_ids(3)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_cannot_be_logged_is_given_to_nobody(way: str, client: idalloc.aio.Client, path: Path) -> None:
+    await client.allocate_range("orders", 3)
+    with room_for(path, 40), pytest.raises(OSError, match="issued"):
+        await WAYS[way](client)
+    assert issued_log.read(path).ids == [1, 2, 3]
+    await WAYS[way](client)
+    logged = issued_log.read(path)
+    assert logged.cut == 0
+    assert len(logged.records) == 2
+
+
+async def test_all_who_share_a_call_that_cannot_be_logged_are_told(
+    server: FakeServer, client: idalloc.aio.Client, path: Path
+) -> None:
+    await client.allocate_range("orders", 3)
+    with room_for(path, 40):
+        answers = await asyncio.gather(*(client.allocate_range("orders") for _ in range(20)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [OSError] * 20
+    assert len({id(answer) for answer in answers}) == 20
+    assert [request.id_count for request in server.requests["AllocateRange"]] == [3, 1, 19]  # no more ids are burned
+    assert issued_log.read(path).ids == [1, 2, 3]
+    after = await asyncio.gather(*(client.allocate_range("orders") for _ in range(20)))
+    assert {value for ids in after for value in ids} <= set(issued_log.read(path).ids)
+
+
+async def test_a_pool_goes_on_when_there_is_room_again(client: idalloc.aio.Client, path: Path) -> None:
+    ids = client.ids("orders")
+    before = {await anext(ids)}
+    with room_for(path, 40), pytest.raises(OSError, match="issued"):
+        for _ in range(10_000):
+            before.add(await anext(ids))
+    after = [await anext(ids) for _ in range(50)]
+    assert {*before, *after} <= set(issued_log.read(path).ids)
+    assert not before & {*after}
+
+
+def test_an_existing_file_is_refused(server: FakeServer, path: Path) -> None:
+    path.write_text("mine")
+    with pytest.raises(FileExistsError):
+        idalloc.aio.Client(server.target, log=path)
+    assert path.read_text() == "mine"
+
+
+async def test_it_ends_with_the_client(client: idalloc.aio.Client) -> None:
+    await client.allocate_range("orders", 3)
+    await client.close()
+    assert client._log
+    with pytest.raises(RuntimeError, match="closed"):
+        client._log.range(pb.AllocateRangeRequest(), pb.AllocateRangeResponse(), 0)
