@@ -47,6 +47,12 @@ format: .venv/ready ## put code and protos into the house's form
 test-mysql: .venv/ready ## compare with a live MySQL (not part of test)
 	IDALLOC_TEST_MYSQL=1 $(bin)/pytest -m mysql $(ARGS)
 
+faults: .venv/ready ## the long forms of the fault scenarios (about 20 minutes); writes docs/faults.md
+	IDALLOC_TEST_EXAMPLES=2000 $(bin)/pytest tests/faults tests/unit/test_state_machine.py --full $(if $(ARGS),$(ARGS),--document docs/faults.md)
+
+soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat
+	$(bin)/pytest tests/faults/test_soak.py --soak 600 $(ARGS)
+
 load: .venv/ready ## measure speed and memory
 	$(bin)/python -m tests.load.run $(ARGS)
 
@@ -76,7 +82,7 @@ baseline: .venv/ready .venv/googleapis ## accept the protos as they are as what 
 
 lock: ## choose the locked versions again (needs uv; ARGS=--upgrade for the newest)
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
-	$(lock) pyproject.toml --extra server --extra native --extra bench --group dev --output-file requirements/dev.txt
+	$(lock) pyproject.toml --extra server --extra native --extra bench --extra verify --group dev --output-file requirements/dev.txt
 	$(lock) pyproject.toml --extra server --extra native --group build --constraint requirements/dev.txt --output-file requirements/server.txt
 	$(lock) --group gen --output-file requirements/gen.txt
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
@@ -116,4 +122,4 @@ endef
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test lint type format test-mysql load bench-peers bench-growth gen gen-check generated baseline lock image clean
+.PHONY: help run test lint type format test-mysql load bench-peers bench-growth faults soak gen gen-check generated baseline lock image clean

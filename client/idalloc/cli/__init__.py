@@ -10,7 +10,7 @@ import typer
 # Before gRPC is imported: its core would print, in its own form, what is told here in one line, or mended by itself.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from idalloc.cli import _bench, _health, _node, _options, _sequences, _verbs
+from idalloc.cli import _bench, _health, _node, _options, _sequences, _verbs, _verify
 from idalloc.cli._plugins import Verbs
 
 # The command line's own errors, under their names in every version of typer.
@@ -32,6 +32,7 @@ app.add_typer(_sequences.app, name="sequences")
 app.command("parse", context_settings={"ignore_unknown_options": True})(_verbs.parse)
 app.add_typer(_node.app, name="node")
 app.command("bench")(_bench.bench)
+app.command("verify")(_verify.verify)
 app.command("health")(_health.health)
 
 

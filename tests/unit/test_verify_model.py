@@ -1,0 +1,172 @@
+"""The verifier, with so little memory that all of its ways are gone, beside a model that knows every single id."""
+
+import tempfile
+from collections import defaultdict
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import event, example, given
+from hypothesis import strategies as st
+
+from idalloc.verify._runs import Limits
+from idalloc.verify._verdict import verify
+from tests.unit.planted_logs import Planted, PlantedLog
+
+REQUESTS = [f"0000000{number}-0000-4000-8000-000000000000" for number in (1, 2)]
+LAST_VALUES = {"up": 40, "down": -40, "bills\x1f2026": 30}
+SEQUENCES = [("up", ""), ("down", ""), ("bills", "2026"), ("bills", "2027")]
+
+
+class Found(NamedTuple):
+    """What the model finds."""
+
+    twice: int
+    disordered: int
+    beyond: int
+    ids: int
+
+
+class Call(NamedTuple):
+    log: int
+    record: Planted
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Planted:
+    """A record anywhere, so that many of a few are at fault."""
+    sequence, period = draw(st.sampled_from(SEQUENCES))
+    asked = draw(st.integers(0, 40))
+    step = draw(st.sampled_from([1, 1, 1, 2, 3, 5]))
+    plain = draw(st.booleans())
+    return Planted(
+        draw(st.integers(-30, 30)),
+        draw(st.integers(1, 6)),
+        asked,
+        asked + draw(st.integers(0, 6)),
+        sequence,
+        period,
+        1 if plain else draw(st.integers(1, 3)),
+        -step if sequence == "down" else step,
+        draw(st.integers(0, 2)),
+        draw(st.booleans()),
+        "" if plain else draw(st.sampled_from(["", *REQUESTS])),
+    )
+
+
+@st.composite
+def orderly(draw: st.DrawFn) -> list[Planted]:
+    """Records as one node makes them, and now and then one that is not."""
+    made, value, now = list[Planted](), 1, 0
+    for _ in range(draw(st.integers(0, 30))):
+        count = draw(st.integers(1, 4))
+        made.append(Planted(value, count, now, now + draw(st.integers(1, 8)), "up", node=1))
+        value += count + draw(st.sampled_from([0, 0, 0, 1, -1]))
+        now += draw(st.integers(0, 3))
+    return sorted(made, key=lambda record: record.end)
+
+
+LOGS = st.lists(st.lists(records(), max_size=12) | orderly(), min_size=1, max_size=4)
+TINY = st.builds(Limits, st.sampled_from([1, 2, 7, 1000]), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 4, 1000]))
+
+
+def model(logs: list[list[Planted]]) -> Found:
+    calls = [Call(number, record) for number, log in enumerate(logs) for record in log]
+    # Ids by name, step and remainder; the same answer to the same request is there once.
+    answers = {
+        (record.name, record.ids, record.request_id or number): record for number, (_, record) in enumerate(calls)
+    }
+    lattices: defaultdict[str, defaultdict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
+    for record in answers.values():
+        step = abs(record.step)
+        lattices[record.name][step, record.first % step] += record.ids
+    twice = sum(len(ids) - len(set(ids)) for name in lattices.values() for ids in name.values())
+    twice += sum(
+        len(set(one) & set(other)) for name in lattices.values() for one, other in combinations(name.values(), 2)
+    )
+    beyond = sum(is_beyond(record) for _, record in calls)
+    ids = sum(len(set().union(*name.values())) for name in lattices.values())
+    return Found(twice, len([call for call in calls if is_late(call, calls)]) + fallen(calls), beyond, ids)
+
+
+def is_beyond(record: Planted) -> bool:
+    last = LAST_VALUES.get(record.name)
+    return last is None or (record.ids[-1] < last if record.step < 0 else record.ids[-1] > last)
+
+
+def is_late(call: Call, calls: list[Call]) -> bool:
+    late = call.record
+    for _, early in calls:
+        one_node = early.node == late.node != 0
+        related = early.name == late.name and (one_node or (early.rising and late.rising))
+        if related and not early.request_id and not late.request_id and early.end < late.asked:
+            sign = 1 if late.step > 0 else -1
+            if late.first * sign <= early.ids[-1] * sign:
+                return True
+    return False
+
+
+def fallen(calls: list[Call]) -> int:
+    """Generations of which an id lies before one of an older generation."""
+    found = 0
+    for name in {record.name for _, record in calls}:
+        ids: defaultdict[int, list[int]] = defaultdict(list)
+        for _, record in calls:
+            if record.name == name:
+                sign = 1 if record.step > 0 else -1
+                ids[record.generation] += [sign * value for value in record.ids]
+        for generation, own in ids.items():
+            found += any(max(ids[older]) >= min(own) for older in ids if older < generation)
+    return found
+
+
+def write(folder: Path, logs: list[list[Planted]]) -> list[Path]:
+    """Writes logs, every other one in JSON lines, and each with another idea of when the machine started."""
+    paths = []
+    for number, log in enumerate(logs):
+        path = folder / f"{number}{'.jsonl' if number % 2 else '.log'}"
+        paths.append(PlantedLog(log, boot_time=10**18 + number * 12_345).write(path))
+    export = ['{"idalloc_export": 1}']
+    for name, last in LAST_VALUES.items():
+        sequence, _, period = name.partition("\x1f")
+        more = f'"period": "{period}", ' if period else ""
+        export.append(f'{{"sequence": "{sequence}", {more}"last_value": "{last}", "generation": "1"}}')
+    paths.append(folder / "export")
+    paths[-1].write_text("\n".join(export))
+    return paths
+
+
+@pytest.mark.timeout(300)  # it writes and reads many files
+@given(LOGS, TINY)
+@example([[Planted(1, 3, 0, 1, "up", node=1), Planted(1, 1, 5, 6, "up", node=1)]], Limits(1, 1, 1))
+def test_it_finds_what_a_model_finds_that_knows_every_id(logs: list[list[Planted]], limits: Limits) -> None:
+    expected = model(logs)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write(Path(folder), logs)
+        little, much = verify(paths, limits), verify(paths)
+    for verdict in (little, much):
+        found = verdict.findings
+        assert (found.twice > 0, found.twice) == (expected.twice > 0, expected.twice)
+        assert found.beyond == expected.beyond
+        assert found.malformed == 0
+        assert verdict.records == sum(map(len, logs))
+        if not found.twice:
+            assert verdict.ids == expected.ids
+    # Order beyond what is in memory at a time may be missed, but nothing is accused wrongly.
+    assert much.findings.disordered == expected.disordered
+    assert little.findings.disordered <= expected.disordered
+    event(f"twice: {expected.twice > 0}, disordered: {expected.disordered > 0}")
+
+
+def test_order_is_known_beyond_what_is_in_memory(tmp_path: Path) -> None:
+    calls = [Planted(10 * number, 10, 5 * number, 5 * number + 7, "up", node=1) for number in range(200)]
+    early = Planted(10**6, 1, 3, 4, "down", step=-1, node=1)
+    late = Planted(10**6 + 1, 1, 900, 903, "down", step=-1, node=1)
+    ahead, behind = Planted(3, 1, 990, 995, "up", node=1, rising=True), Planted(1, 1, 997, 999, "up", rising=True)
+    logs = [sorted([*calls, late, ahead], key=lambda record: record.end), [early, behind]]
+    (tmp_path / "x").mkdir()
+    paths = write(tmp_path / "x", logs)
+    assert model(logs).disordered == 3  # the rising one is behind its node's, and another rising one is behind it
+    for most in (1, 16, 64, 1000):
+        assert verify(paths, Limits(most, 1000, 1000)).findings.disordered == 3
