@@ -42,12 +42,18 @@ from idalloc_server.domain.terms import Terms
 from idalloc_server.domain.uuid7 import Uuids
 from idalloc_server.role import Role
 from idalloc_server.store.open import open_store
+from idalloc_server.telemetry.logs import log_burned, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 
 # The share of drain_timeout after which streams that still run are told to go elsewhere.
 STREAMS_SHARE = 0.8
 # How soon a store that was away at the start is tried again.
 OPEN_AGAIN_SECONDS = 1.0
+# A stop closes the port when no call came for so long: one that came just then would be answered with CANCELLED, which
+# its caller need not try again. Those that were refused wait a second before they do.
+SILENT_SECONDS = 0.1
+# How long it waits for that, where callers do not wait.
+FALL_SILENT_SECONDS = 1.0
 # How long a stop waits for the store to take unused ids back.
 RELEASE_SECONDS = 5.0
 
@@ -139,6 +145,7 @@ class _Node:
     ) -> None:
         self._role = role
         self._server = server
+        self._can_turn_away = transport.can_turn_away(settings.transport)
         self._epoch = epoch
         terms = Terms(
             settings.lease_ttl,
@@ -172,7 +179,13 @@ class _Node:
             store_timeout=settings.store_timeout,
         )
         id_allocator = IdAllocatorServicer(
-            self._allocator, self._doc_ids, clock, settings.max_ids_per_call, self._request_ids, Uuids(clock)
+            self._allocator,
+            self._doc_ids,
+            clock,
+            settings.max_ids_per_call,
+            self._request_ids,
+            Uuids(clock),
+            start.node,
         )
         self._calls.wrap(id_allocator, _ID_ALLOCATOR)
         id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, server)
@@ -195,7 +208,8 @@ class _Node:
         try:
             async with asyncio.TaskGroup() as tasks:
                 jobs = (self._epoch.run(), self._allocator.run(), self._request_ids.run())
-                background = [tasks.create_task(job) for job in (*jobs, self._role.watch(self._counts))]
+                watches = (self._role.watch(self._counts), watch_burned(self._allocator.burned.pop_new))
+                background = [tasks.create_task(job) for job in (*jobs, *watches)]
                 await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
                 await self._server.start()
                 await self._role.join(self._doc_ids, welcome)
@@ -220,31 +234,41 @@ class _Node:
         return Counts(self._metrics, burned, self._allocator.lease_count)
 
     async def _drain(self) -> None:
-        """Refuses new calls, and lets running ones end; streams that last are told to go elsewhere."""
+        """Refuses new calls, sends connections elsewhere, and lets running calls end; streams that last are told to."""
         timeout = self._role.drain_timeout
         _log.info("draining", calls=self._metrics.in_flight, drain_timeout=timeout)
         await self._health.enter_graceful_shutdown()
         self._calls.drain()
+        await self._calls.fall_silent(SILENT_SECONDS, within=min(FALL_SILENT_SECONDS, timeout))
+        leaving = asyncio.create_task(self._server.stop(timeout)) if self._can_turn_away else None
         if not await self._calls.all_ended(within=timeout * STREAMS_SHARE):
             self._calls.end_streams()
             await self._calls.all_ended(within=timeout * (1 - STREAMS_SHARE))
         await self._server.stop(None)
+        if leaving:
+            await leaving
         # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count what they burn.
         await self._calls.all_ended(within=1)
 
     async def _release(self) -> None:
         """Gives back to the store what it may have back."""
         in_time = await self._has_released(self._close())
+        for burn in self._allocator.burned.pop_new():
+            log_burned(*burn)
         if await self._role.leave() and in_time:
             # Workers hold the prefix under one name: it is given up when none of them needs it any more.
             await self._has_released(self._epoch.release())
         self._role.left(self._counts())
 
     async def _close(self) -> None:
-        await self._registry.close()
-        await self._request_ids.close()
-        await self._allocator.close()
-        await self._doc_ids.close()
+        try:
+            await self._registry.close()
+            await self._request_ids.close()
+            await self._allocator.close()
+            await self._doc_ids.close()
+        finally:  # nothing is left, unless the time was too short
+            self._request_ids.abandon()
+            self._allocator.abandon()
 
     async def _has_released(self, work: Coroutine[None, None, None]) -> bool:
         """Does what the store may be too slow for, and returns whether it was not."""

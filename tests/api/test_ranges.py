@@ -9,6 +9,7 @@ import pytest
 from google.protobuf.message import Message
 
 from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import node_pb2
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.sequence import MAX_ID, Ordering, Reset, Sequence
@@ -30,6 +31,26 @@ async def test_a_range_says_all_that_the_contract_promises(served: Served) -> No
     assert reply.ordering == pb.ORDERING_RISING_PER_NODE
     assert not reply.HasField("notice")
     assert (list(reply.texts), reply.period) == ([], "")
+
+
+async def test_every_reply_names_the_process_that_took_its_range(served: Served) -> None:
+    started = (await served.node.GetNode(node_pb2.GetNodeRequest())).node
+    node = started.prefix * 2**32 + started.start_timestamp
+    assert started.prefix == 7
+    # Another prefix and another timestamp for document ids: it is the same process all the same.
+    change = node_pb2.UpdateNodeRequest(node=node_pb2.Node(prefix=8))
+    assert (await served.node.UpdateNode(change)).node.prefix == 8
+    create(served, "invoices", Sequence(reset=Reset.YEARLY))
+    requests = [
+        pb.AllocateRangeRequest(sequence="orders"),
+        pb.AllocateRangeRequest(sequence="orders", view=pb.RANGE_VIEW_TEXTS),
+        pb.AllocateRangeRequest(sequence="invoices"),
+        pb.AllocateRangeRequest(sequence="orders", request_id="11111111-aaaa-4111-8111-111111111111"),
+        pb.AllocateRangeRequest(sequence="orders", request_id="11111111-aaaa-4111-8111-111111111111"),
+    ]
+    assert [(await served.ids.AllocateRange(request)).node for request in requests] == [node] * 5
+    stream = served.ids.StreamRanges(pb.StreamRangesRequest(sequence="orders", total_id_count=30, chunk_id_count=10))
+    assert [reply.node async for reply in stream] == [node] * 3
 
 
 async def test_no_count_means_one(served: Served) -> None:
@@ -132,6 +153,9 @@ async def test_a_cancelled_stream_burns_one_chunk_at_most(served: Served) -> Non
         await asyncio.sleep(0.01)
     assert method.handled == {"CANCELLED": 1}
     assert served.allocator.burned.by_cause[Cause.CANCELLED] in (0, 1_000)
+    burned = list(served.allocator.burned.pop_new())
+    assert burned in ([], [("orders", "", Cause.CANCELLED, 1_000)])
+    assert sum(burn.id_count for burn in burned) == served.allocator.burned.by_cause.total()
 
 
 async def test_what_a_stream_gave_before_an_error_stays_valid(served: Served) -> None:

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.processes import IDALLOC, environment, running, serve_command
@@ -32,6 +33,16 @@ def test_a_native_server_is_healthy_serves_and_goes_on_after_a_restart(tmp_path:
             reply = ids_of(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=3), timeout=10)
             assert reply.range.first_id == first_id
             assert server.stop() == 0
+
+
+def test_a_client_that_knows_several_native_servers_is_served(tmp_path: Path) -> None:
+    with running(tmp_path, transport="native") as one, running(tmp_path, transport="native") as other:
+        with idalloc.Client(f"ipv4:{one.address},{other.address}") as client:
+            assert client.allocate_range("orders") == range(1, 2)
+            assert one.stop() == 0
+            assert client.allocate_range("orders") == range(2, 3)
+        with idalloc.Client(f"ipv4:///{one.address},{other.address}") as client:
+            assert client.allocate_range("orders") == range(3, 4)
 
 
 def test_sigterm_tells_those_who_watch_ends_streams_and_gives_unused_ids_back(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         max_ids_per_call: The most ids of a range, or of a batch of document ids without texts.
         request_ids: Issues ranges for requests with a request id.
         uuids: Makes UUIDs.
+        node: Which process this is, as its replies name it.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         max_ids_per_call: int,
         request_ids: RequestIds,
         uuids: Uuids,
+        node: int,
     ) -> None:
         self._allocator = allocator
         self._doc_ids = doc_ids
@@ -57,6 +59,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         self._max_ids = max_ids_per_call
         self._request_ids = request_ids
         self._uuids = uuids
+        self._node = node
 
     async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Context) -> pb.AllocateRangeResponse:
         """See id_allocator.proto."""
@@ -98,7 +101,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             try:
                 yield reply
             except GeneratorExit:
-                self._allocator.burned.add(Cause.CANCELLED, count)
+                self._allocator.burned.add(request.sequence, taken.period, Cause.CANCELLED, count)
                 raise
             left -= count
 
@@ -155,6 +158,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         issued.step = step
         issued.id_count = id_count
         reply.generation = generation
+        reply.node = self._node
         left = expires_at - self._clock.boot()
         reply.use_within.seconds = int(left) if left > 0 else 0
         reply.ordering = sequence.ordering  # type: ignore[assignment]

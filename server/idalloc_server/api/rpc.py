@@ -58,6 +58,19 @@ class Calls:
         """Ends running streams before their next message."""
         self._ending_streams = True
 
+    async def fall_silent(self, pause: float, within: float) -> None:
+        """Waits until no call came for a while: those who were refused wait before they try again, or are elsewhere.
+
+        Args:
+            pause: For how long none came, in seconds.
+            within: How long to wait at most, in seconds.
+        """
+        deadline = perf_counter() + within
+        known = -1
+        while known < self._metrics.started and perf_counter() + pause < deadline:
+            known = self._metrics.started
+            await asyncio.sleep(pause)
+
     async def all_ended(self, within: float) -> bool:
         """Waits for the calls that run, once new ones are refused.
 

@@ -162,6 +162,13 @@ class Allocator:
         lanes, self._lanes = self._lanes.values(), {}
         await self._close_lanes([part for lane in lanes for part in lane.parts])
 
+    def abandon(self) -> None:
+        """Burns all that is held, where there is no time to give it back. Nothing may be taken after this."""
+        lanes, self._lanes = self._lanes.values(), {}
+        for lane in lanes:
+            for part in lane.parts:
+                part.abandon()
+
     def _lane(self, sequence: str) -> Lane | Periods:
         if os.getpid() != self._pid:
             raise StoreUnavailable("this process is a fork of the server; it issues no ids")

@@ -1,7 +1,9 @@
-"""Ids that this node took and did not issue, by cause."""
+"""Ids that this node took and did not issue: of which sequence, and why."""
 
 from collections import Counter
+from collections.abc import Iterator
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Cause(StrEnum):
@@ -17,13 +19,43 @@ class Cause(StrEnum):
     WENT_BACKWARDS = "went_backwards"  # held of a sequence whose store went backwards
 
 
+class Burn(NamedTuple):
+    """Ids of one counter that were burned for one cause.
+
+    Attributes:
+        sequence: The sequence's name.
+        period: Which period's counter; empty where the sequence has no reset.
+        cause: Why.
+        id_count: How many.
+    """
+
+    sequence: str
+    period: str
+    cause: Cause
+    id_count: int
+
+
 class Burned:
-    """Counts burned ids by cause, for the whole process (P9)."""
+    """Counts burned ids, for the whole process by cause, and what is new by counter, too (P9).
+
+    What was told of a counter is not kept: there may be any number of them.
+
+    Attributes:
+        by_cause: All that were burned.
+    """
 
     def __init__(self) -> None:
         self.by_cause: Counter[Cause] = Counter()
+        self._new: Counter[tuple[str, str, Cause]] = Counter()
 
-    def add(self, cause: Cause, count: int) -> None:
+    def add(self, sequence: str, period: str, cause: Cause, count: int) -> None:
         """Counts ids that nobody will ever get."""
         if count:
             self.by_cause[cause] += count
+            self._new[sequence, period, cause] += count
+
+    def pop_new(self) -> Iterator[Burn]:
+        """Yields what was burned and was not yielded before. Each is taken out just before it is yielded."""
+        while self._new:
+            key, count = self._new.popitem()
+            yield Burn(*key, count)

@@ -35,6 +35,11 @@ class Start(NamedTuple):
     prefix: int
     timestamp: int
 
+    @property
+    def node(self) -> int:
+        """Both in one number, as replies name the process that took their ids."""
+        return self.prefix << 32 | self.timestamp
+
 
 class Epoch:
     """Claims start timestamps for this process, and keeps the prefix for its node.

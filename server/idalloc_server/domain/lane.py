@@ -133,11 +133,11 @@ class Lane:
             taken = await waiter.answer
         except asyncio.CancelledError:
             if not waiter.answer.cancelled() and waiter.answer.exception() is None:
-                self._burned.add(Cause.CANCELLED, count)
+                self._burned.add(self._title, self._period, Cause.CANCELLED, count)
             raise
         if self._clock.boot() >= taken.expires_at:
             # The process was paused between the taking and this line.
-            self._burned.add(Cause.EXPIRED, count)
+            self._burned.add(self._title, self._period, Cause.EXPIRED, count)
             raise StoreUnavailable(f"the lease of sequence {self._title!r} ended before the answer")
         return taken
 
@@ -176,7 +176,7 @@ class Lane:
 
     def drop(self, cause: Cause) -> None:
         """Burns what is left."""
-        self._burned.add(cause, self._lease.left)
+        self._burned.add(self._title, self._period, cause, self._lease.left)
         self._lease = Lease(self._period)
         self._reserve.dropped()
 
@@ -294,7 +294,7 @@ class Lane:
         try:
             self._marks.advance(self._name, grant)
         except StoreWentBackwards:
-            self._burned.add(Cause.WENT_BACKWARDS, grant.granted)
+            self._burned.add(self._title, self._period, Cause.WENT_BACKWARDS, grant.granted)
             raise
         self._sequence = grant.sequence
         self._rates.note(self._name, grant.last_value, grant.step)
@@ -331,7 +331,7 @@ class Lane:
         try:
             return await within(self._terms.store_timeout, call)
         except (StoreOutcomeUnknown, asyncio.CancelledError):
-            self._burned.add(Cause.UNKNOWN_OUTCOME, at_stake)
+            self._burned.add(self._title, self._period, Cause.UNKNOWN_OUTCOME, at_stake)
             raise
 
     def _serve(self, at_bound: bool, remaining: int, most: int) -> None:
@@ -355,7 +355,7 @@ class Lane:
                 answer.set_exception(StartsOver())
             else:
                 if remaining and not at_bound:  # of the last ids of all none is left behind
-                    self._burned.add(Cause.LEFTOVER, self._lease.skip_to(count))
+                    self._burned.add(self._title, self._period, Cause.LEFTOVER, self._lease.skip_to(count))
                 taken = self._lease.take(count, now)
                 if taken is not None:
                     answer.set_result(taken)
@@ -396,4 +396,4 @@ class Lane:
         except Refusal as error:
             _log.warning("tail_not_returned", sequence=self._title, ids=count, error=str(error))
         finally:
-            self._burned.add(Cause.NOT_RETURNED, lease.left - returned)
+            self._burned.add(self._title, self._period, Cause.NOT_RETURNED, lease.left - returned)

@@ -221,12 +221,12 @@ class Periods:
             if standing.generation == taken.generation:
                 return taken
         except asyncio.CancelledError:
-            self._shared.burned.add(Cause.CANCELLED, taken.id_count)
+            self._shared.burned.add(self._name, taken.period, Cause.CANCELLED, taken.id_count)
             raise
         except BaseException:
-            self._shared.burned.add(cause, taken.id_count)
+            self._shared.burned.add(self._name, taken.period, cause, taken.id_count)
             raise
-        self._shared.burned.add(cause, taken.id_count)
+        self._shared.burned.add(self._name, taken.period, cause, taken.id_count)
         return None
 
 

@@ -24,7 +24,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.format import compile_format
 from idalloc_server.domain.period import date_at
 from idalloc_server.domain.range import Range
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequence import Reset, Sequence
 from idalloc_server.domain.store import Allocation, Store, within
 
 # How many answers one statement writes down at most.
@@ -154,6 +154,11 @@ class RequestIds:
         if self._calls:
             await asyncio.wait([call.task for call in self._calls.values()])
 
+    def abandon(self) -> None:
+        """Burns what is still being written down, where there is no time to wait for it."""
+        for call in self._calls.values():
+            self._burn(call, Cause.UNKNOWN_OUTCOME)
+
     async def run(self) -> None:
         """Removes what is older than the window, for ever, in small batches. Its owner cancels it."""
         while True:
@@ -267,8 +272,10 @@ class RequestIds:
         return _Proof(standing.generation, standing.sequence, standing.expires_at)
 
     def _burn(self, call: _Call, cause: Cause) -> None:
-        if call.taken is not None:
-            self._allocator.burned.add(cause, call.taken.id_count)
+        taken = call.taken
+        if taken is not None:
+            period = taken.period if taken.sequence.reset != Reset.NEVER else ""  # not the date of its texts
+            self._allocator.burned.add(call.request.sequence, period, cause, taken.id_count)
             call.taken = None
 
 

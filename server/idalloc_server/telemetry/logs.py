@@ -1,9 +1,18 @@
 """Logs: JSON lines, or colours on a terminal; always on standard error."""
 
+import asyncio
 import logging
 import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
+
+# So many lines are written in one go, so that very many do not hold up the event loop.
+LINES_AT_ONCE = 100
+
+_log = structlog.get_logger("idalloc")
 
 
 def configure(level: str, **always: object) -> None:
@@ -24,6 +33,40 @@ def configure(level: str, **always: object) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         # It writes each line in one go: several processes may share the stream.
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Lossy(sys.stderr))),
         cache_logger_on_first_use=True,
     )
+
+
+class _Lossy:
+    """A stream that loses what cannot be written, as on a disk that is full: no log is worth a call, or the server."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
+async def watch_burned(pop_new: Callable[[], Iterable[tuple[str, str, str, int]]]) -> None:
+    """Logs each second which ids were burned, for ever. Its owner cancels it.
+
+    Args:
+        pop_new: Gives what is new, as ``log_burned`` takes it. What has not been taken of it stays new.
+    """
+    while True:
+        await asyncio.sleep(1)
+        for number, burn in enumerate(pop_new(), start=1):
+            log_burned(*burn)
+            if number % LINES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+
+def log_burned(sequence: str, period: str, cause: str, ids: int) -> None:
+    """Logs how many ids of a sequence, or of one period of it, were burned: no other line counts the same ones."""
+    _log.info("burned", sequence=sequence, **({"period": period} if period else {}), cause=str(cause), ids=ids)

@@ -52,6 +52,11 @@ class CallMetrics:
         return self.methods.setdefault(name, MethodCalls())
 
     @property
+    def started(self) -> int:
+        """How many calls began."""
+        return sum(calls.started for calls in self.methods.values())
+
+    @property
     def in_flight(self) -> int:
         """How many calls began and have not ended."""
         return sum(calls.started - calls.handled.total() for calls in self.methods.values())
