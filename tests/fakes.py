@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import Refusal, SequenceDeleted, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
 from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence
-from idalloc_server.domain.store import Allocation, Claim, Grant, Revision
+from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Seen
 from idalloc_server.domain.store import Row as StoredRow
 from idalloc_server.store.bounds import ids_left, moved_on, timestamps
 from tests.memory_rows import PrefixRow, Row, Written
@@ -141,14 +141,16 @@ class MemoryStore:
     async def open(self) -> None:
         await self._call("open", (), lambda: None)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
-        return await self._call("grant", (name, wanted, lease_ms), lambda: self._grant(name, wanted, lease_ms))
+    async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
+        return await self._call("grant", (name, wanted, lease_ms), lambda: self._grant(name, wanted, lease_ms, seen))
 
-    async def grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
+    async def grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
+    ) -> Grant | None:
         return await self._call(
             "grant_timestamps",
             (name, wanted, lease_ms, now, ahead),
-            lambda: self._grant_timestamps(name, wanted, lease_ms, now, ahead),
+            lambda: self._grant_timestamps(name, wanted, lease_ms, now, ahead, seen),
         )
 
     async def create(self, row: StoredRow) -> StoredRow:
@@ -243,22 +245,24 @@ class MemoryStore:
         row.lease_ms = max(row.lease_ms, lease_ms)
         return row
 
-    def _grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
+    def _grant(self, name: str, wanted: int, lease_ms: int, seen: Seen) -> Grant | None:
         row = self._granting(name, lease_ms)
         if row is None:
             return None
         sequence, before = row.sequence, row.counter(name)
         plain = PERIOD_MARK in name or (sequence.reset == Reset.NEVER and sequence.kind == Kind.COUNTER)
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value) if plain else 0
-        granted = wanted if wanted <= left else 0
+        granted = 0 if wanted > left or seen.is_ahead_of(before, row.generation) else wanted
         row.last_value = before + sequence.step * granted
         return Grant(row.last_value, granted, sequence, left - granted, row.generation, self._write(row))
 
-    def _grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
+    def _grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen
+    ) -> Grant | None:
         row = self._granting(name, lease_ms)
         if row is None:
             return None
-        if row.sequence.kind == Kind.COUNTER:
+        if row.sequence.kind == Kind.COUNTER or seen.is_ahead_of(row.counter(name), row.generation):
             return Grant(row.counter(name), 0, row.sequence, 0, row.generation, self._write(row))
         if self.tells_time:
             own = int(self.clock.wall() * row.sequence.kind.per_second)

@@ -26,9 +26,9 @@ class _Slow:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, *seen: Any) -> Grant | None:
         await asyncio.sleep(SECONDS)
-        return await self._store.grant(name, wanted, lease_ms)
+        return await self._store.grant(name, wanted, lease_ms, *seen)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

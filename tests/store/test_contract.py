@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid, StoreUnavailable
 from idalloc_server.domain.sequence import MAX_ID, Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store import Seen, Store
 from tests.store.backends import COLUMNS, GUIDE_TABLE, Opener
 from tests.store.rows import LOWEST, grant, ids_of, made
 
@@ -66,6 +66,46 @@ class TestGrant:
         assert (too_many.last_value, too_many.granted, too_many.remaining) == (0, 0, MAX_ID)
         everything = await grant(store, "s", MAX_ID)
         assert (everything.last_value, everything.granted, everything.remaining) == (MAX_ID, MAX_ID, 0)
+
+    @pytest.mark.parametrize(
+        ("row", "seen"),
+        [
+            ({"last_value": 10}, Seen(least=11)),
+            ({"last_value": 10, "generation": 3}, Seen(3, least=11)),
+            ({"last_value": 10, "generation": 2}, Seen(3, least=10)),
+            ({"last_value": 10}, Seen(2, least=5)),
+            ({"last_value": 10, "step": -1}, Seen(most=9)),
+            ({"last_value": LOWEST}, Seen(least=LOWEST + 1)),
+            ({"last_value": MAX_ID, "step": -1}, Seen(most=MAX_ID - 1)),
+        ],
+        ids=str,
+    )
+    async def test_a_counter_behind_what_was_seen_stays_where_it_is(
+        self, store: Store, opener: Opener, row: dict[str, int], seen: Seen
+    ) -> None:
+        await opener.put("s", **row)
+        for wanted in (0, 1, 1_000):
+            none = await store.grant("s", wanted, 1000, seen)
+            assert none is not None
+            assert (none.last_value, none.granted) == (row["last_value"], 0)
+
+    @pytest.mark.parametrize(
+        ("row", "seen"),
+        [
+            ({"last_value": 10}, Seen(0, least=10)),
+            ({"last_value": 10, "generation": 3}, Seen(3, least=9)),
+            ({"last_value": 10, "generation": 4}, Seen(3, least=LOWEST)),
+            ({"last_value": 10, "step": -1}, Seen(most=10)),
+        ],
+        ids=str,
+    )
+    async def test_a_counter_at_or_past_what_was_seen_goes_on(
+        self, store: Store, opener: Opener, row: dict[str, int], seen: Seen
+    ) -> None:
+        await opener.put("s", **row)
+        some = await store.grant("s", 2, 1000, seen)
+        assert some is not None
+        assert some.granted == 2
 
     @pytest.mark.parametrize(
         "row",

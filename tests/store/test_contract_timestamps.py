@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.sequence import Kind, Sequence
-from idalloc_server.domain.store import Grant, Store
+from idalloc_server.domain.store import Grant, Seen, Store
 from tests.store.backends import Opener
 from tests.store.conftest import ALL
 from tests.store.rows import grant, ids_of, made, row_of
@@ -101,3 +101,15 @@ async def test_a_grant_of_the_one_kind_is_none_of_the_other(store: Store) -> Non
 
 async def test_a_sequence_that_is_not_there_grants_none(store: Store) -> None:
     assert await store.grant_timestamps("missing", 1, 1000, NOW, 100) is None
+
+
+async def test_a_counter_behind_what_was_seen_stays_where_it_is(store: Store) -> None:
+    await store.create(made("s", MS))
+    last = (await take(store, 1)).last_value
+    for seen in (Seen(least=last + 1), Seen(2, least=last)):
+        none = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, seen)
+        assert none is not None
+        assert (none.granted, none.last_value) == (0, last)
+    some = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, Seen(1, least=last))
+    assert some is not None
+    assert some.last_value == NOW + 50

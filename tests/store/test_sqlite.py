@@ -3,6 +3,8 @@
 # ruff: noqa: ASYNC240 - a test may wait for a file
 
 import asyncio
+import errno
+import fcntl
 import os
 import sqlite3
 import stat
@@ -125,6 +127,25 @@ class TestFile:
         monkeypatch.setattr(sqlite3, "connect", lambda p, **options: connect(f"file:{p}?mode=ro", uri=True, **options))
         await refused(path, clock, "readonly database")
 
+    @pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="these locks are Linux's")
+    async def test_a_file_system_that_grants_one_lock_twice(
+        self, path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fcntl, "fcntl", lambda *_: b"")
+        await refused(path, clock, "grants one lock twice")
+        assert list(path.parent.iterdir()) == []
+
+    async def test_one_on_which_locks_cannot_be_tried_is_left_to_sqlite(
+        self, path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object) -> bytes:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+        store = SqliteStore(path, clock)
+        await store.open()
+        await store.close()
+
 
 async def refused(path: Path, clock: FakeClock, why: str) -> None:
     store = SqliteStore(path, clock)
@@ -173,6 +194,34 @@ class TestAReplacedFile:
         backup.replace(path)
         with pytest.raises(StoreWentBackwards):
             await store.grant("s", 1, 1000)
+
+    @pytest.mark.parametrize("beside", [["-wal"], ["-wal", "-shm"]])
+    async def test_nor_one_whose_log_was_removed(self, store: SqliteStore, path: Path, beside: list[str]) -> None:
+        await last_of(store, 10)
+        for each in beside:
+            path.with_name(path.name + each).unlink()
+        with pytest.raises(StoreWentBackwards, match="found no write-ahead log there"):
+            await store.grant("s", 1, 1000)
+
+    async def test_nor_one_whose_log_was_begun_anew(self, store: SqliteStore, path: Path) -> None:
+        await last_of(store, 10)
+        log = path.with_name(path.name + "-wal")
+        log.rename(log.with_name("old"))
+        log.touch()
+        with pytest.raises(StoreWentBackwards, match="found another write-ahead log there"):
+            await store.grant("s", 1, 1000)
+
+    async def test_one_behind_a_link_is_watched_where_it_is(self, tmp_path: Path, clock: FakeClock) -> None:
+        (tmp_path / "disk").mkdir()
+        (tmp_path / "link.db").symlink_to(tmp_path / "disk" / "ids.db")
+        store = SqliteStore(tmp_path / "link.db", clock)
+        await store.open()
+        await store.create(made("s"))
+        assert await last_of(store) == 1
+        (tmp_path / "disk" / "ids.db-wal").unlink()
+        with pytest.raises(StoreWentBackwards):
+            await store.grant("s", 1, 1000)
+        await store.close()
 
 
 class TestFailures:

@@ -247,3 +247,19 @@ class TestFork:
         assert allocator.take("orders", 1) is None
         with pytest.raises(StoreUnavailable):
             await allocator.allocate("orders", 1)
+
+
+async def test_a_node_that_saw_more_does_not_move_the_counter_past_what_another_saw(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    much, little = Allocator(store, clock, TERMS), Allocator(store, clock, TERMS)
+    await little.allocate("orders", 10)
+    await much.allocate("orders", 100_000)
+    await little.close()
+    await much.close()
+    store.rows["orders"].last_value = 5
+    with pytest.raises(StoreWentBackwards):
+        await much.allocate("orders", 1_000)
+    assert store.rows["orders"].last_value == 5
+    with pytest.raises(StoreWentBackwards):
+        await little.allocate("orders", 10)

@@ -310,13 +310,14 @@ class Lane:
 
     async def _write(self, wanted: int) -> Grant | None:
         lease_ms = int(self._terms.lease_ttl * 1000)
+        seen = self._marks.seen(self._name)
         if self._sequence.kind == Kind.COUNTER or not wanted:
-            call = self._store.grant(self._name, wanted, lease_ms)
+            call = self._store.grant(self._name, wanted, lease_ms, seen)
         else:
             unit = self._sequence.kind.per_second
             ahead = int(self._terms.max_clock_skew * unit)
             now = int(self._clock.wall() * unit)
-            call = self._store.grant_timestamps(self._name, wanted, lease_ms, now, ahead)
+            call = self._store.grant_timestamps(self._name, wanted, lease_ms, now, ahead, seen)
         return await self._within_timeout(call, at_stake=wanted)
 
     async def _make(self) -> None:

@@ -2,7 +2,7 @@
 
 from idalloc_server.domain.errors import StoreWentBackwards
 from idalloc_server.domain.sequence import PERIOD_MARK
-from idalloc_server.domain.store import Grant, Row
+from idalloc_server.domain.store import NOTHING, Grant, Row, Seen
 
 
 class Marks:
@@ -31,6 +31,14 @@ class Marks:
             if grant.generation < generation or behind:
                 raise self._backwards(name, f"value {grant.value_before} in generation {grant.generation}")
         self._marks[name] = (grant.generation, grant.last_value, _direction(grant.step))
+
+    def seen(self, name: str) -> Seen:
+        """Returns what the store must not be behind of."""
+        mark = self._marks.get(name)
+        if mark is None:
+            return NOTHING
+        generation, value, direction = mark
+        return Seen(generation, least=value) if direction > 0 else Seen(generation, most=value)
 
     def missing(self, name: str) -> StoreWentBackwards:
         """Returns the error for a sequence that was seen and is not in the store any more."""

@@ -42,6 +42,27 @@ class Grant(NamedTuple):
         return self.last_value - self.granted * self.step
 
 
+class Seen(NamedTuple):
+    """What a counter must not be behind of, for anything to be granted.
+
+    Attributes:
+        generation: Its generation is at least that.
+        least: It is at least there.
+        most: It is at most there.
+    """
+
+    generation: int = 0
+    least: int = -(2**63)
+    most: int = 2**63 - 1
+
+    def is_ahead_of(self, last_value: int, generation: int) -> bool:
+        """Whether a counter is behind."""
+        return generation < self.generation or not self.least <= last_value <= self.most
+
+
+NOTHING = Seen()
+
+
 class Row(NamedTuple):
     """A sequence, or the counter of one of its periods, as it lies in the store.
 
@@ -158,7 +179,7 @@ class Store(Protocol):
         """
         ...
 
-    async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
         """Moves a sequence's counter by ``wanted`` steps, in one atomic write; not at all where its bound is nearer.
 
         With ``wanted`` 0 the counter stays, and the answer tells the generation: this renews a lease. Of a sequence of
@@ -168,6 +189,8 @@ class Store(Protocol):
             name: The sequence's name.
             wanted: How many ids, at least 0.
             lease_ms: How long the ids will be kept in memory; the row remembers the longest of all.
+            seen: Where the counter is behind that, none are granted and it stays: or else it would be moved past what
+                another node saw, which then could not tell.
 
         Returns:
             What was granted, or None where there is no such sequence.
@@ -179,7 +202,9 @@ class Store(Protocol):
         """
         ...
 
-    async def grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
+    async def grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
+    ) -> Grant | None:
         """Grants timestamps: values of the clock that nobody had, in one atomic write.
 
         The first one is ``now``, or the one behind the counter where that is later; the last one lies at most
@@ -193,6 +218,7 @@ class Store(Protocol):
             lease_ms: As for ``grant``.
             now: The clock, in the unit of the sequence's kind.
             ahead: In the same unit.
+            seen: As for ``grant``.
 
         Returns:
             As ``grant``. ``remaining`` is what is left before max_value.

@@ -40,9 +40,10 @@ _WAY_DOWN = (
     f"LEAST(GREATEST(COALESCE(min_value, {DEFAULT_MIN_VALUE}), GREATEST(last_value, 0) - {_FARTHEST}), last_value)"
     " - last_value"
 )
-# $1 ids, or none where fewer are left, last_value is NULL, step is 0, or the row is no counter.
+# $1 ids, or none where fewer are left, last_value is NULL, step is 0, the row is no counter, or it is behind $4 to $6.
 _GRANTED = (
-    f"CASE WHEN $1 <= CASE WHEN COALESCE(mode, '{PERIOD}') = '{PERIOD}' THEN COALESCE("
+    f"CASE WHEN {_GENERATION} >= $4 AND last_value >= $5 AND last_value <= $6"
+    f" AND $1 <= CASE WHEN COALESCE(mode, '{PERIOD}') = '{PERIOD}' THEN COALESCE("
     f"CASE WHEN {_STEP} > 0 THEN ({_WAY_UP}) / {_STEP} WHEN {_STEP} < 0 THEN ({_WAY_DOWN}) / {_STEP} ELSE 0 END, 0)"
     " ELSE 0 END THEN $1 ELSE 0 END"
 )
@@ -54,7 +55,7 @@ _STORE_CLOCK = f"CAST(CURRENT_TIMESTAMP AS BIGINT) * {_UNIT}"
 _CLOCK = f"CASE WHEN $4 <= {_STORE_CLOCK} + $5 THEN $4 ELSE {_STORE_CLOCK} END"
 _BASE = f"GREATEST(last_value, {_CLOCK} - 1)"
 _TIMESTAMPS = (
-    f"CASE WHEN mode = '{TIMESTAMP}' AND last_value IS NOT NULL"
+    f"CASE WHEN mode = '{TIMESTAMP}' AND {_GENERATION} >= $6 AND last_value >= $7 AND last_value <= $8"
     f" THEN LEAST($1, GREATEST(LEAST({_MAX}, {_CLOCK} + $5) - {_BASE}, 0)) ELSE 0 END"
 )
 
@@ -104,12 +105,12 @@ class Statements:
         starts = crate_schema.STARTS.reference(schema)
         allocations = self._allocations = crate_schema.ALLOCATIONS.reference(schema)
 
-        # ids, lease_ms, name
+        # ids, lease_ms, name, what was seen
         self.grant = (
             f"UPDATE {sequences} SET granted = {_GRANTED}, last_value = last_value + {_STEP} * {_GRANTED},"
             f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2) WHERE name = $3 RETURNING {_GRANT}"
         )
-        # timestamps, lease_ms, name, now, ahead
+        # timestamps, lease_ms, name, now, ahead, what was seen
         self.grant_timestamps = (
             f"UPDATE {sequences} SET granted = {_TIMESTAMPS},"
             f" last_value = CASE WHEN {_TIMESTAMPS} > 0 THEN {_BASE} + {_TIMESTAMPS} ELSE last_value END,"

@@ -5,7 +5,7 @@ from typing import Any
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid, StoreOutcomeUnknown
 from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, Sequence
-from idalloc_server.domain.store import Allocation, Claim, Grant, Revision, Row
+from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
 from idalloc_server.store import crate_schema, crate_sql, settings
 from idalloc_server.store.bounds import LOWEST, ids_left, moved_on
 from idalloc_server.store.crate_http import CrateHttp
@@ -36,15 +36,23 @@ class CrateStore:
         """See ``Store.open``."""
         await crate_schema.set_up(self._http, self._schema)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
         """See ``Store.grant``."""
         wanted = wanted if wanted <= MAX_ID else 0  # so many are never left, and no BIGINT is that large
-        return _grant_of(name, await self._http.write(self._sql.grant, wanted, lease_ms, name))
+        return _grant_of(name, await self._http.write(self._sql.grant, wanted, lease_ms, name, *_held_all(seen)))
 
-    async def grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
+    async def grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
+    ) -> Grant | None:
         """See ``Store.grant_timestamps``."""
         rows = await self._http.write(
-            self._sql.grant_timestamps, min(wanted, MAX_ID), lease_ms, name, _held(now), min(ahead, MAX_STEP)
+            self._sql.grant_timestamps,
+            min(wanted, MAX_ID),
+            lease_ms,
+            name,
+            _held(now),
+            min(ahead, MAX_STEP),
+            *_held_all(seen),
         )
         grant = _grant_of(name, rows, of=(TIMESTAMP,))
         # Where the clock is past the bound already, what lies between them is lost.
@@ -231,6 +239,10 @@ def _row_of(row: Many[Any]) -> Row:
 def _held(value: int) -> int:
     """Returns the nearest number that CrateDB stores."""
     return max(LOWEST, min(value, MAX_ID))
+
+
+def _held_all(seen: Seen) -> tuple[int, int, int]:
+    return seen.generation, _held(seen.least), _held(seen.most)
 
 
 def _ms(seconds: float | None) -> int | None:

@@ -18,7 +18,7 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.sequence import Sequence
-from idalloc_server.domain.store import Allocation, Claim, Grant, Revision, Row
+from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
 from idalloc_server.store import sqlite_allocations, sqlite_rows, sqlite_schema
 from idalloc_server.store.sqlite_schema import code, is_busy, roll_back
 
@@ -49,7 +49,7 @@ class SqliteStore:
         self._busy_timeout = busy_timeout
         self._thread = ThreadPoolExecutor(1, "sqlite")
         self._connection: sqlite3.Connection | None = None
-        self._identity: tuple[int, int] | None = None
+        self._identities: dict[Path, tuple[int, int]] = {}
 
     @property
     def address(self) -> str:
@@ -60,13 +60,17 @@ class SqliteStore:
         """See ``Store.open``."""
         await self._call(self._open)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
         """See ``Store.grant``."""
-        return await self._grant(name, lambda db: sqlite_rows.grant(db, name, wanted, lease_ms))
+        return await self._grant(name, lambda db: sqlite_rows.grant(db, name, wanted, lease_ms, seen))
 
-    async def grant_timestamps(self, name: str, wanted: int, lease_ms: int, now: int, ahead: int) -> Grant | None:
+    async def grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
+    ) -> Grant | None:
         """See ``Store.grant_timestamps``."""
-        return await self._grant(name, lambda db: sqlite_rows.grant_timestamps(db, name, wanted, lease_ms, now, ahead))
+        return await self._grant(
+            name, lambda db: sqlite_rows.grant_timestamps(db, name, wanted, lease_ms, now, ahead, seen)
+        )
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
@@ -201,7 +205,7 @@ class SqliteStore:
             raise StoreUnreachable("the store is not open")
         try:
             db.execute(begin)
-            self._check_file()
+            self._check_files()
             answer = work(db)
         except (sqlite3.Error, OverflowError) as error:
             raise StoreRejected(f"SQLite at {self._path}: {error}", code=code(error)) from error
@@ -218,26 +222,31 @@ class SqliteStore:
             kind = StoreRejected if is_busy(error) else StoreOutcomeUnknown
             raise kind(f"SQLite at {self._path}, at the commit: {error}", code=code(error)) from error
 
-    def _check_file(self) -> None:
-        """Sees that the path still leads to the file that was opened.
+    def _check_files(self) -> None:
+        """Sees that the database and its write-ahead log are those that were opened.
 
-        One that was removed can be written to on and on, while another process starts a new one at 1.
+        One that was removed can be written to on and on, while another process starts a new one at 1, or goes on from
+        what was not in the log.
         """
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            raise _Replaced("no file there") from None
-        except OSError as error:
-            raise StoreRejected(f"the file {self._path} cannot be looked at: {error.strerror}") from error
-        if (found.st_dev, found.st_ino) != self._identity:
-            raise _Replaced("another file there")
+        for path, opened in self._identities.items():
+            what = "file" if path == self._path else "write-ahead log"
+            try:
+                found = _identity(path)
+            except FileNotFoundError:
+                raise _Replaced(f"no {what} there") from None
+            except OSError as error:
+                raise StoreRejected(f"the file {path} cannot be looked at: {error.strerror}") from error
+            if found != opened:
+                raise _Replaced(f"another {what} there")
 
     def _open(self) -> None:
         if self._connection is not None:
             return
         try:
             db = sqlite_schema.connect(self._path, self._busy_timeout)
-            found = self._path.stat()
+            db.execute("PRAGMA schema_version").fetchone()  # the first one to read makes the log
+            log = Path(f"{self._path.resolve()}-wal")
+            identities = {path: _identity(path) for path in (self._path, log)}
         except (OSError, sqlite3.Error) as error:
             if is_busy(error):
                 raise StoreRejected(f"SQLite at {self._path}: {error}", code=code(error)) from error
@@ -247,10 +256,15 @@ class SqliteStore:
                 f"cannot use {self._path} as a SQLite database: {why}; "
                 "choose a file that is idalloc's or new, in a folder that can be written to",
             ) from error
-        self._identity = (found.st_dev, found.st_ino)
+        self._identities = identities
         self._connection = db
 
     def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino

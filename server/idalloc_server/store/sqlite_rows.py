@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.sequence import PERIOD_MARK, Sequence
-from idalloc_server.domain.store import Grant, Revision, Row
+from idalloc_server.domain.store import Grant, Revision, Row, Seen
 from idalloc_server.store import settings
 from idalloc_server.store.bounds import ids_left, moved_on, timestamps
 
@@ -42,7 +42,7 @@ class _Found(NamedTuple):
         return self.row.last_value
 
 
-def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int) -> Grant | None:
+def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, seen: Seen) -> Grant | None:
     """See ``Store.grant``."""
     found = _granting(db, name)
     if found is None:
@@ -51,18 +51,18 @@ def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int) -> Gran
     left = 0
     if found.mode in (None, settings.PERIOD):
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value)
-    granted = wanted if wanted <= left else 0
+    granted = 0 if wanted > left or seen.is_ahead_of(before, found.row.generation) else wanted
     return _granted(db, found, lease_ms, before + granted * sequence.step, granted, left - granted)
 
 
 def grant_timestamps(
-    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int
+    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen
 ) -> Grant | None:
     """See ``Store.grant_timestamps``."""
     found = _granting(db, name)
     if found is None:
         return None
-    if found.mode != settings.TIMESTAMP:
+    if found.mode != settings.TIMESTAMP or seen.is_ahead_of(found.counter, found.row.generation):
         return _granted(db, found, lease_ms, found.counter, 0, 0)
     result = timestamps(found.counter, found.row.sequence.max_value, wanted, now, ahead)
     return _granted(db, found, lease_ms, result.last_value, result.granted, result.remaining)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.store.sqlite_locks import check_locks
 
 APPLICATION_ID = 0x69646C63  # "idlc": whose file it is
 
@@ -46,11 +47,12 @@ def connect(path: Path, busy_timeout: float) -> sqlite3.Connection:
         busy_timeout: How long a statement waits while another process writes, in seconds.
 
     Raises:
-        StartRefused: The file is of something else; nothing in it was changed.
+        StartRefused: The file is of something else, or on a file system that keeps no locks; nothing in it was changed.
         sqlite3.Error: It cannot be used.
         OSError: Its folder cannot be made.
     """
     made = _make_folder(path.parent)
+    check_locks(path)
     db = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None)
     try:
         db.execute("PRAGMA synchronous = FULL")
