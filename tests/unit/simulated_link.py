@@ -1,0 +1,227 @@
+"""A node's way to the store in a simulation: what happens to calls on it, and what was seen of them."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as Many
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen, Store
+from tests.unit.simulated_loop import SimulatedLoop
+
+if TYPE_CHECKING:
+    from tests.unit.simulation import World
+
+# How long a call is under way to the store, and its answer back.
+LATENCY = 0.001
+
+
+class Trouble(NamedTuple):
+    """What happens to one call of the store.
+
+    Attributes:
+        applied: How many times it is applied at once; the answer is the last one's.
+        error: What the caller gets in place of the answer.
+        before: Seconds until it is applied.
+        after: Seconds from then on until it is answered.
+        again: Seconds after which it is applied once more; 0 for never.
+    """
+
+    applied: int = 1
+    error: type[Refusal] | None = None
+    before: float = 0.0
+    after: float = 0.0
+    again: float = 0.0
+
+
+@dataclass
+class Ledger:
+    """What the store told one node, as seen on the way between them.
+
+    Attributes:
+        proofs: By counter and generation, when the last write that returned this generation was sent.
+        last: By counter, the last write that was answered.
+        behind: By counter, what was granted by a store that was behind what the node had seen (P3).
+        all: Where the counters were, and with which settings, after each write that was answered.
+        granted: How many ids the answers granted.
+        unknown: How many ids were asked for by writes whose outcome the node does not know.
+        returned: How many ids were given back, as the node was told.
+    """
+
+    proofs: dict[tuple[str, int], float] = field(default_factory=dict)
+    last: dict[str, Grant] = field(default_factory=dict)
+    behind: dict[str, list[range]] = field(default_factory=lambda: defaultdict(list))
+    all: list[tuple[str, int, Sequence]] = field(default_factory=list)
+    granted: int = 0
+    unknown: int = 0
+    returned: int = 0
+
+    def note(self, name: str, grant: Grant, sent: float) -> None:
+        """Notes the answer of a grant."""
+        self.granted += grant.granted
+        self.all.append((name, grant.last_value, grant.sequence))
+        seen = self.last.get(name)
+        if seen is not None and seen.step * grant.step > 0:
+            back = (seen.last_value - grant.value_before) * grant.step > 0
+            if back or grant.generation < seen.generation:
+                if grant.granted:
+                    self.behind[name].append(granted_ids(grant))
+                return
+        self.proofs[name, grant.generation] = sent
+        self.last[name] = grant
+
+    def note_tail(self, name: str, count: int, version: tuple[int, int]) -> None:
+        """Notes that a tail is given back: from now on the counter may be as low as where it starts."""
+        seen = self.last.get(name)
+        if seen is not None and seen.version == version:
+            self.last[name] = seen._replace(last_value=seen.last_value - count * seen.step, granted=0)
+
+
+def granted_ids(grant: Grant) -> range:
+    """Returns the ids of a grant."""
+    return range(grant.value_before + grant.step, grant.last_value + grant.step, grant.step)
+
+
+class Link:
+    """A node's way to the store: a ``Store`` that passes each call on, after the trouble that is set for it."""
+
+    def __init__(self, world: "World", store: Store, loop: SimulatedLoop) -> None:
+        self._world = world
+        self._store = store
+        self._loop = loop
+        self.ledger = Ledger()
+        self.cut = False
+        self.under_way = 0
+
+    @property
+    def address(self) -> str:
+        return "simulated:"
+
+    async def open(self) -> None:
+        await self._call("open")
+
+    async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
+        return await self._granting(name, wanted, "grant", name, wanted, lease_ms, seen)
+
+    async def grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
+    ) -> Grant | None:
+        return await self._granting(name, wanted, "grant_timestamps", name, wanted, lease_ms, now, ahead, seen)
+
+    async def create(self, row: Row) -> Row:
+        if not row.revised_by and row.name in self.ledger.last:  # by its first use, and not by people
+            self._world.problems.append(f"sequence {row.name!r}, which the node had seen, is created anew (P3)")
+        created: Row = await self._call("create", row)
+        return created
+
+    async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
+        await self._call("open_period", name, sequence, at_least, generation)
+
+    async def get(self, name: str) -> Row | None:
+        row: Row | None = await self._call("get", name)
+        return row
+
+    async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> "list[Row]":
+        rows: list[Row] = await self._call("list", prefix, after, most, deleted=deleted, periods=periods)
+        return rows
+
+    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+        row: Row | None = await self._call("revise", name, revision, change)
+        return row
+
+    async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+        stand: dict[str, Allocation] = await self._call("record", allocations)
+        return stand
+
+    async def recorded(self, request_id: str) -> Allocation | None:
+        stands: Allocation | None = await self._call("recorded", request_id)
+        return stands
+
+    async def forget_recorded(self, older_than: float, most: int) -> int:
+        count: int = await self._call("forget_recorded", older_than, most)
+        return count
+
+    async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
+        self.ledger.note_tail(name, count, version)
+        returned: bool = await self._call("give_back", name, count, version)
+        self.ledger.returned += count * returned
+        return returned
+
+    async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
+        claim: Claim = await self._call("claim_start", prefix, at_least, holder, stale_after)
+        return claim
+
+    async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
+        await self._call("keep_prefix", prefix, holder, stale_after)
+
+    async def release_prefix(self, prefix: int, holder: str) -> None:
+        await self._call("release_prefix", prefix, holder)
+
+    async def claimed_starts(self) -> dict[int, int]:
+        claimed: dict[int, int] = await self._call("claimed_starts")
+        return claimed
+
+    async def raise_start(self, prefix: int, last_start: int) -> None:
+        await self._call("raise_start", prefix, last_start)
+
+    async def now(self) -> float | None:
+        now: float | None = await self._call("now")
+        return now
+
+    async def close(self) -> None:
+        self.cut = True
+
+    async def _granting(self, name: str, wanted: int, method: str, *arguments: object) -> Grant | None:
+        sent = self._world.now
+        try:
+            grant: Grant | None = await self._call(method, *arguments)
+        except (StoreOutcomeUnknown, asyncio.CancelledError):
+            self.ledger.unknown += wanted
+            raise
+        if grant is not None:
+            self.ledger.note(name, grant, sent)
+        return grant
+
+    async def _call(self, method: str, *arguments: object, **options: object) -> Any:
+        if self.cut or self._world.down:
+            raise StoreUnreachable("the store cannot be reached")
+        answer = self._loop.create_future()
+        apply = lambda: getattr(self._store, method)(*arguments, **options)  # noqa: E731
+        self._world.store_loop.create_task(self._pass_on(method, apply, answer))
+        self.under_way += 1
+        try:
+            return await answer
+        finally:
+            self.under_way -= 1
+
+    async def _pass_on(self, method: str, apply: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
+        waiting = self._world.troubles[method]
+        trouble = waiting.popleft() if waiting else Trouble()
+        await asyncio.sleep(LATENCY + trouble.before)
+        result: Any = None
+        refusal: Refusal | None = None
+        try:
+            for _ in range(trouble.applied):
+                result = await self._world.watched(method, apply)
+        except Refusal as error:
+            refusal = error
+        if trouble.again:
+            asyncio.get_running_loop().create_task(self._again(method, apply, trouble.again))
+        if trouble.error is not None:
+            refusal = trouble.error("as it was to be")
+        await asyncio.sleep(LATENCY + trouble.after)
+        if answer.done() or self.cut:
+            return
+        if refusal is not None:
+            answer.set_exception(refusal)
+        else:
+            answer.set_result(result)
+
+    async def _again(self, method: str, apply: Callable[[], Awaitable[Any]], seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        with suppress(Refusal):
+            await self._world.watched(method, apply)

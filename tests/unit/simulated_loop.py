@@ -1,0 +1,130 @@
+"""An event loop in simulated time, one for each process of a simulation, so that each can be paused alone."""
+
+import asyncio
+import heapq
+from asyncio.events import _set_running_loop
+from collections import deque
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any
+
+_numbers = count()
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """Runs the callbacks of one process, when it is told to, and in the order in which they came.
+
+    Attributes:
+        paused: As by SIGSTOP: nothing runs until it is False again.
+        tasks: Those that have not ended.
+        errors: What asyncio would have logged.
+    """
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self.paused = False
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.errors: list[dict[str, Any]] = []
+        self._time = time
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+
+    @property
+    def next_timer(self) -> float | None:
+        """When the next timer is due; None where there is none, or nothing runs."""
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers and not self.paused else None
+
+    def run_ready(self) -> bool:
+        """Runs what is ready, what was received before what is due; returns whether anything was."""
+        if self.paused:
+            return False
+        while self._timers and self._timers[0][0] <= self._time():
+            self._ready.append(heapq.heappop(self._timers)[2])
+        if not self._ready:
+            return False
+        ready, self._ready = self._ready, deque()
+        _set_running_loop(self)
+        try:
+            for handle in ready:
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            _set_running_loop(None)
+        return True
+
+    # What asyncio asks of a loop, as far as a server without a network uses it.
+
+    def time(self) -> float:
+        return self._time()
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(_numbers), handle))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None, **_: Any
+    ) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and isinstance(task.exception(), AssertionError):
+            self.errors.append({"promise": task.exception()})
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """Runs it at once: no thread makes the order of things another one each time."""
+        done = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.errors.append(context)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """A cancelled timer is left out when its time comes."""
+
+
+def simulated_loop(time: Callable[[], float]) -> SimulatedLoop:
+    """Returns a new loop."""
+    return SimulatedLoop(time)  # type: ignore[abstract]

@@ -1,0 +1,292 @@
+"""Several nodes on one store in simulated time, with faults on the way between them: for ``test_state_machine``.
+
+Each node runs on a loop of its own, so that it can be paused while time goes on. The store runs apart: what was sent
+to it is applied at its time, also where the node gave the call up, is paused, or was killed.
+"""
+
+import asyncio
+import copy
+import sqlite3
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.doc_id import DocIds
+from idalloc_server.domain.epoch import Epoch
+from idalloc_server.domain.registry import Registry
+from idalloc_server.domain.request_ids import RequestIds
+from idalloc_server.domain.store import Store
+from idalloc_server.domain.terms import Terms
+from idalloc_server.store.sqlite import SqliteStore
+from tests.fakes import MemoryStore
+from tests.unit.simulated_link import LATENCY, Link, Trouble
+from tests.unit.simulated_loop import SimulatedLoop, simulated_loop
+
+_T = TypeVar("_T")
+
+TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+REQUEST_ID_WINDOW = 600.0
+EPOCH_WALL = 1_700_000_000.0
+# What goes on in a node besides calls: it keeps its prefix, drops idle lanes, and removes old request ids.
+JOBS = 3
+# As the server waits for the store at its end.
+RELEASE_SECONDS = 5.0
+
+
+class MachineClock:
+    """The clocks of one machine: its wall clock can be set, the other one cannot."""
+
+    def __init__(self, time: Callable[[], float], booted: float = 0.0) -> None:
+        self._time = time
+        self._booted = booted
+        self.set_by = 0.0
+
+    def boot(self) -> float:
+        return self._time() + self._booted
+
+    def wall(self) -> float:
+        return EPOCH_WALL + self._time() + self.set_by
+
+
+class Node:
+    """One process of the server, without its network.
+
+    Attributes:
+        doc_ids: None until the node has started.
+        callers: Who waits for an answer.
+        issued_count: How many of the ids that it took were issued.
+        took_requests: Whether it was ever asked with a request id.
+        closing: Whether it is told to end.
+    """
+
+    def __init__(self, world: "World", number: int, prefix: int) -> None:
+        self.name = f"node {number}"
+        self.loop = simulated_loop(lambda: world.now)
+        self.clock = MachineClock(lambda: world.now, booted=1000.0 * number)
+        self.link = Link(world, world.connect(), self.loop)
+        self.allocator = Allocator(self.link, self.clock, TERMS)
+        self.registry = Registry(self.link, self.clock, self.allocator, store_timeout=TERMS.store_timeout)
+        self.request_ids = RequestIds(
+            self.allocator,
+            self.link,
+            self.clock,
+            node=self.name,
+            window=REQUEST_ID_WINDOW,
+            store_timeout=TERMS.store_timeout,
+        )
+        self.epoch = Epoch(self.link, self.clock, prefix=prefix, holder=self.name, max_clock_skew=60.0)
+        self.doc_ids: DocIds | None = None
+        self.callers: list[asyncio.Task[Any]] = []
+        self.issued_count = 0
+        self.took_requests = False
+        self.closing = False
+        self._jobs: list[asyncio.Task[Any]] = []
+
+    async def start(self) -> None:
+        """Claims a start timestamp, and begins what goes on besides calls."""
+        self.doc_ids = DocIds(self.epoch, await self.epoch.start())
+        for job in (self.epoch.run(), self.allocator.run(), self.request_ids.run()):
+            self._jobs.append(self.loop.create_task(job))
+
+    def drop_idle_lanes(self) -> None:
+        """Begins to, as its own job does now and then."""
+        job = self.loop.create_task(self.allocator.drop_idle_lanes())
+        self._jobs.append(job)
+        job.add_done_callback(self._jobs.remove)
+
+    async def close(self) -> None:
+        """Ends as the server does: callers first, then tails go back."""
+        assert self.doc_ids
+        self.closing = True
+        for task in (*self.callers, *self._jobs):
+            task.cancel()
+        await asyncio.sleep(LATENCY)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_SECONDS):
+                try:
+                    await self.registry.close()
+                    await self.request_ids.close()
+                    await self.allocator.close()
+                    await self.doc_ids.close()
+                finally:
+                    self.request_ids.abandon()
+                    self.allocator.abandon()
+        await self.epoch.release()
+
+    @property
+    def held(self) -> int:
+        """How many ids it has in memory."""
+        return sum(part._lease.left for lane in self.allocator._lanes.values() for part in lane.parts)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way."""
+        return not self.callers and not self.link.under_way and len(self.loop.tasks) == len(self._jobs) == JOBS
+
+
+class World:
+    """The time, the store, and all loops.
+
+    Args:
+        path: The file of a SQLite store; None for a store in memory.
+
+    Attributes:
+        now: Seconds on everybody's clock that cannot be set, from whatever beginning.
+        down: Whether the store cannot be reached.
+        troubles: What happens to the next calls, by method.
+        nodes: Those that live.
+        problems: What broke a promise where nobody waits for it.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.now = 0.0
+        self.down = False
+        self.problems: list[str] = []
+        self.troubles: dict[str, deque[Trouble]] = defaultdict(deque)
+        self.nodes: list[Node] = []
+        self.gone: list[Node] = []
+        self.store_loop = simulated_loop(lambda: self.now)
+        self.clock = MachineClock(lambda: self.now)
+        self._one_at_a_time = asyncio.Lock()
+        self._path = path
+        self._stores: list[Store] = []
+        self._started = 0
+        self._restores = 0
+        self.memory = MemoryStore(self.clock) if path is None else None
+        if path is not None:
+            self.direct = self.connect()
+
+    @property
+    def loops(self) -> list[SimulatedLoop]:
+        return [self.store_loop, *(node.loop for node in self.nodes)]
+
+    def connect(self) -> Store:
+        """Returns the store, or an open connection to it."""
+        if self.memory is not None:
+            return self.memory
+        assert self._path
+        store = SqliteStore(self._path, self.clock)
+        self._stores.append(store)
+        self.finish(self.store_loop, store.open())
+        return store
+
+    def start_node(self, prefix: int) -> Node | None:
+        """Starts a node; None where it was refused."""
+        self._started += 1
+        node = Node(self, self._started, prefix)
+        self.nodes.append(node)
+        if self.finish(node.loop, node.start()) is None and node.doc_ids:
+            return node
+        self.kill(node)
+        return None
+
+    def kill(self, node: Node) -> None:
+        """As kill -9 does: what it sent is still applied."""
+        node.link.cut = True
+        node.loop.paused = True
+        self.nodes.remove(node)
+        self.gone.append(node)
+
+    def settle(self) -> None:
+        """Lets all do what they can do now."""
+        while sum(loop.run_ready() for loop in self.loops):
+            pass
+        self.problems += [str(error) for loop in self.loops for error in loop.errors]
+        assert not self.problems, self.problems
+
+    def pass_time(self, seconds: float) -> None:
+        """Lets time pass."""
+        end = self.now + seconds
+        self.settle()
+        while due := [when for loop in self.loops if (when := loop.next_timer) is not None and when <= end]:
+            self.now = max(self.now, min(due))
+            self.settle()
+        self.now = end
+
+    def finish(self, loop: SimulatedLoop, work: Coroutine[Any, Any, Any]) -> BaseException | None:
+        """Lets time pass until something is done, and returns what it failed with."""
+        task = loop.create_task(work)
+        self.settle()
+        while not task.done():
+            due = [when for each in self.loops if (when := each.next_timer) is not None]
+            assert due, "it waits for what never comes"
+            self.pass_time(max(0.0, min(due) - self.now))
+        return task.exception()
+
+    def heal(self) -> None:
+        """Ends all troubles that were set and did not happen."""
+        self.down = False
+        self.troubles.clear()
+
+    async def watched(self, method: str, apply: Callable[[], Awaitable[Any]]) -> Any:
+        """Has the store do something, and sees that no counter moves back but by a tail (P2)."""
+        if self.memory is None:
+            return await apply()
+        async with self._one_at_a_time:
+            return await self._watched(self.memory, method, apply)
+
+    async def _watched(self, memory: MemoryStore, method: str, apply: Callable[[], Awaitable[Any]]) -> Any:
+        before = {name: (row.last_value or 0, row.sequence.step) for name, row in memory.rows.items()}
+        try:
+            return await apply()
+        finally:
+            for name, (value, step) in before.items():
+                row = memory.rows.get(name)
+                if row is None:
+                    continue  # The store was restored meanwhile.
+                if method != "give_back" and ((row.last_value or 0) - value) * step < 0:
+                    self.problems.append(f"the counter {name!r} moved back from {value} to {row.last_value} (P2)")
+
+    def copy_store(self) -> Any:
+        """Returns a backup of the store."""
+        if self.memory is not None:
+            return _copied(self.memory.rows), _copied(self.memory.prefixes), dict(self.memory.allocations)
+        assert self._path
+        backup = sqlite3.connect(":memory:")
+        with sqlite3.connect(self._path) as live:
+            live.backup(backup)
+        live.close()
+        return backup
+
+    def restore(self, backup: Any) -> None:
+        """Puts a backup in place of the store, under the nodes."""
+        if self.memory is not None:
+            rows, prefixes, allocations = backup
+            self.memory.rows, self.memory.allocations = _copied(rows), dict(allocations)
+            self._restores += 1
+            for row in self.memory.rows.values():
+                row.version += 10**6 * self._restores  # as a restored CrateDB table is in a newer primary term
+            self.memory.prefixes.clear()
+            self.memory.prefixes.update(_copied(prefixes))
+            return
+        assert self._path
+        with sqlite3.connect(self._path) as live:
+            backup.backup(live)
+        live.close()
+
+    def end(self) -> None:
+        """Ends all loops, also those of nodes that were killed."""
+        for node in [*self.nodes, *self.gone]:
+            node.link.cut = True
+            node.loop.paused = False
+        loops = [node.loop for node in [*self.nodes, *self.gone]]
+        for loop in [*loops, self.store_loop]:
+            for _ in range(20):
+                for task in list(loop.tasks):
+                    task.cancel()
+                while loop.run_ready():
+                    pass
+        for store in self._stores:
+            self.finish(self.store_loop, store.close())
+
+
+def _copied(rows: dict[Any, _T]) -> dict[Any, _T]:
+    return {key: copy.copy(row) for key, row in rows.items()}
+
+
+def counter_name(sequence: str, period: str) -> str:
+    """Returns the name of the row that ids come from."""
+    return f"{sequence}\x1f{period}" if period else sequence
