@@ -1,0 +1,264 @@
+"""Someone who means no good, in a process of its own.
+
+python -m tests.faults.attack '{"target": "127.0.0.1:50051", "attack": "connections", "count": 1000}'
+
+It prints what came of it as JSON, and keeps open what it opened until its standard input ends; then it prints how many
+of its connections the server had kept.
+"""
+
+import json
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import grpc
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from tests.faults import http2
+
+MAX_INT64 = 2**63 - 1
+ORDERS = pb.AllocateRangeRequest(sequence="orders").SerializeToString()
+# Streams that end only when everything was read.
+ENDLESS = {
+    "StreamRanges": pb.StreamRangesRequest(
+        sequence="unread", total_id_count=2**50, chunk_id_count=10_000, view=pb.RANGE_VIEW_TEXTS
+    ),
+    "StreamDocIds": pb.StreamDocIdsRequest(total_id_count=2**50, chunk_id_count=10_000, view=pb.DOC_ID_VIEW_FULL),
+}
+# How much a stream may send: nothing at all, what is usual, and all that it has.
+WINDOWS = (0, 65_535, 2**31 - 1)
+# A TLS client's first bytes: a record of type handshake, and the beginning of a hello.
+TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(32)
+LONG_NAME = "n" * 65_536
+# How many calls are sent at a time: as many as a server has to take from one connection.
+BATCH = 100
+# What is kept open to the end.
+OPEN: list[socket.socket] = []
+
+Seen = Counter[str]
+
+
+def slow_readers(target: str, number: int, **_others: Any) -> Seen:
+    """So many streams are opened and never read, each on a connection of its own."""
+    seen = Seen()
+    for turn in range(number):
+        method = list(ENDLESS)[turn % 2]
+        connection = http2.connect(target, WINDOWS[turn % 3])
+        connection.sendall(http2.headers(1, method) + http2.message(1, ENDLESS[method].SerializeToString()))
+        OPEN.append(connection)
+        seen["opened"] += 1
+    return seen
+
+
+def unread_calls(target: str, number: int, abreast: int, seconds: float, **_others: Any) -> Seen:
+    """Calls as fast as connections take them; no answer is ever read."""
+    deadline = time.monotonic() + seconds
+
+    def flood(_: int) -> Seen:
+        seen = Seen()
+        connection = http2.connect(target)
+        connection.settimeout(1)
+        OPEN.append(connection)
+        try:
+            for calls in _tiny_calls(number // abreast):
+                connection.sendall(b"".join(calls))
+                seen["sent"] += len(calls)
+                if time.monotonic() > deadline:
+                    break
+        except TimeoutError:
+            seen["took no more"] += 1
+        except ConnectionError:
+            seen["closed"] += 1
+        return seen
+
+    with ThreadPoolExecutor(abreast) as pool:
+        return sum(pool.map(flood, range(abreast)), Seen())
+
+
+def tiny_calls(target: str, number: int, seconds: float, **_others: Any) -> Seen:
+    """Calls as fast as they are answered, a hundred at a time."""
+    seen = Seen()
+    connection = http2.connect(target, 2**31 - 1)
+    connection.sendall(http2.frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1 - 65_535)))
+    deadline = time.monotonic() + seconds
+    for calls in _tiny_calls(number):
+        connection.sendall(b"".join(calls))
+        left = len(calls)
+        while left:
+            kind, flags, _, payload = http2.read_frame(connection)
+            if (kind == http2.HEADERS and flags & http2.END_STREAM) or kind == http2.RST_STREAM:
+                left -= 1
+            elif kind == http2.PING and not flags:
+                connection.sendall(http2.frame(http2.PING, http2.ACK, 0, payload))
+            elif kind == http2.DATA:
+                seen["answered"] += 1
+        if time.monotonic() > deadline:
+            break
+    connection.close()
+    return seen
+
+
+def connections(target: str, number: int, abreast: int, **_others: Any) -> Seen:
+    """So many connections are opened and dropped, in different states, several at a time."""
+    host, _, port = target.rpartition(":")
+    greeted = http2.PREFACE + http2.settings(65_535)
+    called = greeted + http2.headers(1, "StreamDocIds")
+    told = {
+        "nothing": b"",
+        "half a preface": http2.PREFACE[:12],
+        "preface": http2.PREFACE,
+        "settings": greeted,
+        "half a call": called,
+        "a call": called + http2.message(1, ENDLESS["StreamDocIds"].SerializeToString()),
+        "TLS": TLS_HELLO,
+        "HTTP/1": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    }
+    kinds = list(told.items())
+
+    def open_and_drop(turn: int) -> str:
+        kind, data = kinds[turn % len(kinds)]
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            try:
+                connection.sendall(data)
+            except ConnectionError:
+                return "refused"
+            if turn % 3 == 0:  # a reset instead of an end
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return kind
+
+    with ThreadPoolExecutor(abreast) as pool:
+        return Seen(pool.map(open_and_drop, range(number)))
+
+
+def large_messages(target: str, number: int, abreast: int, size: int, **_others: Any) -> Seen:
+    """Messages much longer than any request is."""
+    request = pb.AllocateRangeRequest(sequence="x" * size).SerializeToString()
+    return _codes(target, number, abreast, lambda _: ("AllocateRange", request))
+
+
+def half_messages(target: str, number: int, **_others: Any) -> Seen:
+    """Messages that are announced as the longest there can be; some of it comes, and then nothing."""
+    seen = Seen()
+    for _ in range(number):
+        connection = http2.connect(target)
+        begun = struct.pack(">BI", 0, 2**32 - 1) + b"\x0a" * (http2.MAX_FRAME - 5)
+        connection.sendall(http2.headers(1, "AllocateRange") + http2.frame(http2.DATA, 0, 1, begun))
+        OPEN.append(connection)
+        seen["begun"] += 1
+    return seen
+
+
+def metadata(target: str, number: int, **_others: Any) -> Seen:
+    """A megabyte of metadata, or ten thousand keys, or metadata without an end."""
+    seen = Seen()
+    long = [("x-long", "x" * 1_000_000)]
+    many = [(f"x-{key}", "v") for key in range(10_000)]
+    for turn in range(number):
+        connection = http2.connect(target)
+        try:
+            if turn % 3 == 2:
+                _send_endless_metadata(connection)
+            else:
+                bomb = http2.headers(1, "AllocateRange", [long, many][turn % 3])
+                connection.sendall(bomb + http2.message(1, ORDERS))
+            while True:
+                kind, flags, stream, _ = http2.read_frame(connection)
+                if stream == 1 and (kind == http2.RST_STREAM or flags & http2.END_STREAM):
+                    seen["answered"] += 1
+                    break
+        except ConnectionError:
+            seen["closed"] += 1
+        connection.close()
+    return seen
+
+
+def _send_endless_metadata(connection: socket.socket) -> None:
+    head = http2.headers(1, "AllocateRange")
+    # Without the flag that says that these were all.
+    connection.sendall(head[:4] + b"\x00" + head[5:])
+    block = b"\x00\x01x\x7f\x80\x7f" + b"v" * 16_255
+    for _ in range(4_000):
+        connection.sendall(http2.frame(http2.CONTINUATION, 0, 1, block))
+
+
+def wrong_requests(target: str, number: int, abreast: int, **_others: Any) -> Seen:
+    """Names of 64 kB, and counts of more ids than there are."""
+    bombs: list[tuple[str, Any]] = [
+        ("AllocateRange", pb.AllocateRangeRequest(sequence=LONG_NAME)),
+        ("AllocateRange", pb.AllocateRangeRequest(sequence="orders", id_count=MAX_INT64)),
+        ("AllocateRange", pb.AllocateRangeRequest(sequence="orders", id_count=MAX_INT64, view=pb.RANGE_VIEW_TEXTS)),
+        ("AllocateRange", pb.AllocateRangeRequest(sequence="orders", request_id=LONG_NAME)),
+        ("StreamRanges", pb.StreamRangesRequest(sequence=LONG_NAME, total_id_count=1)),
+        ("StreamRanges", pb.StreamRangesRequest(sequence="orders", total_id_count=1, chunk_id_count=MAX_INT64)),
+        ("GenerateDocId", pb.GenerateDocIdRequest(id_count=MAX_INT64)),
+        ("StreamDocIds", pb.StreamDocIdsRequest(total_id_count=1, chunk_id_count=MAX_INT64)),
+        ("GenerateUuid", pb.GenerateUuidRequest(id_count=MAX_INT64)),
+    ]
+    made = [(method, request.SerializeToString()) for method, request in bombs]
+    return _codes(target, number, abreast, lambda turn: made[turn % len(made)])
+
+
+def _codes(target: str, number: int, abreast: int, call: Callable[[int], tuple[str, bytes]]) -> Seen:
+    options = [("grpc.max_send_message_length", -1)]
+
+    def answer(turn: int) -> str:
+        method, request = call(turn)
+        ask: Any = channel.unary_stream(http2.SERVICE + method)
+        try:
+            list(ask(request, timeout=60))
+        except grpc.RpcError as error:
+            return str(error.code().name)
+        return "OK"
+
+    with grpc.insecure_channel(target, options) as channel, ThreadPoolExecutor(abreast) as pool:
+        return Seen(pool.map(answer, range(number)))
+
+
+def _is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def _tiny_calls(number: int) -> Iterator[list[bytes]]:
+    """Batches of calls for one connection."""
+    head = http2.headers(0, "AllocateRange")
+    body = http2.message(0, ORDERS)
+    streams = count(1, 2)
+    for made in range(0, number, BATCH):
+        yield [
+            head[:5] + stream + head[9:] + body[:5] + stream + body[9:]
+            for stream in (struct.pack(">I", next(streams)) for _ in range(min(BATCH, number - made)))
+        ]
+
+
+ATTACKS: dict[str, Callable[..., Seen]] = {
+    each.__name__: each
+    for each in (
+        slow_readers,
+        unread_calls,
+        tiny_calls,
+        connections,
+        large_messages,
+        half_messages,
+        metadata,
+        wrong_requests,
+    )
+}
+
+
+if __name__ == "__main__":
+    wishes = {"abreast": 8, "seconds": 1e9, "size": 64_000_000} | json.loads(sys.argv[1])
+    print(json.dumps(ATTACKS[wishes.pop("attack")](**wishes)), flush=True)
+    sys.stdin.read()
+    print(sum(map(_is_open, OPEN)), flush=True)

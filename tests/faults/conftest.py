@@ -1,0 +1,60 @@
+"""Scenarios: a short form of each in `make test`; `make faults` runs the long one and writes docs/faults.md."""
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.faults import document
+from tests.faults.scenario import Scenario
+
+# How long a scenario may take: many processes share what cores there are.
+SHORT_SECONDS = 240
+LONG_SECONDS = 900
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="the long forms of the fault scenarios")
+    parser.addoption("--soak", type=float, metavar="SECONDS", help="how long the soak lasts")
+    parser.addoption("--document", type=Path, metavar="FILE", help="write what the scenarios found as Markdown")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    full = config.getoption("--full", False) or config.getoption("--soak", None)
+    for item in items:
+        if item.get_closest_marker("scenario"):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS if full else SHORT_SECONDS), append=False)
+
+
+@pytest.fixture
+def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scenario]:
+    """One scenario, marked with its number in the issue's list and its title; its processes end with it."""
+    mark = request.node.get_closest_marker("scenario")
+    assert mark, "which scenario is it? @pytest.mark.scenario(number, title)"
+    number, title = mark.args
+    made = Scenario(tmp_path, full=bool(request.config.getoption("--full", False)))
+    try:
+        yield made
+    finally:
+        made.close()
+        request.node.user_properties += [(document.PROPERTY, [number, title, asdict(each)]) for each in made.evidence]
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    """Random moments and victims. The seed is told where a test fails; IDALLOC_TEST_SEED throws the same again."""
+    seed = int(os.environ.get("IDALLOC_TEST_SEED") or random.randrange(2**32))
+    print(f"IDALLOC_TEST_SEED={seed}")
+    return random.Random(seed)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    file: Path | None = session.config.getoption("--document", None)
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if file is None or reporter is None:
+        return
+    reports = [report for reports in reporter.stats.values() for report in reports if hasattr(report, "when")]
+    document.write(file, reports)

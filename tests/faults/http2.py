@@ -1,0 +1,97 @@
+"""As much of HTTP/2 as it takes to be a bad client: what comes is read only when asked for."""
+
+import socket
+import struct
+from collections.abc import Iterable
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SERVICE = "/idalloc.v1.IdAllocatorService/"
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
+# The longest frame that every peer accepts.
+MAX_FRAME = 16_384
+_INITIAL_WINDOW_SIZE = 4
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def settings(window: int) -> bytes:
+    """What a client says first; it takes so many bytes of each stream until it says more, and never does."""
+    return frame(SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, window))
+
+
+def headers(stream: int, method: str, metadata: Iterable[tuple[str, str]] = ()) -> bytes:
+    """The frames that open a call of IdAllocatorService."""
+    fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", SERVICE + method),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        *metadata,
+    ]
+    block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in fields)
+    pieces = [block[start : start + MAX_FRAME] for start in range(0, len(block), MAX_FRAME)]
+    kinds = [HEADERS] + [CONTINUATION] * (len(pieces) - 1)
+    last = len(pieces) - 1
+    return b"".join(
+        frame(kind, END_HEADERS if turn == last else 0, stream, piece)
+        for turn, (kind, piece) in enumerate(zip(kinds, pieces, strict=True))
+    )
+
+
+def message(stream: int, request: bytes) -> bytes:
+    """The frame with the request of a call, and its end."""
+    return frame(DATA, END_STREAM, stream, struct.pack(">BI", 0, len(request)) + request)
+
+
+def connect(target: str, window: int = 65_535) -> socket.socket:
+    """Opens a connection, and has read the server's settings."""
+    host, _, port = target.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(PREFACE + settings(window))
+    while True:
+        kind, flags, _, _ = read_frame(connection)
+        if kind == SETTINGS and not flags & ACK:
+            break
+    connection.sendall(frame(SETTINGS, ACK, 0))
+    return connection
+
+
+def read_frame(connection: socket.socket) -> tuple[int, int, int, bytes]:
+    """Returns kind, flags, stream and payload of the next frame.
+
+    Raises:
+        ConnectionError: There is none any more.
+    """
+    head = _read(connection, 9)
+    kind, flags, stream = struct.unpack(">BBI", head[3:])
+    return kind, flags, stream, _read(connection, int.from_bytes(head[:3], "big"))
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            raise ConnectionResetError("the server closed it")
+        data += piece
+    return data
+
+
+def _text(value: str) -> bytes:
+    """A string of HPACK: its length in 7 bits, the rest in further bytes, then itself."""
+    data = value.encode()
+    if len(data) < 127:
+        return bytes([len(data)]) + data
+    head, left = [127], len(data) - 127
+    while left >= 128:
+        head.append(left % 128 + 128)
+        left //= 128
+    return bytes([*head, left]) + data

@@ -1,0 +1,164 @@
+"""The primary of the counters' table is lost, and another copy promoted, while nodes serve.
+
+A real cluster is tried where `IDALLOC_TEST_CRATEDB_URL` names all its hosts and `IDALLOC_TEST_CRATEDB_HARM` a command
+that harms them (see `tests/faults/cratedb.py`). Else, and besides, a proxy in front of the stand-in behaves as a
+CrateDB 6.4.3 of three nodes was seen to: while another copy is promoted, writes stand still, and some are then applied
+twice.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Literal
+
+import pytest
+
+import idalloc
+from tests.faults.callers import end, longest_stall, start_callers, start_steady, wait_for_reserve
+from tests.faults.cratedb import HARM, URL, Cratedb, Proxied
+from tests.faults.scenario import SHORT_LEASES, Scenario
+from tests.processes import Server
+
+HOSTS = 3
+# How long writes were seen to stand still where the primary was killed, and where it was paused.
+KILLED_SECONDS, PAUSED_SECONDS = 0.86, 32
+# How many of the writes that stood still were then applied twice; more than were seen.
+TWICE = 0.5
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cratedb]:
+    """A real one that may be harmed, in a schema of its own."""
+    if not URL or not HARM:
+        pytest.skip("needs a cluster (IDALLOC_TEST_CRATEDB_URL) and what harms it (IDALLOC_TEST_CRATEDB_HARM)")
+    crate = Cratedb.real()
+    if len(crate.hosts) < HOSTS:
+        pytest.skip(f"IDALLOC_TEST_CRATEDB_URL must name {HOSTS} hosts or more")
+    yield crate
+    crate.remove()
+
+
+TITLE = "a primary lost and another copy promoted"
+
+
+@pytest.mark.scenario(6, TITLE)
+class TestAsRecorded:
+    def test_a_killed_primary_brings_no_id_back(self, scenario: Scenario) -> None:
+        with Proxied(HOSTS) as proxied:
+            nodes = start_nodes(scenario, proxied.crate, **SHORT_LEASES)
+            callers = start_callers(scenario, nodes)
+            for turn in range(scenario.pick(2, 15)):
+                lost = turn % HOSTS
+                survivors = [host for host in range(HOSTS) if host != lost]
+                for host in survivors:
+                    proxied.harm("hang", host=host, twice=TWICE)
+                proxied.harm("refused", host=lost)
+                time.sleep(KILLED_SECONDS)
+                # For a moment reads fail where writes go on.
+                for host in survivors:
+                    proxied.harm("disconnected", host=host)
+                look_at_sequence(nodes[turn % HOSTS])
+                for host in survivors:
+                    proxied.harm(host=host)
+                scenario.wait_for_records(callers, 2)  # one host is still away
+                proxied.harm(host=lost)
+                scenario.fault()
+            errors = end(scenario, callers, nodes)
+            harmed = proxied.harm()
+            scenario.prove("killed, as recorded", note=note(errors))
+        assert {"hang", "twice", "refused", "disconnected"} <= harmed.keys()
+
+    def test_a_paused_primary_is_not_noticed_by_callers_of_a_sequence_in_use(self, scenario: Scenario) -> None:
+        hang = scenario.pick(3, PAUSED_SECONDS)
+        # In the long form all is as it is by default.
+        settings = scenario.pick({"outage_reserve": "20s", "store_timeout": "4s", "lease_ttl": "40s"}, {})
+        with Proxied(HOSTS) as proxied:
+            nodes = start_nodes(scenario, proxied.crate, **settings)
+            callers = start_callers(scenario, nodes)
+            steady = start_steady(scenario, nodes[0])
+            wait_for_reserve(scenario, nodes[0], steady, scenario.pick(5, 48))
+            begun = steady.records
+            proxied.harm("hang", twice=TWICE)
+            time.sleep(hang)
+            # Another copy was promoted. The paused host, which the first node prefers, says nothing still.
+            for host in range(1, HOSTS):
+                proxied.harm(host=host)
+            time.sleep(hang / 2)
+            # It wakes up, and with it all that was sent to it.
+            harmed = proxied.harm(host=0)
+            scenario.fault()
+            scenario.wait_for_records([steady], 20)
+            seen = steady.stop()
+            errors = end(scenario, callers, nodes)
+            stall = longest_stall(steady, begun)
+            scenario.prove(f"paused for {hang} s, as recorded", note=note(errors, stall))
+        assert harmed["hang"] > 1
+        assert stall < hang
+        assert not seen.errors, seen.messages
+
+
+@pytest.mark.cratedb
+@pytest.mark.scenario(6, TITLE)
+class TestRealCluster:
+    def test_a_killed_primary_brings_no_id_back(self, scenario: Scenario, cluster: Cratedb) -> None:
+        nodes = start_nodes(scenario, cluster)
+        callers = start_callers(scenario, nodes, pause=0.05)
+        for _ in range(scenario.pick(1, 4)):
+            lost = lose_primary(scenario, cluster, "kill")
+            scenario.wait_for_records(callers, 5, within=180)
+            assert cluster.primary() != lost
+            cluster.harm("start", lost)
+        errors = end(scenario, callers, nodes)
+        scenario.prove("killed, a real CrateDB", note=note(errors))
+
+    def test_a_paused_primary_is_not_noticed_by_callers_of_a_sequence_in_use(
+        self, scenario: Scenario, cluster: Cratedb
+    ) -> None:
+        nodes = start_nodes(scenario, cluster)
+        callers = start_callers(scenario, nodes, pause=0.05)
+        steady = [start_steady(scenario, node, number) for number, node in enumerate(nodes)]
+        for number, (node, caller) in enumerate(zip(nodes, steady, strict=True)):
+            wait_for_reserve(scenario, node, caller, 48, number)
+        begun = [caller.records for caller in steady]
+        lost = lose_primary(scenario, cluster, "pause")
+        try:
+            scenario.wait_for_records(callers, 5, within=180)
+        finally:
+            cluster.harm("resume", lost)
+        scenario.wait_for_records(steady, 20)
+        seen = [caller.stop() for caller in steady]
+        errors = end(scenario, callers, nodes)
+        scenario.wait_until(lambda: cluster.copies() == HOSTS, "the woken node has a copy again", within=180)
+        assert cluster.primary() != lost
+        stalls = [longest_stall(caller, since) for caller, since in zip(steady, begun, strict=True)]
+        scenario.prove("paused, a real CrateDB", note=note(errors, max(stalls)))
+        assert not any(each.errors for each in seen), seen
+        assert max(stalls) < PAUSED_SECONDS / 2
+
+
+def start_nodes(scenario: Scenario, crate: Cratedb, **settings: Any) -> list[Server]:
+    """A node for each host, which asks that one first."""
+    scenario.store = crate.store
+    return [scenario.start_node(store=crate.in_order(first), **settings) for first in range(HOSTS)]
+
+
+def look_at_sequence(node: Server) -> None:
+    """Has a node read."""
+    with idalloc.Client(node.address, timeout=0.5) as client, suppress(idalloc.Unavailable, idalloc.DeadlineExceeded):
+        client.sequences.get("invoices")
+
+
+def lose_primary(scenario: Scenario, cluster: Cratedb, what: Literal["kill", "pause"]) -> str:
+    """Kills or pauses the CrateDB node with the primary, when each one has a copy; returns its name."""
+    scenario.wait_until(lambda: cluster.copies() == HOSTS, "a copy on each node", within=180)
+    lost = cluster.primary()
+    cluster.harm(what, lost)
+    scenario.fault()
+    return lost
+
+
+def note(errors: Counter[str], stall: float | None = None) -> str:
+    """What callers saw, and how long one at a steady rate waited."""
+    waited = "" if stall is None else f"; the steady caller: {stall:.2f} s"
+    return f"{errors.total():,} calls refused{waited}"

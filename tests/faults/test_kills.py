@@ -1,0 +1,123 @@
+"""Nodes, workers and clients are killed (SIGKILL) in random moments, and go on: no id comes back."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import idalloc
+from tests.faults.issued import Port
+from tests.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
+from tests.processes import Server
+
+ALL_KINDS = "ranges,once,ids,stream,docids,texts"
+# What an application may see while a server is away.
+AWAY = {"SERVER_UNREACHABLE", "STORE_UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "REQUEST_ID_BURNED"}
+
+
+@pytest.fixture
+def ports() -> Iterator[list[Port]]:
+    """Ports for nodes that come back where they were."""
+    made = [Port() for _ in range(3)]
+    yield made
+    for port in made:
+        port.close()
+
+
+def make_rising(node: Server) -> None:
+    """Makes a sequence that rises over all nodes."""
+    with idalloc.Client(node.address) as client:
+        client.sequences.create("invoices", ordering="rising")
+
+
+def stop(scenario: Scenario, clients: list[ClientProcess]) -> None:
+    """Ends clients that got ids to the end, and saw no other errors than that a server was away."""
+    scenario.wait_for_records(clients, 30)
+    for client in clients:
+        assert client.stop().errors.keys() <= AWAY
+
+
+def worker_pids(server: Server) -> list[int]:
+    """The process ids of all workers that were ever started."""
+    events = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    return [event["pid"] for event in events if event["event"] == "worker_started"]
+
+
+@pytest.mark.scenario(2, "kill -9 of nodes in random moments")
+def test_a_node_that_is_killed_takes_its_ids_with_it(
+    scenario: Scenario, dice: random.Random, ports: list[Port]
+) -> None:
+    addresses = [port.address for port in ports[: scenario.pick(2, 3)]]
+    nodes = scenario.start_nodes(len(addresses), addresses=addresses, **SHORT_LEASES)
+    make_rising(nodes[0])
+    clients = [
+        scenario.start_client(*nodes, mode=ALL_KINDS, threads=3),
+        scenario.start_client(*nodes[::-1], mode=ALL_KINDS, threads=3, id_count=500),
+        scenario.start_client(*nodes[::-1], sequence="invoices", mode="ranges,once", threads=3),
+    ]
+    for _ in range(scenario.pick(2, 30)):
+        scenario.wait_for_records(clients, 10)
+        time.sleep(dice.uniform(0, 0.3))
+        victim = dice.randrange(len(nodes))
+        assert nodes[victim].stop(signal.SIGKILL) == -signal.SIGKILL
+        scenario.fault()
+        nodes[victim] = scenario.start_node(listen=addresses[victim], **SHORT_LEASES)
+    stop(scenario, clients)
+    verdict = scenario.prove(at_least=1_000)
+    assert verdict.missing  # what they held
+
+
+@pytest.mark.scenario(2, "kill -9 of workers in random moments")
+def test_a_worker_that_is_killed_takes_its_ids_with_it(scenario: Scenario, dice: random.Random) -> None:
+    workers = scenario.pick(2, 3)
+    server = scenario.start_node(workers=workers, **SHORT_LEASES)
+    make_rising(server)
+    clients = [
+        scenario.start_client(server, mode=ALL_KINDS, threads=3),
+        scenario.start_client(server, mode=ALL_KINDS, threads=3, id_count=500),
+        scenario.start_client(server, sequence="invoices", mode="ranges,once", threads=3),
+    ]
+    alive = worker_pids(server)
+    for _ in range(scenario.pick(2, 40)):
+        scenario.wait_for_records(clients, 10)
+        time.sleep(dice.uniform(0, 0.3))
+        known = len(worker_pids(server))
+        victim = alive.pop(dice.randrange(workers))
+        os.kill(victim, signal.SIGKILL)
+        scenario.fault()
+        scenario.wait_until(lambda known=known: len(worker_pids(server)) > known, "another worker")  # type: ignore[misc]
+        alive.append(worker_pids(server)[-1])
+    stop(scenario, clients)
+    verdict = scenario.prove(at_least=1_000)
+    assert verdict.missing
+
+
+@pytest.mark.scenario(2, "kill -9 of clients in random moments")
+def test_a_client_that_is_killed_goes_on_with_other_ids(scenario: Scenario, dice: random.Random) -> None:
+    nodes = scenario.start_nodes(2, **SHORT_LEASES)
+    make_rising(nodes[0])
+    staying = scenario.start_client(*nodes, sequence="invoices", mode="ranges,once", threads=3)
+    killed = 0
+
+    def start(turn: int) -> ClientProcess:
+        module = "tests.faults.aio_client" if turn % 2 else "tests.faults.client"
+        ends = ["ids", "jsonl"][turn // 2 % 2]
+        sequence = dice.choice(["orders", "orders", "invoices"])
+        log = f"killed-{turn}.{ends}"
+        return scenario.start_client(*nodes, log=log, module=module, sequence=sequence, mode=ALL_KINDS, threads=3)
+
+    for turn in range(scenario.pick(2, 30)):
+        client = start(turn)
+        scenario.wait_for_records([client, staying], 10)
+        time.sleep(dice.uniform(0, 0.3))
+        client.kill()
+        scenario.fault()
+        killed += client.records
+    going_on = start(0x1000)
+    stop(scenario, [staying, going_on])
+    verdict = scenario.prove(at_least=1_000)
+    assert verdict.ids > killed > 0
