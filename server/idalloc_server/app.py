@@ -23,12 +23,15 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc_server import transport
+from idalloc_server.access_file import AccessFile
 from idalloc_server.address import refused
 from idalloc_server.api import reflection
+from idalloc_server.api.door import Door
 from idalloc_server.api.id_allocator import IdAllocatorServicer
 from idalloc_server.api.node import NodeServicer
 from idalloc_server.api.rpc import Calls
 from idalloc_server.api.sequences import SequencesServicer
+from idalloc_server.certificates import Certificates
 from idalloc_server.config import Settings
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.clock import Clock, SystemClock
@@ -76,12 +79,19 @@ async def serve(settings: Settings, role: Role) -> None:
         StoreUnavailable: The store could not be reached within ``store_timeout``.
     """
     clock = SystemClock()
-    transport.check(settings)
-    server = transport.make_server(settings.transport, reuse_port=role.shares_port)
+    access_file = AccessFile(settings.access) if settings.access else None
+    door = Door(clock, settings.max_ids_per_call, access_file.read() if access_file else None, asks=role.asks)
+    transport.check(settings, asks=door.asks)
+    credentials = None
+    if settings.tls_cert:
+        credentials = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca).credentials()
+    server = transport.make_server(
+        settings.transport, reuse_port=role.shares_port, max_connection_age=settings.max_connection_age
+    )
     role.take(settings.listen)
     # Before the store is touched, so that a taken port costs it nothing. A worker's port is taken by its supervisor: it
     # would be given connections that wait until it serves, while others could answer them.
-    address = settings.listen if role.shares_port else _bind(server, settings.listen)
+    address = settings.listen if role.shares_port else _bind(server, settings.listen, credentials)
     store = open_store(settings.store, clock, settings.store_timeout)
     try:
         await _open(store, settings.store_timeout)
@@ -95,9 +105,9 @@ async def serve(settings: Settings, role: Role) -> None:
             prefix_conflict=settings.prefix_conflict,
             store_timeout=settings.store_timeout,
         )
-        node = _Node(settings, role, clock, store, server, epoch, await epoch.start(), name)
+        node = _Node(settings, role, clock, store, server, epoch, await epoch.start(), name, door, access_file)
         if role.shares_port:
-            _bind(server, address)
+            _bind(server, address, credentials)
         welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
         await node.run(f"{welcome}, prefix {settings.node_prefix}")
     finally:
@@ -105,10 +115,10 @@ async def serve(settings: Settings, role: Role) -> None:
         await store.close()
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> str:
+def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
     """Takes the port; it answers only once the server is started."""
     try:
-        taken = server.add_insecure_port(listen)
+        taken = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
     except RuntimeError as error:
         raise refused(listen, error) from None
     return f"{listen.rpartition(':')[0]}:{taken}"
@@ -142,11 +152,15 @@ class _Node:
         epoch: Epoch,
         start: Start,
         name: str,
+        door: Door,
+        access_file: AccessFile | None,
     ) -> None:
         self._role = role
         self._server = server
         self._can_turn_away = transport.can_turn_away(settings.transport)
         self._epoch = epoch
+        self._door = door
+        self._access_file = access_file
         terms = Terms(
             settings.lease_ttl,
             settings.store_timeout,
@@ -167,6 +181,7 @@ class _Node:
             self._metrics,
             log_each=settings.log_level == "debug",
             push_back=transport.can_push_back(settings.transport),
+            door=door,
         )
         self._health = health.HealthServicer()
 
@@ -199,7 +214,7 @@ class _Node:
         self._calls.wrap(node, _NODE)
         node_pb2_grpc.add_NodeServiceServicer_to_server(node, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable(server, [*_SERVICES, SERVICE_NAME])
+        reflection.enable(server, [*_SERVICES, SERVICE_NAME], door, self._calls)
 
     async def run(self, welcome: str) -> None:
         """Serves until SIGTERM or SIGINT, then drains. Before this they end the process at once."""
@@ -208,7 +223,13 @@ class _Node:
         try:
             async with asyncio.TaskGroup() as tasks:
                 jobs = (self._epoch.run(), self._allocator.run(), self._request_ids.run())
-                watches = (self._role.watch(self._counts), watch_burned(self._allocator.burned.pop_new))
+                watches = [
+                    self._role.watch(self._counts),
+                    watch_burned(self._allocator.burned.pop_new),
+                    self._door.tell_sums(),
+                ]
+                if self._access_file:
+                    watches.append(self._access_file.follow(self._door.use))
                 background = [tasks.create_task(job) for job in (*jobs, *watches)]
                 await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
                 await self._server.start()
@@ -253,6 +274,7 @@ class _Node:
     async def _release(self) -> None:
         """Gives back to the store what it may have back."""
         in_time = await self._has_released(self._close())
+        self._door.audit.tell_sums()
         for burn in self._allocator.burned.pop_new():
             log_burned(*burn)
         if await self._role.leave() and in_time:

@@ -25,7 +25,10 @@ from idalloc_server.persisted import Persisted
 ENV_PREFIX = "IDALLOC_"
 # Variables with our prefix that are not settings of the server: the client's, the tests', and those that
 # Kubernetes makes for a service of that name.
-_NOT_OURS = re.compile(r"SERVER|TIMEOUT|CONFIG|TEST_\w+|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+_NOT_OURS = re.compile(
+    r"SERVER(_NAME)?|TIMEOUT|TLS|CA|CERT|KEY|TOKEN(_FILE|_INSECURE)?|CONFIG|TEST_\w+"
+    r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
+)
 _DAY = 86_400.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -110,9 +113,30 @@ class Settings(BaseModel):
     request_id_window: _Positive = Field(
         3600.0, description="How long a request id is remembered; a repetition after that takes new ids."
     )
+    tls_cert: str = Field("", description="File of the server's certificate and its chain, in PEM; empty for no TLS.")
+    tls_key: str = Field("", description="File of the certificate's private key, in PEM.")
+    tls_client_ca: str = Field(
+        "", description="File of authorities in PEM: every client has to show a certificate of theirs."
+    )
+    access: str = Field("", description="File that says who may do what, in TOML; empty asks nobody who they are.")
+    insecure: bool = Field(
+        False, description="Whether others may reach this server though it asks for no identity, or speaks no TLS."
+    )
+    max_connection_age: _Duration = Field(
+        0.0, description="When a connection is ended, so that clients come anew; 0s for never."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug logs a line a call, info one a second in sum."
     )
+
+    @model_validator(mode="after")
+    def _certificate_is_whole(self) -> "Settings":
+        if bool(self.tls_cert) != bool(self.tls_key):
+            missing, given = ("tls_key", "tls_cert") if self.tls_cert else ("tls_cert", "tls_key")
+            raise ValueError(f"{missing}: must be given with {given}")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError("tls_client_ca: needs tls_cert and tls_key")
+        return self
 
     @model_validator(mode="after")
     def _lease_outlives_outage(self) -> "Settings":

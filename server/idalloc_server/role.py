@@ -23,6 +23,7 @@ class Role(Protocol):
         keeper: Who keeps settings over restarts; None where the process cannot do it alone.
         stopping: Set when the process is to drain and to end.
         drain_timeout: How long running calls may then go on, in seconds.
+        asks: Whether it asks who calls even where the access file names nobody who may.
     """
 
     shares_port: bool
@@ -30,6 +31,7 @@ class Role(Protocol):
     keeper: Keeper | None
     stopping: asyncio.Event
     drain_timeout: float
+    asks: bool
 
     def take(self, listen: str) -> None:
         """Takes the address, so that no second server does.
@@ -73,6 +75,7 @@ class Alone:
     """
 
     shares_port = False
+    asks = False
     workers: Workers | None = None
 
     def __init__(self, keeper: Keeper, drain_timeout: float) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from idalloc_server.access_file import AccessFile
 from idalloc_server.address import Address
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused, WorkerFailed
@@ -146,6 +147,8 @@ class Supervisor:
         self._welcome = ""
         self._stopping = asyncio.Event()
         self._at_once: asyncio.Future[int] | None = None
+        # Whether the server asks who calls: a worker that is started later does, too, whatever the file says by then.
+        self._asks = False
         # Held by a start and by a change of the node: no worker starts with settings that are just being changed.
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -171,6 +174,8 @@ class Supervisor:
         """
         if sys.platform != "linux":
             raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")
+        if self._settings.access:
+            self._asks = bool(AccessFile(self._settings.access).read().identities)
         address = Address(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
         self._at_once = asyncio.get_running_loop().create_future()
@@ -220,7 +225,7 @@ class Supervisor:
         worker = await WorkerProcess.start(number)
         self._workers[number] = worker
         self._hearing[number] = asyncio.create_task(worker.hear(self))
-        worker.tell("start", number=number, settings=dict(self._settings))
+        worker.tell("start", number=number, settings=dict(self._settings), asks=self._asks)
         reply = await worker.reply(self._patience(START_CALLS))
         if reply["what"] == "failed":
             raise unpack(reply["error"])

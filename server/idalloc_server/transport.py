@@ -4,8 +4,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from ipaddress import ip_address
+from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,34 +15,66 @@ from idalloc_server.config import Settings
 from idalloc_server.domain.errors import StartRefused
 
 # The most calls that one connection has under way; a client keeps further ones to itself until one has ended. A call
-# costs some kB from its arrival on, and of those that wait to be begun grpcio refuses some at random, whoever's they
-# are, where they are more than a thousand. No fewer: HTTP/2 advises against less than a hundred.
-MAX_STREAMS_PER_CONNECTION = 100
+# costs 5 kB and more from its arrival on. Who is always at the limit sees some refused (UNAVAILABLE) where another ends
+# just then; the Python client with its four connections is so only with 2,000 callers at once.
+MAX_STREAMS_PER_CONNECTION = 500
+# The most calls that wait to be begun. grpcio's own limit is 1,000: of more it refuses some, whoever's they are.
+MAX_WAITING_CALLS = 100_000
+# The largest request: names, labels and a format take some kB; what is larger is refused before it is read.
+MAX_REQUEST_BYTES = 256 * 1024
+# The most metadata of a call, of which some is refused at random from the first size on, and all from the second one
+# on: a token of ours has 51 characters, a mesh adds a few headers.
+MAX_METADATA_BYTES, LARGEST_METADATA_BYTES = 8 * 1024, 16 * 1024
+# A client may ask this often whether the connection lives; after two questions too early it is hung up on. Ours asks
+# once a minute, while it has calls. Native answers all.
+MIN_PING_SECONDS = 20
+# How long the calls of a connection may go on when it has become too old.
+MAX_CONNECTION_GRACE_SECONDS = 60
 # The most replies of native's streams that wait at a time for a client that is slow to read.
 MAX_BLOCKED_WRITES = 10_000
-# How long a thread that such a reply waited in is kept for another one.
-IDLE_THREAD_SECONDS = 2.0
+# How many of the threads that they waited in are kept for later ones.
+KEPT_THREADS = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def check(settings: Settings) -> None:
-    """Sees that the chosen transport can do what the settings ask for.
+def check(settings: Settings, *, asks: bool = False) -> None:
+    """Sees that the chosen transport can do what the settings ask for, and that no stranger gets ids by oversight.
+
+    Args:
+        settings: All settings.
+        asks: Whether the server asks who calls.
 
     Raises:
         StartRefused: It cannot; the message says what can.
     """
     if settings.transport == "native":
         _check_one_address(settings.listen)
+        for name in ("tls_cert", "max_connection_age"):
+            if getattr(settings, name):
+                raise StartRefused(name, "native cannot do that: leave it out, or choose --transport grpcio")
+    if not settings.insecure and _can_be_reached(settings.listen):
+        # A certificate of the right authority says who calls, too.
+        missing = [] if asks or settings.tls_client_ca else ["access"]
+        if not settings.tls_cert:
+            missing.append("tls_cert")
+        if missing:
+            why = "nobody is asked who they are" if "access" in missing else "tokens and ids are not encrypted"
+            raise StartRefused(
+                "listen",
+                f"others can reach {settings.listen}, and {why}: set {' and '.join(missing)}, listen on 127.0.0.1, "
+                "or say insecure = true",
+            )
 
 
-def make_server(transport: str, *, reuse_port: bool) -> grpc.aio.Server:
+def make_server(transport: str, *, reuse_port: bool, max_connection_age: float = 0.0) -> grpc.aio.Server:
     """Makes a server that has no port yet. It serves on the running event loop, which it may prepare for that.
 
     Args:
         transport: ``grpcio`` or ``native``.
         reuse_port: Whether other servers may share its port. Without that a second one is refused a taken port.
+        max_connection_age: When a connection is ended, in seconds; 0 for never.
 
     Raises:
         StartRefused: The package of the transport is not installed.
@@ -50,7 +82,18 @@ def make_server(transport: str, *, reuse_port: bool) -> grpc.aio.Server:
     options = [
         ("grpc.so_reuseport", int(reuse_port)),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.server.max_pending_requests", MAX_WAITING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_WAITING_CALLS),
+        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", LARGEST_METADATA_BYTES),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_SECONDS * 1000),
     ]
+    if max_connection_age:
+        options += [
+            ("grpc.max_connection_age_ms", int(max_connection_age * 1000)),
+            ("grpc.max_connection_age_grace_ms", MAX_CONNECTION_GRACE_SECONDS * 1000),
+        ]
     if transport == "native":
         return _make_native(options)
     return grpc.aio.server(options=options)
@@ -73,22 +116,22 @@ def _make_native(options: list[tuple[str, int]]) -> grpc.aio.Server:
         raise StartRefused("transport", "native needs a package of its own: pip install 'idalloc[native]'") from None
     # It waits for a slow reader in a thread of the loop's executor. Of the usual few threads a handful of clients that
     # stand still would take all, for ever: nothing could look up a name then, and not even its stop() would end.
-    asyncio.get_running_loop().set_default_executor(BlockedWrites(MAX_BLOCKED_WRITES, IDLE_THREAD_SECONDS))
+    asyncio.get_running_loop().set_default_executor(BlockedWrites(MAX_BLOCKED_WRITES, KEPT_THREADS))
     return server(options=options)
 
 
 class BlockedWrites(ThreadPoolExecutor):
-    """Threads that end when they had nothing to do for a while; those of its base, which a loop asks for, never do.
+    """Threads of which most end with their work; those of its base, which an event loop asks for, never do.
 
     Args:
         most: The most threads.
-        patience: How long an idle one is kept, in seconds.
+        kept: The most that stay when they have nothing to do.
     """
 
-    def __init__(self, most: int, patience: float) -> None:
+    def __init__(self, most: int, kept: int) -> None:
         super().__init__(most)
         self._most = most
-        self._patience = patience
+        self._kept = kept
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._guard = Lock()
         self._started: set[Thread] = set()
@@ -122,21 +165,14 @@ class BlockedWrites(ThreadPoolExecutor):
             thread.join()
 
     def _work(self) -> None:
-        while True:
-            with suppress(Empty):
-                job = self._jobs.get(timeout=self._patience)
-                if job is None:
-                    return
-                job()
-                del job  # or its reply would be kept for as long as this one waits
-                with self._guard:
-                    self._free += 1
-                continue
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # or its reply would be kept for as long as this thread waits
             with self._guard:
-                if self._free > 0:  # else a job was put just now, which counts on this one
-                    self._free -= 1
+                if self._free >= self._kept:
                     self._started.discard(current_thread())
                     return
+                self._free += 1
 
 
 def _run(future: Future[T], fn: Callable[..., T], *args: Any, **kwargs: Any) -> None:
@@ -146,6 +182,17 @@ def _run(future: Future[T], fn: Callable[..., T], *args: Any, **kwargs: Any) -> 
         future.set_result(fn(*args, **kwargs))
     except BaseException as error:
         future.set_exception(error)
+
+
+def _can_be_reached(listen: str) -> bool:
+    """Tells whether others than this machine can connect. A name that leads nowhere is told by who takes the port."""
+    host, _, port = listen.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    # An address of IPv6 may name its interface behind a %.
+    return not all(ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
 def _check_one_address(listen: str) -> None:

@@ -35,16 +35,18 @@ class Worker:
         pipe: To the supervisor.
         workers: How many workers the server has.
         drain_timeout: How long running calls may go on at the end, in seconds.
+        asks: Whether the server asks who calls.
     """
 
     shares_port = True
     keeper: Keeper | None = None  # it is the supervisor who keeps settings
 
-    def __init__(self, pipe: Pipe, workers: int, drain_timeout: float) -> None:
+    def __init__(self, pipe: Pipe, workers: int, drain_timeout: float, asks: bool = False) -> None:
         self.count = workers
         self.workers: Workers | None = self
         self.stopping = asyncio.Event()
         self.drain_timeout = drain_timeout
+        self.asks = asks
         self.has_joined = False
         self._pipe = pipe
         self._doc_ids: DocIds | None = None
@@ -201,7 +203,7 @@ async def work(connection: socket.socket) -> None:
     # They were checked when the server started.
     settings = Settings.model_construct(**order["settings"])
     logs.configure(settings.log_level, worker=order["number"])
-    worker = Worker(pipe, settings.workers, settings.drain_timeout)
+    worker = Worker(pipe, settings.workers, settings.drain_timeout, order["asks"])
     serving = asyncio.create_task(app.serve(settings, worker))
     hearing = asyncio.create_task(worker.hear())
     await asyncio.wait({serving, hearing}, return_when=asyncio.FIRST_COMPLETED)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as health
 
 from idalloc.v1 import (
     id_allocator_pb2,
@@ -17,12 +21,14 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc_server.api import reflection
+from idalloc_server.api.door import Door
 from idalloc_server.api.id_allocator import IdAllocatorServicer
 from idalloc_server.api.node import NodeServicer
 from idalloc_server.api.rpc import Calls
 from idalloc_server.api.sequences import SequencesServicer
+from idalloc_server.domain.access import Access
 from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.clock import SystemClock
+from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.doc_id import DocIds
 from idalloc_server.domain.epoch import Epoch
 from idalloc_server.domain.registry import Registry
@@ -31,6 +37,7 @@ from idalloc_server.domain.terms import Terms
 from idalloc_server.domain.uuid7 import Uuids
 from idalloc_server.telemetry.metrics import CallMetrics
 from idalloc_server.transport import can_push_back, make_server
+from tests.api.identities import ACCESS
 from tests.fakes import MemoryStore
 
 MAX_IDS_PER_CALL = 100_000
@@ -51,6 +58,7 @@ class Served:
     doc_ids: DocIds
     calls: Calls
     metrics: CallMetrics
+    door: Door
 
 
 @pytest.fixture(params=["grpcio", "native"])
@@ -61,14 +69,51 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def served(transport: str) -> AsyncIterator[Served]:
+    async with serving(transport) as server:
+        yield server
+
+
+@pytest.fixture
+async def guarded(transport: str) -> AsyncIterator[Served]:
+    """A server that asks who calls."""
+    async with serving(transport, ACCESS) as server:
+        yield server
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits until something is so."""
+    async with asyncio.timeout(20):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serving(
+    transport: str,
+    access: Access | None = None,
+    *,
+    credentials: grpc.ServerCredentials | None = None,
+    door_clock: Clock | None = None,
+) -> AsyncIterator[Served]:
+    """Serves until the end of the block.
+
+    Args:
+        transport: What the server speaks with.
+        access: Who may do what; None asks nobody.
+        credentials: The server's, for TLS; its port is localhost's then, and ``channel`` cannot be used.
+        door_clock: The clock that quotas are counted on; None for the machine's own.
+    """
     clock = SystemClock()
+    door = Door(door_clock or clock, MAX_IDS_PER_CALL, access)
     store = MemoryStore(clock)
     epoch = Epoch(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
     start = await epoch.start()
     doc_ids = DocIds(epoch, start)
     allocator = Allocator(store, clock, Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True))
     metrics = CallMetrics()
-    calls = Calls(metrics, log_each=True, push_back=can_push_back(transport))
+    calls = Calls(metrics, log_each=True, push_back=can_push_back(transport), door=door)
     server = make_server(transport, reuse_port=False)
 
     request_ids = RequestIds(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
@@ -81,23 +126,29 @@ async def served(transport: str) -> AsyncIterator[Served]:
     sequences = SequencesServicer(Registry(store, clock, allocator, store_timeout=5.0))
     calls.wrap(sequences, sequences_pb2.DESCRIPTOR.services_by_name["SequenceService"])
     sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)
-    reflection.enable(server, ["idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "idalloc.v1.SequenceService"])
+    services = ["idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "idalloc.v1.SequenceService"]
+    reflection.enable(server, services, door, calls)
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
 
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials is None:
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    else:
+        address = f"localhost:{server.add_secure_port('localhost:0', credentials)}"
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
         yield Served(
             ids=id_allocator_pb2_grpc.IdAllocatorServiceStub(channel),
             node=node_pb2_grpc.NodeServiceStub(channel),
             sequences=sequences_pb2_grpc.SequenceServiceStub(channel),
             channel=channel,
             server=server,
-            address=f"127.0.0.1:{port}",
+            address=address,
             store=store,
             allocator=allocator,
             doc_ids=doc_ids,
             calls=calls,
             metrics=metrics,
+            door=door,
         )
     await server.stop(None)
     await doc_ids.close()

@@ -80,6 +80,19 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Status
     FAILED_PRECONDITION. Metadata: prefix, holder. Nothing was changed.
     """
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 16
+    """The server asks who calls, and the call showed no token and no client certificate, more than one token, or one that
+    nobody has. Status UNAUTHENTICATED. Nothing was done.
+    """
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 17
+    """The caller is known and has not the role that the call is for, or not for this sequence. Status PERMISSION_DENIED.
+    Metadata: identity, role (allocate, read or admin), sequence (where the call is about one). Nothing was done.
+    """
+    ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 18
+    """A quota is used up for now: of the caller, of all callers of a sequence, or of a host that showed too many tokens
+    that nobody has. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
+    "identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed: the values of google.rpc.ErrorInfo.reason in the domain "idalloc". In ErrorInfo the name stands
@@ -143,5 +156,18 @@ asked for than there are milliseconds or microseconds. Status UNAVAILABLE with R
 ERROR_REASON_PREFIX_IN_USE: ErrorReason.ValueType  # 15
 """Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Status
 FAILED_PRECONDITION. Metadata: prefix, holder. Nothing was changed.
+"""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 16
+"""The server asks who calls, and the call showed no token and no client certificate, more than one token, or one that
+nobody has. Status UNAUTHENTICATED. Nothing was done.
+"""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 17
+"""The caller is known and has not the role that the call is for, or not for this sequence. Status PERMISSION_DENIED.
+Metadata: identity, role (allocate, read or admin), sequence (where the call is about one). Nothing was done.
+"""
+ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 18
+"""A quota is used up for now: of the caller, of all callers of a sequence, or of a host that showed too many tokens
+that nobody has. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
+"identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -6,7 +6,7 @@ from typing import Any
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from idalloc_server.api.rpc import Context
+from idalloc_server.api.door import Context
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.clock import Clock

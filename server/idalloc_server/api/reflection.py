@@ -1,17 +1,57 @@
 """Server reflection that ghz and grpcurl both understand."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+
+from idalloc_server.api.door import Context, Door
+from idalloc_server.api.rpc import Calls
+from idalloc_server.domain.errors import Refusal
+
+# Its own annotations say that it is a coroutine, which it is not.
+_Open: Any = reflection.aio.ReflectionServicer
+_METHOD = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
-def enable(server: grpc.aio.Server, services: Sequence[str]) -> None:
-    """Lets clients ask a server for the protos of these services, and of reflection itself."""
+def enable(
+    server: grpc.aio.Server, services: Sequence[str], door: Door | None = None, calls: Calls | None = None
+) -> None:
+    """Lets clients ask a server for the protos of these services, and of reflection itself.
+
+    Args:
+        server: The server.
+        services: The services.
+        door: Knows who may: whoever it knows; None for all.
+        calls: Answers those who may not.
+    """
     pool: Any = _MethodAwarePool()
-    reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server, pool=pool)
+    names = [*services, reflection.SERVICE_NAME]
+    if door is None or calls is None:
+        reflection.enable_server_reflection(names, server, pool=pool)
+    else:
+        servicer: Any = _Guarded(names, pool, door, calls)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+class _Guarded(_Open):  # type: ignore[misc]
+    """Reflection for those whom the door knows."""
+
+    def __init__(self, names: Sequence[str], pool: Any, door: Door, calls: Calls) -> None:
+        super().__init__(names, pool=pool)
+        self._door = door
+        self._calls = calls
+
+    async def ServerReflectionInfo(self, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
+        """See reflection.proto."""
+        try:
+            self._door.identify(_METHOD, context)
+        except Refusal as refusal:
+            await self._calls.refuse(refusal, context)
+        async for reply in super().ServerReflectionInfo(requests, context):
+            yield reply
 
 
 class _MethodAwarePool:

@@ -5,7 +5,6 @@ in place, and uses only what every transport's context has: ``write``, ``abort``
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from time import perf_counter
 from typing import Any
@@ -15,12 +14,9 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 
 from idalloc_server.api import status
+from idalloc_server.api.door import Context, Door, StreamHandler, UnaryHandler
 from idalloc_server.domain.errors import Refusal, ServerDraining
 from idalloc_server.telemetry.metrics import CallMetrics, MethodCalls
-
-Context = grpc.aio.ServicerContext[Any, Any]
-UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
-StreamHandler = Callable[[Any, Context], AsyncGenerator[Any, None]]
 
 _log = structlog.get_logger("idalloc.rpc")
 
@@ -32,12 +28,14 @@ class Calls:
         metrics: Where they are counted.
         log_each: Whether each call is logged, at debug.
         push_back: Whether the transport can send the trailer that gRPC's own retry policy heeds.
+        door: Lets calls in; None lets all in.
     """
 
-    def __init__(self, metrics: CallMetrics, log_each: bool, push_back: bool = True) -> None:
+    def __init__(self, metrics: CallMetrics, log_each: bool, push_back: bool = True, door: Door | None = None) -> None:
         self._metrics = metrics
         self._log_each = log_each
         self._push_back = push_back
+        self._door = door
         self._draining = False
         self._ending_streams = False
         self._ended = asyncio.Event()
@@ -47,6 +45,8 @@ class Calls:
         for method in service.methods:
             name = f"/{service.full_name}/{method.name}"
             handler = getattr(servicer, method.name)
+            if self._door is not None:
+                handler = self._door.guard(name, handler, streams=method.server_streaming)
             handle = self._written(handler) if method.server_streaming else handler
             setattr(servicer, method.name, self._around(name, self._metrics.method(name), handle))
 
@@ -57,6 +57,8 @@ class Calls:
     def end_streams(self) -> None:
         """Ends running streams before their next message."""
         self._ending_streams = True
+        if self._door is not None:
+            self._door.end_streams()
 
     async def fall_silent(self, pause: float, within: float) -> None:
         """Waits until no call came for a while: those who were refused wait before they try again, or are elsewhere.
@@ -86,6 +88,15 @@ class Calls:
                 await asyncio.wait_for(self._ended.wait(), within)
         return not self._metrics.in_flight
 
+    async def refuse(self, refusal: Refusal, context: Context) -> None:
+        """Ends a call with a refusal."""
+        await self._abort(context, status.from_refusal(refusal))
+
+    async def _abort(self, context: Context, answer: status.Status) -> None:
+        # Native leaves a call without any answer where a trailer of it cannot be sent.
+        trailers = [each for each in answer.trailers if self._push_back or each[0] != status.PUSHBACK]
+        await context.abort(answer.code, answer.message, tuple(trailers))
+
     def _around(self, name: str, calls: MethodCalls, handle: UnaryHandler) -> UnaryHandler:
         async def call(request: Any, context: Context) -> Any:
             began = perf_counter()
@@ -103,9 +114,7 @@ class Calls:
             except Exception as error:
                 answer = self._answer(name, error)
                 code = answer.code.name
-                # Native leaves a call without any answer where a trailer of it cannot be sent.
-                trailers = [each for each in answer.trailers if self._push_back or each[0] != status.PUSHBACK]
-                await context.abort(answer.code, answer.message, tuple(trailers))
+                await self._abort(context, answer)
             finally:
                 seconds = perf_counter() - began
                 calls.end(code, seconds)

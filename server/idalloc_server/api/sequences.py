@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
-from idalloc_server.api.rpc import Context
+from idalloc_server.api.door import Context, readable
 from idalloc_server.domain.author import Author
 from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid
 from idalloc_server.domain.overview import Overview
@@ -82,12 +82,16 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
             raise InvalidRequest("page_size", f"must be at least 1, or 0 for the default, not {request.page_size}")
         size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
         after = _after(request)
+        shows = readable()
         try:
-            found, more = await self._registry.list(request.name_prefix, after, size, deleted=request.show_deleted)
+            found, more = await self._registry.list(
+                request.name_prefix, after, size, deleted=request.show_deleted, shows=shows
+            )
         except SequenceInvalid as invalid:
+            name = invalid.metadata["sequence"]
             # No row is left out, so that nobody takes a sequence that has spoiled for one that was never there.
             raise SequenceInvalid(
-                invalid.metadata["sequence"],
+                name if shows is None or shows.match(name) else "(a name that you may not see)",
                 "it stands in the way of this list (GetSequence says why): mend its row in the store, or choose a "
                 "name_prefix that it does not have",
             ) from invalid

@@ -8,7 +8,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from idalloc_server.domain.errors import InvalidRequest, Refusal, Retryable
+from idalloc_server.domain.errors import InvalidRequest, QuotaExceeded, Refusal, Retryable
 
 DOMAIN = "idalloc"
 PUSHBACK = "grpc-retry-pushback-ms"
@@ -30,6 +30,9 @@ CODES = {
     "PREFIX_IN_USE": grpc.StatusCode.FAILED_PRECONDITION,
     "REQUEST_ID_REUSED": grpc.StatusCode.ALREADY_EXISTS,
     "REQUEST_ID_BURNED": grpc.StatusCode.ABORTED,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
+    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
+    "QUOTA_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "INTERNAL": grpc.StatusCode.INTERNAL,
 }
 
@@ -49,6 +52,11 @@ def from_refusal(refusal: Refusal) -> Status:
     if isinstance(refusal, InvalidRequest):
         violation = error_details_pb2.BadRequest.FieldViolation(field=refusal.field, description=refusal.rule)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(refusal, QuotaExceeded):
+        quota = error_details_pb2.QuotaFailure.Violation(
+            subject=refusal.subject, description=f"{refusal.quota} = {refusal.limit:g}"
+        )
+        details.append(error_details_pb2.QuotaFailure(violations=[quota]))
     if isinstance(refusal, Retryable):
         retry = error_details_pb2.RetryInfo()
         milliseconds = math.ceil(min(refusal.retry_after, LONGEST_RETRY_SECONDS) * 1000)

@@ -13,10 +13,13 @@
     x PrefixInUse
     x RequestIdReused
     x RequestIdBurned
+    x Unauthenticated
+    x PermissionDenied
     x WorkerFailed              a fault of the server itself
     * Retryable               the same call may succeed later
         x ServerDraining
         x SequenceAheadOfClock
+        x QuotaExceeded
         * StoreUnavailable
             x StoreUnreachable      nothing was sent
             x StoreRejected         the store answered with an error; nothing was applied
@@ -195,6 +198,29 @@ class RequestIdBurned(Refusal):
         )
 
 
+class Unauthenticated(Refusal):
+    """The caller did not say who it is, or nobody knows it. The message never says what it showed."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(Refusal):
+    """The caller is known, and has not the role that the call is for.
+
+    Args:
+        identity: Who calls.
+        role: The role.
+        sequence: For which sequence; None where the call is about none.
+    """
+
+    reason = "PERMISSION_DENIED"
+
+    def __init__(self, identity: str, role: str, sequence: str | None) -> None:
+        where = "" if sequence is None else f" for sequence {sequence!r}"
+        about = {} if sequence is None else {"sequence": sequence}
+        super().__init__(f"{identity!r} has not the role {role!r}{where}", identity=identity, role=role, **about)
+
+
 class WorkerFailed(Refusal):
     """One of the server's processes did not do its part, and another takes its place or the log says more."""
 
@@ -237,6 +263,31 @@ class SequenceAheadOfClock(Retryable):
             sequence=sequence,
         )
         self.retry_after = max(ahead - most, 0.001)
+
+
+class QuotaExceeded(Retryable):
+    """The caller, or all callers of a sequence, took as much as they may for now. Nothing was done.
+
+    Args:
+        subject: Whose quota it is, such as ``identity:billing`` or ``sequence:orders``.
+        quota: Which one.
+        limit: How much it allows.
+        retry_after: When there is some again, in seconds.
+    """
+
+    reason = "QUOTA_EXCEEDED"
+
+    def __init__(self, subject: str, quota: str, limit: float, retry_after: float) -> None:
+        super().__init__(
+            f"{subject} is at its quota {quota} = {limit:g}: try again in {retry_after:.3f} s",
+            subject=subject,
+            quota=quota,
+            limit=f"{limit:g}",
+        )
+        self.subject = subject
+        self.quota = quota
+        self.limit = limit
+        self.retry_after = retry_after
 
 
 class StoreUnavailable(Retryable):

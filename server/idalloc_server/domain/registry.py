@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
+from idalloc_server.domain.access import Patterns
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.author import Author, author_of
 from idalloc_server.domain.clock import Clock
@@ -28,14 +29,18 @@ from idalloc_server.domain.period import check_period, period_at
 from idalloc_server.domain.rules import check_change, new_bound, settle
 from idalloc_server.domain.sequence import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.store import Revision, Row, Store, within
+from idalloc_server.domain.witness import changed_row
 
 # How often a change is tried that others get in the way of.
 ATTEMPTS = 5
 # How many counters of periods are read at a time for a list.
 READ_AT_ONCE = 32
+# How many rows at a time are looked through for a caller who may see some of them.
+ROWS_AT_ONCE = 1_000
 
 _log = structlog.get_logger("idalloc.registry")
 _T = TypeVar("_T")
+Rows = list[Row]
 
 
 class Changed(NamedTuple):
@@ -113,7 +118,9 @@ class Registry:
             raise _no_last_value(name)
         return await self._overview(row, period)
 
-    async def list(self, prefix: str, after: str, most: int, *, deleted: bool) -> tuple[list[Overview], bool]:
+    async def list(
+        self, prefix: str, after: str, most: int, *, deleted: bool, shows: Patterns | None = None
+    ) -> tuple[list[Overview], bool]:
         """Returns sequences in the order of their names' bytes, and whether there are more.
 
         Args:
@@ -121,8 +128,9 @@ class Registry:
             after: Only names behind this one; empty for all.
             most: The most sequences to return.
             deleted: Whether tombstones are among them.
+            shows: Which names may be shown; None for all.
         """
-        rows = await self._ask(self._store.list(prefix, after, most + 1, deleted=deleted, periods=False))
+        rows = await self._rows(prefix, after, most + 1, deleted, shows)
         found: list[Overview] = []
         for start in range(0, min(len(rows), most), READ_AT_ONCE):
             some = rows[start : min(start + READ_AT_ONCE, most)]
@@ -259,6 +267,7 @@ class Registry:
         for _ in range(ATTEMPTS):
             row = await self._ask(self._store.create(wanted))
             if author.made(row):
+                changed_row(None, row)
                 return row
             if not row.deleted:
                 raise SequenceExists(name)
@@ -268,6 +277,7 @@ class Registry:
             change = self._revision(row, sequence, author)
             revised = await self._ask(self._store.revise(name, row.revision, change))
             if revised is not None and author.made(revised):
+                changed_row(row, revised)
                 return revised
             if revised is not None and revised.revision == row.revision:
                 raise _bound_passed(sequence, revised)
@@ -292,6 +302,7 @@ class Registry:
             change, begun = await plan(row)
             revised = await self._ask(self._store.revise(name, row.revision, change))
             if revised is not None and author.made(revised):
+                changed_row(row, revised)
                 return revised, change.ends_leases
             if revised is not None and revised.revision == row.revision:
                 raise _bound_passed(change.sequence, revised)
@@ -306,6 +317,21 @@ class Registry:
         generation = generation_after(sequence, seen) if ends_leases else 1
         limit = new_bound(row.sequence, sequence)
         return Revision(sequence, sequence.before_start, author.by, self._clock.wall(), ends_leases, generation, limit)
+
+    async def _rows(self, prefix: str, after: str, most: int, deleted: bool, shows: Patterns | None) -> Rows:
+        if shows is None or shows.any_name:
+            return await self._ask(self._store.list(prefix, after, most, deleted=deleted, periods=False))
+        longer, shorter = sorted((prefix, shows.common_prefix), key=len, reverse=True)
+        if not longer.startswith(shorter):
+            return []
+        rows: Rows = []
+        while len(rows) < most:
+            page = await self._ask(self._store.list(longer, after, ROWS_AT_ONCE, deleted=deleted, periods=False))
+            rows += [row for row in page if shows.match(row.name)]
+            if len(page) < ROWS_AT_ONCE:
+                break
+            after = page[-1].name
+        return rows[:most]
 
     async def _existing(self, name: str) -> Row:
         row = await self._ask(self._store.get(name))

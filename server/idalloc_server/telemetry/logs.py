@@ -13,6 +13,8 @@ import structlog
 LINES_AT_ONCE = 100
 
 _log = structlog.get_logger("idalloc")
+# The audit is written whatever ``log_level`` is: it is no matter of how much somebody wants to read.
+audit_log = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET))
 
 
 def configure(level: str, **always: object) -> None:
@@ -29,7 +31,10 @@ def configure(level: str, **always: object) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *([] if on_terminal else [structlog.processors.format_exc_info]),
-            structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer(),
+            # Plain: the local variables that it shows otherwise may be secrets.
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+            if on_terminal
+            else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         # It writes each line in one go: several processes may share the stream.

@@ -1,0 +1,233 @@
+"""The access file: who may do what, in TOML. Read at the start, and again whenever it changes."""
+
+import asyncio
+import re
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, Patterns, SequenceQuota
+from idalloc_server.domain.errors import StartRefused
+
+# How often it is looked whether the file has changed.
+LOOK_SECONDS = 1.0
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_log = structlog.get_logger("idalloc")
+
+
+def _digest(value: str) -> str:
+    value = value.lower()
+    if not _DIGEST.fullmatch(value):
+        # What stands there may be the token itself: it is never repeated.
+        raise ValueError("must be the SHA-256 of a token, 64 hexadecimal digits, as `idalloc token new` prints it")
+    return value
+
+
+def _name(value: str) -> str:
+    if not 0 < len(value) <= 255 or _CONTROL.search(value):
+        raise ValueError("must be 1 to 255 characters, and no control characters")
+    return value
+
+
+_Names = tuple[Annotated[str, AfterValidator(_name)], ...]
+_Limit = Annotated[int, Field(ge=1, le=2**53, strict=True)]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class _Identity(_Entry):
+    name: Annotated[str, AfterValidator(_name)]
+    token_sha256: tuple[Annotated[str, AfterValidator(_digest)], ...] = ()
+    certificate: _Names = ()
+    allocate: _Names = ()
+    read: _Names = ()
+    admin: _Names = ()
+    ids_per_second: _Limit | None = None
+    calls_per_second: _Limit | None = None
+    streams: _Limit | None = None
+
+    @model_validator(mode="after")
+    def _can_be_known(self) -> "_Identity":
+        if not self.token_sha256 and not self.certificate:
+            raise ValueError("token_sha256: must be given, or certificate: how else is the caller to be known?")
+        if self.name == ANONYMOUS.name:
+            raise ValueError(f"name: {self.name!r} means those whom nobody knows; take another one")
+        return self
+
+
+class _Quota(_Entry):
+    sequence: Annotated[str, AfterValidator(_name)]
+    ids_per_second: _Limit | None = None
+    calls_per_second: _Limit | None = None
+
+    @model_validator(mode="after")
+    def _limits(self) -> "_Quota":
+        if self.ids_per_second is None and self.calls_per_second is None:
+            raise ValueError("ids_per_second: must be given, or calls_per_second")
+        return self
+
+
+class AccessFile:
+    """The file at a path.
+
+    Args:
+        path: Where it is.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._seen: tuple[int, int, int] | None = None
+
+    def read(self) -> Access:
+        """Reads it.
+
+        Raises:
+            StartRefused: It cannot be read, or something in it is wrong: the message names the entry and the mend, and
+                nothing that may be secret.
+        """
+        self._seen = self._look()
+        return parse(self._content(), str(self._path))
+
+    def read_again(self) -> Access | None:
+        """Reads it if it has changed since it was last read, or tried; None where it has not.
+
+        Raises:
+            StartRefused: See ``read``.
+        """
+        try:
+            seen = self._look()
+        except StartRefused:
+            if self._seen is None:
+                return None  # That was told.
+            self._seen = None
+            raise
+        if seen == self._seen:
+            return None
+        return self.read()
+
+    async def follow(self, use: Callable[[Access], None]) -> None:
+        """Has each change used, for ever. Its owner cancels it. A file that is wrong changes nothing."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                access = await asyncio.to_thread(self.read_again)
+            except StartRefused as refused:
+                _log.error("access_not_reloaded", error=str(refused))
+                continue
+            if access is not None:
+                use(access)
+                _log.info("access_reloaded", identities=len(access.identities), quotas=len(access.quotas))
+
+    def _look(self) -> tuple[int, int, int]:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise StartRefused("access", f"cannot read {self._path}: {error.strerror}") from None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _content(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError as error:
+            raise StartRefused("access", f"cannot read {self._path}: {error.strerror}") from None
+
+
+def parse(content: bytes, path: str) -> Access:
+    """Reads the content of an access file.
+
+    Args:
+        content: The content.
+        path: Where it is from, for messages.
+
+    Raises:
+        StartRefused: Something in it is wrong.
+    """
+    try:
+        tables = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StartRefused("access", f"{path} is not TOML: {_where(error)}") from None
+    for name, value in tables.items():
+        if name not in ("identity", "quota"):
+            raise StartRefused("access", f"{path}: there is no {name!r}; write [[identity]] or [[quota]]")
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise StartRefused("access", f"{path}: write [[{name}]], with two brackets")
+    if not any(tables.values()):
+        raise StartRefused("access", f"{path} has no [[identity]] and no [[quota]]: `idalloc token new` makes one")
+    identities = [_read(_Identity, "identity", each, number, path) for number, each in _numbered(tables, "identity")]
+    quotas = [_read(_Quota, "quota", each, number, path) for number, each in _numbered(tables, "quota")]
+    _check_unique(identities, path)
+    return Access([_identity(each) for each in identities], [_quota(each) for each in quotas])
+
+
+def _where(error: Exception) -> str:
+    """Returns what is wrong with the TOML, without any of it: a secret may stand there."""
+    match = re.search(r"\(at [^)]*\)$", str(error))
+    return match[0].strip("()") if match else type(error).__name__
+
+
+def _numbered(tables: dict[str, Any], name: str) -> Iterable[tuple[int, dict[str, Any]]]:
+    return enumerate(tables.get(name, []), start=1)
+
+
+def _read(kind: type[Any], table: str, values: dict[str, Any], number: int, path: str) -> Any:
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = f"there is no such key; there are {', '.join(kind.model_fields)}"
+        if first["type"] == "tuple_type":
+            message = 'must be a list, such as ["…"]'
+        where = ": ".join(str(part) if isinstance(part, str) else f"number {part + 1}" for part in first["loc"])
+        where = f"{where}: " if where else ""
+        raise StartRefused("access", f"{path}: {_entry(table, number, values)}: {where}{_lower(message)}") from None
+
+
+def _entry(table: str, number: int, values: dict[str, Any]) -> str:
+    name = values.get("name")
+    return f"[[{table}]] number {number}" + (f" ({name!r})" if isinstance(name, str) else "")
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+def _check_unique(identities: list[_Identity], path: str) -> None:
+    for what, of in (
+        ("name", lambda each: (each.name,)),
+        ("token_sha256", lambda each: each.token_sha256),
+        ("certificate", lambda each: each.certificate),
+    ):
+        owners: dict[str, _Identity] = {}
+        for number, each in enumerate(identities, start=1):
+            for value in of(each):
+                if value in owners:
+                    entry = _entry("identity", number, {"name": each.name})
+                    why = f"stands twice, {owners[value].name!r} has the same: no two may share one"
+                    raise StartRefused("access", f"{path}: {entry}: {what}: {why}")
+                owners[value] = each
+
+
+def _identity(entry: _Identity) -> Identity:
+    return Identity(
+        entry.name,
+        tuple(bytes.fromhex(digest) for digest in entry.token_sha256),
+        entry.certificate,
+        {ALLOCATE: Patterns(entry.allocate), READ: Patterns(entry.read), ADMIN: Patterns(entry.admin)},
+        entry.ids_per_second,
+        entry.calls_per_second,
+        entry.streams,
+    )
+
+
+def _quota(entry: _Quota) -> SequenceQuota:
+    return SequenceQuota(Patterns([entry.sequence]), entry.ids_per_second, entry.calls_per_second)

@@ -1,0 +1,153 @@
+"""Who may do what: identities, their roles, and for which sequences."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Final, Literal
+
+ANY = "*"
+
+
+# What a call is for. No Enum: looking one up in a dict costs a call several times as much.
+Role = Literal["allocate", "read", "admin"]
+ALLOCATE: Final = "allocate"
+READ: Final = "read"
+ADMIN: Final = "admin"
+ROLES: tuple[Role, ...] = (ALLOCATE, READ, ADMIN)
+
+
+class Patterns:
+    """Names of sequences, in which ``*`` stands for any characters, or none; nothing else is special.
+
+    Args:
+        patterns: The patterns, any of which lets a name match.
+    """
+
+    __slots__ = ("_exact", "_others", "_prefixes", "patterns")
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        self.patterns = tuple(patterns)
+        self._exact = frozenset(pattern for pattern in self.patterns if ANY not in pattern)
+        # One star at the end is what nearly all have, and what Python matches fastest.
+        self._prefixes = tuple(pattern[:-1] for pattern in self.patterns if pattern.find(ANY) == len(pattern) - 1 >= 0)
+        self._others = tuple(
+            pattern.split(ANY) for pattern in self.patterns if 0 <= pattern.find(ANY) < len(pattern) - 1
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.patterns)
+
+    def match(self, name: str) -> bool:
+        """Tells whether one of them matches the whole name."""
+        return name.startswith(self._prefixes) or name in self._exact or any(_fits(each, name) for each in self._others)
+
+    @property
+    def any_name(self) -> bool:
+        """Whether every name matches."""
+        return ANY in self.patterns
+
+    @property
+    def common_prefix(self) -> str:
+        """What every name that matches begins with."""
+        beginnings = [pattern.partition(ANY)[0] for pattern in self.patterns] or [""]
+        first, last = min(beginnings), max(beginnings)
+        same = (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
+        return first[: next(same, len(first))]
+
+
+def _fits(parts: list[str], name: str) -> bool:
+    """Tells whether a name is these parts with anything between them, in the time of one reading."""
+    first, *between, last = parts
+    if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
+        return False
+    at, end = len(first), len(name) - len(last)
+    for part in between:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Somebody who calls.
+
+    Attributes:
+        name: The name, for people and logs.
+        tokens: SHA-256 of each token. They are random and long, so that nobody can try all: a hash that is slow on
+            purpose, as for passwords, would cost each call and protect nothing more.
+        certificates: Names in client certificates (SANs): DNS, URI, e-mail or IP.
+        roles: For which sequences it has each role.
+        ids_per_second: How many ids it may take, None for any number.
+        calls_per_second: How many calls it may make.
+        streams: How many streams it may have at a time.
+    """
+
+    name: str
+    tokens: tuple[bytes, ...] = ()
+    certificates: tuple[str, ...] = ()
+    roles: Mapping[Role, Patterns] = field(default_factory=dict)
+    ids_per_second: int | None = None
+    calls_per_second: int | None = None
+    streams: int | None = None
+
+    def may(self, role: Role, sequence: str | None) -> bool:
+        """Tells whether it has a role.
+
+        Args:
+            role: The role.
+            sequence: For which sequence; None for what belongs to none, as document ids: for any one, then.
+        """
+        patterns = self.roles[role]
+        return bool(patterns) if sequence is None else patterns.match(sequence)
+
+
+# Who calls where nobody is asked.
+ANONYMOUS = Identity("anonymous", roles=dict.fromkeys(ROLES, Patterns([ANY])))
+
+
+@dataclass(frozen=True)
+class SequenceQuota:
+    """What all callers together may take of each sequence whose name matches.
+
+    Attributes:
+        sequence: The pattern.
+        ids_per_second: How many ids, None for any number.
+        calls_per_second: How many calls.
+    """
+
+    sequence: Patterns
+    ids_per_second: int | None = None
+    calls_per_second: int | None = None
+
+
+class Access:
+    """All identities and quotas, as they are at the moment. Nothing in it changes.
+
+    Args:
+        identities: Those who may call; no two have a name, a token or a certificate in common.
+        quotas: Quotas of sequences; the first one that matches counts.
+    """
+
+    def __init__(self, identities: Iterable[Identity] = (), quotas: Iterable[SequenceQuota] = ()) -> None:
+        self.identities = tuple(identities)
+        self.quotas = tuple(quotas)
+        self._by_token = {digest: (digest, each) for each in self.identities for digest in each.tokens}
+        self._by_certificate = {name: each for each in self.identities for name in each.certificates}
+
+    def by_token(self, token: str) -> Identity | None:
+        """Returns whose token it is.
+
+        How long this takes tells nothing of the tokens: what is looked up is a digest, of which nobody who guesses can
+        choose a part, and then it is compared in constant time.
+        """
+        digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
+        found = self._by_token.get(digest)
+        return found[1] if found is not None and compare_digest(found[0], digest) else None
+
+    def by_certificate(self, names: Iterable[str]) -> Identity | None:
+        """Returns whose certificate has these names; None also where they are those of several identities."""
+        found = {id(each): each for name in names if (each := self._by_certificate.get(name)) is not None}
+        return found.popitem()[1] if len(found) == 1 else None

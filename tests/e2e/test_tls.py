@@ -1,0 +1,242 @@
+"""TLS of a real server: who is let in, what is refused at the start, and new certificates while it runs."""
+
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+
+import idalloc
+from tests.processes import Server, environment, running, serve_command
+
+
+class Files:
+    """The server's certificate, its key and the clients' authority, as files.
+
+    Attributes:
+        authority: Who made the certificate.
+        cert: The certificate's file.
+        key: Its key's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = trustme.CA()
+        self.cert, self.key, self.client_ca = folder / "server.pem", folder / "server.key", folder / "clients.pem"
+        self.write()
+
+    @property
+    def flags(self) -> dict[str, object]:
+        return {"tls_cert": self.cert, "tls_key": self.key}
+
+    def write(self) -> str:
+        """Writes a new certificate and its key, and returns its serial number."""
+        leaf = self.authority.issue_cert("127.0.0.1", "localhost")
+        leaf.private_key_pem.write_to_path(str(self.key))
+        self.cert.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+        found: str = ssl._ssl._test_decode_cert(str(self.cert))["serialNumber"]  # type: ignore[attr-defined]
+        return found
+
+    def trust(self, client: trustme.LeafCert | None = None) -> grpc.ChannelCredentials:
+        """Credentials of a client that trusts the authority, and shows a certificate."""
+        root = self.authority.cert_pem.bytes()
+        if client is None:
+            return grpc.ssl_channel_credentials(root)
+        chain = b"".join(blob.bytes() for blob in client.cert_chain_pems)
+        return grpc.ssl_channel_credentials(root, client.private_key_pem.bytes(), chain)
+
+    def shown(self, server: Server, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> tuple[str, str | None]:
+        """Returns the serial number of the certificate that a server shows, and the version of TLS."""
+        context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
+        context.minimum_version = context.maximum_version = oldest
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # else OpenSSL itself would not ask for the oldest
+        context.set_alpn_protocols(["h2"])
+        host, _, port = server.address.rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as connection,
+            context.wrap_socket(connection, server_hostname="localhost") as secured,
+        ):
+            certificate = secured.getpeercert()
+            assert certificate
+            return str(certificate["serialNumber"]), secured.version()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def refused(**settings: object) -> str:
+    """Starts a server that must refuse to, and returns what it said."""
+    done = subprocess.run(serve_command(**settings), capture_output=True, text=True, env=environment(), timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ids_come_over_tls_and_to_nobody_without_it(tmp_path: Path, files: Files, workers: int) -> None:
+    with running(tmp_path, **files.flags, workers=workers) as server:
+        with idalloc.Client(server.address, credentials=files.trust()) as client:
+            assert client.allocate_range("orders", 3) == range(1, 4)
+        with idalloc.Client(server.address, timeout=2) as client, pytest.raises(idalloc.ServerUnreachable):
+            client.allocate_range("orders")
+        stranger = grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes())
+        with (
+            idalloc.Client(server.address, credentials=stranger, timeout=2) as client,
+            pytest.raises(idalloc.ServerUnreachable),
+        ):
+            client.allocate_range("orders")
+
+
+def test_the_oldest_tls_is_1_2(tmp_path: Path, files: Files) -> None:
+    with running(tmp_path, **files.flags) as server:
+        assert files.shown(server, ssl.TLSVersion.TLSv1_2)[1] == "TLSv1.2"
+        assert files.shown(server, ssl.TLSVersion.TLSv1_3)[1] == "TLSv1.3"
+        with (
+            pytest.raises(ssl.SSLError, match=r"(?i)alert|version|eof"),
+            pytest.warns(DeprecationWarning, match="TLSv1_1"),
+        ):
+            files.shown(server, ssl.TLSVersion.TLSv1_1)
+
+
+def test_a_client_without_a_certificate_of_the_authority_is_not_let_in(tmp_path: Path, files: Files) -> None:
+    people = trustme.CA()
+    people.cert_pem.write_to_path(str(files.client_ca))
+    with running(tmp_path, **files.flags, tls_client_ca=files.client_ca) as server:
+        known, unknown = people.issue_cert("billing.example.org"), trustme.CA().issue_cert("billing.example.org")
+        with idalloc.Client(server.address, credentials=files.trust(known)) as client:
+            assert client.allocate_range("orders") == range(1, 2)
+        for shown in (None, unknown):
+            with (
+                idalloc.Client(server.address, credentials=files.trust(shown), timeout=2) as client,
+                pytest.raises(idalloc.ServerUnreachable),
+            ):
+                client.allocate_range("orders")
+
+
+def test_a_new_certificate_is_shown_without_a_restart(tmp_path: Path, files: Files) -> None:
+    with running(tmp_path, **files.flags) as server:
+        with idalloc.Client(server.address, credentials=files.trust()) as client:
+            client.allocate_range("orders")
+            before, _ = files.shown(server)
+            written = files.write()
+            assert written != before
+            until(lambda: files.shown(server)[0] == written, "the new certificate is shown")
+            assert client.allocate_range("orders")  # on the connection that stood
+        assert "certificates_reloaded" in server.log.read_text()
+
+
+def test_a_certificate_that_does_not_fit_its_key_changes_nothing(tmp_path: Path, files: Files) -> None:
+    with running(tmp_path, **files.flags) as server:
+        before, _ = files.shown(server)
+        files.key.write_bytes(trustme.CA().issue_cert("other").private_key_pem.bytes())
+        for _ in range(3):
+            assert files.shown(server)[0] == before
+        files.cert.unlink()
+        for _ in range(3):
+            assert files.shown(server)[0] == before
+        said = server.log.read_text()
+        assert said.count("certificates_not_reloaded") == 2  # once for each change
+        assert "key values mismatch" in said
+        assert "No such file" in said
+        written = files.write()
+        until(lambda: files.shown(server)[0] == written, "the new certificate is shown")
+
+
+def test_files_that_cannot_be_used_are_refused_at_the_start(tmp_path: Path, files: Files) -> None:
+    store = f"sqlite://{tmp_path}/ids.db"
+    other = tmp_path / "other.key"
+    other.write_bytes(trustme.CA().issue_cert("other").private_key_pem.bytes())
+    text = tmp_path / "text"
+    text.write_text("no certificate")
+    said = refused(store=store, tls_cert=files.cert, tls_key=other)
+    assert "tls_cert" in said
+    assert "key values mismatch" in said
+    assert "tls_key" in refused(store=store, tls_cert=files.cert)
+    assert "tls_cert" in refused(store=store, tls_key=files.key)
+    assert "cannot read" in refused(store=store, tls_cert=files.cert, tls_key=tmp_path / "missing")
+    assert "tls_client_ca" in refused(store=store, **files.flags, tls_client_ca=text)
+    assert "tls-client-ca" in refused(store=store, tls_client_ca=files.cert)
+    assert not (tmp_path / "ids.db").exists()
+
+
+def test_native_speaks_no_tls_and_ends_no_connection_for_its_age(tmp_path: Path, files: Files) -> None:
+    pytest.importorskip("pygrpc_native")
+    store = f"sqlite://{tmp_path}/ids.db"
+    said = refused(store=store, transport="native", **files.flags)
+    assert "tls_cert" in said
+    assert "grpcio" in said
+    assert "max_connection_age" in refused(store=store, transport="native", max_connection_age="1h")
+
+
+class TestAddressesThatOthersCanReach:
+    @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
+    def test_are_refused_where_nobody_is_asked_who_they_are(self, tmp_path: Path, listen: str) -> None:
+        said = refused(store=f"sqlite://{tmp_path}/ids.db", listen=listen)
+        assert "access" in said
+        assert "insecure" in said
+
+    def test_are_refused_with_tls_where_all_may_call(self, tmp_path: Path, files: Files) -> None:
+        said = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", **files.flags)
+        assert "set access, listen" in said
+
+    def test_are_refused_where_tokens_would_not_be_encrypted(self, tmp_path: Path) -> None:
+        access = tmp_path / "access.toml"
+        access.write_text(f"[[identity]]\nname = 'a'\ntoken_sha256 = ['{'0' * 64}']\n")
+        said = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", access=access)
+        assert "set tls_cert, listen" in said
+        access.write_text("[[quota]]\nsequence = '*'\nids_per_second = 1\n")
+        said = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", access=access)
+        assert "set access and tls_cert, listen" in said
+
+    def test_are_served_with_certificates_of_clients(self, tmp_path: Path, files: Files) -> None:
+        people = trustme.CA()
+        people.cert_pem.write_to_path(str(files.client_ca))
+        with running(tmp_path, **files.flags, listen="0.0.0.0:0", tls_client_ca=files.client_ca) as server:
+            port = server.address.rpartition(":")[2]
+            credentials = files.trust(people.issue_cert("billing.example.org"))
+            with idalloc.Client(f"127.0.0.1:{port}", credentials=credentials) as client:
+                assert client.allocate_range("orders") == range(1, 2)
+
+    def test_are_served_where_that_is_wanted(self, tmp_path: Path) -> None:
+        with running(tmp_path, listen="0.0.0.0:0", insecure="true") as server:
+            port = server.address.rpartition(":")[2]
+            with idalloc.Client(f"127.0.0.1:{port}") as client:
+                assert client.allocate_range("orders") == range(1, 2)
+
+
+class TestConnections:
+    def test_are_ended_when_they_are_old_and_nobody_notices(self, tmp_path: Path) -> None:
+        with running(tmp_path, max_connection_age="1s") as server, idalloc.Client(server.address) as client:
+            ids: list[int] = []
+            deadline = time.monotonic() + 4
+            while time.monotonic() < deadline:
+                ids += client.allocate_range("orders")
+                time.sleep(0.02)
+            assert ids == sorted(set(ids))
+
+    def test_that_ask_too_often_whether_they_live_are_hung_up_on(self, tmp_path: Path) -> None:
+        options = [
+            ("grpc.keepalive_time_ms", 100),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        lost: list[grpc.ChannelConnectivity] = []
+        with running(tmp_path) as server, grpc.insecure_channel(server.address, options) as channel:
+            grpc.channel_ready_future(channel).result(20)
+            channel.subscribe(lost.append)
+            until(lambda: any(state is not grpc.ChannelConnectivity.READY for state in lost[1:]), "it is hung up on")

@@ -1,0 +1,76 @@
+"""Identities, roles and patterns."""
+
+import re
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, ROLES, Access, Identity, Patterns
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "matches"),
+    [
+        ("orders", "orders", True),
+        ("orders", "orders2", False),
+        ("orders", "Orders", False),
+        ("orders*", "orders", True),
+        ("orders*", "orders.eu", True),
+        ("orders*", "my orders", False),
+        ("*", "", True),
+        ("*", "größe 注文", True),
+        ("*.eu", "orders.eu", True),
+        ("*.eu", "orders.eu.old", False),
+        ("a*b*c", "abc", True),
+        ("a*b*c", "a-b-c", True),
+        ("a*b*c", "acb", False),
+        ("ab*ba", "aba", False),
+        ("or?ers", "orders", False),
+        ("[o]rders", "orders", False),
+        ("[o]rders", "[o]rders", True),
+    ],
+)
+def test_only_a_star_is_special(pattern: str, name: str, matches: bool) -> None:
+    assert Patterns([pattern]).match(name) is matches
+
+
+@given(st.lists(st.text("ab*", max_size=6), max_size=3), st.text("ab", max_size=8))
+def test_patterns_match_as_regular_expressions_would(patterns: list[str], name: str) -> None:
+    expressions = [".*".join(map(re.escape, pattern.split("*"))) for pattern in patterns]
+    found = Patterns(patterns)
+    assert found.match(name) == any(re.fullmatch(each, name) for each in expressions)
+    assert bool(found) == bool(patterns)
+    if found.match(name):
+        assert name.startswith(found.common_prefix)
+
+
+def test_a_pattern_of_many_stars_takes_no_time() -> None:
+    assert not Patterns(["*a" * 120 + "*b"]).match("a" * 255)
+
+
+def test_a_role_is_for_the_names_that_match_and_for_no_other_role() -> None:
+    some = Patterns(["orders*", "invoices"])
+    identity = Identity("billing", roles={ALLOCATE: some, READ: Patterns(["*"]), ADMIN: Patterns()})
+    assert identity.may(ALLOCATE, "orders.eu")
+    assert not identity.may(ALLOCATE, "customers")
+    assert identity.may(READ, "customers")
+    assert not identity.may(ADMIN, "orders")
+    assert [identity.may(role, None) for role in ROLES] == [True, True, False]
+    assert all(ANONYMOUS.may(role, name) for role in ROLES for name in ("orders", None))
+
+
+def test_who_calls_is_known_by_token_or_certificate() -> None:
+    digests = tuple(sha256(token).digest() for token in (b"old", b"new"))
+    billing = Identity("billing", digests, ("billing.example.org", "10.0.0.7"))
+    other = Identity("other", (sha256(b"third").digest(),), ("other.example.org",))
+    access = Access([billing, other])
+    assert access.by_token("old") is access.by_token("new") is billing
+    assert access.by_token("third") is other
+    for wrong in ("", "ol", "old ", "OLD", digests[0].hex(), "\ud800"):
+        assert access.by_token(wrong) is None
+    assert access.by_certificate(["x", "10.0.0.7"]) is billing
+    assert access.by_certificate(["billing.example.org", "10.0.0.7"]) is billing
+    assert access.by_certificate(["billing.example.org", "other.example.org"]) is None
+    assert access.by_certificate(["*.example.org"]) is None
