@@ -23,7 +23,9 @@ if TYPE_CHECKING:
         IdallocError,
         InternalError,
         InvalidRequest,
+        PermissionDenied,
         PrefixInUse,
+        QuotaExceeded,
         RequestIdBurned,
         RequestIdReused,
         SequenceAheadOfClock,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         ServerUnreachable,
         StoreUnavailable,
         StoreWentBackwards,
+        Unauthenticated,
         Unavailable,
     )
     from idalloc._ids import Ids
@@ -48,7 +51,9 @@ __all__ = [
     "Ids",
     "InternalError",
     "InvalidRequest",
+    "PermissionDenied",
     "PrefixInUse",
+    "QuotaExceeded",
     "RequestIdBurned",
     "RequestIdReused",
     "SequenceAheadOfClock",
@@ -61,6 +66,7 @@ __all__ = [
     "ServerUnreachable",
     "StoreUnavailable",
     "StoreWentBackwards",
+    "Unauthenticated",
     "Unavailable",
     "aio",
 ]

@@ -16,15 +16,17 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
+from idalloc._access import Access
+
 # The most connections of a client. Its calls, and its streams one at a time, have the first one.
 MAX_CONNECTIONS = 4
 
 _left_behind: list[object] = []
 
 
-def channel_options(target: str) -> list[tuple[str, str | int]]:
-    """Settings of a channel to a target; the retry policy among them is the one that lies beside the protos."""
-    options: list[tuple[str, str | int]] = [
+def channel_options(access: Access) -> list[tuple[str, str | int]]:
+    """Settings of a channel; the retry policy among them is the one that lies beside the protos."""
+    return [
         ("grpc.service_config", files("idalloc.v1").joinpath("service_config.json").read_text()),
         ("grpc.service_config_disable_resolution", 1),  # a DNS record must not replace it
         # A connection of its own for each client: a server of several processes gives a connection to one of them.
@@ -36,11 +38,8 @@ def channel_options(target: str) -> list[tuple[str, str | int]]:
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.primary_user_agent", f"idalloc-python/{version('idalloc')}"),
+        *access.options,
     ]
-    if "," in target:
-        # gRPC would name the whole list as the server that it calls, which is no name: not all servers take that.
-        options.append(("grpc.default_authority", target.partition(",")[0].partition(":")[2].lstrip("/")))
-    return options
 
 
 class Holder(Protocol):

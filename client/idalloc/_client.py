@@ -8,6 +8,7 @@ from typing import NamedTuple, Self, TypeVar
 
 import grpc
 
+from idalloc._access import Access, from_environment
 from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._errors import IdallocError, translated
@@ -66,7 +67,11 @@ class Client:
     Args:
         target: The server as ``host:port``, or any other name that gRPC resolves.
         timeout: How many seconds a call may take, retries included. Streams take their own.
-        credentials: For TLS; without them the connection is not encrypted.
+        credentials: For TLS, as from ``grpc.ssl_channel_credentials``; without them the connection is not encrypted.
+        token: Says to the server who this is. It goes with each call, and over TLS or within this machine only.
+        server_name: The name in the server's certificate, where it is not the target's, as behind a forwarded port.
+            Of a target that is a list of addresses, gRPC takes the first one for the name of all.
+        insecure: Whether the token may go to another machine over a connection without TLS.
         log: A file to write down in what was issued, for ``idalloc verify``: a record for each range and each run of
             document ids, before its ids are given out. Not UUIDs. It must not exist; JSON lines where its name ends
             in ``.jsonl``, else binary. In the child of a fork it is another file: this name and the
@@ -89,15 +94,35 @@ class Client:
         *,
         timeout: float = DEFAULT_TIMEOUT,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        server_name: str | None = None,
+        insecure: bool = False,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
         self.target = target
         self.timeout = timeout
+        self._access = Access(target, token=token, credentials=credentials, server_name=server_name, insecure=insecure)
         self._log = None if log is None else IssuedLog(log)
-        self._credentials = credentials
         self._connections = [Connection(self._open, of_asyncio=False) for _ in range(MAX_CONNECTIONS)]
         self._connection = self._connections[0]
         self.sequences = Sequences(self)
+
+    @classmethod
+    def from_environment(cls, *, timeout: float = DEFAULT_TIMEOUT, log: str | os.PathLike[str] | None = None) -> Self:
+        """Makes a client of the variables that the command ``idalloc`` goes by.
+
+        They are IDALLOC_SERVER, IDALLOC_TLS, IDALLOC_CA, IDALLOC_CERT, IDALLOC_KEY, IDALLOC_SERVER_NAME, IDALLOC_TOKEN,
+        IDALLOC_TOKEN_FILE and IDALLOC_TOKEN_INSECURE. Files are read once.
+
+        Args:
+            timeout: As of ``Client``.
+            log: As of ``Client``.
+
+        Raises:
+            ValueError: One of them is wrong, or its file cannot be read.
+        """
+        target, arguments = from_environment()
+        return cls(target, timeout=timeout, log=log, **arguments)
 
     def allocate_range(
         self,
@@ -283,10 +308,11 @@ class Client:
         self.close()
 
     def _open(self) -> Stubs:
-        if self._credentials is None:
-            channel = grpc.insecure_channel(self.target, channel_options(self.target))
+        access = self._access
+        if access.credentials is None:
+            channel = grpc.insecure_channel(self.target, channel_options(access))
         else:
-            channel = grpc.secure_channel(self.target, self._credentials, channel_options(self.target))
+            channel = grpc.secure_channel(self.target, access.credentials, channel_options(access))
         return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
 
     def _call(
@@ -295,7 +321,8 @@ class Client:
         request: AnyRequest,
     ) -> AnyResponse:
         with translated(self.target):
-            return method(self._connection.get())(request, timeout=self.timeout)
+            stub = method(self._connection.get())
+            return stub(request, timeout=self.timeout, metadata=self._access.metadata)
 
     def _allocate(self, request: pb.AllocateRangeRequest) -> pb.AllocateRangeResponse:
         if self._log is None:
@@ -336,7 +363,7 @@ class Client:
                 stubs = connection.get()
                 message = request(resumption.missing)
                 asked = 0 if self._log is None else self._log.now()
-                call = method(stubs)(message, timeout=resumption.time_left())
+                call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
                 try:
                     with translated(self.target):
                         for response in call:

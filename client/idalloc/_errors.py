@@ -13,9 +13,12 @@
     x StoreWentBackwards          the store is older than what the server saw before
     x DocIdTimestampRefused       no start timestamp for document ids can be claimed
     x InternalError               a fault of the server
+    x Unauthenticated             the server does not know who this is
+    x PermissionDenied            who this is may not do that
     * Unavailable                 the same call may succeed later
         x StoreUnavailable        the server's store is down or too slow
         x ServerDraining          the server is stopping
+        x QuotaExceeded           more was asked for than this caller, or the sequence, has in a second
         x SequenceAheadOfClock    a sequence of timestamps has run too far ahead of the clock
         x ServerUnreachable       no answer: no server there, or the connection broke
     x DeadlineExceeded            no answer in time
@@ -28,6 +31,8 @@ from typing import ClassVar, Protocol, cast
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
+
+from idalloc._handshake import trouble
 
 DOMAIN = "idalloc"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -172,6 +177,20 @@ class InternalError(IdallocError):
     default_code = grpc.StatusCode.INTERNAL
 
 
+class Unauthenticated(IdallocError):
+    """The server does not know who this is: no token or certificate came with the call, or none that it knows."""
+
+    default_reason = "UNAUTHENTICATED"
+    default_code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDenied(IdallocError):
+    """The server knows who this is, and does not let it do that. ``metadata`` has the identity, role and sequence."""
+
+    default_reason = "PERMISSION_DENIED"
+    default_code = grpc.StatusCode.PERMISSION_DENIED
+
+
 class Unavailable(IdallocError):
     """The same call may succeed later. What it may have taken meanwhile is never issued to anyone else."""
 
@@ -191,6 +210,16 @@ class ServerDraining(Unavailable):
     default_reason = "SERVER_DRAINING"
 
 
+class QuotaExceeded(Unavailable):
+    """More was asked for than this caller, or the sequence, has in a second. Nothing was taken.
+
+    ``retry_after`` says when the same call may succeed. Streams, and ``ids()``, wait for that by themselves.
+    """
+
+    default_reason = "QUOTA_EXCEEDED"
+    default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 class SequenceAheadOfClock(Unavailable):
     """A sequence of timestamps has run ahead of the clock by more than the server allows."""
 
@@ -198,7 +227,13 @@ class SequenceAheadOfClock(Unavailable):
 
 
 class ServerUnreachable(Unavailable):
-    """No answer from the service: no server listens there, or the connection broke."""
+    """No answer from the service: no server listens there, or the connection broke, or TLS failed.
+
+    In the last case ``metadata`` has under ``tls`` why: ``untrusted`` (the server's certificate), ``expired``,
+    ``name`` (it has other ones), ``plaintext`` (the server speaks no TLS), ``closed`` (it ended the connection at
+    once: perhaps it speaks TLS only, or wants another certificate), ``refused`` (the client's certificate), or
+    ``unusable`` (the client's credentials).
+    """
 
     default_reason = "SERVER_UNREACHABLE"
 
@@ -228,13 +263,19 @@ _BY_REASON: dict[str, type[IdallocError]] = {
         RequestIdReused,
         RequestIdBurned,
         PrefixInUse,
+        Unauthenticated,
+        PermissionDenied,
+        QuotaExceeded,
     )
 }
 
 _BY_CODE: dict[grpc.StatusCode, type[IdallocError]] = {
     grpc.StatusCode.UNAVAILABLE: ServerUnreachable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,  # of something between here and the service
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
+_NO_ANSWER = (ServerUnreachable, DeadlineExceeded)
 
 
 class FailedCall(Protocol):
@@ -267,7 +308,11 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
     if info is None:
         kind = _BY_CODE.get(code, IdallocError)
         reason = None if code in _BY_CODE else code.name
-        if code in _BY_CODE:
+        if kind in _NO_ANSWER:
+            if found := trouble(message):
+                return kind(
+                    f"no answer from {target}: {found.told} ({message})", code=code, metadata={"tls": found.kind}
+                )
             message = f"no answer from {target}: {message}"
         elif code is grpc.StatusCode.UNIMPLEMENTED:
             message = f"no such call at {target}, which may be no idalloc, or an older one: {message}"

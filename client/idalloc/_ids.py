@@ -1,6 +1,7 @@
 """`ids()` of the client for threads."""
 
 import threading
+import time
 from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,7 +32,8 @@ class Ids(Iterator[int]):
 
     Raises:
         SequenceExhausted: After the sequence's last id.
-        IdallocError: As from any call; the next id may be asked for again.
+        IdallocError: As from any call; the next id may be asked for again. Where a quota is used up, it is waited for
+            within the client's timeout.
     """
 
     def __init__(self, client: "Client", sequence: str) -> None:
@@ -65,9 +67,10 @@ class Ids(Iterator[int]):
     def _more(self) -> Iterator[int]:
         """Returns ids, which any number of threads may take from until it ends."""
         self._client._connection.get()  # refuses when the client was closed
+        deadline = time.monotonic() + self._client.timeout
         with self._lock:
             while not self._pool.advance():
-                self._receive()
+                self._receive(deadline)
             if self._coming is None and self._pool.wants_more():
                 self._coming = self._ask()
             return self._pool.ids
@@ -77,9 +80,11 @@ class Ids(Iterator[int]):
         asked = self._pool.ask()
         log = self._client._log
         logged = 0 if log is None else log.now()
-        return _Coming(asked, logged, stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout))
+        metadata = self._client._access.metadata
+        future = stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout, metadata=metadata)
+        return _Coming(asked, logged, future)
 
-    def _receive(self) -> None:
+    def _receive(self, deadline: float) -> None:
         """Waits for the range that was asked for ahead, or for one that is asked for now."""
         ahead = self._coming is not None
         self._coming = coming = self._coming or self._ask()
@@ -89,7 +94,8 @@ class Ids(Iterator[int]):
             self._coming = None
             refusal = from_rpc_error(error, self._client.target)
             if not self._pool.refused(refusal) and not ahead:
-                raise refusal from error
+                refusal.__cause__ = error
+                time.sleep(self._pool.pause(refusal, deadline))
         except grpc.FutureCancelledError:
             self._coming = None
             self._client._connection.get()  # says that the client was closed

@@ -1,5 +1,6 @@
 """What both kinds of ``ids()`` share: the ids at hand, until when they may be used, and how many to ask for next."""
 
+import random
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from itertools import compress, repeat
 from operator import gt, length_hint
 from typing import NamedTuple
 
-from idalloc._errors import DeadlineExceeded, IdallocError, InvalidRequest, SequenceExhausted
+from idalloc._errors import DeadlineExceeded, IdallocError, InvalidRequest, QuotaExceeded, SequenceExhausted
 from idalloc._messages import range_request, to_range
 from idalloc.v1 import id_allocator_pb2 as pb
 
@@ -17,6 +18,8 @@ SHORT = 1.0
 LARGEST = 1_000_000
 # So many ranges in a row may arrive too late to be used before that is an error.
 MAX_LATE = 3
+# Where a quota is used up, more is asked for after so many seconds at the earliest.
+SHORTEST_PAUSE = 0.01
 
 
 def boot_clock() -> Iterator[float]:
@@ -128,7 +131,29 @@ class Pool:
         if isinstance(error, InvalidRequest) and error.field == "id_count" and self._size > 1:
             self._size = self._largest = self._size // 2
             return True
+        if isinstance(error, QuotaExceeded) and (error.retry_after or 0.0) > SHORT / 2:
+            # The server lets a call take more than there is, and then refuses all until that is made up for: smaller
+            # ranges make for shorter waits.
+            self._size = max(1, self._size // 2)
         return False
+
+    def pause(self, error: IdallocError, deadline: float) -> float:
+        """Says how many seconds to wait after an error before more is asked for.
+
+        Args:
+            error: The error.
+            deadline: Until when whoever wants an id waits, on ``time.monotonic()``.
+
+        Raises:
+            IdallocError: The error itself, where it is none of a quota's, or the wait would be too long.
+        """
+        if not isinstance(error, QuotaExceeded) or error.retry_after is None:
+            raise error
+        # A little longer, so that what waits for one quota does not all come back at one moment.
+        pause = max(SHORTEST_PAUSE, error.retry_after) * random.uniform(1.0, 1.2)  # noqa: S311
+        if time.monotonic() + pause >= deadline:
+            raise error
+        return pause
 
     def drop(self) -> None:
         """Drops all that is at hand; also iterators that were taken from ``ids`` before end."""

@@ -13,6 +13,8 @@ MAX_ATTEMPTS = 10
 MAX_FIRST_ATTEMPTS = 2
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
+# Who has used up a quota may be told of a wait of hours; nothing should stand still for so long and not say why.
+LONGEST_WAIT = 30.0
 
 
 class Resumption:
@@ -58,11 +60,12 @@ class Resumption:
         self._failures += 1
         nobody_there = isinstance(error, ServerUnreachable) and not self._begun
         attempts = MAX_FIRST_ATTEMPTS if nobody_there else MAX_ATTEMPTS
-        if not isinstance(error, Unavailable) or self._failures >= attempts:
+        wait = error.retry_after or 0.0
+        if not isinstance(error, Unavailable) or self._failures >= attempts or wait > LONGEST_WAIT:
             raise error
         backoff: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures - 1))
         # Jitter, so that the streams which a server's restart broke do not all come back at one moment.
-        pause = max(backoff, error.retry_after or 0.0) * random.uniform(1.0, 1.5)  # noqa: S311
+        pause = max(backoff, wait) * random.uniform(1.0, 1.5)  # noqa: S311
         if self._deadline is not None and time.monotonic() + pause >= self._deadline:
             raise error
         return pause

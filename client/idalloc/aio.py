@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import grpc
 
+from idalloc._access import Access, from_environment
 from idalloc._aio_sequences import Sequences
 from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
@@ -76,7 +78,10 @@ class Client:
     Args:
         target: The server as ``host:port``, or any other name that gRPC resolves.
         timeout: How many seconds a call may take, retries included. Streams take their own.
-        credentials: For TLS; without them the connection is not encrypted.
+        credentials: As of ``idalloc.Client``, and so are the next three.
+        token: Says to the server who this is.
+        server_name: The name in the server's certificate, where it is not the target's.
+        insecure: Whether the token may go to another machine over a connection without TLS.
         log: As of ``idalloc.Client``. The event loop waits for each record: some microseconds on most disks.
 
     Attributes:
@@ -95,17 +100,26 @@ class Client:
         *,
         timeout: float = DEFAULT_TIMEOUT,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        server_name: str | None = None,
+        insecure: bool = False,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
         self.target = target
         self.timeout = timeout
+        self._access = Access(target, token=token, credentials=credentials, server_name=server_name, insecure=insecure)
         self._log = None if log is None else IssuedLog(log)
-        self._credentials = credentials
         self._connections = [Connection(self._open, of_asyncio=True) for _ in range(MAX_CONNECTIONS)]
         self._connection = self._connections[0]
         self.sequences = Sequences(self)
         self._shared_calls = SharedCalls(self)
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    def from_environment(cls, *, timeout: float = DEFAULT_TIMEOUT, log: str | os.PathLike[str] | None = None) -> Self:
+        """As ``idalloc.Client.from_environment``."""
+        target, arguments = from_environment()
+        return cls(target, timeout=timeout, log=log, **arguments)
 
     async def allocate_range(
         self,
@@ -214,10 +228,11 @@ class Client:
         await self.close()
 
     def _open(self) -> Stubs:
-        if self._credentials is None:
-            channel = grpc.aio.insecure_channel(self.target, channel_options(self.target))
+        access = self._access
+        if access.credentials is None:
+            channel = grpc.aio.insecure_channel(self.target, channel_options(access))
         else:
-            channel = grpc.aio.secure_channel(self.target, self._credentials, channel_options(self.target))
+            channel = grpc.aio.secure_channel(self.target, access.credentials, channel_options(access))
         return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
 
     async def _call(
@@ -227,7 +242,9 @@ class Client:
         timeout: float | None = None,
     ) -> AnyResponse:
         with translated(self.target):
-            return await method(self._connection.get())(request, timeout=self.timeout if timeout is None else timeout)
+            stub = method(self._connection.get())
+            seconds = self.timeout if timeout is None else timeout
+            return await stub(request, timeout=seconds, metadata=self._access.metadata)
 
     async def _allocate(
         self, request: pb.AllocateRangeRequest, timeout: float | None = None
@@ -273,7 +290,7 @@ class Client:
                 stubs = connection.get()
                 message = request(resumption.missing)
                 asked = 0 if self._log is None else self._log.now()
-                call = method(stubs)(message, timeout=resumption.time_left())
+                call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
                 try:
                     with translated(self.target):
                         async for response in call:
@@ -330,9 +347,10 @@ class Ids(AsyncIterator[int]):
 
     async def _more(self) -> None:
         self._client._connection.get()  # refuses when the client was closed
+        deadline = time.monotonic() + self._client.timeout
         async with self._lock:
             while not self._pool.advance():
-                await self._receive()
+                await self._receive(deadline)
             if self._coming is None and self._pool.wants_more():
                 self._coming = self._ask()
 
@@ -346,7 +364,7 @@ class Ids(AsyncIterator[int]):
         except (IdallocError, OSError) as error:  # returned, for it may be that no one wants to know
             return error
 
-    async def _receive(self) -> None:
+    async def _receive(self, deadline: float) -> None:
         """Waits for the range that was asked for ahead, or for one that is asked for now."""
         ahead = self._coming is not None
         self._coming = coming = self._coming or self._ask()
@@ -361,7 +379,7 @@ class Ids(AsyncIterator[int]):
         if not isinstance(answer, IdallocError):
             self._pool.accept(coming.asked, answer)
         elif not self._pool.refused(answer) and not ahead:
-            raise answer
+            await asyncio.sleep(self._pool.pause(answer, deadline))
 
 
 class _Coming(NamedTuple):

@@ -3,7 +3,8 @@
     pip install 'idalloc[crate]'
     python insert_rows.py [ROWS]
 
-IDALLOC_SERVER is the idalloc server (127.0.0.1:50051), CRATEDB the database (http://127.0.0.1:4200).
+IDALLOC_SERVER is the idalloc server (127.0.0.1:50051), IDALLOC_TOKEN_FILE and IDALLOC_CA say who this is, and whom to
+trust, where it asks for that; CRATEDB is the database (http://127.0.0.1:4200).
 """
 
 import argparse
@@ -17,7 +18,7 @@ import idalloc
 
 def main(rows: int) -> None:
     with (
-        idalloc.Client(os.environ.get("IDALLOC_SERVER", "127.0.0.1:50051")) as ids,
+        idalloc.Client.from_environment() as ids,
         crate.connect(os.environ.get("CRATEDB", "http://127.0.0.1:4200"), username="crate") as database,
     ):
         cursor = database.cursor()
@@ -45,7 +46,7 @@ if __name__ == "__main__":
         parser.error("ROWS must be at least 1")
     try:
         main(rows)
-    except idalloc.IdallocError as error:
+    except (idalloc.IdallocError, ValueError) as error:  # ValueError: what the environment says is wrong
         sys.exit(f"idalloc: {error}")
     except crate.Error as error:
         sys.exit(f"CrateDB: {error}")

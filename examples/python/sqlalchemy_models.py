@@ -3,8 +3,8 @@
     pip install 'idalloc[sqlalchemy]' sqlalchemy-cratedb
     python sqlalchemy_models.py [ROWS]
 
-IDALLOC_SERVER is the idalloc server (127.0.0.1:50051), DATABASE any database that SQLAlchemy knows
-(crate://crate@127.0.0.1:4200).
+IDALLOC_SERVER is the idalloc server (127.0.0.1:50051), IDALLOC_TOKEN_FILE and IDALLOC_CA say who this is, and whom to
+trust, where it asks for that; DATABASE is any database that SQLAlchemy knows (crate://crate@127.0.0.1:4200).
 """
 
 import argparse

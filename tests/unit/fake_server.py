@@ -12,6 +12,8 @@ with serving() as server:
     server.effective_in = 0.2           # how long after a change nodes may work by what was before
     server.period = "2026"              # of all ranges: as of a sequence with a reset
     server.also = {"generation": 3}     # what else replies about ranges say
+    server.shown["AllocateRange"]       # the metadata `authorization` of each call of any service; None without
+    server.tokens = {"secret"}          # who comes with none of these is refused
 """
 
 import threading
@@ -63,6 +65,8 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         self.hold = threading.Event()
         self.hold.set()
         self.requests: dict[str, list[Any]] = defaultdict(list)
+        self.shown: dict[str, list[str | None]] = defaultdict(list)
+        self.tokens: set[str] = set()
         self.deadlines: dict[str, list[float | None]] = defaultdict(list)
         self.health = health.HealthServicer()
         self._next: dict[str, int] = defaultdict(lambda: 1)
@@ -187,17 +191,36 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         return Duration(seconds=int(self.use_within), nanos=int(self.use_within % 1 * 1e9))
 
 
+class _Door(grpc.ServerInterceptor):
+    def __init__(self, fake: FakeServer) -> None:
+        self._fake = fake
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        name = handler_call_details.method.rpartition("/")[2]
+        shown = dict(handler_call_details.invocation_metadata).get("authorization")
+        self._fake.shown[name].append(shown)
+        if not self._fake.tokens or shown in {f"Bearer {token}" for token in self._fake.tokens}:
+            return continuation(handler_call_details)
+        refuse = lambda _, context: self._fake._abort(context, "UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED)  # noqa: E731
+        if name.startswith("Stream"):
+            return grpc.unary_stream_rpc_method_handler(refuse)
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
 @contextmanager
-def serving(target: str = "127.0.0.1:0") -> Iterator[FakeServer]:
-    """Runs a server in threads of this process."""
+def serving(target: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeServer]:
+    """Runs a server in threads of this process, over TLS where it has credentials for that."""
     fake = FakeServer()
-    server = grpc.server(ThreadPoolExecutor(max_workers=16))
+    server = grpc.server(ThreadPoolExecutor(max_workers=16), interceptors=[_Door(fake)])
     add_IdAllocatorServiceServicer_to_server(fake, server)
     add_NodeServiceServicer_to_server(fake, server)
     add_SequenceServiceServicer_to_server(fake, server)
     health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)
     fake.health.set("", health_pb2.HealthCheckResponse.SERVING)
-    fake.target = f"127.0.0.1:{server.add_insecure_port(target)}"
+    if credentials is None:
+        fake.target = f"127.0.0.1:{server.add_insecure_port(target)}"
+    else:
+        fake.target = f"127.0.0.1:{server.add_secure_port(target, credentials)}"
     server.start()
     try:
         yield fake

@@ -30,7 +30,7 @@ async def take(ids: idalloc.aio.Ids, n: int) -> list[int]:
 
 def test_both_clients_have_the_same_methods() -> None:
     def methods(kind: type) -> dict[str, list[str]]:
-        public = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
+        public = {name: getattr(kind, name) for name in vars(kind) if not name.startswith("_")}
         return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
 
     assert methods(idalloc.Client) == methods(idalloc.aio.Client)

@@ -59,9 +59,25 @@ def test_without_details_the_status_decides() -> None:
     assert str(unreachable) == "no answer from here:1: Connection refused"
     late = from_rpc_error(Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"), "here:1")
     assert isinstance(late, idalloc.DeadlineExceeded)
-    other = from_rpc_error(Failure(grpc.StatusCode.PERMISSION_DENIED, None), "here:1")
+    other = from_rpc_error(Failure(grpc.StatusCode.DATA_LOSS, None), "here:1")
     assert type(other) is idalloc.IdallocError
-    assert (other.reason, str(other), other.retry_after) == ("PERMISSION_DENIED", "", None)
+    assert (other.reason, str(other), other.retry_after) == ("DATA_LOSS", "", None)
+
+
+def test_who_stands_between_may_refuse_as_the_service_does() -> None:
+    unknown = from_rpc_error(Failure(grpc.StatusCode.UNAUTHENTICATED, "no token"), "here:1")
+    assert (type(unknown), unknown.reason, str(unknown)) == (idalloc.Unauthenticated, "UNAUTHENTICATED", "no token")
+    denied = from_rpc_error(Failure(grpc.StatusCode.PERMISSION_DENIED, "not you"), "here:1")
+    assert (type(denied), denied.reason, str(denied)) == (idalloc.PermissionDenied, "PERMISSION_DENIED", "not you")
+
+
+def test_a_quota_says_when_to_come_again_and_is_no_broken_server() -> None:
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    error = from_rpc_error(Failure(code, "slow down", trailers("QUOTA_EXCEEDED", code, 1.5)), "here:1")
+    assert isinstance(error, idalloc.QuotaExceeded)
+    assert isinstance(error, idalloc.Unavailable)
+    assert (error.retry_after, error.code) == (1.5, code)
+    assert type(from_rpc_error(Failure(code, "message too large"), "here:1")) is idalloc.IdallocError
 
 
 def test_a_server_that_does_not_know_the_call_is_named() -> None:

@@ -2,8 +2,17 @@
 
 import pytest
 
-from idalloc import InternalError, SequenceExhausted, ServerDraining, ServerUnreachable, StoreUnavailable
-from idalloc._stream import LONGEST_PAUSE, MAX_ATTEMPTS, Resumption
+from idalloc import (
+    InternalError,
+    PermissionDenied,
+    QuotaExceeded,
+    SequenceExhausted,
+    ServerDraining,
+    ServerUnreachable,
+    StoreUnavailable,
+    Unauthenticated,
+)
+from idalloc._stream import LONGEST_PAUSE, LONGEST_WAIT, MAX_ATTEMPTS, Resumption
 
 
 def test_pauses_grow_and_are_bounded() -> None:
@@ -39,7 +48,14 @@ def test_the_server_says_how_long_at_least() -> None:
     assert 3.0 <= pause <= 4.5
 
 
-@pytest.mark.parametrize("error", [SequenceExhausted(), InternalError()])
+def test_a_quota_is_waited_for_unless_it_takes_too_long() -> None:
+    stream = Resumption(10, None)
+    assert 20 <= stream.pause(QuotaExceeded(retry_after=20.0)) <= 30
+    with pytest.raises(QuotaExceeded):
+        stream.pause(QuotaExceeded(retry_after=LONGEST_WAIT + 1))
+
+
+@pytest.mark.parametrize("error", [SequenceExhausted(), InternalError(), Unauthenticated(), PermissionDenied()])
 def test_an_error_that_stays_is_raised_at_once(error: Exception) -> None:
     with pytest.raises(type(error)):
         Resumption(10, None).pause(error)  # type: ignore[arg-type]

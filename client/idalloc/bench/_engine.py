@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from idalloc._errors import ServerUnreachable, from_rpc_error
+from idalloc._access import Access
+from idalloc._errors import PermissionDenied, ServerUnreachable, Unauthenticated, Unavailable, from_rpc_error
 from idalloc._log import IssuedLog
 from idalloc.bench._latencies import Latencies
 from idalloc.bench._plan import Call, Plan, calls
@@ -83,6 +84,7 @@ class Bench:
 
     Args:
         plan: The plan.
+        access: How the server is called.
         log: Where each reply is written down.
 
     Attributes:
@@ -97,8 +99,9 @@ class Bench:
         ids_over_time: How many ids.
     """
 
-    def __init__(self, plan: Plan, log: IssuedLog | None = None) -> None:
+    def __init__(self, plan: Plan, access: Access, log: IssuedLog | None = None) -> None:
         self.plan = plan
+        self._access = access
         self._log = log
         self._calls = calls(plan)
         self.tallies = {call.rpc: Tally(call.rpc) for call in self._calls}
@@ -126,11 +129,11 @@ class Bench:
 
         Raises:
             ServerUnreachable: There is no server.
-            ExceptionGroup: Of OSError: the log could not be written.
+            ExceptionGroup: Of OSError: the log could not be written. Of IdallocError: the server lets nobody in.
         """
         plan = self.plan
         connections = min(plan.connections, plan.concurrency)
-        channels = [grpc.aio.insecure_channel(plan.target, options=_OPTIONS) for _ in range(connections)]
+        channels = [self._open() for _ in range(connections)]
         try:
             await self._connect(channels)
             if plan.total is None:
@@ -155,7 +158,23 @@ class Bench:
         try:
             await asyncio.wait_for(ready, self.plan.timeout)
         except TimeoutError:
+            await self._tell_why(channels[0])
             raise ServerUnreachable(f"no answer from {self.plan.target} in {self.plan.timeout:g} s") from None
+
+    def _open(self) -> grpc.aio.Channel:
+        options = [*_OPTIONS, *self._access.options]
+        if self._access.credentials is None:
+            return grpc.aio.insecure_channel(self.plan.target, options=options)
+        return grpc.aio.secure_channel(self.plan.target, self._access.credentials, options=options)
+
+    async def _tell_why(self, channel: grpc.aio.Channel) -> None:
+        """Raises why there is no connection, which gRPC tells to calls alone."""
+        ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
+        try:
+            await ask(b"", timeout=1.0)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise from_rpc_error(error, self.plan.target) from None
 
     def _count(self) -> None:
         self._counting = True
@@ -180,7 +199,8 @@ class Bench:
         counted, begin = self._counting, self._begin()
         began = time.perf_counter_ns()
         try:
-            reply = await caller.methods[call.rpc](call.request, timeout=self.plan.timeout)
+            method = caller.methods[call.rpc]
+            reply = await method(call.request, timeout=self.plan.timeout, metadata=self._access.metadata)
         except grpc.RpcError as error:
             await self._refused(call, error, counted)
             return
@@ -194,7 +214,7 @@ class Bench:
         if self._time_limit is not None:
             timeout = min(timeout, self._time_limit - time.monotonic())
         began = before = time.perf_counter_ns()
-        stream = caller.methods[call.rpc](call.request, timeout=timeout)
+        stream = caller.methods[call.rpc](call.request, timeout=timeout, metadata=self._access.metadata)
         try:
             async for reply in stream:
                 now = time.perf_counter_ns()
@@ -249,8 +269,10 @@ class Bench:
 
     async def _refused(self, call: Call, error: grpc.RpcError, counted: bool) -> None:
         refusal = from_rpc_error(error, self.plan.target)
+        if isinstance(refusal, Unauthenticated | PermissionDenied):
+            raise refusal from error  # so will be all others
         self._failed(call, refusal.code, refusal.reason, str(refusal), counted)
-        if refusal.code is grpc.StatusCode.UNAVAILABLE:
+        if isinstance(refusal, Unavailable):
             await asyncio.sleep(PAUSE)
 
     def _failed(self, call: Call, code: grpc.StatusCode, reason: str, message: str, counted: bool) -> None:
@@ -266,11 +288,13 @@ def _method(channel: grpc.aio.Channel, call: Call) -> Any:
     return kind(path, request_serializer=None, response_deserializer=call.response.FromString)
 
 
-def run(plan: Plan, log: IssuedLog | None = None) -> Bench:
+def run(plan: Plan, access: Access, log: IssuedLog | None = None) -> Bench:
     """Runs a plan, on uvloop where it is installed.
 
     Raises:
         ServerUnreachable: There is no server.
+        Unauthenticated: It does not know who this is.
+        PermissionDenied: It knows, and refuses what the plan is made of.
         OSError: The log could not be written.
     """
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -278,7 +302,7 @@ def run(plan: Plan, log: IssuedLog | None = None) -> Bench:
         import uvloop
 
         loop_factory = uvloop.new_event_loop
-    bench = Bench(plan, log)
+    bench = Bench(plan, access, log)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             runner.run(bench.run())

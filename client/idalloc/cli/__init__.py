@@ -16,6 +16,15 @@ from idalloc.cli._plugins import Verbs
 # The command line's own errors, under their names in every version of typer.
 UsageError = typer.BadParameter.__mro__[1]
 
+# What helps where TLS failed.
+_OF_TLS = {
+    "untrusted": "--ca names the file of its authority",
+    "name": "--server-name says which name it has to be",
+    "plaintext": "call it without --tls, --ca and --cert",
+    "closed": "--tls or --ca is for the one, --cert and --key are for the other",
+    "refused": "--cert and --key are for that",
+}
+
 app = typer.Typer(
     cls=Verbs,
     callback=_options.remember,
@@ -62,8 +71,13 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _tell(error: Exception) -> int:
     """Says in one line what went wrong; returns the exit code."""
-    from idalloc import IdallocError, ServerUnreachable  # only now: most runs need no error
+    from idalloc import IdallocError, ServerUnreachable, Unauthenticated  # only now: most runs need no error
 
+    if isinstance(error, ServerUnreachable) and "tls" in error.metadata:
+        hint = _OF_TLS.get(error.metadata["tls"])
+        return _fail(f"{error.reason}: {error}{'; ' if hint else ''}{hint or ''}", 1)
+    if isinstance(error, Unauthenticated):
+        return _fail(f"{error.reason}: {error}; --token-file or --cert say who this is", 1)
     if isinstance(error, ServerUnreachable):
         return _fail(f"{error.reason}: {error}; start a server with `idalloc serve`, or say where it is: --server", 1)
     if isinstance(error, IdallocError):

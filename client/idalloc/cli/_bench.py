@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from idalloc.cli._options import Log, Server, Timeout, count, opening_log, seconds, settings, whole_number
+from idalloc.cli._options import Log, Server, Timeout, arguments, count, opening_log, seconds, settings, whole_number
 
 SCENARIOS = ("unary", "stream", "docids", "mixed")
 
@@ -89,6 +89,7 @@ def bench(
         raise typer.BadParameter("say either --duration or --total", context)
     target, limit = settings(context, server, timeout)
     try:
+        from idalloc._access import Access
         from idalloc._log import IssuedLog
         from idalloc.bench import _chart, _engine, _plan, _report
     except ModuleNotFoundError as error:
@@ -111,10 +112,11 @@ def bench(
         timeout=limit,
         verify=verify,
     )
+    access = Access(target, **arguments(context, target))
     with opening_log(context):
         issued = None if log is None else IssuedLog(log)
     try:
-        done = _engine.run(plan, issued)
+        done = _engine.run(plan, access, issued)
     finally:
         if issued is not None:
             issued.close()

@@ -2,11 +2,14 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idalloc.cli._options import Json, Server, Timeout, settings
+from idalloc.cli._options import Json, Server, Timeout, arguments, settings
+
+if TYPE_CHECKING:
+    from idalloc._access import Arguments
 
 STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 
@@ -22,7 +25,7 @@ def health(
 ) -> None:
     """Ask whether the server serves; the exit code is 0 only if it does."""
     target, limit = settings(context, server, timeout)
-    status = check(target, service, limit)
+    status = check(target, service, limit, arguments(context, target))
     if as_json:
         print(json.dumps({"status": status}))
     elif status == "SERVING":
@@ -32,7 +35,7 @@ def health(
         raise typer.Exit(1)
 
 
-def check(target: str, service: str, timeout: float) -> str:
+def check(target: str, service: str, timeout: float, shown: "Arguments") -> str:
     """Asks a server for a service's health.
 
     Raises:
@@ -40,10 +43,17 @@ def check(target: str, service: str, timeout: float) -> str:
     """
     import grpc
 
+    from idalloc._access import Access
+
+    access = Access(target, **shown)
+    if access.credentials is None:
+        opened = grpc.insecure_channel(target, access.options)
+    else:
+        opened = grpc.secure_channel(target, access.credentials, access.options)
     try:
-        with grpc.insecure_channel(target) as channel:
+        with opened as channel:
             ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
-            reply = ask(_request(service), timeout=timeout)
+            reply = ask(_request(service), timeout=timeout, metadata=access.metadata)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return "SERVICE_UNKNOWN"

@@ -1,5 +1,6 @@
 """What all verbs of the client take: which server, how long, and as what to print."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from idalloc._defaults import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from idalloc import Client, InvalidRequest
+    from idalloc._access import Arguments
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -73,11 +75,24 @@ Log = Annotated[
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the reply as JSON, numbers of 64 bits as text.")]
 
 
+class Shown(NamedTuple):
+    """What the client is to show, and to trust: options that stand before the verb alone. No secret is among them."""
+
+    tls: bool
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+    server_name: str | None
+    token_file: Path | None
+    insecure: bool
+
+
 class Settings(NamedTuple):
     """What was said before the verb."""
 
     server: str
     timeout: str
+    shown: Shown
 
 
 def remember(
@@ -88,18 +103,61 @@ def remember(
     timeout: Annotated[
         str, typer.Option(metavar="DURATION", envvar="IDALLOC_TIMEOUT", help="How long a call may take.")
     ] = "5s",
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls", metavar="", envvar="IDALLOC_TLS", help="Speak TLS, and trust the authorities that the system does."
+        ),
+    ] = False,
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", envvar="IDALLOC_CA", help="Speak TLS, and trust the authorities in this PEM file alone."
+        ),
+    ] = None,
+    cert: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="IDALLOC_CERT", help="Show the certificate in this PEM file."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", envvar="IDALLOC_KEY", help="The private key of --cert.")
+    ] = None,
+    server_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", envvar="IDALLOC_SERVER_NAME", help="The name in the server's certificate, if it is another."
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="IDALLOC_TOKEN_FILE",
+            help="Send the token in this file; or that in the environment variable IDALLOC_TOKEN.",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            metavar="",
+            envvar="IDALLOC_TOKEN_INSECURE",
+            help="Send the token to another machine also without TLS.",
+        ),
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", metavar="", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Keeps what was said before the verb."""
-    context.obj = Settings(server or DEFAULT_TARGET, timeout or "5s")
+    shown = Shown(tls, ca, cert, key, server_name, token_file, insecure)
+    context.obj = Settings(server or DEFAULT_TARGET, timeout or "5s", shown)
 
 
 def remember_for_group(context: typer.Context, server: Server = None, timeout: Timeout = None) -> None:
     """Keeps what was said before a verb of a group."""
     before: Settings = context.obj
-    context.obj = Settings(server or before.server, timeout or before.timeout)
+    context.obj = before._replace(server=server or before.server, timeout=timeout or before.timeout)
 
 
 def settings(context: typer.Context, server: str | None, timeout: str | None) -> tuple[str, float]:
@@ -112,6 +170,24 @@ def settings(context: typer.Context, server: str | None, timeout: str | None) ->
         return target, seconds(timeout or before.timeout)
     except typer.BadParameter as error:
         raise typer.BadParameter(error.message, context, param_hint="'--timeout'") from None
+
+
+def arguments(context: typer.Context, target: str) -> "Arguments":
+    """Reads what the client of a target is to show, and to trust."""
+    from idalloc._access import Access, AccessRefused, read_access
+
+    shown: Shown = context.obj.shown
+    source = context.find_root().get_parameter_source("token_file")
+    # What the command line says goes before the environment, whose two variables are on a par.
+    on_the_line = source is not None and source.name == "COMMANDLINE"
+    token = None if on_the_line else os.environ.get("IDALLOC_TOKEN")
+    try:
+        read = read_access(**shown._asdict(), token=token)
+        Access(target, **read)
+    except AccessRefused as refused:
+        name = "IDALLOC_TOKEN" if refused.setting == "token" else f"'--{refused.setting.replace('_', '-')}'"
+        raise typer.BadParameter(refused.problem, context.find_root(), param_hint=name) from None
+    return read
 
 
 @contextmanager
@@ -133,8 +209,9 @@ def connect(
     from idalloc import Client, DeadlineExceeded, InvalidRequest  # a verb that needs them; `health` and `--help` do not
 
     target, limit = settings(context, server, timeout)
+    access = arguments(context, target)
     with opening_log(context):
-        client = Client(target, timeout=limit, log=log)
+        client = Client(target, timeout=limit, log=log, **access)
     with client:
         try:
             yield client

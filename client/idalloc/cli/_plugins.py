@@ -14,6 +14,7 @@ _HELP = {
     "config": "Look at the server's settings.",
     "export": "Write all sequences of a store as JSON lines.",
     "import": "Bring exported sequences to a store.",
+    "token": "Make tokens for the access file.",
 }
 
 

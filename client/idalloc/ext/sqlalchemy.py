@@ -27,8 +27,10 @@ def idalloc_default(sequence: str, client: Client | None = None) -> Callable[[],
 
     Args:
         sequence: The sequence's name. It must not be one with a reset, whose numbers come again.
-        client: Where to get ids. Without it, from the server that the environment variable ``IDALLOC_SERVER`` names
-            when the first id is needed (127.0.0.1:50051 unless it is set), by one client for all columns.
+        client: Where to get ids. Without it, from the server that the environment names when the first id is needed,
+            by one client for all columns: see ``Client.from_environment``. ``IDALLOC_SERVER`` is 127.0.0.1:50051
+            unless it is set; ``IDALLOC_TOKEN`` or ``IDALLOC_TOKEN_FILE`` say who this is, ``IDALLOC_TLS`` and
+            ``IDALLOC_CA`` ask for TLS.
 
     Returns:
         What ``default=`` of ``Column`` and ``mapped_column`` takes.
@@ -48,4 +50,4 @@ def idalloc_default(sequence: str, client: Client | None = None) -> Callable[[],
 def _shared_client() -> Client:
     target = os.environ.get("IDALLOC_SERVER") or DEFAULT_TARGET
     found = _clients.get(target)
-    return found if found is not None else _clients.setdefault(target, Client(target))
+    return found if found is not None else _clients.setdefault(target, Client.from_environment())

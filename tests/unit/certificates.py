@@ -1,0 +1,56 @@
+"""Certificates for one test, as objects and as files; nothing outlives it."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import trustme
+
+
+class Certificates:
+    """An authority, a server's certificate of it, and files for the command line.
+
+    Attributes:
+        authority: What clients are to trust.
+        ca: The file of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.authority = trustme.CA()
+        self.ca = folder / "ca.pem"
+        self.authority.cert_pem.write_to_path(str(self.ca))
+
+    @property
+    def trust(self) -> grpc.ChannelCredentials:
+        """A client's credentials that trust the authority."""
+        return grpc.ssl_channel_credentials(self.authority.cert_pem.bytes())
+
+    def server(
+        self, *names: str, of_clients: trustme.CA | None = None, expired: bool = False
+    ) -> grpc.ServerCredentials:
+        """A server's credentials, which ask clients for a certificate of an authority."""
+        ended = datetime(2020, 1, 1, tzinfo=UTC) if expired else None
+        leaf = self.authority.issue_cert(*(names or ("127.0.0.1",)), not_after=ended)
+        pair = leaf.private_key_pem.bytes(), b"".join(blob.bytes() for blob in leaf.cert_chain_pems)
+        roots = of_clients.cert_pem.bytes() if of_clients else None
+        return grpc.ssl_server_credentials([pair], roots, require_client_auth=of_clients is not None)
+
+    def client(self, name: str, authority: trustme.CA | None = None) -> "Shown":
+        """A client's certificate."""
+        leaf = (authority or self.authority).issue_cert(name)
+        cert, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        for blob in leaf.cert_chain_pems:
+            blob.write_to_path(str(cert))
+        leaf.private_key_pem.write_to_path(str(key))
+        trust = self.authority.cert_pem.bytes()
+        return Shown(cert, key, grpc.ssl_channel_credentials(trust, key.read_bytes(), cert.read_bytes()))
+
+
+class Shown(NamedTuple):
+    """A client's certificate and key, as files and as credentials."""
+
+    cert: Path
+    key: Path
+    credentials: grpc.ChannelCredentials

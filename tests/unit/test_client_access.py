@@ -1,0 +1,359 @@
+"""The clients over TLS, and what they show: tokens and certificates, on real connections."""
+
+import asyncio
+import socket
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+
+import idalloc
+from idalloc._access import is_local
+from tests.unit.certificates import Certificates
+from tests.unit.fake_server import FakeServer, serving
+
+TOKEN = "idalloc_planted-secret-0123456789"
+BEARER = f"Bearer {TOKEN}"
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+async def drain(ids: Any) -> None:
+    async for _ in ids:
+        pass
+
+
+# Every RPC that there is, by what calls it: in the client for threads and in the one for asyncio.
+CALLS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Client], Awaitable[Any]]]] = {
+    "AllocateRange": (lambda c: c.allocate_range("orders"), lambda c: c.allocate_range("orders")),
+    "StreamRanges": (lambda c: list(c.stream_ranges("orders", 3)), lambda c: drain(c.stream_ranges("orders", 3))),
+    "GenerateDocId": (lambda c: c.doc_ids(), lambda c: c.doc_ids()),
+    "StreamDocIds": (lambda c: list(c.stream_doc_ids(3)), lambda c: drain(c.stream_doc_ids(3))),
+    "GenerateUuid": (lambda c: c.uuids(), lambda c: c.uuids()),
+    "ParseId": (lambda c: c.parse_id("orders", "T-1"), lambda c: c.parse_id("orders", "T-1")),
+    "CreateSequence": (lambda c: c.sequences.create("new"), lambda c: c.sequences.create("new")),
+    "GetSequence": (lambda c: c.sequences.get("made"), lambda c: c.sequences.get("made")),
+    "ListSequences": (lambda c: list(c.sequences.list()), lambda c: drain(c.sequences.list())),
+    "UpdateSequence": (
+        lambda c: c.sequences.update("made", description="x"),
+        lambda c: c.sequences.update("made", description="x"),
+    ),
+    "AdvanceSequence": (lambda c: c.sequences.advance("made", 9), lambda c: c.sequences.advance("made", 9)),
+    "DeleteSequence": (lambda c: c.sequences.delete("made"), lambda c: c.sequences.delete("made")),
+    "GetNode": (lambda c: c.node(), lambda c: c.node()),
+    "UpdateNode": (lambda c: c.update_node(prefix=8), lambda c: c.update_node(prefix=8)),
+}
+# Other ways to the same RPCs.
+WAYS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Client], Awaitable[Any]]]] = {
+    "ids": (lambda c: list(islice(c.ids("orders"), 50)), lambda c: anext(c.ids("orders"))),
+    "texts": (lambda c: c.allocate_texts("orders"), lambda c: c.allocate_texts("orders")),
+    "exactly once": (
+        lambda c: c.allocate_range("orders", exactly_once=True),
+        lambda c: c.allocate_range("orders", exactly_once=True),
+    ),
+    "shared calls": (
+        lambda c: c.allocate_range("orders"),
+        lambda c: asyncio.gather(*(c.allocate_range("orders") for _ in range(5))),
+    ),
+}
+
+
+def test_the_table_has_every_rpc_of_the_contract() -> None:
+    from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
+
+    services = [
+        service
+        for file in (id_allocator_pb2, node_pb2, sequences_pb2)
+        for service in file.DESCRIPTOR.services_by_name.values()
+    ]
+    assert CALLS.keys() == {method.name for service in services for method in service.methods}
+
+
+@pytest.mark.parametrize("call", [*CALLS, *WAYS])
+async def test_the_token_goes_with_every_call(server: FakeServer, call: str) -> None:
+    server.tokens = {TOKEN}
+    of_threads, of_asyncio = (CALLS | WAYS)[call]
+    with idalloc.Client(server.target, token=TOKEN) as client:
+        client.sequences.create("made")
+        of_threads(client)
+    server.sequences.clear()
+    async with idalloc.aio.Client(server.target, token=TOKEN) as other:
+        await other.sequences.create("made")
+        await of_asyncio(other)
+    assert call in WAYS or len(server.shown[call]) >= 2
+    assert {shown for calls in server.shown.values() for shown in calls} == {BEARER}
+
+
+async def test_a_stream_shows_it_again_where_it_goes_on(server: FakeServer) -> None:
+    server.tokens = {TOKEN}
+    with idalloc.Client(server.target, token=TOKEN) as client:
+        server.break_after = 1
+        assert sum(map(len, client.stream_ranges("orders", 30, 10))) == 30
+    async with idalloc.aio.Client(server.target, token=TOKEN) as other:
+        server.break_after = 1
+        await drain(other.stream_ranges("orders", 30, 10))
+    assert server.shown["StreamRanges"] == [BEARER] * 4
+
+
+async def test_without_a_token_nothing_is_shown(server: FakeServer) -> None:
+    with idalloc.Client(server.target) as client:
+        client.node()
+    async with idalloc.aio.Client(server.target) as other:
+        await other.node()
+    assert server.shown["GetNode"] == [None, None]
+
+
+async def test_tls_and_a_token_together(certificates: Certificates) -> None:
+    with serving(credentials=certificates.server()) as server:
+        server.tokens = {TOKEN}
+        with idalloc.Client(server.target, credentials=certificates.trust, token=TOKEN) as client:
+            assert client.allocate_range("orders", 5) == range(1, 6)
+            assert list(client.stream_ranges("orders", 5)) == [range(6, 11)]
+        async with idalloc.aio.Client(server.target, credentials=certificates.trust, token=TOKEN) as other:
+            assert await other.allocate_range("orders", 5) == range(11, 16)
+            assert [ids async for ids in other.stream_ranges("orders", 5)] == [range(16, 21)]
+
+
+async def test_a_client_shows_its_certificate(certificates: Certificates) -> None:
+    ours, others = trustme.CA(), trustme.CA()
+    good, bad = certificates.client("billing", ours), certificates.client("stranger", others)
+    with serving(credentials=certificates.server(of_clients=ours)) as server:
+        with idalloc.Client(server.target, credentials=good.credentials) as client:
+            assert client.allocate_range("orders") == range(1, 2)
+        async with idalloc.aio.Client(server.target, credentials=good.credentials) as other:
+            assert await other.allocate_range("orders") == range(2, 3)
+        for refused in (bad.credentials, certificates.trust):
+            with (
+                idalloc.Client(server.target, credentials=refused) as client,
+                pytest.raises(idalloc.ServerUnreachable) as caught,
+            ):
+                client.node()
+            assert caught.value.metadata["tls"] in ("closed", "refused")
+        assert len(server.requests["AllocateRange"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "told"),
+    [
+        ("untrusted", ("127.0.0.1",), "is of no authority that this client trusts"),
+        ("expired", ("127.0.0.1",), "has expired"),
+        ("name", ("idalloc.example.org",), "is for other names"),
+        ("plaintext", (), "it speaks no TLS"),
+        ("closed", ("127.0.0.1",), "it may speak TLS only"),
+    ],
+)
+async def test_why_tls_failed_is_said(
+    certificates: Certificates, tmp_path: Path, kind: str, names: tuple[str, ...], told: str
+) -> None:
+    of_server = certificates.server(*names, expired=kind == "expired") if names else None
+    trust = {
+        "untrusted": grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes()),
+        "closed": None,
+    }.get(kind, certificates.trust)
+    with serving(credentials=of_server) as server:
+        with idalloc.Client(server.target, credentials=trust) as client:
+            with pytest.raises(idalloc.ServerUnreachable, match=told) as caught:
+                client.node()
+            assert caught.value.metadata == {"tls": kind}
+            assert str(caught.value).startswith(f"no answer from {server.target}: it")
+        async with idalloc.aio.Client(server.target, credentials=trust) as other:
+            with pytest.raises(idalloc.ServerUnreachable, match=told):
+                await other.node()
+        assert not server.requests
+
+
+def test_credentials_that_cannot_be_used_are_said_to_be_that(certificates: Certificates) -> None:
+    broken = grpc.ssl_channel_credentials(b"no certificate")
+    with (
+        serving(credentials=certificates.server()) as server,
+        idalloc.Client(server.target, credentials=broken) as client,
+        pytest.raises(idalloc.ServerUnreachable, match="credentials of this client cannot be used"),
+    ):
+        client.node()
+
+
+async def test_the_servers_certificate_may_have_another_name(certificates: Certificates) -> None:
+    name = "idalloc.example.org"
+    with serving(credentials=certificates.server(name)) as server:
+        for target in (server.target, f"ipv4:{server.target},127.0.0.1:1"):
+            with idalloc.Client(target, credentials=certificates.trust, server_name=name) as client:
+                assert client.node().prefix == 7
+            async with idalloc.aio.Client(target, credentials=certificates.trust, server_name=name) as other:
+                assert (await other.node()).prefix == 7
+    with pytest.raises(ValueError, match="server_name: is for TLS"):
+        idalloc.Client("127.0.0.1:1", server_name=name)
+
+
+# Not in the clear.
+
+
+@pytest.mark.parametrize("kind", [idalloc.Client, idalloc.aio.Client], ids=["threads", "asyncio"])
+def test_a_token_goes_to_no_other_machine_without_tls(kind: Any) -> None:
+    for target in ("192.0.2.7:50051", "dns:///idalloc.example:50051", "ipv4:127.0.0.1:50051,192.0.2.7:50051"):
+        with pytest.raises(ValueError, match="would go unencrypted to") as caught:
+            kind(target, token=TOKEN)
+        assert target in str(caught.value)
+        assert TOKEN not in str(caught.value)
+        kind(target, token=TOKEN, insecure=True)
+        kind(target, token=TOKEN, credentials=grpc.ssl_channel_credentials())
+        kind(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "local"),
+    [
+        ("127.0.0.1:50051", True),
+        ("127.8.9.1", True),
+        ("localhost:50051", True),
+        ("LOCALHOST:50051", True),
+        ("[::1]:50051", True),
+        ("dns:localhost:50051", True),
+        ("dns:///localhost:50051", True),
+        ("dns:///[::1]:50051", True),
+        ("ipv4:127.0.0.1:1,127.0.0.2:1", True),
+        ("ipv6:[::1]:50051", True),
+        ("unix:/run/idalloc.sock", True),
+        ("unix:///run/idalloc.sock", True),
+        ("unix-abstract:idalloc", True),
+        ("10.0.0.1:50051", False),
+        ("0.0.0.0:50051", False),
+        ("localhost.example.org:50051", False),
+        ("127.0.0.1.example.org:50051", False),
+        ("[2001:db8::1]:50051", False),
+        ("dns://192.0.2.1/localhost:50051", False),
+        ("ipv4:127.0.0.1:1,192.0.2.1:1", False),
+        ("xds:///localhost", False),
+        ("http://127.0.0.1:50051", False),
+        ("", False),
+    ],
+)
+def test_which_targets_are_on_this_machine(target: str, local: bool) -> None:
+    assert is_local(target) is local
+
+
+@pytest.mark.parametrize("token", ["", " ", "two words", f"{TOKEN}\n", BEARER, "schlüssel"])
+def test_what_is_no_token_is_refused_and_not_repeated(token: str) -> None:
+    with pytest.raises(ValueError, match="token: must be ASCII") as caught:
+        idalloc.Client("127.0.0.1:1", token=token)
+    assert not token.strip() or token.strip() not in str(caught.value)
+
+
+def test_a_token_for_this_machine_goes_by_no_proxy(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        came = threading.Event()
+
+        def listen() -> None:
+            proxy.settimeout(30)
+            try:
+                proxy.accept()[0].close()
+                came.set()
+            except OSError:
+                pass
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        for variable in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for variable in ("no_proxy", "no_grpc_proxy"):
+            monkeypatch.delenv(variable, raising=False)
+        with idalloc.Client(server.target, token=TOKEN) as client:
+            assert client.node().prefix == 7
+        assert not came.is_set()
+        with idalloc.Client(server.target, timeout=5) as client, pytest.raises(idalloc.IdallocError):
+            client.node()  # what shows that it would have gone there
+        assert came.wait(10)
+        listener.join()
+
+
+async def test_the_token_is_in_no_error_and_no_repr(server: FakeServer, certificates: Certificates) -> None:
+    server.tokens = {"another"}
+    client, other = idalloc.Client(server.target, token=TOKEN), idalloc.aio.Client(server.target, token=TOKEN)
+    told = [repr(each) for each in (client, client._access, client.ids("orders"), other, other._access)]
+    told += [str(vars(client)), str(vars(other))]
+    stream, running = client.stream_ranges("orders", 3), other.stream_ranges("orders", 3)
+    for ask in (client.node, lambda: client.allocate_range("orders"), lambda: list(stream)):
+        with pytest.raises(idalloc.Unauthenticated) as caught:
+            ask()
+        told += traceback.format_exception(caught.value)
+        told += [repr(caught.value), repr(caught.value.__cause__), str(vars(caught.value))]
+    for call in (other.node(), other.allocate_range("orders"), drain(running)):
+        with pytest.raises(idalloc.Unauthenticated) as caught:
+            await call
+        told += traceback.format_exception(caught.value)
+        told += [repr(caught.value), repr(caught.value.__cause__), str(vars(caught.value))]
+    client.close()
+    await other.close()
+    assert server.shown["GetNode"] == [BEARER] * 2
+    assert TOKEN not in "".join(told)
+
+
+# Quotas.
+
+
+def quota(server: FakeServer, method: str, wait: float, times: int = 1) -> None:
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    server.fail_next(method, "QUOTA_EXCEEDED", code, times=times, retry_after=wait)
+
+
+async def test_streams_and_ids_wait_for_a_quota(server: FakeServer) -> None:
+    with idalloc.Client(server.target) as client:
+        quota(server, "StreamRanges", 0.05, times=2)
+        assert list(client.stream_ranges("orders", 5)) == [range(1, 6)]
+        quota(server, "AllocateRange", 0.05, times=2)
+        assert next(client.ids("orders")) == 6
+    async with idalloc.aio.Client(server.target) as other:
+        quota(server, "StreamDocIds", 0.05, times=2)
+        assert [len(ids) async for ids in other.stream_doc_ids(5)] == [5]
+        quota(server, "AllocateRange", 0.05, times=2)
+        assert await anext(other.ids("others")) == 1
+    assert len(server.requests["StreamRanges"]) == len(server.requests["StreamDocIds"]) == 3
+
+
+async def test_a_quota_that_takes_longer_than_a_call_may_is_told(server: FakeServer) -> None:
+    with idalloc.Client(server.target, timeout=0.3) as client:
+        quota(server, "AllocateRange", 0.9)
+        with pytest.raises(idalloc.QuotaExceeded) as caught:
+            next(client.ids("orders"))
+        assert caught.value.retry_after == 0.9
+        assert caught.value.__cause__ is not None
+    async with idalloc.aio.Client(server.target, timeout=0.3) as other:
+        quota(server, "AllocateRange", 0.9)
+        with pytest.raises(idalloc.QuotaExceeded):
+            await anext(other.ids("orders"))
+
+
+async def test_a_call_is_told_of_a_quota_at_once(server: FakeServer) -> None:
+    quota(server, "AllocateRange", 0.5, times=2)
+    with idalloc.Client(server.target) as client, pytest.raises(idalloc.QuotaExceeded) as caught:
+        client.allocate_range("orders")
+    assert caught.value.retry_after == 0.5
+    async with idalloc.aio.Client(server.target) as other:
+        with pytest.raises(idalloc.QuotaExceeded):
+            await other.allocate_range("orders")
+    assert len(server.requests["AllocateRange"]) == 2
+
+
+def test_ids_ask_for_less_where_a_quota_makes_them_wait_long() -> None:
+    from idalloc._pool import Pool
+
+    pool = Pool("orders")
+    pool._size = 1000
+    assert not pool.refused(idalloc.QuotaExceeded(retry_after=0.1))
+    assert pool.ask().request.id_count == 1000
+    assert not pool.refused(idalloc.QuotaExceeded(retry_after=2.0))
+    assert pool.ask().request.id_count == 500

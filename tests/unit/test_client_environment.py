@@ -1,0 +1,91 @@
+"""Clients made of the environment, in which the command finds the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import idalloc
+from tests.unit.certificates import Certificates
+from tests.unit.fake_server import FakeServer, serving
+
+TOKEN = "idalloc_planted-secret-0123456789"
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("SERVER", "TLS", "CA", "CERT", "KEY", "SERVER_NAME", "TOKEN", "TOKEN_FILE", "TOKEN_INSECURE"):
+        monkeypatch.delenv(f"IDALLOC_{name}", raising=False)
+    return monkeypatch
+
+
+async def test_a_client_of_the_environment(
+    certificates: Certificates, environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert idalloc.Client.from_environment().target == "127.0.0.1:50051"
+    shown = certificates.client("billing")
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    with serving(credentials=certificates.server("idalloc.example", of_clients=certificates.authority)) as server:
+        server.tokens = {TOKEN}
+        for name, value in {
+            "SERVER": server.target,
+            "CA": certificates.ca,
+            "CERT": shown.cert,
+            "KEY": shown.key,
+            "SERVER_NAME": "idalloc.example",
+            "TOKEN_FILE": file,
+        }.items():
+            environment.setenv(f"IDALLOC_{name}", str(value))
+        with idalloc.Client.from_environment() as client:
+            assert client.node().prefix == 7
+        environment.delenv("IDALLOC_TOKEN_FILE")
+        environment.setenv("IDALLOC_TOKEN", TOKEN)
+        async with idalloc.aio.Client.from_environment(timeout=9) as other:
+            assert other.timeout == 9
+            assert (await other.node()).prefix == 7
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"CA": "/nowhere/ca.pem"}, "IDALLOC_CA: cannot read /nowhere/ca.pem: No such file"),
+        ({"CERT": "/nowhere/cert.pem"}, "IDALLOC_KEY: must be given with cert"),
+        ({"TOKEN_FILE": "/nowhere/token"}, "IDALLOC_TOKEN_FILE: cannot read /nowhere/token: No such file"),
+        ({"TOKEN": TOKEN, "TOKEN_FILE": "x"}, "IDALLOC_TOKEN_FILE: there is a token, too"),
+        ({"TOKEN": "two words"}, "IDALLOC_TOKEN: must be ASCII"),
+        ({"TOKEN": TOKEN, "SERVER": "192.0.2.7:1"}, "IDALLOC_TOKEN_INSECURE: the token would go unencrypted"),
+        ({"TLS": "perhaps"}, "IDALLOC_TLS: must be true or false"),
+    ],
+)
+def test_a_wrong_variable_is_named(environment: pytest.MonkeyPatch, variables: dict[str, str], told: str) -> None:
+    for name, value in variables.items():
+        environment.setenv(f"IDALLOC_{name}", value)
+    with pytest.raises(ValueError, match=told) as caught:
+        idalloc.Client.from_environment()
+    assert TOKEN not in str(caught.value)
+    environment.setenv("IDALLOC_TOKEN_INSECURE", "yes")
+    if "SERVER" in variables:
+        idalloc.Client.from_environment()
+
+
+def test_sqlalchemys_default_goes_by_it_too(server: FakeServer, environment: pytest.MonkeyPatch) -> None:
+    from idalloc.ext import sqlalchemy as ext
+
+    environment.setattr(ext, "_clients", {})
+    environment.setenv("IDALLOC_SERVER", server.target)
+    environment.setenv("IDALLOC_TOKEN", TOKEN)
+    server.tokens = {TOKEN}
+    assert ext.idalloc_default("orders")() == 1
+    ext._clients[server.target].close()
