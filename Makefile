@@ -47,11 +47,12 @@ format: .venv/ready ## put code and protos into the house's form
 test-mysql: .venv/ready ## compare with a live MySQL (not part of test)
 	IDALLOC_TEST_MYSQL=1 $(bin)/pytest -m mysql $(ARGS)
 
-faults: .venv/ready ## the long forms of the fault scenarios (about 20 minutes); writes docs/faults.md
-	IDALLOC_TEST_EXAMPLES=2000 $(bin)/pytest tests/faults tests/unit/test_state_machine.py --full $(if $(ARGS),$(ARGS),--document docs/faults.md)
+faults: .venv/ready ## the long forms of the fault scenarios, or some of them (ARGS="-k pause"); writes docs/faults.md
+	IDALLOC_TEST_EXAMPLES=1000 $(bin)/pytest -n 2 tests/faults tests/unit/test_state_machine.py \
+	  --full --document docs/faults.md $(ARGS)
 
-soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat
-	$(bin)/pytest tests/faults/test_soak.py --soak 600 $(ARGS)
+soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat; adds to docs/faults.md
+	$(bin)/pytest -s tests/faults/test_soak.py --soak 600 --document docs/faults.md $(ARGS)
 
 load: .venv/ready ## measure speed and memory
 	$(bin)/python -m tests.load.run $(ARGS)

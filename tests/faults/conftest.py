@@ -51,10 +51,20 @@ def dice() -> random.Random:
     return random.Random(seed)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    file: Path | None = session.config.getoption("--document", None)
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if file is None or reporter is None:
-        return
-    reports = [report for reports in reporter.stats.values() for report in reports if hasattr(report, "when")]
-    document.write(file, reports)
+class Documented:
+    """Writes docs/faults.md anew after each test, so that what a run saw before it was ended is there."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._reports: dict[str, list[pytest.TestReport]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.setdefault(report.nodeid, []).append(report)
+        if report.when == "teardown":
+            document.write(self._file, report.nodeid, self._reports.pop(report.nodeid))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file: Path | None = config.getoption("--document", None)
+    if file is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Documented(file))

@@ -1,8 +1,8 @@
-"""Writes docs/faults.md: what was tried, and what came of it, as the run itself saw it."""
+"""Writes docs/faults.md: what was tried, and what came of it, as the runs saw it."""
 
+import json
 import os
 import platform
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -12,18 +12,21 @@ import pytest
 
 # What a scenario's evidence travels under, from the test to the end of the run.
 PROPERTY = "evidence"
+# What came of each test the last time that it ran, by its name.
+RESULTS = Path(".build/faults.json")
 
 _HEAD = """\
 # What was done to it, and what came of it
 
-Written by `make faults` itself ({date}, idalloc {idalloc}, {machine}): real server
+Written by `make faults` itself (idalloc {idalloc}, {machine}): real server
 processes on a real store, clients that log each range that they get, a fault, and then `idalloc verify` over all logs,
-the nodes' own counts and the store's counters. Where a scenario shows one id twice, out of order, or past the store's
-counter, it fails, and this page is not written.
+the nodes' own counts and the store's counters. A scenario that shows one id twice, out of order, or past the store's
+counter has failed, and is named as such below. All processes share those cores: on machines of their own stalls are
+shorter.
 
 ```sh
-make faults                       # about {minutes:.0f} minutes
-make faults ARGS="-k paused"      # one of them; the page stays as it is
+make faults                       # all: about {minutes:.0f} minutes, two at a time
+make faults ARGS="-k pause"       # some of them: the others stay as they were
 make soak                         # ten minutes
 ```
 
@@ -38,47 +41,70 @@ answers of one client.
 """
 
 
-def write(file: Path, reports: Iterable[Any]) -> None:
-    """Writes the page from the reports of a run, if all that was asked for ran and passed."""
-    reports = list(reports)
-    ended = [report for report in reports if report.when == "call" or not report.passed]
-    failed = [report for report in ended if report.failed]
-    lines = [value for report in reports if report.when == "teardown" for value in _evidence(report)]
-    if failed or not lines:
+def write(file: Path, name: str, reports: list[Any]) -> None:
+    """Writes the page, with what a test just saw and what the others saw when they ran last."""
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    evidence = [value for report in reports if report.when == "teardown" for value in _evidence(report)]
+    skipped = next((_reason(report) for report in reports if report.skipped), None)
+    failed = any(report.failed for report in reports)
+    if not evidence and not skipped and not failed:
         return
-    seconds = sum(report.duration for report in reports)
+    results[name] = {
+        "date": str(datetime.now(UTC).date()),
+        "seconds": sum(report.duration for report in reports),
+        "evidence": [] if failed else evidence,
+        "skipped": skipped,
+        "failed": failed,
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1))
+    file.write_text(page(results))
+
+
+def page(results: dict[str, Any]) -> str:
+    """The page, as Markdown."""
+    lines = [[*line, each["date"]] for each in results.values() for line in each["evidence"]]
     parts = [
         _HEAD.format(
-            date=datetime.now(UTC).date(),
             idalloc=version("idalloc"),
             machine=f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}",
-            minutes=seconds / 60,
+            minutes=sum(each["seconds"] for each in results.values()) / 120,
         ),
         _table(sorted(lines, key=lambda line: line[0])),
         _LEGEND,
     ]
-    if skipped := [report for report in ended if report.skipped]:
-        parts.append("Not tried here:\n")
-        parts.append("\n".join(f"- {_reason(report)}" for report in skipped) + "\n")
-    file.write_text("\n".join(parts))
+    for title, names in (
+        ("Failed when they ran last", [_title(name) for name in results if results[name]["failed"]]),
+        ("Not tried here", sorted({each["skipped"] for each in results.values() if each["skipped"]})),
+    ):
+        if names:
+            parts.append(f"{title}:\n")
+            parts.append("\n".join(f"- {name}" for name in names) + "\n")
+    return "\n".join(parts)
 
 
 def _evidence(report: pytest.TestReport) -> list[Any]:
     return [value for name, value in report.user_properties if name == PROPERTY]
 
 
+def _title(name: str) -> str:
+    return name.rpartition("::")[2].replace("_", " ").removeprefix("test ")
+
+
 def _reason(report: Any) -> str:
-    name = report.nodeid.rpartition("::")[2].replace("_", " ").removeprefix("test ")
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return f"{name}: {reason.removeprefix('Skipped: ')}"
+    return f"{_title(report.nodeid)}: {reason.removeprefix('Skipped: ')}"
 
 
 def _table(lines: list[Any]) -> str:
-    rows = ["| | what | ids | faults | twice | burned, of these uncounted | stall | |", "|-:|---|-:|-:|-:|-:|-:|---|"]
-    for number, title, each in lines:
+    rows = [
+        "| | what | ids | faults | twice | burned, of these uncounted | stall | | run |",
+        "|-:|---|-:|-:|-:|-:|-:|---|---|",
+    ]
+    for number, title, each, date in lines:
         what = f"{title}: {each['what']}" if each["what"] else title
         rows.append(
             f"| {number} | {what} | {each['ids']:,} | {each['faults']:,} | {each['duplicates']} "
-            f"| {each['burned']:,}, {each['unattributed']:,} | {each['stall']:.1f} s | {each['note']} |"
+            f"| {each['burned']:,}, {each['unattributed']:,} | {each['stall']:.1f} s | {each['note']} | {date} |"
         )
     return "\n".join(rows) + "\n"
