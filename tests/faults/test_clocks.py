@@ -74,6 +74,7 @@ class TestTheSameSecond:
         verdict = scenario.prove(f"{count + killed + 2} processes", logs=logs.files)
         assert verdict.report["documentIds"] == (count + count + 4) * 100 * rounds
 
+    @pytest.mark.long
     def test_all_but_one_are_refused_where_they_must_not_share_it(
         self, scenario: Scenario, logs: Logs, clock: Control
     ) -> None:
@@ -214,6 +215,7 @@ class TestJumps:
         verdict = scenario.prove("to a year either way, under load", logs=logs.files)
         assert len([each for each in verdict.report["sequences"] if each["sequence"] == "invoices"]) > 2
 
+    @pytest.mark.long
     def test_one_node_with_a_wrong_clock_spoils_nothing_for_others(self, scenario: Scenario, logs: Logs) -> None:
         """CrateDB has a clock of its own, which a node's is compared with."""
         clock, right = Control(scenario.folder / "wrong.json"), Control(scenario.folder / "right.json")

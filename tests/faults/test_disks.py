@@ -61,7 +61,7 @@ def limit_files(nodes: list[Server], size: int) -> None:
 
 
 @pytest.mark.scenario(7, TITLE)
-@pytest.mark.parametrize("how", ["a full disk", "files that cannot grow"])
+@pytest.mark.parametrize("how", ["a full disk", pytest.param("files that cannot grow", marks=pytest.mark.long)])
 def test_a_full_disk_is_not_noticed_by_leases_and_goes_by_without_a_restart(scenario: Scenario, how: str) -> None:
     if how == "a full disk":
         try:
@@ -167,9 +167,11 @@ def remove_logs(file: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (overwrite, ""),  # SQLite notices that when it reads one of these pages, if it does
-        (truncate, ""),
-        (remove, "found no file there"),
+        pytest.param(
+            overwrite, "", marks=pytest.mark.long
+        ),  # SQLite notices that when it reads one of these pages, if it does
+        pytest.param(truncate, "", marks=pytest.mark.long),
+        pytest.param(remove, "found no file there", marks=pytest.mark.long),
         (remove_logs, "found no write-ahead log there"),
     ],
     ids=["overwritten", "truncated", "removed", "its log removed"],
@@ -177,8 +179,6 @@ def remove_logs(file: Path) -> None:
 def test_a_file_that_was_spoiled_gives_nothing_more_until_a_copy_was_restored(
     scenario: Scenario, spoil: Callable[[Path], None], words: str
 ) -> None:
-    if not words and not scenario.full:
-        pytest.skip("in the long form only")
     file = scenario.folder / "ids.db"
     nodes = scenario.start_nodes(2, **LEASES)
     clients = [scenario.start_client(node, timeout=1, mode="ranges,once", pause=PAUSE) for node in nodes]

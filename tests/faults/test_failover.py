@@ -69,6 +69,7 @@ class TestAsRecorded:
             scenario.prove("killed, as recorded", note=note(errors))
         assert {"hang", "twice", "refused", "disconnected"} <= harmed.keys()
 
+    @pytest.mark.long
     def test_a_paused_primary_is_not_noticed_by_callers_of_a_sequence_in_use(self, scenario: Scenario) -> None:
         hang = scenario.pick(3, PAUSED_SECONDS)
         # In the long form all is as it is by default.

@@ -102,11 +102,14 @@ def prove_apart(scenario: Scenario, ran: Program, what: str, *, killed: bool = F
 
 
 WAYS = ["os.fork", "fork", "forkserver", "spawn"]
+LONG = pytest.mark.long
 
 
 @pytest.mark.scenario(8, "a fork of a warm client")
 class TestClient:
-    @pytest.mark.parametrize("how", WAYS)
+    @pytest.mark.parametrize(
+        "how", ["os.fork", *(pytest.param(way, marks=pytest.mark.long) for way in WAYS if way != "os.fork")]
+    )
     def test_each_process_goes_on_with_ids_of_its_own(self, scenario: Scenario, how: str) -> None:
         children, turns = scenario.pick((2, 5), (10, 100))
         with program(scenario, scenario.start_node(), how=how, children=children, turns=turns) as ran:
@@ -118,7 +121,7 @@ class TestClient:
         assert len(ran.ids(parent)) >= forking.WARM + 2 * turns * 100
         prove_apart(scenario, ran, f"by {how}")
 
-    @pytest.mark.parametrize("how", ["os.fork", "fork"])
+    @pytest.mark.parametrize("how", ["os.fork", pytest.param("fork", marks=pytest.mark.long)])
     def test_where_grpc_does_not_survive_it_the_child_is_refused(self, scenario: Scenario, how: str) -> None:
         with program(scenario, scenario.start_node(), how=how, fork_support=False) as ran:
             pass
@@ -147,6 +150,7 @@ class TestClient:
             ran.process.terminate()
         prove_apart(scenario, ran, f"{children} workers of a warm parent, killed and replaced", killed=True)
 
+    @pytest.mark.long
     def test_threads_that_are_in_the_middle_of_a_call_do_no_harm(self, scenario: Scenario) -> None:
         """gRPC survives this by chance only: the child may hang. But it never has ids of its parent's."""
         children, patience = scenario.pick((1, 5), (10, 20))
@@ -168,7 +172,7 @@ def _is_alive(pid: int) -> bool:
 
 
 @pytest.mark.scenario(8, "a fork of a warm server")
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_fork_of_a_server_under_load_issues_nothing(scenario: Scenario, tmp_path: Path, workers: int) -> None:
     control, logs = Control(tmp_path / "control.json"), Logs(tmp_path)
     [node] = scenario.start_nodes(1, module="tests.faults.node", arguments=control.arguments, workers=workers)

@@ -55,6 +55,7 @@ def test_clocks_are_moved_at_once(control: Control) -> None:
 
 
 # What is answered to a write that asks for 3 ids, and where the counter is when that is over.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "answer", "counter"),
     [

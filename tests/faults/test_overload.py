@@ -145,6 +145,7 @@ def siege(scenario: Scenario, transport: str) -> Iterator[Siege]:
 
 
 @pytest.mark.scenario(10, "many callers")
+@pytest.mark.long
 def test_two_thousand_callers_at_once_are_all_served(siege: Siege) -> None:
     processes, callers = siege.scenario.pick((2, 150), (4, 500))
     crowd = [
@@ -223,6 +224,7 @@ def test_what_is_too_large_is_refused(siege: Siege) -> None:
 
 
 @pytest.mark.scenario(10, "request bombs")
+@pytest.mark.long
 def test_a_flood_of_calls_is_taken_no_faster_than_it_is_worked_off(siege: Siege) -> None:
     number, seconds = siege.scenario.pick((2_000, 1), (1_000_000, 30))
     with siege.attack("tiny_calls", number, seconds=seconds) as attack:

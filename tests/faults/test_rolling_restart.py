@@ -82,6 +82,7 @@ def test_no_error_reaches_an_application_that_knows_all_nodes(
 
 
 @pytest.mark.scenario(11, "the workers of one server replaced one by one under load")
+@pytest.mark.long
 def test_no_error_reaches_an_application_when_workers_are_replaced(scenario: Scenario) -> None:
     server = scenario.start_node(workers=2)
     clients = start_clients(scenario, [server], scenario.pick(2, 4))

@@ -23,6 +23,7 @@ HANG_SECONDS = 32
 HARMS = KINDS.keys() - {"disconnected"}
 # Calls of the store that callers wait for, or whose ids they get.
 METHODS = ["grant", "grant_timestamps", "create", "record", "give_back"]
+LONG = pytest.mark.long
 
 
 def terms(scenario: Scenario) -> list[dict[str, Any]]:
@@ -109,7 +110,9 @@ def hanging_sqlite(scenario: Scenario, settings: dict[str, Any]) -> Iterator[tup
 
 
 @pytest.mark.scenario(4, "a store that hangs, under a caller at a steady rate")
-@pytest.mark.parametrize(("store", "hanging"), [("CrateDB", hanging_cratedb), ("SQLite", hanging_sqlite)])
+@pytest.mark.parametrize(
+    ("store", "hanging"), [pytest.param("CrateDB", hanging_cratedb, marks=LONG), ("SQLite", hanging_sqlite)]
+)
 def test_a_store_that_hangs_is_not_noticed_by_callers_of_a_sequence_in_use(
     scenario: Scenario, store: str, hanging: Any
 ) -> None:
