@@ -26,14 +26,14 @@ MEGABYTE = 2**20
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """Gives a disk of two megabytes.
+    """Gives a disk of 16 MB: SQLite's log takes 4 before it begins anew.
 
     Raises:
         PermissionError: This user may mount nothing.
     """
     disk = folder / "disk"
     disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={2 * MEGABYTE}", "tmpfs", str(disk)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={16 * MEGABYTE}", "tmpfs", str(disk)]
     with suppress(FileNotFoundError):
         if subprocess.run(command, capture_output=True).returncode == 0:
             try:
