@@ -12,8 +12,6 @@ import pytest
 
 # What a scenario's evidence travels under, from the test to the end of the run.
 PROPERTY = "evidence"
-# What came of each test the last time that it ran, by its name.
-RESULTS = Path(".build/faults.json")
 
 _HEAD = """\
 # What was done to it, and what came of it
@@ -42,8 +40,12 @@ answers of one client.
 
 
 def write(file: Path, name: str, reports: list[Any]) -> None:
-    """Writes the page, with what a test just saw and what the others saw when they ran last."""
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    """Writes the page, with what a test just saw and what the others saw when they ran last.
+
+    That is kept beside the page, as JSON.
+    """
+    kept = file.with_suffix(".json")
+    results: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     evidence = [value for report in reports if report.when == "teardown" for value in _evidence(report)]
     skipped = next((_reason(report) for report in reports if report.skipped), None)
     failed = any(report.failed for report in reports)
@@ -56,8 +58,7 @@ def write(file: Path, name: str, reports: list[Any]) -> None:
         "skipped": skipped,
         "failed": failed,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1))
+    kept.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     file.write_text(page(results))
 
 

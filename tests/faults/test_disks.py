@@ -216,7 +216,7 @@ def test_two_servers_on_one_file_share_it(scenario: Scenario) -> None:
     clients = [scenario.start_client(node, mode="ranges,once,docids", pause=PAUSE / 2) for node in nodes]
     clients.append(scenario.start_client(nodes[0], sequence="tickets", mode="stream", pause=PAUSE))
     clients.append(scenario.start_client(nodes[1], sequence="tickets", mode="stream", pause=PAUSE))
-    scenario.wait_for_records(clients, more=scenario.pick(100, 5_000))
+    scenario.wait_for_records(clients, more=scenario.pick(100, 1_000), within=300)
     assert not any(client.stop().errors for client in clients)
     scenario.prove(f"{len(nodes)} servers on one file", at_least=1_000)
 
