@@ -20,6 +20,7 @@ USER 10001
 # The counters live here: a container without a lasting volume begins again at 1.
 VOLUME /var/lib/idalloc
 EXPOSE 50051
+# A client: where the server speaks TLS, it needs IDALLOC_CA and IDALLOC_SERVER_NAME.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["idalloc", "health"]
 ENTRYPOINT ["idalloc"]
 CMD ["serve"]

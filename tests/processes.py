@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,26 +46,34 @@ def environment(**settings: str) -> dict[str, str]:
 
 
 def serve_command(**settings: object) -> list[str]:
-    """Returns the command of a server with these settings, on a free port of loopback unless told otherwise."""
+    """Returns the command of a server with these settings, on a free port of loopback unless told otherwise.
+
+    Settings that are None are left out.
+    """
     flags = {"listen": "127.0.0.1:0"} | settings
     return [sys.executable, "-m", "idalloc_server"] + [
-        f"--{name.replace('_', '-')}={value}" for name, value in flags.items()
+        f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None
     ]
 
 
 @contextmanager
-def running(folder: Path, **settings: object) -> Iterator[Server]:
+def running(folder: Path, environ: Mapping[str, str] | None = None, /, **settings: object) -> Iterator[Server]:
     """Runs a server until the end of the block.
 
     Args:
         folder: Where its log goes, and its store unless ``store`` is among the settings.
-        settings: The server's settings.
+        environ: Its environment, without idalloc's own variables by default.
+        settings: Settings to give as flags.
     """
     settings = {"store": f"sqlite://{folder}/ids.db"} | settings
     log = folder / f"server-{len(list(folder.glob('server-*.log')))}.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            serve_command(**settings), stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment()
+            serve_command(**settings),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=environment() if environ is None else dict(environ),
         )
     assert process.stdout
     try:

@@ -152,7 +152,8 @@ def parse(content: bytes, path: str) -> Access:
     """
     try:
         tables = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    # ValueError is of TOML, of UTF-8, and of numbers with more digits than Python reads.
+    except (ValueError, RecursionError) as error:
         raise StartRefused("access", f"{path} is not TOML: {_where(error)}") from None
     for name, value in tables.items():
         if name not in ("identity", "quota"):

@@ -16,11 +16,13 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.persisted import Persisted
+from idalloc_server.store.open import has_secret
 
 ENV_PREFIX = "IDALLOC_"
 # Variables with our prefix that are not settings of the server: the client's, the tests', and those that
@@ -30,12 +32,14 @@ _NOT_OURS = re.compile(
     r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
 )
 _DAY = 86_400.0
+# What no address and no path of a file can have; half characters are what Python makes of bytes that are no UTF-8.
+_NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def _seconds(value: object) -> object:
     """Reads a duration such as 500ms, 30s, 2m."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("must be a duration such as 500ms, 30s or 2m")
     seconds = float(match[1]) * _UNITS[match[2]]
@@ -45,9 +49,13 @@ def _seconds(value: object) -> object:
 
 
 def _host_and_port(value: str) -> str:
-    match = re.fullmatch(r"(?:[^\s:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", value)
-    if match is None or int(match[1]) > 65_535:
+    match = re.fullmatch(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", value)
+    if match is None or int(match[2]) > 65_535:
         raise ValueError("must be HOST:PORT such as 127.0.0.1:50051 or [::]:50051")
+    try:
+        match[1].encode("idna")  # as whoever looks up its address does, at the start
+    except UnicodeError:
+        raise ValueError("must be a name that can be looked up, or an address, and :PORT") from None
     return value
 
 
@@ -82,7 +90,7 @@ class Settings(BaseModel):
     )
     store: str = Field(
         default_factory=_default_store,
-        description="Where counters live: sqlite:///PATH or crate://USER:PASSWORD@HOST:4200,HOST2:4200/?schema=doc.",
+        description="Where counters live: sqlite:///PATH or crate://USER@HOST:4200,HOST2:4200/?schema=doc&password_file=PATH.",
     )
     node_prefix: Annotated[int, Field(ge=0, le=65535)] = Field(
         0, description="Prefix of this node's document ids, 0 to 65535; give every node its own."
@@ -129,6 +137,13 @@ class Settings(BaseModel):
         "info", description="debug logs a line a call, info one a second in sum."
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_text(cls, value: object) -> object:
+        if isinstance(value, str) and _NO_TEXT.search(value):
+            raise ValueError("must be UTF-8 without control characters")
+        return value
+
     @model_validator(mode="after")
     def _certificate_is_whole(self) -> "Settings":
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -169,8 +184,14 @@ def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str
         environ: The environment.
 
     Raises:
-        StartRefused: A setting is unknown or malformed, or a file cannot be read.
+        StartRefused: A setting is unknown or malformed, a file cannot be read, or a password is in a flag.
     """
+    if has_secret(flags.get("store") or ""):
+        raise StartRefused(
+            "--store",
+            "a list of processes would show its password or token to everyone on this machine: put the URL into "
+            f"{ENV_PREFIX}STORE or the settings file, or name a file with it: ?password_file=/path or ?jwt_file=/path",
+        )
     path = config or environ.get(f"{ENV_PREFIX}CONFIG")
     file: _Source = (_read_toml(path) if path else {}, lambda name: f"{name} in {path}")
     stronger: list[_Source] = [
@@ -207,7 +228,8 @@ def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
             name, _, message = message.partition(": ")
         else:
             name = str(first["loc"][0])
-            message = f"{message}, not {first['input']!r}"
+            if name != "store":  # there may be a password in it
+                message = f"{message}, not {first['input']!r}"
         raise StartRefused(origins.get(name, name), message[:1].lower() + message[1:]) from None
 
 
@@ -217,7 +239,8 @@ def _read_toml(path: str) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise StartRefused("config", f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    # ValueError is of TOML, of UTF-8, and of numbers with more digits than Python reads.
+    except (ValueError, RecursionError) as error:
         raise StartRefused("config", f"{path} is not TOML: {error}") from None
 
 

@@ -49,7 +49,7 @@ class Persisted:
             return {}
         except OSError as error:
             raise StartRefused("persisted", f"cannot read {self.path}: {error.strerror}") from None
-        except ValueError as error:  # of JSON, and of UTF-8
+        except (ValueError, RecursionError) as error:  # of JSON, and of UTF-8
             raise StartRefused("persisted", f"{self.path} is not JSON: {error}; mend or remove it") from None
         if not isinstance(kept, dict) or not all(name in NAMES and type(kept[name]) is int for name in kept):
             raise StartRefused("persisted", f"{self.path} may have numbers of {', '.join(NAMES)} only: mend it")

@@ -6,8 +6,9 @@ import pytest
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.cratedb import CrateStore
-from idalloc_server.store.open import open_store
+from idalloc_server.store.open import has_secret, open_store
 from idalloc_server.store.sqlite import SqliteStore
+from tests.crate_standin import CrateStandin
 from tests.fakes import FakeClock
 
 
@@ -62,7 +63,7 @@ def test_urls_that_are_understood(url: str, kind: type, address: str) -> None:
         ("crate://[::1/", "reserved characters"),
         ("crate://h/doc", "only parameters"),
         ("crate://h/#doc", "only parameters"),
-        ("crate://h/?shema=doc", "the parameter 'shema' is unknown: there are schema, tls, ca and jwt"),
+        ("crate://h/?shema=doc", "the parameter 'shema' is unknown: there are schema, tls, ca, jwt, jwt_file"),
         ("crate://h/?schema=", "the parameter schema must be given once"),
         ("crate://h/?schema=a&schema=b", "the parameter schema must be given once"),
         ('crate://h/?schema=a"b', "the parameter schema must be of letters"),
@@ -74,7 +75,16 @@ def test_urls_that_are_understood(url: str, kind: type, address: str) -> None:
             "the parameter ca must be a file of certificates in PEM: /no/such/file.pem",
         ),
         ("crate://h/?jwt=a%0Ab", "the parameter jwt is no token"),
-        ("crate://u:p@h/?jwt=a", "not both"),
+        ("crate://h/?jwt=a b", "the parameter jwt is no token"),
+        ("crate://u:p@h/?jwt=a", "give one of a password, password_file, jwt and jwt_file, not jwt and a password"),
+        ("crate://u:p@h/?password_file=/p", "not password_file and a password"),
+        ("crate://u:p@h/?jwt_file=/p", "not jwt_file and a password"),
+        ("crate://u@h/?jwt=a&password_file=/p", "not jwt, password_file"),
+        ("crate://u@h/?jwt=a&jwt_file=/p", "not jwt, jwt_file"),
+        ("crate://u@h/?password_file=/no/such", "password_file: cannot read /no/such: No such file or directory"),
+        ("crate://h/?jwt_file=/", "jwt_file: cannot read /: Is a directory"),
+        ("crate://h/?jwt_file=/a%00b", "jwt_file: cannot read /a"),
+        ("crate://u@h/?password_file=", "the parameter password_file must be given once, with a value"),
     ],
 )
 def test_urls_that_are_refused_with_the_mend(url: str, why: str) -> None:
@@ -114,3 +124,76 @@ def test_a_file_of_authorities_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("no certificate")
     with pytest.raises(StartRefused, match="must be a file of certificates in PEM"):
         open_store(f"crate://h/?ca={tmp_path}/ca.pem", FakeClock())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("jwt_file", b"hunter2 hunter2", "names a file with no token"),
+        ("jwt_file", b"hunter2\n\n", "names a file with no token"),
+        ("jwt_file", "hunter2\N{SNOWMAN}".encode(), "names a file with no token"),
+        ("password_file", b"hunter2\xff", "not a text in UTF-8"),
+        ("password_file", b"\n", "there is nothing in"),
+        ("jwt_file", b"", "there is nothing in"),
+    ],
+)
+def test_a_file_that_holds_none(tmp_path: Path, name: str, content: bytes, why: str) -> None:
+    (tmp_path / "secret").write_bytes(content)
+    with pytest.raises(StartRefused, match=why) as caught:
+        open_store(f"crate://u@h/?{name}={tmp_path}/secret", FakeClock())
+    assert "hunter2" not in f"{caught.value}"
+    assert caught.value.__cause__ is None
+
+
+def test_a_password_file_needs_a_user(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter2")
+    with pytest.raises(StartRefused, match="password_file needs a user: crate://user@host") as caught:
+        open_store(f"crate://h/?password_file={tmp_path}/secret", FakeClock())
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+@pytest.mark.parametrize("secret", ["r:ght /@?", " spaces ", "two\nlines", "\N{SNOWMAN}"])
+async def test_a_password_out_of_a_file(tmp_path: Path, secret: str, end: str) -> None:
+    (tmp_path / "secret").write_bytes((secret + end).encode())
+    async with CrateStandin() as standin:
+        standin.demand("alice", secret)
+        store = open_store(f"crate://alice@{standin.host}/?password_file={tmp_path}/secret", FakeClock())
+        await store.open()
+        await store.close()
+        assert store.address == f"crate://alice@{standin.host}/?schema=doc"
+
+
+async def test_a_token_out_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("abc.def.ghi\n")
+    async with CrateStandin() as standin:
+        standin.authorization = "Bearer abc.def.ghi"
+        store = open_store(f"crate://{standin.host}/?jwt_file={tmp_path}/secret", FakeClock())
+        await store.open()
+        await store.close()
+        assert store.address == f"crate://{standin.host}/?schema=doc"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("crate://u:p@h/", True),
+        ("crate://u:p/q@h/", True),
+        ("crate://u:p?q@h/", True),
+        ("crate://u:@h,i:4200/", True),
+        ("mysql://u:p@h/", True),
+        ("SQLITE://u:p@h/", True),
+        ("crate://h/?schema=a&jwt=x", True),
+        ("crate://h/?j%77t=x", True),
+        ("crate://h/?JWT=x", True),
+        ("crate://u@h:4200,[::1]:4201/?schema=doc&ca=/c.pem", False),
+        ("crate://u@h:4200/?password_file=/run/secrets/crate", False),
+        ("crate://u@h:4200/?jwt_file=/run/secrets/crate", False),
+        ("crate://h:4200", False),
+        ("sqlite:///a@b/c:d@e.db", False),
+        ("ids.db", False),
+        ("", False),
+    ],
+)
+def test_which_urls_have_a_secret(url: str, expected: bool) -> None:
+    assert has_secret(url) is expected

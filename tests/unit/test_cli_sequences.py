@@ -208,9 +208,9 @@ def test_a_terminal_sees_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("url", "column"),
     [
-        ("crate://crate@here:4200/doc.orders.id", ("http://here:4200", "crate", None, "doc", "orders", "id")),
-        ("crate://here/doc.orders.id?tls=false", ("http://here:4200", None, None, "doc", "orders", "id")),
-        ("crate://a:b%40c@[::1]/s.o%2Eo.Id?tls=true", ("https://[::1]:4200", "a", "b@c", "s", "o.o", "Id")),
+        ("crate://crate@here:4200/doc.orders.id", ("http://here:4200", "crate", "doc", "orders", "id")),
+        ("crate://here/doc.orders.id?tls=false", ("http://here:4200", None, "doc", "orders", "id")),
+        ("crate://a%40b@[::1]/s.o%2Eo.Id?tls=true", ("https://[::1]:4200", "a@b", "s", "o.o", "Id")),
     ],
 )
 def test_where_a_table_is(url: str, column: tuple[str | None, ...]) -> None:
@@ -228,9 +228,18 @@ def test_where_no_table_can_be(server: FakeServer, run: Run, url: str) -> None:
 
 @pytest.mark.parametrize("path", ["", "/", "/id", "/orders.id", "/doc..id", "/crate.doc.orders.id"])
 def test_a_column_has_three_names(server: FakeServer, run: Run, path: str) -> None:
-    line = run.told(2, "sequences", "advance", "orders", "--past-table", f"crate://u:secret@here{path}")
+    line = run.told(2, "sequences", "advance", "orders", "--past-table", f"crate://u@here{path}")
     assert "must name schema, table and column" in line
-    assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    "there", ["u:planted@here", "u:plan/ted@here", "u:plan?ted@here", ":planted@here", "u:planted@@"]
+)
+def test_a_password_does_not_belong_in_the_command_line(server: FakeServer, run: Run, there: str) -> None:
+    line = run.told(2, "sequences", "advance", "orders", "--past-table", f"crate://{there}/doc.orders.id")
+    assert "put it into the variable CRATEPW" in line
+    assert "plan" not in line
+    assert "ted" not in line
 
 
 class Database:
@@ -238,8 +247,10 @@ class Database:
 
     def __init__(self, found: Any) -> None:
         self.found, self.sent = found, list[str]()
+        self.credentials: tuple[str | None, str | None] = (None, None)
 
-    def client(self, *_: Any, **__: Any) -> "Database":
+    def client(self, *_: Any, username: str | None, password: str | None, **__: Any) -> "Database":
+        self.credentials = username, password
         return self
 
     def sql(self, statement: str) -> dict[str, Any]:
@@ -248,6 +259,18 @@ class Database:
 
     def close(self) -> None:
         pass
+
+
+@pytest.mark.parametrize(("user", "credentials"), [("alice@", ("alice", "s:e@c")), ("", (None, None))])
+def test_the_password_is_in_a_variable(
+    server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch, user: str, credentials: tuple[str | None, str | None]
+) -> None:
+    database = Database(7)
+    monkeypatch.setattr(pytest.importorskip("crate.client.http"), "Client", database.client)
+    monkeypatch.setenv("CRATEPW", "s:e@c")
+    server.sequences["orders"] = pb.Sequence(name="orders", step=1, remaining=5)
+    run("sequences", "advance", "orders", "--past-table", f"crate://{user}here/doc.orders.id")
+    assert database.credentials == credentials
 
 
 @pytest.mark.parametrize(("step", "search"), [(1, "MAX"), (-3, "MIN")])
@@ -283,7 +306,7 @@ def test_past_a_table_without_the_package(server: FakeServer, run: Run, monkeypa
 def test_past_a_table_where_no_one_answers(server: FakeServer, run: Run) -> None:
     pytest.importorskip("crate")
     server.sequences["orders"] = pb.Sequence(name="orders", step=1)
-    line = run.told(1, "sequences", "advance", "orders", "--past-table", "crate://u:secret@127.0.0.1:1/doc.orders.id")
+    line = run.told(1, "sequences", "advance", "orders", "--past-table", "crate://u@127.0.0.1:1/doc.orders.id")
     assert line == "cannot reach CrateDB at http://127.0.0.1:1: Connection refused"
 
 

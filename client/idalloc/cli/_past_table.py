@@ -1,6 +1,7 @@
 """`--past-table`: the largest id in a column of a table in CrateDB."""
 
 import logging
+import os
 import sys
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -8,6 +9,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import typer
 
 FORM = "crate://user@host:4200/schema.table.column"
+# Where the user's password is: the variable that CrateDB's own shell, crash, reads.
+PASSWORD = "CRATEPW"  # noqa: S105  # a name
 
 
 class Column(NamedTuple):
@@ -15,7 +18,6 @@ class Column(NamedTuple):
 
     host: str
     user: str | None
-    password: str | None
     schema: str
     table: str
     column: str
@@ -27,9 +29,13 @@ class Column(NamedTuple):
 
 
 def read_url(text: str | Column) -> Column:
-    """Reads where the column is. In a password or a name, reserved characters and dots are percent-encoded."""
+    """Reads where the column is. In a name, reserved characters and dots are percent-encoded."""
     if isinstance(text, Column):
         return text
+    if ":" in text.partition("://")[2].rpartition("@")[0]:
+        raise typer.BadParameter(
+            f"a list of processes would show its password to all on this machine: put it into the variable {PASSWORD}"
+        )
     try:
         parts = urlsplit(text)
         port = parts.port or 4200
@@ -45,8 +51,7 @@ def read_url(text: str | Column) -> Column:
         raise typer.BadParameter(f"must name schema, table and column: {FORM}")
     name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     host = f"{'https' if tls == 'true' else 'http'}://{name}:{port}"
-    user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
-    return Column(host, user, password, *names)
+    return Column(host, unquote(parts.username) if parts.username else None, *names)
 
 
 def furthest(column: Column, *, smallest: bool, timeout: float) -> int | None:
@@ -63,7 +68,8 @@ def furthest(column: Column, *, smallest: bool, timeout: float) -> int | None:
     logging.getLogger("crate").addHandler(logging.NullHandler())  # what it would print is said below, in one line
     name = _quoted(column.column)
     # Not connect(): of why it failed, that leaves nothing but one long text.
-    client = Client(column.host, username=column.user, password=column.password, timeout=timeout)
+    password = os.environ.get(PASSWORD) if column.user else None
+    client = Client(column.host, username=column.user, password=password, timeout=timeout)
     try:
         # A search sees what was refreshed, up to a second ago: without this, rows just written would be missed.
         client.sql(f"REFRESH TABLE {column.relation}")

@@ -14,6 +14,8 @@ from idalloc_server.store.cratedb import CrateStore
 from idalloc_server.store.sqlite import SqliteStore
 
 _DEFAULT_PORT = 4200
+_SECRETS = ("jwt", "jwt_file", "password_file")
+_PARAMETERS = ("schema", "tls", "ca", *_SECRETS)
 _SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
 
@@ -28,6 +30,7 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
       * ``tls``: ``true`` or ``false`` (``false``)
       * ``ca``: a file of the authorities to trust instead of the system's, in PEM; means ``tls=true``
       * ``jwt``: a token, instead of user and password
+      * ``password_file``, ``jwt_file``: a file that it is in, alone, instead of in the URL; read here, once
 
     Reserved characters of a user, password, path or parameter are percent-encoded.
 
@@ -48,6 +51,13 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
         f"{f'the kind {kind!r} is unknown' if separator else 'it has no kind'}: "
         "write sqlite:///absolute/path or crate://user:password@host:4200/?schema=doc"
     )
+
+
+def has_secret(url: str) -> bool:
+    """Tells whether a password or a token is in a URL, which may be malformed."""
+    kind, _, rest = url.partition("://")
+    before_hosts = rest.rpartition("@")[0]
+    return kind != "sqlite" and (":" in before_hosts or "jwt=" in unquote(rest).lower())
 
 
 def _refused(message: str) -> StartRefused:
@@ -90,21 +100,47 @@ def _crate(url: str, timeout: float) -> Store:
     schema = parameters.get("schema", "doc")
     if not _SCHEMA.fullmatch(schema):
         raise _refused("the parameter schema must be of letters, digits, _ and -")
-    jwt = parameters.get("jwt")
-    if jwt is not None and has_password:
-        raise _refused("give a password or the parameter jwt, not both")
-    authorization = None
-    if jwt is not None:
-        authorization = f"Bearer {jwt}"
-        if not jwt.isascii() or not jwt.isprintable():
-            raise _refused("the parameter jwt is no token")
-    elif credentials:
-        authorization = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
-
+    authorization = _authorization(user, password if has_password else None, parameters)
     tls = _tls(parameters)
     address = f"crate://{f'{user}@' if user else ''}{','.join(names)}/?schema={schema}{'&tls=true' if tls else ''}"
     http = CrateHttp(names, authorization=authorization, tls=tls, timeout=timeout)
     return CrateStore(http, schema, address)
+
+
+def _authorization(user: str, password: str | None, parameters: dict[str, str]) -> str | None:
+    ways = [name for name in _SECRETS if name in parameters]
+    if len(ways) + (password is not None) > 1:
+        told = f"{', '.join(ways)}{' and a password' if password is not None else ''}"
+        raise _refused(f"give one of a password, password_file, jwt and jwt_file, not {told}")
+    if not ways:
+        return _basic(user, password or "") if user or password is not None else None
+    way = ways[0]
+    secret = _content(way, parameters[way]) if way.endswith("_file") else parameters[way]
+    if way == "password_file":
+        if not user:
+            raise _refused("password_file needs a user: crate://user@host:4200/?password_file=/path")
+        return _basic(user, secret)
+    if not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise _refused(f"the parameter {way} {'is' if way == 'jwt' else 'names a file with'} no token")
+    return f"Bearer {secret}"
+
+
+def _basic(user: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+def _content(name: str, path: str) -> str:
+    """Reads a secret; nothing of it is told where that fails."""
+    try:
+        content = Path(path).read_bytes().decode()
+    except OSError as error:
+        raise _refused(f"{name}: cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise _refused(f"{name}: cannot read {path}: not a text in UTF-8, or not a path") from None
+    secret = content.removesuffix("\n").removesuffix("\r")
+    if not secret:
+        raise _refused(f"{name}: there is nothing in {path}")
+    return secret
 
 
 def _host(text: str) -> str:
@@ -121,8 +157,8 @@ def _host(text: str) -> str:
 def _parameters(query: str) -> dict[str, str]:
     parameters: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in ("schema", "tls", "ca", "jwt"):
-            raise _refused(f"the parameter {name!r} is unknown: there are schema, tls, ca and jwt")
+        if name not in _PARAMETERS:
+            raise _refused(f"the parameter {name!r} is unknown: there are {', '.join(_PARAMETERS)}")
         if name in parameters or not value:
             raise _refused(f"the parameter {name} must be given once, with a value")
         parameters[name] = value

@@ -1,0 +1,290 @@
+"""Plants secrets in a real server and its store, lets go wrong what can, and looks wherever others may look."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+import pytest
+from aiohttp import web
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
+from tests.crate_standin import CrateStandin, Fault
+from tests.processes import IDALLOC, Server, environment, running
+
+# Each starts several processes, which take their time on a machine that does other things.
+pytestmark = pytest.mark.timeout(240)
+
+# What is looked for; the password needs percent-encoding.
+PLANTED = "pLaNtEd"
+PASSWORD = f"{PLANTED}Store:@/?#%"
+WRONG = f"idalloc_{PLANTED}WrongToken0123456789abcdefghijklmnop"
+BASIC = base64.b64encode(f"alice:{PASSWORD}".encode()).decode()
+
+
+class Crate(CrateStandin):
+    """The stand-in, which can answer with rows that no CrateDB sends: that is a fault inside the server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.absurd = False
+        self.demand("alice", PASSWORD)
+
+    def _execute(self, statement: str, args: list[Any], body: dict[str, Any]) -> web.Response:
+        if self.absurd and "RETURNING" in statement:
+            return web.json_response({"cols": [], "rows": [[{}]], "rowcount": 1, "duration": 0.1})
+        return super()._execute(statement, args, body)
+
+
+class Told:
+    """All that others could read."""
+
+    def __init__(self) -> None:
+        self._texts: list[tuple[str, bytes]] = []
+
+    def add(self, where: str, text: str | bytes) -> None:
+        self._texts.append((where, text if isinstance(text, bytes) else text.encode()))
+
+    def run(self, *command: str | Path, environ: dict[str, str] | None = None, code: int) -> str:
+        """Runs a command; both its outputs could be read by others, and its own command line."""
+        done = subprocess.run(
+            command, env=environ or environment(), capture_output=True, text=True, timeout=120, check=False
+        )
+        self.add(str(command), done.stdout + done.stderr)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    def processes(self, pid: int) -> int:
+        """Adds what a list of processes shows of one and of its children; returns how many there are."""
+        for file in ("cmdline", "comm", "status"):
+            self.add(f"{file} of {pid}", Path(f"/proc/{pid}/{file}").read_bytes())
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return 1 + sum(self.processes(int(child)) for child in children)
+
+    def must_not_have(self, *secrets: str) -> None:
+        for secret in (PLANTED, BASIC, quote(PASSWORD, safe=""), *secrets):
+            assert [where for where, text in self._texts if secret.encode() in text] == [], f"{secret} is told"
+
+
+@contextmanager
+def calling(server: Server, authorization: str) -> Iterator[list[Any]]:
+    """One call of every kind, each with this credential."""
+    metadata = (("authorization", authorization),)
+    with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        ids: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+        sequences: Any = sequences_pb2_grpc.SequenceServiceStub(channel)
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        yield [
+            lambda: ids.AllocateRange(
+                pb.AllocateRangeRequest(sequence="a", id_count=500_000), metadata=metadata, timeout=60
+            ),
+            lambda: list(
+                ids.StreamRanges(pb.StreamRangesRequest(sequence="b", total_id_count=5), metadata=metadata, timeout=60)
+            ),
+            lambda: sequences.GetSequence(sequences_pb2.GetSequenceRequest(name="a"), metadata=metadata, timeout=60),
+            lambda: sequences.DeleteSequence(
+                sequences_pb2.DeleteSequenceRequest(name="c"), metadata=metadata, timeout=60
+            ),
+            lambda: list(reflection.ServerReflectionInfo(iter([ask]), metadata=metadata, timeout=60)),
+        ]
+
+
+def call_all(told: Told, server: Server, authorization: str) -> set[grpc.StatusCode]:
+    """Makes all calls; returns how they ended."""
+    codes = set()
+    with calling(server, authorization) as calls:
+        for call in calls:
+            try:
+                told.add("reply", str(call()))
+                codes.add(grpc.StatusCode.OK)
+            except grpc.RpcError as failed:
+                error: Any = failed
+                codes.add(error.code())
+                told.add("error", f"{error} {error.details()} {error.debug_error_string()}")
+                for key, value in error.trailing_metadata() or ():
+                    told.add(f"trailer {key}", value)
+    return codes
+
+
+def new_token(told: Told, file: Path) -> str:
+    """Makes a token that may do everything; standard output is the one place where it is."""
+    roles = [part for role in ("allocate", "read", "admin") for part in (f"--{role}", "*")]
+    made = subprocess.run([IDALLOC, "token", "new", "boss", *roles], capture_output=True, text=True, check=True)
+    file.write_text(made.stderr)
+    told.add("the entry", made.stderr)
+    return made.stdout.strip()
+
+
+@pytest.mark.parametrize(("workers", "way"), [(1, "environment"), (2, "file")])
+async def test_no_secret_is_told_while_everything_goes_wrong(tmp_path: Path, workers: int, way: str) -> None:
+    told = Told()
+    access = tmp_path / "access.toml"
+    token = new_token(told, access)
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    async with Crate() as crate:
+        credentials, parameter = f":{quote(PASSWORD, safe='')}", ""
+        if way == "file":
+            credentials, parameter = "", f"?password_file={tmp_path}/password"
+        store = f"crate://alice{credentials}@{crate.host}/{parameter}"
+        settings = {"access": access, "workers": workers, "log_level": "debug", "store_timeout": "3s"}
+
+        def scenario() -> None:
+            environ = environment(store=store) | {"PYTHONFAULTHANDLER": "1", "PYTHONASYNCIODEBUG": "1"}
+            with running(tmp_path, environ, store=None, outage_reserve="1s", **settings) as server:
+                told.add("welcome", server.welcome)
+                assert told.processes(server.process.pid) == (1 if workers == 1 else 1 + workers)
+                assert call_all(told, server, f"Bearer {token}") >= {grpc.StatusCode.OK}
+                for authorization in (
+                    f"Bearer {WRONG}",
+                    WRONG,
+                    f"Basic {BASIC}",
+                    f"Bearer  {WRONG}",
+                    f"bearer {WRONG},x",
+                ):
+                    assert grpc.StatusCode.OK not in call_all(told, server, authorization)
+                access.write_text(f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{WRONG}']\npassword = '{PASSWORD}'\n")
+                told.run(*client(server), "allocate", "orders", environ=environment(token=WRONG), code=1)
+                told.run(*client(server), "allocate", "orders", "3", environ=environment(token=token), code=0)
+                told.run(*client(server), "node", environ=environment(token=token), code=0)
+
+                crate.demand("alice", "another one")
+                assert grpc.StatusCode.OK not in {*call_all(told, server, f"Bearer {token}")} - {grpc.StatusCode.OK}
+                crate.demand("alice", PASSWORD)
+                crate.absurd = True
+                assert grpc.StatusCode.INTERNAL in call_all(told, server, f"Bearer {token}")
+                crate.absurd = False
+                crate.inject(Fault("drop", times=-1))
+                assert grpc.StatusCode.UNAVAILABLE in call_all(told, server, f"Bearer {token}")
+                children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+                for pid in map(int, children):
+                    os.kill(pid, signal.SIGABRT)
+                server.send(signal.SIGABRT)
+                server.process.wait(30)
+                assert server.process.stdout
+                told.add("standard output", server.process.stdout.read())
+                log = server.log.read_text()
+            told.add("log", log)
+            assert "Traceback" in log
+            assert "Fatal Python error" in log
+            assert "access_not_reloaded" in log
+
+        await asyncio.to_thread(scenario)
+    told.must_not_have(token, token.removeprefix("idalloc_")[:16], WRONG[-16:])
+    # The hash is in the access file, and in the entry that `token new` printed for it.
+    assert digest not in log_of(tmp_path)
+
+
+def client(server: Server) -> Sequence[str]:
+    return (IDALLOC, "--server", server.address)
+
+
+def log_of(folder: Path) -> str:
+    return "".join(file.read_text() for file in folder.glob("server-*.log"))
+
+
+class TestStarts:
+    """What is said by a server that does not start, and by verbs that need none."""
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"crate://alice:{quote(PASSWORD, safe='')}@127.0.0.1:1/",
+            f"crate://alice:{PASSWORD}@127.0.0.1:1/",
+            f"crate://127.0.0.1:1/?schema=doc&jwt={PLANTED}.b.c",
+        ],
+    )
+    def test_a_flag_with_a_password_is_refused(self, tmp_path: Path, url: str) -> None:
+        (tmp_path / "sequences.jsonl").write_text("")
+        told = Told()
+        for verb in (
+            ["serve", "--listen=127.0.0.1:0"],
+            ["export"],
+            ["import", f"{tmp_path}/sequences.jsonl", "--partial"],
+            ["config", "show"],
+        ):
+            environ = environment(store=f"sqlite://{tmp_path}/ids.db")
+            *_, line = told.run(IDALLOC, *verb, "--store", url, environ=environ, code=2).splitlines()
+            assert line.startswith("idalloc: --store: a list of processes would show its password or token")
+            assert "IDALLOC_STORE" in line
+            assert "?password_file=/path" in line
+        told.must_not_have()
+        assert not (tmp_path / "ids.db").exists()
+
+    @pytest.mark.parametrize(
+        ("settings", "file"),
+        [
+            ({"store": f"crate://alice:{PASSWORD}@127.0.0.1:1/"}, ""),
+            ({"store": f"crate://alice:{PLANTED}@127.0.0.1:x/"}, ""),
+            ({"store": f"crate://127.0.0.1:1/?jwt={PLANTED}%0A"}, ""),
+            ({"store": f"alice:{PLANTED}@127.0.0.1"}, ""),
+            ({"store": f"mysql://alice:{PLANTED}@127.0.0.1/"}, ""),
+            ({"store_password": PLANTED}, ""),
+            ({}, f"store = ['crate://alice:{PLANTED}@127.0.0.1:1/']"),
+            ({}, f"[store]\npassword = '{PLANTED}'"),
+            ({}, f"store_password = '{PLANTED}'"),
+            ({}, f"store = 'crate://alice:{PLANTED}@127.0.0.1:1/"),
+            ({}, f"store = crate://alice:{PLANTED}@127.0.0.1:1/"),
+            ({"node_prefix": "x"}, f"store = 'crate://alice:{PLANTED}@127.0.0.1:1/'"),
+        ],
+    )
+    def test_malformed_settings(self, tmp_path: Path, settings: dict[str, str], file: str) -> None:
+        (tmp_path / "idalloc.toml").write_text(file)
+        told = Told()
+        line = told.run(
+            IDALLOC, "config", "show", f"--config={tmp_path}/idalloc.toml", environ=environment(**settings), code=2
+        )
+        assert line.count("\n") == 1
+        told.must_not_have()
+
+    @pytest.mark.parametrize("form", [[], ["--json"]])
+    def test_config_show(self, tmp_path: Path, form: list[str]) -> None:
+        told = Told()
+        (tmp_path / "password").write_text(PASSWORD)
+        (tmp_path / "jwt").write_text(PLANTED)
+        for store in (
+            f"crate://alice:{quote(PASSWORD, safe='')}@127.0.0.1:1/",
+            f"crate://127.0.0.1:1/?jwt={PLANTED}",
+            f"crate://alice@127.0.0.1:1/?password_file={tmp_path}/password",
+            f"crate://127.0.0.1:1/?jwt_file={tmp_path}/jwt",
+        ):
+            shown = told.run(IDALLOC, "config", "show", *form, environ=environment(store=store, token=WRONG), code=0)
+            assert "127.0.0.1:1/?schema=doc" in shown
+        told.must_not_have()
+
+    async def test_a_store_that_refuses_or_is_mad(self, tmp_path: Path) -> None:
+        told = Told()
+        async with Crate() as crate:
+            environ = environment(store=f"crate://alice:{quote(PASSWORD, safe='')}@{crate.host}/", store_timeout="1s")
+
+            def start(workers: int, code: int) -> str:
+                # As the module: the command itself says in one line what it did not expect.
+                command = (sys.executable, "-m", "idalloc_server", "--listen=127.0.0.1:0", f"--workers={workers}")
+                return told.run(*command, environ=environ, code=code)
+
+            def scenario() -> None:
+                for workers in (1, 2):
+                    crate.demand("alice", "another one")
+                    assert "check the host, the user and the password" in start(workers, 2)
+                    crate.demand("alice", PASSWORD)
+                    crate.absurd = True
+                    assert "Traceback" in start(workers, 1 if workers == 1 else 2)
+                    crate.absurd = False
+                told.run(IDALLOC, "export", environ=environ, code=1)
+
+            await asyncio.to_thread(scenario)
+        told.must_not_have()
