@@ -51,6 +51,9 @@ faults: .venv/ready ## the long forms of the fault scenarios, or some of them (A
 	IDALLOC_TEST_EXAMPLES=1000 $(bin)/pytest -n 2 tests/faults tests/unit/test_state_machine.py \
 	  --full --document docs/faults.md $(ARGS)
 
+fuzz: .venv/ready ## random and damaged input for RPCs, files and the X Protocol: 20,000 of each; takes hours
+	IDALLOC_TEST_FUZZ_EXAMPLES=$${IDALLOC_TEST_FUZZ_EXAMPLES:-20000} $(bin)/pytest tests/fuzz --timeout 0 $(ARGS)
+
 soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat; adds to docs/faults.md
 	$(bin)/pytest -s tests/faults/test_soak.py --soak 600 --document docs/faults.md $(ARGS)
 
@@ -123,4 +126,4 @@ endef
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test lint type format test-mysql load bench-peers bench-growth faults soak gen gen-check generated baseline lock image clean
+.PHONY: help run test lint type format test-mysql load bench-peers bench-growth faults fuzz soak gen gen-check generated baseline lock image clean

@@ -26,6 +26,7 @@ from idalloc_server import transport
 from idalloc_server.access_file import AccessFile
 from idalloc_server.address import refused
 from idalloc_server.api import reflection
+from idalloc_server.api.decoding import decoding
 from idalloc_server.api.door import Door
 from idalloc_server.api.id_allocator import IdAllocatorServicer
 from idalloc_server.api.node import NodeServicer
@@ -193,6 +194,7 @@ class _Node:
             window=settings.request_id_window,
             store_timeout=settings.store_timeout,
         )
+        added = decoding(server)
         id_allocator = IdAllocatorServicer(
             self._allocator,
             self._doc_ids,
@@ -203,18 +205,18 @@ class _Node:
             start.node,
         )
         self._calls.wrap(id_allocator, _ID_ALLOCATOR)
-        id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, server)
+        id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, added)
         self._registry = Registry(
             store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
         )
         sequences = SequencesServicer(self._registry)
         self._calls.wrap(sequences, _SEQUENCES)
-        sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)
+        sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, added)
         node = NodeServicer(self._allocator, self._doc_ids, store.address, role.keeper, role.workers)
         self._calls.wrap(node, _NODE)
-        node_pb2_grpc.add_NodeServiceServicer_to_server(node, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable(server, [*_SERVICES, SERVICE_NAME], door, self._calls)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(node, added)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, added)
+        reflection.enable(added, [*_SERVICES, SERVICE_NAME], door, self._calls)
 
     async def run(self, welcome: str) -> None:
         """Serves until SIGTERM or SIGINT, then drains. Before this they end the process at once."""

@@ -16,8 +16,8 @@ from idalloc_server.domain.errors import StartRefused
 
 # The most calls that one connection has under way; a client keeps further ones to itself until one has ended. A call
 # costs 5 kB and more from its arrival on. Who is always at the limit sees some refused (UNAVAILABLE) where another ends
-# just then; the Python client with its four connections is so only with 2,000 callers at once.
-MAX_STREAMS_PER_CONNECTION = 500
+# just then, and who begins with more than that as well: no program that means well has so many.
+MAX_STREAMS_PER_CONNECTION = 4_000
 # The most calls that wait to be begun. grpcio's own limit is 1,000: of more it refuses some, whoever's they are.
 MAX_WAITING_CALLS = 100_000
 # The largest request: names, labels and a format take some kB; what is larger is refused before it is read.

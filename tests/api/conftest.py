@@ -21,6 +21,7 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc_server.api import reflection
+from idalloc_server.api.decoding import decoding
 from idalloc_server.api.door import Door
 from idalloc_server.api.id_allocator import IdAllocatorServicer
 from idalloc_server.api.node import NodeServicer
@@ -117,18 +118,19 @@ async def serving(
     server = make_server(transport, reuse_port=False)
 
     request_ids = RequestIds(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
+    added = decoding(server)
     ids = IdAllocatorServicer(allocator, doc_ids, clock, MAX_IDS_PER_CALL, request_ids, Uuids(clock), start.node)
     calls.wrap(ids, id_allocator_pb2.DESCRIPTOR.services_by_name["IdAllocatorService"])
-    id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(ids, server)
+    id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(ids, added)
     node = NodeServicer(allocator, doc_ids, store.address)
     calls.wrap(node, node_pb2.DESCRIPTOR.services_by_name["NodeService"])
-    node_pb2_grpc.add_NodeServiceServicer_to_server(node, server)
+    node_pb2_grpc.add_NodeServiceServicer_to_server(node, added)
     sequences = SequencesServicer(Registry(store, clock, allocator, store_timeout=5.0))
     calls.wrap(sequences, sequences_pb2.DESCRIPTOR.services_by_name["SequenceService"])
-    sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)
+    sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, added)
     services = ["idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "idalloc.v1.SequenceService"]
-    reflection.enable(server, services, door, calls)
-    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    reflection.enable(added, services, door, calls)
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), added)
 
     if credentials is None:
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -22,18 +22,15 @@ def enable(
     """Lets clients ask a server for the protos of these services, and of reflection itself.
 
     Args:
-        server: The server.
+        server: Where it is added.
         services: The services.
         door: Knows who may: whoever it knows; None for all.
         calls: Answers those who may not.
     """
     pool: Any = _MethodAwarePool()
     names = [*services, reflection.SERVICE_NAME]
-    if door is None or calls is None:
-        reflection.enable_server_reflection(names, server, pool=pool)
-    else:
-        servicer: Any = _Guarded(names, pool, door, calls)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    servicer: Any = _Open(names, pool=pool) if door is None or calls is None else _Guarded(names, pool, door, calls)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
 
 
 class _Guarded(_Open):  # type: ignore[misc]

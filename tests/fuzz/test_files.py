@@ -1,0 +1,258 @@
+"""Files and environment: what is wrong in them is told as it should be, and nothing else is raised."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idalloc.verify._logs import NoLog
+from idalloc.verify._runs import Limits
+from idalloc.verify._verdict import to_json, to_text, verify
+from idalloc_server import access_file, config
+from idalloc_server.domain import transfer_file
+from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.store import Row
+from idalloc_server.persisted import NAMES, Persisted
+from tests.fuzz.inputs import ODD_TEXTS, TEXTS, TRIED, mutated, tries
+from tests.unit.planted_logs import Planted, PlantedLog
+
+SETTINGS = sorted(config.Settings.model_fields)
+# Sound and odd values of settings, as TOML writes them.
+LITERALS = [
+    "0", "1", "-1", "65535", "65536", "9223372036854775808", "9" * 5_000, "0x1F", "1_000", "1.5", "-0.0", "nan", "inf",
+    "1e400", "true", "false", '""', '"0s"', '"30s"', '"2m"', '"500ms"', '"24h"', '"25h"', '"1e5s"', '"-1s"',
+    '"\\u0661s"', f'"{"9" * 400}s"', '"127.0.0.1:0"', '"[::1]:50051"', '"\\u0000:1"', '":1"', '"a:b:1"', '"a:99999"',
+    '"grpcio"', '"native"', '"warn"', '"debug"',
+    '"sqlite:///x"', '"crate://a:b@c:4200/?x=%zz"', '"crate://["', '"crate://a:b@[::1:4200"', '"sqlite://["',
+    '"\\u0000"', '"x\\ny"',
+    "1979-05-27", "07:32:00", "1979-05-27T07:32:00Z", "2026-02-30", "[]", '["x"]', "[[1], [2]]", "{}", "{a = 1}",
+    "'''\nx'''", "[" * 1_500 + "]" * 1_500, "[" * 1_500, "{a=" * 1_500, '"\\ud800"', '"\\q"', '"', "",
+]  # fmt: skip
+TOML_TEXTS = TEXTS.map(lambda text: json.dumps(text, ensure_ascii=False))
+VALUES = st.sampled_from(LITERALS) | TOML_TEXTS | st.integers().map(str) | st.floats().map(str)
+
+
+def toml(names: st.SearchStrategy[str]) -> st.SearchStrategy[bytes]:
+    """Files that are TOML, nearly, and not at all."""
+    keys = names | TEXTS.map(json.dumps) | st.just("a.b")
+    lines = st.tuples(keys, VALUES).map(" = ".join)
+    tables = st.sampled_from(["[identity]", "[[identity]]", "[[quota]]", "[[quota]]", "[a.b]", "[[", "# x", ""])
+    pairs = st.lists(lines | tables, max_size=6).map("\n".join).map(str.encode)
+    return pairs | pairs | mutated(pairs) | st.binary(max_size=40)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_any_settings_file_is_read_or_refused(folder: Path, tried: str) -> None:
+    file = folder / "idalloc.toml"
+
+    @tries(80)
+    @given(toml(st.sampled_from(SETTINGS)))
+    def check(content: bytes) -> None:
+        TRIED[tried] += 1
+        file.write_bytes(content)
+        with suppress(StartRefused):
+            config.load({}, str(file), {"XDG_STATE_HOME": str(folder)})
+
+    check()
+
+
+def test_any_environment_is_read_or_refused(folder: Path, tried: str) -> None:
+    # What an environment can hold: bytes without zeros, of which Python makes half characters where they are no UTF-8.
+    odd = st.binary(max_size=20).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
+    sound = st.sampled_from([each.strip('"') for each in LITERALS if "\\" not in each and "\n" not in each])
+    # Not IDALLOC_CONFIG, which the test before this one is about.
+    names = st.sampled_from([f"IDALLOC_{name.upper()}" for name in SETTINGS])
+    hosts = (odd | TEXTS).map(lambda host: f"{host}:50051")
+
+    @tries(80)
+    @given(st.dictionaries(names, odd | sound | hosts, max_size=4), st.booleans())
+    def check(environ: dict[str, str], as_flags: bool) -> None:
+        TRIED[tried] += 1
+        flags = {name.removeprefix("IDALLOC_").lower(): value for name, value in environ.items()} if as_flags else {}
+        with suppress(StartRefused):
+            config.load(flags, None, {"XDG_STATE_HOME": str(folder)} | ({} if as_flags else environ))
+
+    check()
+
+
+def test_any_access_file_is_read_or_refused(tried: str) -> None:
+    names = [
+        "name",
+        "token_sha256",
+        "certificate",
+        "allocate",
+        "read",
+        "admin",
+        "ids_per_second",
+        "streams",
+        "sequence",
+    ]
+    sound = b'[[identity]]\nname = "a"\ntoken_sha256 = ["%s"]\nallocate = ["*"]\n' % (b"0f" * 32)
+    sound += b'[[quota]]\nsequence = "a*"\nids_per_second = 7\n'
+    some = st.just(sound)
+
+    @tries(80)
+    @given(toml(st.sampled_from(names)) | mutated(some) | st.tuples(some, toml(st.sampled_from(names))).map(b"".join))
+    def check(content: bytes) -> None:
+        TRIED[tried] += 1
+        with suppress(StartRefused):
+            access_file.parse(content, "access.toml")
+
+    check()
+
+
+def test_any_kept_settings_are_read_or_refused(folder: Path, tried: str) -> None:
+    persisted = Persisted(folder, "127.0.0.1:50051")
+    assert persisted.path
+    path = persisted.path
+    numbers = st.integers() | st.floats() | st.none() | st.booleans() | st.text(max_size=3)
+    kept = st.dictionaries(st.sampled_from([*NAMES, "x"]), numbers, max_size=4).map(json.dumps).map(str.encode)
+    odd = st.sampled_from([b"[" * 5_000, b'{"node_prefix": ' + b"9" * 5_000 + b"}", b"\xff\xfe", b"", b"null", b"[]"])
+
+    @tries(60)
+    @given(kept | mutated(kept) | odd | st.binary(max_size=30))
+    def check(content: bytes) -> None:
+        TRIED[tried] += 1
+        path.write_bytes(content)
+        with suppress(StartRefused):
+            persisted.read()
+
+    check()
+
+
+EXPORT = [
+    transfer_file.first_line().encode(),
+    transfer_file.line_of_row(Row("a", 7, Sequence(labels={"x": "y"}), generation=1)).encode(),
+    transfer_file.line_of_row(Row("b", 30, Sequence(start=10, step=10), generation=2)).encode(),
+    transfer_file.line_of_claim(7, 1_700_000_000).encode(),
+]
+
+
+def test_any_import_file_is_read_or_its_lines_are_told(tried: str) -> None:
+    sound = st.just(b"\n".join(EXPORT))
+    lines = st.lists(st.sampled_from(EXPORT) | mutated(st.sampled_from(EXPORT)), max_size=6).map(b"\n".join)
+    odd: list[Any] = [*ODD_TEXTS, None, 1, -1, 2**63, 10**400, float("nan"), [], {}, {"kind": "COUNTER"}, True]
+    fields = st.dictionaries(
+        st.sampled_from(
+            ["sequence", "period", "prefix", "last_value", "generation", "settings", "last_start", "deleted"]
+        ),
+        st.sampled_from(odd),
+        max_size=6,
+    )
+    objects = st.lists(fields.map(json.dumps).map(str.encode), max_size=4).map(
+        lambda found: b"\n".join([EXPORT[0], *found])
+    )
+
+    @tries(80)
+    @given(mutated(sound) | lines | objects | st.binary(max_size=60))
+    def check(content: bytes) -> None:
+        TRIED[tried] += 1
+        found = transfer_file.read(content.splitlines())
+        for problem in found.problems:
+            assert problem.line >= 1
+            assert problem.why
+
+    check()
+
+
+LOG = PlantedLog(
+    [
+        Planted(1, 5, 10, 20, node=1),
+        Planted(6, 5, 30, 40, "bills", "2026", rising=True),
+        Planted(1, 3, 50, 60, doc_ids="00070000abcd"),
+        Planted(1, 3, 50, 60, request_id="00000001-0000-4000-8000-000000000000"),
+    ]
+)
+NODE_LOG = b'{"event": "burned", "sequence": "orders", "ids": 3, "cause": "crash"}\n'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [LOG.rows, LOG.lines, lambda: b"\n".join(EXPORT), lambda: NODE_LOG],
+    ids=["rows", "lines", "export", "node"],
+)
+def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], bytes], tried: str) -> None:
+    sound = st.just(content())
+    file, other = folder / "one.log", LOG.write(folder / "other.jsonl")
+    odd: list[Any] = [*ODD_TEXTS, None, 0, 1, -1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 1.5, [], {}]
+    keys = [
+        "sequence",
+        "period",
+        "first",
+        "generation",
+        "node",
+        "step",
+        "count",
+        "asked",
+        "answered",
+        "request_id",
+        "ids",
+    ]
+    record = {"sequence": "a", "first": 1, "generation": 1, "step": 1, "count": 1, "asked": 1, "answered": 2}
+    lines = st.dictionaries(st.sampled_from([*keys, "doc_id"]), st.sampled_from(odd), max_size=2).map(
+        lambda fields: json.dumps(record | fields).encode() + b"\n"
+    )
+    wild = st.binary(max_size=64) | st.tuples(sound, st.binary(max_size=200) | lines).map(b"".join)
+    tiny = st.sampled_from([Limits(1, 1, 1), Limits(7, 3, 4), Limits()])
+
+    @tries(40, shares=4)
+    @given(mutated(sound) | wild, tiny)
+    def check(damaged: bytes, limits: Limits) -> None:
+        TRIED[tried] += 1
+        file.write_bytes(damaged)
+        with suppress(NoLog):
+            verdict = verify([file, other], limits)
+            json.dumps(to_json(verdict))
+            to_text(verdict)
+
+    check()
+
+
+@pytest.mark.parametrize("host", ["\0", "x" * 64, "a..b", ".", "\u00e9" * 300, "\udcff", "\x1b"])
+def test_an_address_that_cannot_be_one_is_refused(host: str) -> None:
+    with pytest.raises(StartRefused, match="must be"):
+        config.load({"listen": f"{host}:50051"}, None, {})
+
+
+@pytest.mark.parametrize("name", ["access", "tls_cert", "store"])
+def test_a_path_that_cannot_be_one_is_refused(name: str, folder: Path) -> None:
+    (folder / "idalloc.toml").write_text(f'{name} = "a\\u0000b"')
+    with pytest.raises(StartRefused, match="control characters"):
+        config.load({}, str(folder / "idalloc.toml"), {})
+
+
+@pytest.mark.parametrize("content", [b"a = " + b"9" * 5_000, b"a = " + b"[" * 100_000])
+def test_toml_that_python_cannot_read_is_refused(content: bytes, folder: Path) -> None:
+    (folder / "idalloc.toml").write_bytes(content)
+    with pytest.raises(StartRefused, match="is not TOML"):
+        config.load({}, str(folder / "idalloc.toml"), {})
+    with pytest.raises(StartRefused, match="is not TOML"):
+        access_file.parse(content, "access.toml")
+
+
+def test_kept_settings_that_nest_too_deep_are_refused(folder: Path) -> None:
+    persisted = Persisted(folder, "127.0.0.1:50051")
+    assert persisted.path
+    persisted.path.write_bytes(b"[" * 100_000)
+    with pytest.raises(StartRefused, match="is not JSON"):
+        persisted.read()
+
+
+@pytest.mark.parametrize("setting", ["lease_ttl=\u0663\u0660\u0660s", "listen=127.0.0.1:\u0663"])
+def test_digits_are_those_of_ascii(setting: str) -> None:
+    name, _, value = setting.partition("=")
+    with pytest.raises(StartRefused, match="must be"):
+        config.load({name: value}, None, {})

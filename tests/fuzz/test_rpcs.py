@@ -1,0 +1,229 @@
+"""Anything may come over the wire: each call is answered with a status of the contract, and the next one is served."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
+from tests.api.conftest import Served, serving
+from tests.api.identities import ACCESS, TOKENS, bearer
+from tests.fuzz.inputs import NAMES, TEXTS, TRIED, mutated, requests, tries
+
+METHODS: dict[str, MethodDescriptor] = {
+    f"/{service.full_name}/{method.name}": method
+    for file in (id_allocator_pb2, node_pb2, sequences_pb2, health_pb2, reflection_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+FAILURES = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+}
+# A reply to nothing that came is enough of a stream.
+MOST_REPLIES = 3
+DEADLINE = 30
+WHO: list[tuple[tuple[str, str], ...]] = [(), *(bearer(name) for name in TOKENS)]
+SERVERS = pytest.mark.parametrize(
+    ("transport", "guarded"), [("grpcio", False), ("grpcio", True), ("native", False), ("native", True)]
+)
+
+
+class Live:
+    """A server in a loop of its own, which is asked from outside."""
+
+    def __init__(self, runner: asyncio.Runner, served: Served, errors: list[str]) -> None:
+        self._runner = runner
+        self._served = served
+        self._errors = errors
+        self.address = served.address
+
+    def try_it(
+        self, method: str, contents: list[bytes], metadata: Any = (), kind: str = "stream_stream"
+    ) -> grpc.StatusCode:
+        """Makes a call, looks at its end, and makes an ordinary one."""
+        code = self._runner.run(self._call(method, contents, metadata, kind))
+        assert code is grpc.StatusCode.OK or code in FAILURES, code
+        self.serves()
+        return code
+
+    def serves(self) -> None:
+        """Sees that nothing failed and that an ordinary call is answered."""
+        self._runner.run(self._allocate())
+        assert not self._errors
+
+    async def _allocate(self) -> None:
+        request = id_allocator_pb2.AllocateRangeRequest(sequence="untouched")
+        await self._served.ids.AllocateRange(request, timeout=DEADLINE, metadata=bearer("allocate"))
+
+    async def _call(self, method: str, contents: list[bytes], metadata: Any, kind: str) -> grpc.StatusCode:
+        async def sent() -> AsyncIterator[bytes]:
+            for content in contents:
+                yield content
+
+        request: Any = sent() if kind.startswith("stream") else contents[0]
+        call: Any = getattr(self._served.channel, kind)(method)(request, timeout=DEADLINE, metadata=metadata)
+        try:
+            if kind.endswith("unary"):
+                await call
+            else:
+                replies = 0
+                async for _ in call:
+                    replies += 1
+                    if replies >= MOST_REPLIES or method.endswith("/Watch"):
+                        call.cancel()
+                        return grpc.StatusCode.OK
+        except grpc.aio.AioRpcError as error:
+            # What grpcio's client says by itself where the server's answer comes before all was sent.
+            if kind.startswith("stream") and str(error.details()).startswith('Failed "ExecuteBatch"'):
+                return grpc.StatusCode.OK
+            return error.code()
+        code: grpc.StatusCode = await call.code()
+        return code
+
+
+class _Errors(logging.Handler):
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._errors = errors
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._errors.append(self.format(record))
+
+
+@contextmanager
+def live(transport: str, *, guarded: bool) -> Iterator[Live]:
+    """Serves until the end of the block, and sees what is logged of failures."""
+    errors: list[str] = []
+    handler = _Errors(errors)
+    logging.getLogger().addHandler(handler)
+    server = serving(transport, ACCESS if guarded else None)
+    try:
+        with capture_logs() as logs, asyncio.Runner() as runner:
+            served = runner.run(server.__aenter__())
+            try:
+                yield Live(runner, served, errors)
+            finally:
+                runner.run(server.__aexit__(None, None, None))
+            assert not [line for line in logs if line["log_level"] in ("error", "critical")]
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert not errors
+
+
+@SERVERS
+@pytest.mark.parametrize("method", METHODS)
+def test_any_request_is_answered(transport: str, guarded: bool, method: str, tried: str) -> None:
+    with live(transport, guarded=guarded) as server:
+
+        @tries(10, shares=len(METHODS))
+        @given(requests(METHODS[method].input_type), st.sampled_from(WHO if guarded else WHO[:1]))
+        def check(content: bytes, metadata: Any) -> None:
+            TRIED[tried] += 1
+            server.try_it(method, [content], metadata)
+
+        check()
+
+
+@SERVERS
+def test_calls_in_any_order_on_the_same_sequences_are_answered(transport: str, guarded: bool, tried: str) -> None:
+    ours = {name: method for name, method in METHODS.items() if name.startswith("/idalloc.")}
+    calls = st.sampled_from(list(ours)).flatmap(lambda name: st.tuples(st.just(name), requests(ours[name].input_type)))
+
+    @tries(3, shares=20)
+    @given(st.lists(calls, min_size=5, max_size=20))
+    def check(calls: list[tuple[str, bytes]]) -> None:
+        with live(transport, guarded=guarded) as server:
+            for name in NAMES:
+                created = sequences_pb2.CreateSequenceRequest(sequence=sequences_pb2.Sequence(name=name))
+                server.try_it(
+                    "/idalloc.v1.SequenceService/CreateSequence", [created.SerializeToString()], bearer("admin")
+                )
+            for method, content in calls:
+                TRIED[tried] += 1
+                for who in ("allocate", "read", "admin") if guarded else ("allocate",):
+                    server.try_it(method, [content], bearer(who))
+
+    check()
+
+
+KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
+KEYS = st.sampled_from(["authorization", "x", "x-bin", "authorization-bin", "user-agent", "traceparent", "te", "host"])
+VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20) | st.sampled_from(
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "bearer x",
+        "Basic eDp5",
+        "Bearer " + "x" * 3_000,
+        "," * 50,
+        *(f"Bearer {t}" for t in TOKENS),
+    ]
+)
+
+
+@SERVERS
+def test_any_metadata_method_and_kind_of_call_is_answered(transport: str, guarded: bool, tried: str) -> None:
+    paths = st.sampled_from([*METHODS, *METHODS, "/", "/a/b", "/idalloc.v1.IdAllocatorService/None", "/x" * 500])
+    pairs = st.tuples(KEYS, VALUES).map(lambda pair: (pair[0], pair[1].encode() if "-bin" in pair[0] else pair[1]))
+    sound = id_allocator_pb2.AllocateRangeRequest(sequence="a").SerializeToString()
+    contents = st.lists(st.just(sound) | mutated(st.just(sound)) | TEXTS.map(str.encode), min_size=1, max_size=3)
+    with live(transport, guarded=guarded) as server:
+
+        @tries(30)
+        @given(paths, st.lists(pairs, max_size=4), st.sampled_from(KINDS), contents)
+        def check(method: str, metadata: Any, kind: str, contents: list[bytes]) -> None:
+            TRIED[tried] += 1
+            server.try_it(method, contents, metadata, kind)
+
+        check()
+
+
+@pytest.mark.parametrize("transport", ["grpcio", "native"])
+def test_noise_on_the_socket_disturbs_nobody(transport: str, tried: str) -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    start = preface + bytes.fromhex("000000040000000000")
+    frame = st.builds(
+        lambda kind, flags, stream, body: (
+            len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + body
+        ),
+        st.integers(0, 10), st.integers(0, 255), st.integers(0, 5), st.binary(max_size=40),
+    )  # fmt: skip
+    noise = (
+        st.binary(max_size=100)
+        | mutated(st.just(start))
+        | st.lists(frame, max_size=6).map(lambda frames: start + b"".join(frames))
+    )
+    with live(transport, guarded=False) as server:
+
+        @tries(15)
+        @given(noise)
+        def check(content: bytes) -> None:
+            TRIED[tried] += 1
+            host, _, port = server.address.rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=DEADLINE) as connection:
+                connection.sendall(content)
+            server.serves()
+
+        check()
