@@ -395,7 +395,7 @@ class TestStarting:
     def test_servers_that_start_at_once_do_not_share_an_address(self, tmp_path: Path, hosts: tuple[str, ...]) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
             port = free.getsockname()[1]
-        settings = {"workers": 2, "store": f"sqlite://{tmp_path}/ids.db"}
+        settings = {"workers": 2, "store": f"sqlite://{tmp_path}/ids.db", "insecure": "true"}
         commands = [serve_command(listen=f"{host}:{port}", **settings) for host in hosts]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "env": environment(), "text": True}
         starting: list[subprocess.Popen[str]] = [subprocess.Popen(command, **pipes) for command in commands]  # type: ignore[call-overload]
