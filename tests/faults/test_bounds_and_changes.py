@@ -141,7 +141,7 @@ class Changes:
 
     def bound(self) -> None:
         """Ids end at the new bound, and go on when it is raised."""
-        bound = self.highest() + 200_000
+        bound = self.highest() + 5_000_000  # past what the nodes hold, of which each change before burned some
         since = self._effective(self._next().update("orders", max_value=bound))
         made = self._next().update("orders", max_value=None)
         until = boot_ns()
