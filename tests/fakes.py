@@ -183,7 +183,7 @@ class MemoryStore:
     async def forget_recorded(self, older_than: float, most: int) -> int:
         return await self._call("forget_recorded", (older_than, most), lambda: self._forget_recorded(older_than, most))
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         return await self._call("give_back", (name, count, version), lambda: self._give_back(name, count, version))
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
@@ -230,9 +230,9 @@ class MemoryStore:
             raise fault.error
         return answers[-1]
 
-    def _write(self, row: Row) -> tuple[int, int]:
+    def _write(self, row: Row) -> tuple[int, int, int]:
         row.version += 1
-        return (row.version, 1)
+        return (row.version, 1, row.generation)
 
     def _granting(self, name: str, lease_ms: int) -> Row | None:
         """Returns the row of a grant that may be made."""
@@ -331,9 +331,9 @@ class MemoryStore:
             del self.allocations[request_id]
         return len(old)
 
-    def _give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
+    def _give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         row = self.rows.get(name)
-        if row is None or row.last_value is None or version != (row.version, 1):
+        if row is None or row.last_value is None or version != (row.version, 1, row.generation):
             return False
         row.last_value -= count * row.sequence.step
         self._write(row)

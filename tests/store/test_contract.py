@@ -293,8 +293,19 @@ class TestGiveBack:
         await opener.put("s", last_value=10, generation=1)
         assert not await store.give_back("s", 5, first.version)
 
+    async def test_not_in_another_generation(self, store: Store, opener: Opener) -> None:
+        """A restored store may come to the same state once more, but to no generation that it had lost."""
+        await store.create(made("s"))
+        first = await grant(store, "s", 10)
+        count, other, generation = first.version
+        assert generation == first.generation
+        assert not await store.give_back("s", 5, (count, other, generation - 1))
+        found = await opener.row("s")
+        assert found is not None
+        assert found["last_value"] == 10
+
     async def test_not_for_a_row_that_is_gone(self, store: Store) -> None:
-        assert not await store.give_back("missing", 5, (0, 1))
+        assert not await store.give_back("missing", 5, (0, 1, 1))
 
     async def test_racing_with_grants_nothing_is_granted_twice(self, store: Store, opener: Opener) -> None:
         other = await opener.open()

@@ -183,7 +183,7 @@ class TestAReplacedFile:
         with pytest.raises(StoreRejected, match="was replaced"):
             await store.claim_start(0, 1000, "me", 60)
         with pytest.raises(StoreRejected, match="was replaced"):
-            await store.give_back("s", 1, (1, 1))
+            await store.give_back("s", 1, (1, 1, 1))
         assert await last_of(another) == 2
         await another.close()
 

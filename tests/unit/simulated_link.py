@@ -74,7 +74,7 @@ class Ledger:
         self.proofs[name, grant.generation] = sent
         self.last[name] = grant
 
-    def note_tail(self, name: str, count: int, version: tuple[int, int]) -> None:
+    def note_tail(self, name: str, count: int, version: tuple[int, int, int]) -> None:
         """Notes that a tail is given back: from now on the counter may be as low as where it starts."""
         seen = self.last.get(name)
         if seen is not None and seen.version == version:
@@ -145,7 +145,7 @@ class Link:
         count: int = await self._call("forget_recorded", older_than, most)
         return count
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         self.ledger.note_tail(name, count, version)
         returned: bool = await self._call("give_back", name, count, version)
         self.ledger.returned += count * returned

@@ -153,12 +153,12 @@ class TestLeaseLife:
         row = store.rows["orders"]
         held = (row.last_value or 0) - 600
         assert held > 0
-        row.generation, row.last_value = 2, 1_000_000
+        row.generation, row.last_value = row.generation + 1, 1_000_000
         clock.advance(TERMS.lease_ttl / 2)
         allocator.take("orders", 1)
         await asyncio.sleep(0.01)
         taken = await allocator.allocate("orders", 1)
-        assert (taken.generation, taken.first_id) == (2, 1_000_001)
+        assert (taken.generation, taken.first_id) == (row.generation, 1_000_001)
         assert allocator.burned.by_cause == {Cause.GENERATION: held - 1}
 
     async def test_the_row_remembers_how_long_leases_live(self, allocator: Allocator, store: MemoryStore) -> None:

@@ -221,7 +221,8 @@ async def test_an_advance_that_was_broken_off_between_its_two_writes_is_finished
     with pytest.raises(StoreUnavailable, match="being changed"):
         await issue(nodes[0], 1)
     later = [(await issue(node, 2))[1] for node in nodes]
-    assert store.rows["s"].generation == 3
+    assert store.rows["s"].generation > 2
+    assert store.rows["s"].generation % 2
     assert len({*later[0], *later[1]}) == 4
     assert min(later[0] + later[1]) > 50 > max(issued[0] + issued[1])
 

@@ -18,6 +18,7 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
     StoreWentBackwards,
 )
+from idalloc_server.domain.fencing import generation_after
 from idalloc_server.domain.lease import Lease
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.reserve import Reserve
@@ -324,7 +325,9 @@ class Lane:
         """Sees that there is a row."""
         if not self._terms.auto_create_sequences:
             raise SequenceNotFound(self._title, ", and auto_create_sequences is off")
-        row = Row(self._name, _NEW.before_start, _NEW, created_at=self._clock.wall(), changed_at=self._clock.wall())
+        now = self._clock.wall()
+        generation = generation_after(_NEW, 0, self._clock)
+        row = Row(self._name, _NEW.before_start, _NEW, generation, created_at=now, changed_at=now)
         await self._within_timeout(self._store.create(row), at_stake=0)
 
     async def _within_timeout(self, call: Awaitable[_T], at_stake: int) -> _T:

@@ -53,7 +53,7 @@ class Lease:
         self._count = 0
         self._later: list[tuple[int, int]] = []  # mostly none, and then a deque is ten times as large
         self._last_value = 0
-        self._version = (-2, 0)  # which none follows
+        self._version = (-2, 0, 0)  # which none follows
         # No tail goes back to before this value: another node may have seen the counter there.
         self._seen = 0
 
@@ -123,7 +123,7 @@ class Lease:
         self._first, self._count = pieces.pop(0)
         self._later = pieces
 
-    def tail(self) -> tuple[int, int, tuple[int, int]]:
+    def tail(self) -> tuple[int, int, tuple[int, int, int]]:
         """Returns the unused ids up to the counter: the value before them, their count, the row's version.
 
         There are none where another node allocated since: the counter is then past ids that are not of this lease. Nor

@@ -201,7 +201,7 @@ class Periods:
             row = await store.get(self._name)
             if row is not None and not row.deleted and row.generation < generation:
                 by = f"catch up with generation {generation}"
-                newer = generation_after(row.sequence, generation)
+                newer = generation_after(row.sequence, generation, self._clock)
                 change = Revision(row.sequence, row.sequence.before_start, by, self._clock.wall(), True, newer)
                 await store.revise(self._name, row.revision, change)
 

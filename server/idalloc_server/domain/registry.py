@@ -237,8 +237,8 @@ class Registry:
                 return _Plan(self._revision(row, sequence, author)._replace(at_least=at_least))
             counter = name_of_period(name, period or period_at(sequence, self._clock.wall()))
             seen = max(self._allocator.generation_seen(name), self._allocator.generation_seen(counter), row.generation)
-            opened = await self._ask(advance_period(self._store, counter, sequence, at_least, seen))
-            newer = generation_after(sequence, opened)
+            opened = await self._ask(advance_period(self._store, self._clock, counter, sequence, at_least, seen))
+            newer = generation_after(sequence, opened, self._clock)
             return _Plan(self._revision(row, sequence, author)._replace(generation=newer), begun=True)
 
         check_name(name, "name")
@@ -258,7 +258,7 @@ class Registry:
             name,
             sequence.before_start,
             sequence,
-            generation=generation_after(sequence, self._allocator.generation_seen(name)),
+            generation=generation_after(sequence, self._allocator.generation_seen(name), self._clock),
             revised_by=author.by,
             created_at=now,
             changed_at=now,
@@ -314,7 +314,7 @@ class Registry:
     def _revision(self, row: Row, sequence: Sequence, author: Author, *, ends_leases: bool = True) -> Revision:
         # A node that saw a higher generation than a restored store has goes on in a newer one only.
         seen = max(row.generation, self._allocator.generation_seen(row.name))
-        generation = generation_after(sequence, seen) if ends_leases else 1
+        generation = generation_after(sequence, seen, self._clock) if ends_leases else 1
         limit = new_bound(row.sequence, sequence)
         return Revision(sequence, sequence.before_start, author.by, self._clock.wall(), ends_leases, generation, limit)
 

@@ -20,8 +20,9 @@ class Grant(NamedTuple):
         sequence: The settings of the sequence. Equal settings of one process are one object.
         remaining: How many ids the sequence has left after the write.
         generation: The sequence's generation, which never falls.
-        version: Which state of the row the write left behind, for ``Store.give_back``: two numbers. Every write of the
-            row makes the first one larger, by one at least.
+        version: Which state of the row the write left behind, for ``Store.give_back``: two numbers, of which every
+            write of the row makes the first one larger, by one at least; and the generation, since a restored store
+            may come to the same two once more.
     """
 
     last_value: int
@@ -29,7 +30,7 @@ class Grant(NamedTuple):
     sequence: Sequence
     remaining: int
     generation: int
-    version: tuple[int, int]
+    version: tuple[int, int, int]
 
     @property
     def step(self) -> int:
@@ -310,7 +311,7 @@ class Store(Protocol):
         """
         ...
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """Moves a counter back by an unused tail of ``count`` ids, if nobody wrote the row since ``version``.
 
         Returns:

@@ -69,7 +69,7 @@ async def _retire(store: Store, clock: Clock, row: Row, by: str) -> Row:
             row.last_value or row.sequence.before_start,
             by,
             clock.wall(),
-            generation=generation_after(row.sequence, row.generation),
+            generation=generation_after(row.sequence, row.generation, clock),
             deleted=True,
         )
         found = await store.revise(row.name, row.revision, change)
@@ -190,7 +190,7 @@ class Import:
         now = self.clock.wall()
         return await self.store.create(
             line._replace(
-                generation=generation_after(line.sequence, max(line.generation, generation)),
+                generation=generation_after(line.sequence, max(line.generation, generation), self.clock),
                 revision=1,
                 revised_by=self.by,
                 created_at=now if line.created_at is None else line.created_at,
@@ -207,7 +207,9 @@ class Import:
                 _counter(line),
                 self.by,
                 self.clock.wall(),
-                generation=generation_after(line.sequence, max(line.generation, row.generation, generation)),
+                generation=generation_after(
+                    line.sequence, max(line.generation, row.generation, generation), self.clock
+                ),
                 # A node may move it on meanwhile, past a bound that the line brings.
                 limit=new_bound(row.sequence, line.sequence),
                 deleted=line.deleted,
@@ -239,7 +241,8 @@ class Import:
                         # Left so by a change that did not come to its end, or before a node has followed it.
                         reached = max(reached, there.generation)
                     continue
-            reached = max(reached, await advance_period(self.store, name, item.row.sequence, wanted, least))
+            opened = await advance_period(self.store, self.clock, name, item.row.sequence, wanted, least)
+            reached = max(reached, opened)
         return reached
 
     def _refuse(self, line: int, why: _Refused) -> None:

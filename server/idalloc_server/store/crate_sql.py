@@ -116,10 +116,11 @@ class Statements:
             f" last_value = CASE WHEN {_TIMESTAMPS} > 0 THEN {_BASE} + {_TIMESTAMPS} ELSE last_value END,"
             f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2) WHERE name = $3 RETURNING {_GRANT}"
         )
-        # ids, name, both version columns
+        # ids, name, both version columns, generation
+        taken_back = _sets(f"{_GENERATION} = $5", last_value=f"last_value - {_STEP} * $1")
         self.give_back = (
-            f"UPDATE {sequences} SET granted = 0, last_value = last_value - {_STEP} * $1"
-            " WHERE name = $2 AND _seq_no = $3 AND _primary_term = $4 RETURNING last_value"
+            f"UPDATE {sequences} SET granted = 0, {taken_back}"
+            " WHERE name = $2 AND _seq_no = $3 AND _primary_term = $4 RETURNING generation"
         )
         # the columns of ROW; DO NOTHING would not return the row that stands
         self.create = (

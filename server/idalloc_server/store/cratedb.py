@@ -162,9 +162,10 @@ class CrateStore:
             await self._http.write(self._sql.forget_allocation, *row)
         return len(rows)
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""
-        return bool(await self._http.write(self._sql.give_back, count, name, *version))
+        rows = await self._http.write(self._sql.give_back, count, name, *version)
+        return bool(rows) and _generation(rows[0][0]) == version[2]
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """See ``Store.claim_start``."""
@@ -210,13 +211,14 @@ def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PE
     if last_value is None:
         raise SequenceInvalid(name, "its last_value is NULL")
     sequence = settings.unpack(name, step, min_value, max_value, packed)
+    generation = _generation(generation)
     return Grant(
         last_value=last_value,
         granted=granted,
         sequence=sequence,
         remaining=ids_left(last_value, sequence.step, min_value, max_value) if mode in of else 0,
-        generation=DEFAULT_GENERATION if generation is None else generation,
-        version=(seq_no, primary_term),
+        generation=generation,
+        version=(seq_no, primary_term, generation),
     )
 
 
@@ -226,7 +228,7 @@ def _row_of(row: Many[Any]) -> Row:
         name=name,
         last_value=last_value,
         sequence=settings.unpack(name, step, min_value, max_value, packed),
-        generation=DEFAULT_GENERATION if generation is None else generation,
+        generation=_generation(generation),
         lease_ms=lease_ms or 0,
         revision=rev or 0,
         revised_by=by or "",
@@ -234,6 +236,10 @@ def _row_of(row: Many[Any]) -> Row:
         changed_at=None if changed is None else changed / 1000,
         deleted=mode == DELETED,
     )
+
+
+def _generation(found: int | None) -> int:
+    return DEFAULT_GENERATION if found is None else found
 
 
 def _held(value: int) -> int:

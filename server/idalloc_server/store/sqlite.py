@@ -106,7 +106,7 @@ class SqliteStore:
         """See ``Store.forget_recorded``."""
         return await self._write(lambda db: sqlite_allocations.forget(db, self._clock.wall() - older_than, most))
 
-    async def give_back(self, name: str, count: int, version: tuple[int, int]) -> bool:
+    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""
         return await self._write(lambda db: sqlite_rows.give_back(db, name, count, version))
 

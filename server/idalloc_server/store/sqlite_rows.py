@@ -68,10 +68,10 @@ def grant_timestamps(
     return _granted(db, found, lease_ms, result.last_value, result.granted, result.remaining)
 
 
-def give_back(db: sqlite3.Connection, name: str, count: int, version: tuple[int, int]) -> bool:
+def give_back(db: sqlite3.Connection, name: str, count: int, version: tuple[int, int, int]) -> bool:
     """See ``Store.give_back``."""
     found = _read(db, name)
-    if found is None or (found.writes, found.row.last_value) != version:
+    if found is None or (found.writes, found.row.last_value, found.row.generation) != version:
         return False
     db.execute(
         "UPDATE sequences SET last_value = ?, writes = ? WHERE name = ?",
@@ -181,7 +181,8 @@ def _granted(
         "UPDATE sequences SET last_value = ?, lease_ms = ?, writes = ? WHERE name = ?",
         (last_value, max(row.lease_ms, lease_ms), writes, row.name),
     )
-    return Grant(last_value, granted, row.sequence, remaining, row.generation, version=(writes, last_value))
+    version = (writes, last_value, row.generation)
+    return Grant(last_value, granted, row.sequence, remaining, row.generation, version)
 
 
 def _write(db: sqlite3.Connection, row: Row, writes: int) -> None:

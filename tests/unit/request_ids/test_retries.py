@@ -32,8 +32,9 @@ class TestRetry:
         assert not call.done()
         gate.set()
         taken = await call
-        assert (taken.first_id, taken.id_count, taken.step, taken.generation) == (1, 5, 1, 1)
-        assert store.allocations[ONE].allocation == Allocation(ONE, "orders", 1, 5, 1, 1, "", 7, "a")
+        assert (taken.first_id, taken.id_count, taken.step) == (1, 5, 1)
+        written = Allocation(ONE, "orders", 1, 5, 1, taken.generation, "", 7, "a")
+        assert store.allocations[ONE].allocation == written
         assert not node.burned
 
     async def test_on_the_same_node_it_gets_the_same(self, node: Node) -> None:
@@ -76,7 +77,7 @@ class TestRetry:
     async def test_a_write_that_is_applied_late_wins(self, node: Node, store: MemoryStore) -> None:
         store.next("record", lost_request())
         await node.refused(5)
-        late = Allocation(ONE, "orders", 1, 5, 1, 1, "", 7, "a")
+        late = Allocation(ONE, "orders", 1, 5, 1, store.rows["orders"].generation, "", 7, "a")
         store.allocations[ONE] = Written(late, store.clock.wall())
         assert (await node.take(5)).first_id == 1
 
@@ -154,7 +155,7 @@ class TestChangedSequence:
         assert isinstance(refusal, RequestIdBurned)
         assert "1 to 5" in str(refusal)
         assert isinstance(await node.refused(5), RequestIdBurned)
-        assert (await node.take(5, OTHER)).generation == 2
+        assert (await node.take(5, OTHER)).generation == store.rows["orders"].generation
 
     async def test_until_it_takes_effect_a_node_that_does_not_know_of_a_change_gives_them(
         self, node: Node, other_node: Node, store: MemoryStore, clock: FakeClock
@@ -163,7 +164,7 @@ class TestChangedSequence:
         taken = await node.take(5)
         settings_changed(store)
         again = await node.take(5)
-        assert (again.first_id, again.generation) == (taken.first_id, 1)
+        assert (again.first_id, again.generation) == (taken.first_id, taken.generation)
         assert isinstance(await other_node.refused(5), RequestIdBurned)
         clock.advance(LEASE_TTL)
         assert isinstance(await node.refused(5), RequestIdBurned)
@@ -174,13 +175,13 @@ class TestChangedSequence:
         await warm(node)
         settings_changed(store, Sequence(format="B{value}"))
         newer = await other_node.take(5)
-        assert newer.generation == 2
+        assert newer.generation == store.rows["orders"].generation
         again = await node.take(5)
-        assert (again.first_id, again.generation) == (newer.first_id, 2)
+        assert (again.first_id, again.generation) == (newer.first_id, newer.generation)
         assert again.sequence.format == "B{value}"
 
     async def test_ids_of_a_generation_that_the_store_has_lost_are_burned(self, node: Node, store: MemoryStore) -> None:
-        ahead = Allocation(ONE, "orders", 100, 5, 1, 9, "", 7, "a")
+        ahead = Allocation(ONE, "orders", 100, 5, 1, 2**60, "", 7, "a")
         store.allocations[ONE] = Written(ahead, store.clock.wall())
         assert isinstance(await node.refused(5), RequestIdBurned)
 
