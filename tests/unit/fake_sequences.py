@@ -17,6 +17,7 @@ class FakeSequences(SequenceServiceServicer):
         self.sequences: dict[str, pb.Sequence] = {}
         self.effective_in = 0.0
         self.answers_to_lose = 0
+        self.empty_pages = 0  # how many come before those of a list that have something on them
         self._answers: dict[str, Any] = {}
 
     def CreateSequence(self, request: pb.CreateSequenceRequest, context: grpc.ServicerContext) -> Any:
@@ -44,6 +45,9 @@ class FakeSequences(SequenceServiceServicer):
         names = sorted(name for name in self.sequences if name.startswith(request.name_prefix))
         names = [n for n in names if request.show_deleted or not self.sequences[n].HasField("delete_time")]
         first = int(request.page_token or 0)
+        if self.empty_pages:
+            self.empty_pages -= 1
+            return pb.ListSequencesResponse(next_page_token=str(first))
         token = str(first + PAGE_SIZE) if first + PAGE_SIZE < len(names) else ""
         page = [self.sequences[name] for name in names[first : first + PAGE_SIZE]]
         return pb.ListSequencesResponse(sequences=page, next_page_token=token)

@@ -85,6 +85,14 @@ def test_create_get_list(server: FakeServer, call: Call) -> None:
     assert [each.name for each in call(lambda client: client.sequences.list("b"))] == ["b"]
 
 
+def test_a_list_goes_on_behind_empty_pages(server: FakeServer, call: Call) -> None:
+    for name in ("a", "b", "c"):
+        call(partial(create_daily, name=name))
+    server.empty_pages = 3
+    assert [each.name for each in call(lambda client: client.sequences.list())] == ["a", "b", "c"]
+    assert server.empty_pages == 0
+
+
 def test_wrong_settings_are_told_before_anything_is_sent(server: FakeServer, call: Call) -> None:
     with pytest.raises(TypeError, match="'cycle'"):
         call(lambda client: client.sequences.create("a", cycle=True))

@@ -443,7 +443,9 @@ class ListSequencesResponse(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty on the last one. Not to be looked into."""
+    """For the next page; empty on the last one. Not to be looked into. Pages may have fewer than page_size, also before the
+    last one.
+    """
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sequence]:
         """The sequences, in the order of their names' bytes."""

@@ -84,7 +84,7 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
         after = _after(request)
         shows = readable()
         try:
-            found, more = await self._registry.list(
+            found, goes_on_after = await self._registry.list(
                 request.name_prefix, after, size, deleted=request.show_deleted, shows=shows
             )
         except SequenceInvalid as invalid:
@@ -97,7 +97,7 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
             ) from invalid
         return pb.ListSequencesResponse(
             sequences=[_message(shown) for shown in found],
-            next_page_token=_page_token(request, found[-1].row.name) if more else "",
+            next_page_token=_page_token(request, goes_on_after) if goes_on_after else "",
         )
 
     async def UpdateSequence(self, request: pb.UpdateSequenceRequest, context: Context) -> pb.UpdateSequenceResponse:

@@ -24,6 +24,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period, generation_after
 from idalloc_server.domain.format import Parts, compile_format
+from idalloc_server.domain.listing import few_at_a_time, rows_of_page
 from idalloc_server.domain.overview import Overview, etag_of, overview
 from idalloc_server.domain.period import check_period, period_at
 from idalloc_server.domain.rules import check_change, new_bound, settle
@@ -33,14 +34,9 @@ from idalloc_server.domain.witness import changed_row
 
 # How often a change is tried that others get in the way of.
 ATTEMPTS = 5
-# How many counters of periods are read at a time for a list.
-READ_AT_ONCE = 32
-# How many rows at a time are looked through for a caller who may see some of them.
-ROWS_AT_ONCE = 1_000
 
 _log = structlog.get_logger("idalloc.registry")
 _T = TypeVar("_T")
-Rows = list[Row]
 
 
 class Changed(NamedTuple):
@@ -120,8 +116,10 @@ class Registry:
 
     async def list(
         self, prefix: str, after: str, most: int, *, deleted: bool, shows: Patterns | None = None
-    ) -> tuple[list[Overview], bool]:
-        """Returns sequences in the order of their names' bytes, and whether there are more.
+    ) -> tuple[list[Overview], str]:
+        """Returns sequences in the order of their names' bytes, and the name behind which the list goes on, if it does.
+
+        Where ``shows`` lets few be seen, there may be fewer than asked for; there are none at the end only.
 
         Args:
             prefix: What their names begin with.
@@ -130,12 +128,12 @@ class Registry:
             deleted: Whether tombstones are among them.
             shows: Which names may be shown; None for all.
         """
-        rows = await self._rows(prefix, after, most + 1, deleted, shows)
-        found: list[Overview] = []
-        for start in range(0, min(len(rows), most), READ_AT_ONCE):
-            some = rows[start : min(start + READ_AT_ONCE, most)]
-            found += await asyncio.gather(*(self._overview(row) for row in some))
-        return found, len(rows) > most
+
+        def read(prefix: str, after: str, most: int) -> Awaitable[list[Row]]:
+            return self._ask(self._store.list(prefix, after, most, deleted=deleted, periods=False))
+
+        rows, goes_on_after = await rows_of_page(read, prefix, after, most, shows)
+        return await few_at_a_time(self._overview, rows), goes_on_after
 
     async def parse(self, name: str, text: str) -> Parts:
         """Takes the text of an id apart.
@@ -317,21 +315,6 @@ class Registry:
         generation = generation_after(sequence, seen, self._clock) if ends_leases else 1
         limit = new_bound(row.sequence, sequence)
         return Revision(sequence, sequence.before_start, author.by, self._clock.wall(), ends_leases, generation, limit)
-
-    async def _rows(self, prefix: str, after: str, most: int, deleted: bool, shows: Patterns | None) -> Rows:
-        if shows is None or shows.any_name:
-            return await self._ask(self._store.list(prefix, after, most, deleted=deleted, periods=False))
-        longer, shorter = sorted((prefix, shows.common_prefix), key=len, reverse=True)
-        if not longer.startswith(shorter):
-            return []
-        rows: Rows = []
-        while len(rows) < most:
-            page = await self._ask(self._store.list(longer, after, ROWS_AT_ONCE, deleted=deleted, periods=False))
-            rows += [row for row in page if shows.match(row.name)]
-            if len(page) < ROWS_AT_ONCE:
-                break
-            after = page[-1].name
-        return rows[:most]
 
     async def _existing(self, name: str) -> Row:
         row = await self._ask(self._store.get(name))

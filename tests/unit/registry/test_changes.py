@@ -76,7 +76,7 @@ async def test_deleted_sequence_is_not_found_and_gives_no_ids(node: Node) -> Non
     for call in (node.registry.get("orders"), node.registry.delete("orders", "", new()), node.take("orders")):
         with pytest.raises(SequenceDeleted):
             await call
-    assert await node.registry.list("", "", 10, deleted=False) == ([], False)
+    assert await node.registry.list("", "", 10, deleted=False) == ([], "")
     assert [shown.row.name for shown in (await node.registry.list("", "", 10, deleted=True))[0]] == ["orders"]
 
 

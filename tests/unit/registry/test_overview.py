@@ -94,10 +94,10 @@ async def test_forecast_of_a_period_ends_with_it(node: Node, store: MemoryStore,
 async def test_pages_go_on_behind_the_last_name(node: Node) -> None:
     for name in ("a", "b", "ba", "c"):
         await node.registry.create(name, {}, new())
-    found, more = await node.registry.list("b", "", 1, deleted=False)
-    assert ([shown.row.name for shown in found], more) == (["b"], True)
-    found, more = await node.registry.list("b", "b", 1, deleted=False)
-    assert ([shown.row.name for shown in found], more) == (["ba"], False)
+    found, after = await node.registry.list("b", "", 1, deleted=False)
+    assert ([shown.row.name for shown in found], after) == (["b"], "b")
+    found, after = await node.registry.list("b", "b", 1, deleted=False)
+    assert ([shown.row.name for shown in found], after) == (["ba"], "")
 
 
 async def test_an_advance_and_the_time_of_timestamps_are_no_rate(node: Node, clock: FakeClock) -> None:
