@@ -256,7 +256,10 @@ def _read(setting: str, file: str | os.PathLike[str]) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise AccessRefused(setting, f"cannot read {os.fspath(file)}: {error.strerror}") from None
+        name = os.fspath(file)
+        if name.startswith("idalloc_") or "-----BEGIN " in name:  # a token or key in place of its file: not to be told
+            name = "that: give the path of a file that it is in"
+        raise AccessRefused(setting, f"cannot read {name}: {error.strerror}") from None
 
 
 def _no_password() -> Any:

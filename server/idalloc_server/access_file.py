@@ -4,6 +4,7 @@ import asyncio
 import re
 import tomllib
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +12,12 @@ import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, Patterns, SequenceQuota
-from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.errors import StartRefused, unreadable
 
 # How often it is looked whether the file has changed.
 LOOK_SECONDS = 1.0
+# A file that is wrong is told again after so many looks: until it is mended, nobody is shut out by it.
+LOOKS_UNTIL_TOLD_AGAIN = 60
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -85,6 +88,8 @@ class AccessFile:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._seen: tuple[int, int, int] | None = None
+        # Not the loop's own: slow readers may have all threads of that, see transport.py.
+        self._reader = ThreadPoolExecutor(1, "access")
 
     def read(self) -> Access:
         """Reads it.
@@ -115,14 +120,21 @@ class AccessFile:
 
     async def follow(self, use: Callable[[Access], None]) -> None:
         """Has each change used, for ever. Its owner cancels it. A file that is wrong changes nothing."""
+        fault, looks = "", 0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                access = await asyncio.to_thread(self.read_again)
+                access = await asyncio.get_running_loop().run_in_executor(self._reader, self.read_again)
             except StartRefused as refused:
-                _log.error("access_not_reloaded", error=str(refused))
+                fault, looks = str(refused), 0
+                _log.error("access_not_reloaded", error=fault)
                 continue
-            if access is not None:
+            looks += 1
+            if access is None:
+                if fault and looks % LOOKS_UNTIL_TOLD_AGAIN == 0:
+                    _log.error("access_not_reloaded", error=fault)
+            else:
+                fault = ""
                 use(access)
                 _log.info("access_reloaded", identities=len(access.identities), quotas=len(access.quotas))
 
@@ -130,14 +142,14 @@ class AccessFile:
         try:
             found = self._path.stat()
         except OSError as error:
-            raise StartRefused("access", f"cannot read {self._path}: {error.strerror}") from None
+            raise unreadable("access", self._path, error) from None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _content(self) -> bytes:
         try:
             return self._path.read_bytes()
         except OSError as error:
-            raise StartRefused("access", f"cannot read {self._path}: {error.strerror}") from None
+            raise unreadable("access", self._path, error) from None
 
 
 def parse(content: bytes, path: str) -> Access:

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import structlog
 
-from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.errors import StartRefused, unreadable
 
 _log = structlog.get_logger("idalloc")
 
@@ -81,7 +81,7 @@ class Certificates:
             try:
                 content[name] = path.read_bytes()
             except OSError as error:
-                raise StartRefused(name, f"cannot read {path}: {error.strerror}") from None
+                raise unreadable(name, path, error) from None
         self._check()
         pair = content["tls_key"], content["tls_cert"]
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=content.get("tls_client_ca"))

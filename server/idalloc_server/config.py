@@ -34,6 +34,8 @@ _NOT_OURS = re.compile(
 _DAY = 86_400.0
 # What no address and no path of a file can have; half characters are what Python makes of bytes that are no UTF-8.
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+# Settings whose value is never repeated: there may be a password in it, or a key in place of the file that it is in.
+_UNTOLD = frozenset({"store", "tls_cert", "tls_key", "tls_client_ca", "access"})
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -142,6 +144,8 @@ class Settings(BaseModel):
     def _is_text(cls, value: object) -> object:
         if isinstance(value, str) and _NO_TEXT.search(value):
             raise ValueError("must be UTF-8 without control characters")
+        if isinstance(value, str) and "-----BEGIN " in value:
+            raise ValueError("must be the path of a file, not what is in it")
         return value
 
     @model_validator(mode="after")
@@ -228,7 +232,7 @@ def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
             name, _, message = message.partition(": ")
         else:
             name = str(first["loc"][0])
-            if name != "store":  # there may be a password in it
+            if name not in _UNTOLD:
                 message = f"{message}, not {first['input']!r}"
         raise StartRefused(origins.get(name, name), message[:1].lower() + message[1:]) from None
 

@@ -27,7 +27,11 @@
 * StartRefused                the process must not start; names the setting and the mend
 """
 
+from pathlib import Path
 from typing import ClassVar
+
+# The most characters that are said of a field.
+MAX_RULE = 500
 
 
 class Refusal(Exception):
@@ -56,6 +60,8 @@ class InvalidRequest(Refusal):
     reason = "INVALID_REQUEST"
 
     def __init__(self, field: str, rule: str) -> None:
+        # What a caller sent may stand in it, at any length; a status has to fit into 8 kB.
+        rule = rule if len(rule) <= MAX_RULE else f"{rule[:MAX_RULE]}…"
         super().__init__(f"{field}: {rule}", field=field)
         self.field = field
         self.rule = rule
@@ -329,3 +335,16 @@ class StartRefused(Exception):
     def __init__(self, setting: str, message: str) -> None:
         super().__init__(f"{setting}: {message}")
         self.setting = setting
+
+
+def unreadable(setting: str, path: Path, error: OSError) -> StartRefused:
+    """Returns the refusal of a start that needs a file which cannot be read.
+
+    A path is told only where it is a whole one: what is none may be a secret that was given in place of its file.
+    """
+    return StartRefused(setting, f"cannot read {told(path)}: {error.strerror}")
+
+
+def told(path: Path) -> str:
+    """Returns how a file is named that may not be one, see ``unreadable``."""
+    return str(path) if path.is_absolute() else "the file that it names"

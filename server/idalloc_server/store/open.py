@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.errors import StartRefused, told
 from idalloc_server.domain.store import Store
 from idalloc_server.store.crate_http import CrateHttp
 from idalloc_server.store.cratedb import CrateStore
@@ -134,12 +134,12 @@ def _content(name: str, path: str) -> str:
     try:
         content = Path(path).read_bytes().decode()
     except OSError as error:
-        raise _refused(f"{name}: cannot read {path}: {error.strerror}") from None
+        raise _refused(f"{name}: cannot read {told(Path(path))}: {error.strerror}") from None
     except ValueError:
-        raise _refused(f"{name}: cannot read {path}: not a text in UTF-8, or not a path") from None
+        raise _refused(f"{name}: cannot read {told(Path(path))}: not a text in UTF-8, or not a path") from None
     secret = content.removesuffix("\n").removesuffix("\r")
     if not secret:
-        raise _refused(f"{name}: there is nothing in {path}")
+        raise _refused(f"{name}: there is nothing in {told(Path(path))}")
     return secret
 
 
