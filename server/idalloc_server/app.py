@@ -10,9 +10,8 @@ from importlib.metadata import version
 
 import grpc
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME
-from grpc_health.v1.health import aio as health
 
 from idalloc.v1 import (
     id_allocator_pb2,
@@ -28,12 +27,14 @@ from idalloc_server.address import refused
 from idalloc_server.api import reflection
 from idalloc_server.api.decoding import decoding
 from idalloc_server.api.door import Door
+from idalloc_server.api.health import HealthServicer
 from idalloc_server.api.id_allocator import IdAllocatorServicer
 from idalloc_server.api.node import NodeServicer
 from idalloc_server.api.rpc import Calls
 from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.certificates import Certificates
 from idalloc_server.config import Settings
+from idalloc_server.domain.access import Access
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.doc_id import DocIds
@@ -180,11 +181,11 @@ class _Node:
         self._metrics = CallMetrics()
         self._calls = Calls(
             self._metrics,
+            door,
             log_each=settings.log_level == "debug",
             push_back=transport.can_push_back(settings.transport),
-            door=door,
         )
-        self._health = health.HealthServicer()
+        self._health = HealthServicer(_SERVICES)
 
         self._request_ids = RequestIds(
             self._allocator,
@@ -194,7 +195,7 @@ class _Node:
             window=settings.request_id_window,
             store_timeout=settings.store_timeout,
         )
-        added = decoding(server)
+        added = decoding(server, _SERVICES)
         id_allocator = IdAllocatorServicer(
             self._allocator,
             self._doc_ids,
@@ -231,12 +232,11 @@ class _Node:
                     self._door.tell_sums(),
                 ]
                 if self._access_file:
-                    watches.append(self._access_file.follow(self._door.use))
+                    watches.append(self._access_file.follow(self._use))
                 background = [tasks.create_task(job) for job in (*jobs, *watches)]
-                await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
                 await self._server.start()
-                await self._role.join(self._doc_ids, welcome)
-                await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+                await self._role.join(self._doc_ids, self._door, welcome)
+                self._health.turn(serving=True)
                 # What is here now stays: collections need not look at it again for every few calls.
                 gc.collect()
                 gc.freeze()
@@ -248,9 +248,10 @@ class _Node:
         finally:
             await self._release()
 
-    async def _set_health(self, status: int) -> None:
-        for service in ("", *_SERVICES):
-            await self._health.set(service, status)
+    def _use(self, access: Access) -> None:
+        self._door.use(access)
+        if self._door.asks:
+            self._role.ask()
 
     def _counts(self) -> Counts:
         burned = Counter({str(cause): count for cause, count in self._allocator.burned.by_cause.items()})
@@ -260,7 +261,7 @@ class _Node:
         """Refuses new calls, sends connections elsewhere, and lets running calls end; streams that last are told to."""
         timeout = self._role.drain_timeout
         _log.info("draining", calls=self._metrics.in_flight, drain_timeout=timeout)
-        await self._health.enter_graceful_shutdown()
+        self._health.turn(serving=False)
         self._calls.drain()
         await self._calls.fall_silent(SILENT_SECONDS, within=min(FALL_SILENT_SECONDS, timeout))
         leaving = asyncio.create_task(self._server.stop(timeout)) if self._can_turn_away else None

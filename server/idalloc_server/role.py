@@ -7,6 +7,7 @@ from typing import Protocol
 import structlog
 
 from idalloc_server.address import Address
+from idalloc_server.api.door import Door
 from idalloc_server.api.node import Workers
 from idalloc_server.domain.doc_id import DocIds, Keeper
 from idalloc_server.telemetry.metrics import Counts, log_calls
@@ -41,8 +42,12 @@ class Role(Protocol):
         """
         ...
 
-    async def join(self, doc_ids: DocIds, welcome: str) -> None:
+    async def join(self, doc_ids: DocIds, door: Door, welcome: str) -> None:
         """Waits until the whole server serves, once this process does."""
+        ...
+
+    def ask(self) -> None:
+        """Has the whole server ask who calls, for ever, since this process does."""
         ...
 
     def joined(self) -> None:
@@ -89,9 +94,12 @@ class Alone:
         """See ``Role.take``."""
         self._address = Address(listen)
 
-    async def join(self, doc_ids: DocIds, welcome: str) -> None:
+    async def join(self, doc_ids: DocIds, door: Door, welcome: str) -> None:
         """See ``Role.join``."""
         self._welcome = welcome
+
+    def ask(self) -> None:
+        """See ``Role.ask``: there is no other process."""
 
     def joined(self) -> None:
         """See ``Role.joined``."""

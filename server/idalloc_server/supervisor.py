@@ -91,6 +91,8 @@ class WorkerProcess:
                     self.counts = message["counts"]
                 case "ask":
                     supervisor.asked(self, message)
+                case "asks":
+                    supervisor.ask_who_calls()
                 case "drained":
                     self.drained.set()
                     supervisor.drained(self)
@@ -147,7 +149,7 @@ class Supervisor:
         self._welcome = ""
         self._stopping = asyncio.Event()
         self._at_once: asyncio.Future[int] | None = None
-        # Whether the server asks who calls: a worker that is started later does, too, whatever the file says by then.
+        # Whether any worker asked who calls: all do from then on, and those started later, whatever the file says.
         self._asks = False
         # Held by a start and by a change of the node: no worker starts with settings that are just being changed.
         self._turn = asyncio.Lock()
@@ -208,6 +210,13 @@ class Supervisor:
             others = (each for each in self._workers.values() if each is not worker)
             count = sum(each.counts["lease_count"] for each in others)
             worker.tell("answer", number=question["number"], lease_count=count)
+
+    def ask_who_calls(self) -> None:
+        """Has all workers ask who calls, since one does: not each of them sees all that the access file ever said."""
+        if not self._asks:
+            self._asks = True
+            for each in self._workers.values():
+                each.tell("asks")
 
     async def _start_all(self) -> None:
         numbers = range(1, self._settings.workers + 1)

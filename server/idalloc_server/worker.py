@@ -14,8 +14,10 @@ from typing import Any
 import structlog
 
 from idalloc_server import app
+from idalloc_server.api.door import Door
 from idalloc_server.api.node import Workers
 from idalloc_server.config import Settings
+from idalloc_server.domain import witness
 from idalloc_server.domain.doc_id import DocIds, Keeper
 from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreUnavailable, WorkerFailed
 from idalloc_server.pipe import Message, Pipe, pack, unpack
@@ -50,6 +52,7 @@ class Worker:
         self.has_joined = False
         self._pipe = pipe
         self._doc_ids: DocIds | None = None
+        self._door: Door | None = None
         self._all_serve = asyncio.Event()
         self._may_end: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._agreed: asyncio.Future[bool] | None = None
@@ -63,6 +66,10 @@ class Worker:
             match message.pop("what"):
                 case "serve":
                     self._all_serve.set()
+                case "asks":
+                    self.asks = True
+                    if self._door is not None:
+                        self._door.ask()
                 case "change":
                     self._begin(self._change(message))
                 case "decide":
@@ -83,16 +90,26 @@ class Worker:
     def take(self, listen: str) -> None:
         """See ``Role.take``: the supervisor did it for all."""
 
-    async def join(self, doc_ids: DocIds, welcome: str) -> None:
+    async def join(self, doc_ids: DocIds, door: Door, welcome: str) -> None:
         """See ``Role.join``."""
         self.has_joined = True
         self._doc_ids = doc_ids
+        self._door = door
+        door.asks = door.asks or self.asks  # it may have been told while it started
+        if door.asks:
+            self.ask()
         self._pipe.tell("serves", welcome=welcome)
         stopping = asyncio.create_task(self.stopping.wait())
         all_serve = asyncio.create_task(self._all_serve.wait())
         await asyncio.wait({stopping, all_serve}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         all_serve.cancel()
+
+    def ask(self) -> None:
+        """See ``Role.ask``."""
+        if not self.asks:
+            self.asks = True
+            self._pipe.tell("asks")
 
     def joined(self) -> None:
         """See ``Role.joined``."""
@@ -117,7 +134,15 @@ class Worker:
 
     async def change(self, given: Mapping[str, int], *, persist: bool) -> None:
         """See ``Workers.change``."""
-        answer = await self._ask("change", given=dict(given), persist=persist)
+        before = self._settings()
+
+        def tell_witness(done: asyncio.Future[Message]) -> None:
+            if done.exception() is None and done.result()["error"] is None:
+                witness.changed(before, self._settings())
+
+        question = self._ask("change", given=dict(given), persist=persist)
+        question.add_done_callback(tell_witness)
+        answer = await asyncio.shield(question)  # It goes on where the caller leaves, and the witness hears of it.
         if answer["error"] is not None:
             raise unpack(answer["error"])
 
@@ -126,14 +151,17 @@ class Worker:
         lease_count: int = (await self._ask("lease_count"))["lease_count"]
         return lease_count
 
-    async def _ask(self, about: str, **values: object) -> Message:
+    def _settings(self) -> dict[str, int]:
+        return {} if self._doc_ids is None else self._doc_ids.settings
+
+    def _ask(self, about: str, **values: object) -> asyncio.Future[Message]:
         if self._may_end.done():
             raise ServerDraining
         number = next(self._numbers)
         question: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._questions[number] = question
         self._pipe.tell("ask", number=number, about=about, **values)
-        return await question
+        return question
 
     # What the supervisor asks for.
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1.health import aio as health
 
 from idalloc.v1 import (
     id_allocator_pb2,
@@ -23,6 +22,7 @@ from idalloc.v1 import (
 from idalloc_server.api import reflection
 from idalloc_server.api.decoding import decoding
 from idalloc_server.api.door import Door
+from idalloc_server.api.health import HealthServicer
 from idalloc_server.api.id_allocator import IdAllocatorServicer
 from idalloc_server.api.node import NodeServicer
 from idalloc_server.api.rpc import Calls
@@ -60,6 +60,7 @@ class Served:
     calls: Calls
     metrics: CallMetrics
     door: Door
+    health: HealthServicer
 
 
 @pytest.fixture(params=["grpcio", "native"])
@@ -97,6 +98,7 @@ async def serving(
     *,
     credentials: grpc.ServerCredentials | None = None,
     door_clock: Clock | None = None,
+    max_ids: int = MAX_IDS_PER_CALL,
 ) -> AsyncIterator[Served]:
     """Serves until the end of the block.
 
@@ -105,21 +107,23 @@ async def serving(
         access: Who may do what; None asks nobody.
         credentials: The server's, for TLS; its port is localhost's then, and ``channel`` cannot be used.
         door_clock: The clock that quotas are counted on; None for the machine's own.
+        max_ids: The most ids of a call.
     """
     clock = SystemClock()
-    door = Door(door_clock or clock, MAX_IDS_PER_CALL, access)
+    door = Door(door_clock or clock, max_ids, access)
     store = MemoryStore(clock)
     epoch = Epoch(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
     start = await epoch.start()
     doc_ids = DocIds(epoch, start)
     allocator = Allocator(store, clock, Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True))
     metrics = CallMetrics()
-    calls = Calls(metrics, log_each=True, push_back=can_push_back(transport), door=door)
+    calls = Calls(metrics, door, log_each=True, push_back=can_push_back(transport))
     server = make_server(transport, reuse_port=False)
 
     request_ids = RequestIds(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
-    added = decoding(server)
-    ids = IdAllocatorServicer(allocator, doc_ids, clock, MAX_IDS_PER_CALL, request_ids, Uuids(clock), start.node)
+    services = ["idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "idalloc.v1.SequenceService"]
+    added = decoding(server, services)
+    ids = IdAllocatorServicer(allocator, doc_ids, clock, max_ids, request_ids, Uuids(clock), start.node)
     calls.wrap(ids, id_allocator_pb2.DESCRIPTOR.services_by_name["IdAllocatorService"])
     id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(ids, added)
     node = NodeServicer(allocator, doc_ids, store.address)
@@ -128,9 +132,10 @@ async def serving(
     sequences = SequencesServicer(Registry(store, clock, allocator, store_timeout=5.0))
     calls.wrap(sequences, sequences_pb2.DESCRIPTOR.services_by_name["SequenceService"])
     sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, added)
-    services = ["idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "idalloc.v1.SequenceService"]
     reflection.enable(added, services, door, calls)
-    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), added)
+    health = HealthServicer(services)
+    health.turn(serving=True)
+    health_pb2_grpc.add_HealthServicer_to_server(health, added)
 
     if credentials is None:
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -151,6 +156,7 @@ async def serving(
             calls=calls,
             metrics=metrics,
             door=door,
+            health=health,
         )
     await server.stop(None)
     await doc_ids.close()

@@ -6,10 +6,13 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
+import pytest
 import structlog
+from google.protobuf.field_mask_pb2 import FieldMask
 
-from idalloc.v1 import node_pb2
+from idalloc.v1 import id_allocator_pb2, node_pb2
 from idalloc.v1 import sequences_pb2 as pb
+from idalloc_server.api.failures import BURST
 from tests.api.conftest import Served, until
 from tests.api.identities import bearer
 from tests.fakes import lost_request
@@ -92,6 +95,31 @@ class TestSequences:
         line = await audited(guarded, "GetSequence", pb.GetSequenceRequest(name="orders"), who="allocate")
         assert (line["identity"], line["code"]) == ("allocate", "PERMISSION_DENIED")
 
+    async def test_who_is_denied_again_and_again_is_told_in_sum(self, guarded: Served) -> None:
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(BURST + 20):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await guarded.ids.AllocateRange(
+                        id_allocator_pb2.AllocateRangeRequest(sequence="orders"), metadata=bearer("read"), timeout=20
+                    )
+            guarded.door.audit.tell_sums()
+        *single, last = events(logs)
+        assert BURST <= len(single) < BURST + 20
+        assert (last["subject"], last["reason"]) == ("identity:read", "PERMISSION_DENIED")
+        assert len(single) + last["count"] == BURST + 20
+
+    async def test_what_cannot_be_read_or_comes_too_late_is_told(self, guarded: Served) -> None:
+        delete: Any = guarded.channel.unary_unary("/idalloc.v1.SequenceService/DeleteSequence")
+        with structlog.testing.capture_logs() as logs:
+            for who in ("admin", "nobody"):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await delete(b"\xff", metadata=bearer("admin") if who == "admin" else (), timeout=20)
+            guarded.calls.drain()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await delete(b"", metadata=bearer("admin"), timeout=20)
+        told = [(line["identity"], line["reason"]) for line in events(logs)]
+        assert told == [("admin", "INVALID_REQUEST"), (None, "UNAUTHENTICATED"), ("admin", "SERVER_DRAINING")]
+
     async def test_reading_is_not_told(self, guarded: Served) -> None:
         with structlog.testing.capture_logs() as logs:
             await guarded.sequences.ListSequences(pb.ListSequencesRequest(), metadata=bearer("read"))
@@ -108,6 +136,30 @@ async def test_the_nodes_settings_are_told(guarded: Served) -> None:
     line = await audited(guarded, "UpdateNode", node_pb2.UpdateNodeRequest(node=node), stub=guarded.node)
     assert (line["before"], line["after"]) == ({"auto_increment_increment": 1}, {"auto_increment_increment": 9})
     assert line["persist"] is False
+
+
+async def test_a_change_of_the_node_whose_caller_went_away_is_told_when_it_is_done(guarded: Served) -> None:
+    gate = guarded.store.hold("claim_start")
+    claims = len(guarded.store.calls_of("claim_start"))
+    with structlog.testing.capture_logs() as logs:
+        call = guarded.node.UpdateNode(
+            node_pb2.UpdateNodeRequest(node=node_pb2.Node(prefix=99)), metadata=bearer("admin")
+        )
+        await until(lambda: len(guarded.store.calls_of("claim_start")) > claims)
+        call.cancel()
+        await until(lambda: bool(events(logs)))
+        gate.set()
+        await until(lambda: len(events(logs)) == 2)
+    left, done = events(logs)
+    assert (left["code"], "before" in left) == ("CANCELLED", False)
+    assert (done["before"], done["after"], done["caller"]) == ({"prefix": 7}, {"prefix": 99}, "left")
+
+
+async def test_a_request_that_is_echoed_still_fits_into_a_status(guarded: Served) -> None:
+    request = pb.UpdateSequenceRequest(sequence=pb.Sequence(name="orders"), update_mask=FieldMask(paths=["x" * 50_000]))
+    line = await audited(guarded, "UpdateSequence", request)
+    assert (line["code"], line["reason"]) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
+    assert len(line["why"]) < 600
 
 
 async def test_administration_is_told_also_where_nobody_is_asked(served: Served) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import empty_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -39,16 +38,6 @@ async def test_bytes_that_are_no_such_message_are_invalid(
     assert found.code is grpc.StatusCode.INVALID_ARGUMENT
     assert found.info.reason == "INVALID_REQUEST"
     assert [each.field for each in found.bad_request.field_violations] == ["request"]
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-async def test_a_askedwithout_code_is_unimplemented_and_leaves_the_log_alone(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    listing: Any = served.channel.unary_unary("/grpc.health.v1.Health/List", empty_pb2.Empty.SerializeToString)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await listing(empty_pb2.Empty(), timeout=30)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

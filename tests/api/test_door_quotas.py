@@ -11,10 +11,11 @@ import grpc
 import pytest
 import structlog
 from google.rpc import error_details_pb2, status_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import sequences_pb2
-from idalloc_server.api.strangers import BURST
+from idalloc_server.api.failures import BURST
 from idalloc_server.domain.access import ROLES, Access, Identity, Patterns, SequenceQuota
 from tests.api.conftest import MAX_IDS_PER_CALL, Served, serving, until
 from tests.api.errors import Details, details_of
@@ -29,7 +30,14 @@ def identity(name: str, **quotas: Any) -> Identity:
 
 
 ACCESS = Access(
-    [identity("billing", ids_per_second=100, streams=2), identity("busy", calls_per_second=2), identity("free")],
+    [
+        identity("billing", ids_per_second=100, streams=2),
+        identity("busy", calls_per_second=2),
+        identity("free"),
+        Identity(
+            "roleless", (sha256(b"roleless").digest(),), roles=dict.fromkeys(ROLES, Patterns()), calls_per_second=2
+        ),
+    ],
     [SequenceQuota(Patterns(["shared*"]), ids_per_second=50)],
 )
 
@@ -102,6 +110,53 @@ async def test_a_call_that_gets_no_ids_takes_none_of_the_quota(metered: Served, 
         assert (await refused(metered, "billing", count, "shared.a")).info.reason == "INVALID_REQUEST"
     assert (await refused(metered, "billing", MAX_IDS_PER_CALL, "shared.a", view=9)).info.reason == "INVALID_REQUEST"
     await allocate(metered, "billing", 50, "shared.a")
+
+
+async def test_a_used_request_id_burns_no_ids_beyond_the_quota(metered: Served) -> None:
+    request_id = "c0ffee00-1234-4000-8000-000000000001"
+    await allocate(metered, "billing", 1, request_id=request_id)
+    assert (await refused(metered, "billing", 1_000, request_id=request_id)).info.reason == "REQUEST_ID_REUSED"
+    for _ in range(3):
+        assert (await refused(metered, "billing", 1_000, request_id=request_id)).info.reason == "QUOTA_EXCEEDED"
+    assert sum(metered.allocator.burned.by_cause.values()) == 1_000
+
+
+async def test_no_kind_of_call_has_more_ids_than_are_counted(transport: str, clock: FakeClock) -> None:
+    async with serving(transport, ACCESS, door_clock=clock, max_ids=100) as served:
+        call: Any
+        for call, request in (
+            (served.ids.GenerateDocId, pb.GenerateDocIdRequest(id_count=101)),
+            (served.ids.GenerateUuid, pb.GenerateUuidRequest(id_count=101)),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await call(request, **as_("billing"))
+            assert details_of(failed.value).info.reason == "INVALID_REQUEST"
+        replies = aiter(served.ids.StreamDocIds(pb.StreamDocIdsRequest(total_id_count=300), **as_("billing")))
+        assert len((await anext(replies)).doc_ids) == 100
+        assert (await refused(served, "billing")).info.reason == "QUOTA_EXCEEDED"
+
+
+async def test_calls_that_are_denied_count_too(metered: Served) -> None:
+    for _ in range(2):
+        assert (await refused(metered, "roleless")).info.reason == "PERMISSION_DENIED"
+    assert (await refused(metered, "roleless")).info.reason == "QUOTA_EXCEEDED"
+
+
+async def test_each_question_to_reflection_counts_and_asks_who_calls(metered: Served, clock: FakeClock) -> None:
+    asked: Any = metered.channel.stream_stream(
+        f"/{reflection_pb2.DESCRIPTOR.services_by_name['ServerReflection'].full_name}/ServerReflectionInfo"
+    )
+    question = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
+    for who, access, reason in (("busy", ACCESS, "QUOTA_EXCEEDED"), ("free", Access(), "UNAUTHENTICATED")):
+        call = asked(**as_(who))
+        for _ in range(2):
+            await call.write(question)
+            assert await call.read()
+        metered.door.use(access)
+        await call.write(question)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call.read()
+        assert details_of(failed.value).info.reason == reason
 
 
 async def test_a_stream_waits_where_a_call_is_refused(metered: Served, clock: FakeClock) -> None:

@@ -13,6 +13,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
+from idalloc_server.api.door import Door
 from idalloc_server.api.rpc import Calls
 from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.domain.allocator import Allocator
@@ -49,7 +50,9 @@ async def served() -> AsyncIterator[Served]:
     store = MemoryStore(clock)
     allocator = Allocator(store, clock, Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True))
     servicer = SequencesServicer(Registry(store, clock, allocator, store_timeout=5.0))
-    Calls(CallMetrics(), log_each=False).wrap(servicer, pb.DESCRIPTOR.services_by_name["SequenceService"])
+    Calls(CallMetrics(), Door(clock, max_ids_per_call=1_000), log_each=False).wrap(
+        servicer, pb.DESCRIPTOR.services_by_name["SequenceService"]
+    )
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     sequences_pb2_grpc.add_SequenceServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -24,12 +24,12 @@ def settings(window: int) -> bytes:
     return frame(SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, window))
 
 
-def headers(stream: int, method: str, metadata: Iterable[tuple[str, str]] = ()) -> bytes:
-    """The frames that open a call of IdAllocatorService."""
+def headers(stream: int, method: str, metadata: Iterable[tuple[str, str]] = (), service: str = SERVICE) -> bytes:
+    """The frames that open a call, of IdAllocatorService if not said otherwise."""
     fields = [
         (":method", "POST"),
         (":scheme", "http"),
-        (":path", SERVICE + method),
+        (":path", service + method),
         (":authority", "localhost"),
         ("content-type", "application/grpc"),
         ("te", "trailers"),

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.api.strangers import BURST, Strangers, host_of
+from idalloc_server.api.failures import BURST, Failures, host_of
 from idalloc_server.domain.access import Access, Identity, Patterns, SequenceQuota
 from idalloc_server.domain.errors import QuotaExceeded
 from idalloc_server.domain.quota import Bucket, Quotas
+from idalloc_server.domain.sequence import MAX_NAME_BYTES
 from tests.fakes import FakeClock
 
 
@@ -99,6 +100,23 @@ def test_all_callers_of_a_sequence_share_its_bucket_and_each_sequence_has_its_ow
         take(quotas, two, None, 10**9)
 
 
+def test_who_owes_ids_may_call_for_what_takes_none() -> None:
+    billing = identity(ids_per_second=10, calls_per_second=3)
+    quotas = Quotas(FakeClock(), Access([billing], [quota("a", ids=10)]))
+    take(quotas, billing, "a", 1000)
+    take(quotas, billing, "a", 0)
+    take(quotas, billing, None, 0)
+    assert refused(quotas, billing, "a", 0).quota == "calls_per_second"
+
+
+def test_a_name_that_no_sequence_can_have_is_not_kept() -> None:
+    who = identity()
+    quotas = Quotas(FakeClock(), Access([who], [quota("*", ids=10)]))
+    take(quotas, who, "x" * MAX_NAME_BYTES, 1)
+    take(quotas, who, "x" * (MAX_NAME_BYTES + 1), 1)
+    assert list(quotas._sequences) == ["x" * MAX_NAME_BYTES]
+
+
 def test_ids_that_a_call_did_not_get_are_given_back() -> None:
     billing = identity(ids_per_second=10)
     quotas = Quotas(FakeClock(), Access([billing]))
@@ -164,18 +182,29 @@ def test_memory_is_bounded_and_who_is_in_debt_is_remembered_longest() -> None:
     refused(quotas, who, "busy")
 
 
-def test_strangers_are_counted_by_host_in_bounded_memory() -> None:
+def test_the_longest_debt_is_not_forgotten_for_many_small_ones() -> None:
     clock = FakeClock()
-    strangers = Strangers(clock, most=100)
-    assert [strangers.seconds_to_wait("a") for _ in range(BURST)] == [0] * BURST
-    assert strangers.seconds_to_wait("a") > 0
-    assert strangers.seconds_to_wait("b") == 0
+    who = identity()
+    quotas = Quotas(clock, Access([who], [quota("*", ids=1)]), most_sequences=100)
+    take(quotas, who, "busy", 1_000_000)
+    for number in range(300):
+        take(quotas, who, f"s{number}", 1_000)
+    refused(quotas, who, "busy")
+    refused(quotas, who, "s299")
+
+
+def test_failures_are_counted_by_caller_in_bounded_memory() -> None:
+    clock = FakeClock()
+    failures = Failures(clock, most=100)
+    assert [failures.seconds_to_wait("a") for _ in range(BURST)] == [0] * BURST
+    assert failures.seconds_to_wait("a") > 0
+    assert failures.seconds_to_wait("b") == 0
     clock.advance(1.0)
-    assert strangers.seconds_to_wait("a") == 0
-    assert strangers.seconds_to_wait("a") > 0
+    assert failures.seconds_to_wait("a") == 0
+    assert failures.seconds_to_wait("a") > 0
     for number in range(1000):
-        strangers.seconds_to_wait(f"h{number}")
-        assert len(strangers._hosts) <= 100
+        failures.seconds_to_wait(f"h{number}")
+        assert len(failures._callers) <= 100
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,97 +17,16 @@ from idalloc_server.domain.errors import (
     InvalidRequest,
     PrefixInUse,
     Refusal,
-    ServerDraining,
     StartRefused,
     StoreUnavailable,
     WorkerFailed,
 )
 from idalloc_server.persisted import Persisted
-from idalloc_server.pipe import Message, Pipe, pack, unpack
+from idalloc_server.pipe import pack, unpack
 from idalloc_server.supervisor import Supervisor, WorkerProcess
+from tests.unit.fake_workers import SECONDS, FakeWorker, FakeWorkers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
-SECONDS = 10.0
-
-
-class FakeWorker:
-    """The worker's end of a pipe, and the process that it would be."""
-
-    pid = 1
-
-    def __init__(self, pipe: Pipe) -> None:
-        self.pipe = pipe
-        self.ended = asyncio.Event()
-
-    async def hears(self, what: str) -> Message:
-        """Returns the next message, which must be that one."""
-        message = await asyncio.wait_for(self.pipe.hear(), SECONDS)
-        assert message is not None
-        assert message["what"] == what
-        return message
-
-    async def serve(self) -> Message:
-        """Starts as a worker does; returns the settings that it got."""
-        settings: Message = (await self.hears("start"))["settings"]
-        self.pipe.tell("serves", welcome="here")
-        await self.hears("serve")
-        self.pipe.tell("joined")
-        return settings
-
-    async def change(self, reply: str, **values: object) -> tuple[Message, bool | None]:
-        """Is asked for a change and replies; returns what was asked for, and what was decided on a ``ready``."""
-        given = await self.hears("change")
-        self.pipe.tell(reply, **values)
-        if reply != "ready":
-            return given, None
-        agreed = (await self.hears("decide"))["agreed"]
-        self.pipe.tell("changed" if agreed else "refused", error=pack(ServerDraining()))
-        return given, agreed
-
-    def asks(self, about: str, **values: object) -> None:
-        self.pipe.tell("ask", number=5, about=about, **values)
-
-    async def answered(self) -> Message:
-        answer = await self.hears("answer")
-        assert answer["number"] == 5
-        return answer
-
-    async def end(self) -> None:
-        await self.pipe.close()
-        self.ended.set()
-
-    # What the supervisor does with a process.
-
-    def kill(self) -> None:
-        self._killing = asyncio.create_task(self.end())
-
-    async def wait(self) -> int:
-        await self.ended.wait()
-        return 0
-
-
-class FakeWorkers:
-    """All workers that were started, the newest last."""
-
-    def __init__(self) -> None:
-        self.all: list[FakeWorker] = []
-        self.refused: list[OSError] = []  # what the next ones cannot be made for
-        self.tries = 0
-        self._new: asyncio.Queue[FakeWorker] = asyncio.Queue()
-
-    async def start(self, number: int) -> WorkerProcess:
-        self.tries += 1
-        if self.refused:
-            raise self.refused.pop()
-        ours, theirs = socket.socketpair()
-        worker = FakeWorker(await Pipe.over(theirs))
-        self.all.append(worker)
-        self._new.put_nowait(worker)
-        process: Any = worker
-        return WorkerProcess(number, process, await Pipe.over(ours))
-
-    async def next(self) -> FakeWorker:
-        return await asyncio.wait_for(self._new.get(), SECONDS)
 
 
 @pytest.fixture
@@ -270,6 +188,35 @@ class TestReplacing:
             assert (await other.change("ready"))[1] is True
             assert hung.ended.is_set()
             assert (await (await workers.next()).serve())["auto_increment_offset"] == 5
+
+
+class TestAsking:
+    async def test_what_one_worker_asks_all_ask_and_those_that_come_later(self, workers: FakeWorkers) -> None:
+        async with supervised(workers):
+            one, other = await both_serve(workers)
+            assert (one.must_ask, other.must_ask) == (False, False)
+            await one.end()
+            late = await workers.next()
+            assert (await late.hears("start"))["asks"] is False
+            other.pipe.tell("asks")
+            await late.hears("asks")  # also one that is just being started
+            await other.hears("asks")
+            await late.end()
+            later = await workers.next()
+            await later.serve()
+            assert later.must_ask
+
+    async def test_it_is_passed_on_once(self, workers: FakeWorkers) -> None:
+        async with supervised(workers):
+            one, other = await both_serve(workers)
+            one.pipe.tell("asks")
+            await other.hears("asks")
+            other.pipe.tell("asks")
+            other.asks("lease_count")
+            await other.answered()
+            await one.hears("asks")
+            one.asks("lease_count")
+            await one.answered()
 
 
 class TestChanging:

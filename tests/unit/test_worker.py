@@ -1,12 +1,21 @@
-"""What a worker tells its supervisor, where that is not seen through real processes."""
+"""What a worker and its supervisor tell each other, where that is not seen through real processes."""
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from idalloc_server.api.door import Door
+from idalloc_server.domain import witness
+from idalloc_server.domain.access import Access
 from idalloc_server.domain.errors import WorkerFailed
-from idalloc_server.pipe import Pipe, unpack
+from idalloc_server.domain.witness import Settings
+from idalloc_server.pipe import Pipe, pack, unpack
 from idalloc_server.worker import Worker
+from tests.fakes import FakeClock
 
 
 class Broken:
@@ -22,7 +31,7 @@ async def test_a_change_that_fails_by_a_fault_of_the_worker_is_replied_to() -> N
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.hear())
         supervisor.tell("serve")
-        await worker.join(broken, "here")
+        await worker.join(broken, Door(FakeClock(), 1), "here")
         assert await supervisor.hear() == {"what": "serves", "welcome": "here"}
         supervisor.tell("change", offset=5)
         reply = await supervisor.hear()
@@ -33,3 +42,70 @@ async def test_a_change_that_fails_by_a_fault_of_the_worker_is_replied_to() -> N
         assert "of its own" in str(error)
         await supervisor.close()
     await worker._pipe.close()
+
+
+async def test_a_change_of_all_workers_is_witnessed_also_where_the_caller_leaves(pipes: tuple[Pipe, Pipe]) -> None:
+    supervisor, ours = pipes
+    worker = Worker(ours, 2, 1.0)
+    told: list[tuple[Settings, Settings]] = []
+    doc_ids: Any = SimpleNamespace(settings={"prefix": 1})
+    supervisor.tell("stop")
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        hearing = tasks.create_task(worker.hear())
+        await worker.join(doc_ids, Door(FakeClock(), 1), "here")
+        await supervisor.hear()
+        with witness.told(lambda *change: told.append(change)):
+            calls = [tasks.create_task(worker.change({"prefix": prefix}, persist=False)) for prefix in (2, 3)]
+        for call, prefix, error in ((calls[0], 2, None), (calls[1], 3, pack(WorkerFailed("x")))):
+            question = await supervisor.hear()
+            assert question is not None
+            call.cancel()
+            await asyncio.wait({call})
+            if error is None:
+                doc_ids.settings = {"prefix": prefix}
+            supervisor.tell("answer", number=question["number"], error=error)
+        await supervisor.close()
+        await hearing
+    assert told == [({"prefix": 1}, {"prefix": 2})]
+
+
+@pytest.fixture
+async def pipes() -> AsyncIterator[tuple[Pipe, Pipe]]:
+    one, other = socket.socketpair()
+    supervisor, ours = await Pipe.over(one), await Pipe.over(other)
+    yield supervisor, ours
+    await supervisor.close()
+    await ours.close()
+
+
+@pytest.mark.parametrize("told", ["before", "after"])
+async def test_a_worker_asks_who_calls_when_another_one_does(pipes: tuple[Pipe, Pipe], told: str) -> None:
+    supervisor, ours = pipes
+    worker, door, doc_ids = Worker(ours, 2, 1.0), Door(FakeClock(), 1, Access()), Any
+    supervisor.tell("asks")
+    supervisor.tell("stop")  # so that it is known what was heard, and joining does not wait
+    async with asyncio.timeout(10):
+        if told == "after":
+            worker.stopping.set()
+            await worker.join(doc_ids, door, "here")  # type: ignore[arg-type]
+            worker.stopping.clear()
+            assert not door.asks
+        hearing = asyncio.create_task(worker.hear())
+        await worker.stopping.wait()
+        if told == "before":
+            await worker.join(doc_ids, door, "here")  # type: ignore[arg-type]
+        assert door.asks
+        worker.ask()
+        worker.joined()
+        assert [(await supervisor.hear() or {})["what"] for _ in range(2)] == ["serves", "joined"]  # it was known
+        hearing.cancel()
+
+
+async def test_a_worker_tells_once_that_it_asks_who_calls(pipes: tuple[Pipe, Pipe]) -> None:
+    supervisor, ours = pipes
+    worker, doc_ids = Worker(ours, 2, 1.0), Any
+    worker.stopping.set()  # so that joining does not wait
+    await worker.join(doc_ids, Door(FakeClock(), 1, Access(), asks=True), "here")  # type: ignore[arg-type]
+    worker.ask()
+    worker.joined()
+    assert [(await supervisor.hear() or {})["what"] for _ in range(3)] == ["asks", "serves", "joined"]

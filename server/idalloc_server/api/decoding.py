@@ -6,8 +6,7 @@ a traceback in the log for each: anyone who sends noise could fill it.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -18,18 +17,32 @@ from idalloc_server.api import status
 from idalloc_server.api.door import Context
 from idalloc_server.domain.errors import InvalidRequest
 
-_UNREADABLE = object()
-_ANSWER = status.from_refusal(InvalidRequest("request", "is not a message that this method takes"))
+# What stands for a request that cannot be read.
+UNREADABLE: Any = object()
 
 
-def decoding(server: grpc.aio.Server) -> grpc.aio.Server:
-    """Returns what stands for a server where servicers are added to it, and only there."""
-    return cast(grpc.aio.Server, _Decoding(server))
+def unreadable() -> InvalidRequest:
+    """Returns how such a request is refused."""
+    return InvalidRequest("request", "is not a message that this method takes")
+
+
+_ANSWER = status.from_refusal(unreadable())
+
+
+def decoding(server: grpc.aio.Server, own: Collection[str]) -> grpc.aio.Server:
+    """Returns what stands for a server where servicers are added to it, and only there.
+
+    Args:
+        server: The server.
+        own: The services that refuse ``UNREADABLE`` themselves; of the others that is done here.
+    """
+    return cast(grpc.aio.Server, _Decoding(server, own))
 
 
 class _Decoding:
-    def __init__(self, server: grpc.aio.Server) -> None:
+    def __init__(self, server: grpc.aio.Server, own: Collection[str]) -> None:
         self._server = server
+        self._own = own
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         """Takes none: generated code gives the same ones once more, by their names."""
@@ -38,27 +51,20 @@ class _Decoding:
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
         """Adds the methods of a service."""
-        kind = {name: _tolerant(handler) for name, handler in handlers.items() if _has_code(handler)}
+        refusing = service not in self._own
+        kind = {name: _tolerant(handler, refusing) for name, handler in handlers.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, kind),))
         self._server.add_registered_method_handlers(service, kind)
 
 
-def _has_code(handler: Any) -> bool:
-    """Tells a method from one that generated code has and the servicer does not: each call of that logs a traceback.
-
-    The health service of grpcio has such a one, List. Left out it is UNIMPLEMENTED without more ado.
-    """
-    behave = handler.unary_unary or handler.unary_stream or handler.stream_stream
-    return inspect.iscoroutinefunction(behave) or inspect.isasyncgenfunction(behave)
-
-
-def _tolerant(handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+def _tolerant(handler: Any, refusing: bool) -> grpc.RpcMethodHandler[Any, Any]:
     if handler.request_streaming:
-        make, behave = grpc.stream_stream_rpc_method_handler, _streams(handler.stream_stream)
+        make, behave, around = grpc.stream_stream_rpc_method_handler, handler.stream_stream, _streams
     elif handler.response_streaming:
-        make, behave = grpc.unary_stream_rpc_method_handler, _one(handler.unary_stream)
+        make, behave, around = grpc.unary_stream_rpc_method_handler, handler.unary_stream, _one
     else:
-        make, behave = grpc.unary_unary_rpc_method_handler, _one(handler.unary_unary)
+        make, behave, around = grpc.unary_unary_rpc_method_handler, handler.unary_unary, _one
+    behave = around(behave) if refusing else behave
     return make(behave, _decoder(handler.request_deserializer), handler.response_serializer)
 
 
@@ -67,15 +73,15 @@ def _decoder(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return deserialize(content)
         except DecodeError:
-            return _UNREADABLE
+            return UNREADABLE
 
     return decode
 
 
 def _one(behave: Any) -> Any:
-    # Stands around every call: a coroutine, or the transports would run it in a thread.
+    # A coroutine, or the transports would run it in a thread.
     async def call(request: Any, context: Context) -> Any:
-        if request is _UNREADABLE:
+        if request is UNREADABLE:
             await _refuse(context)
         return await behave(request, context)
 
@@ -93,7 +99,7 @@ def _streams(behave: Any) -> Any:
 
 async def _readable(requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
     async for request in requests:
-        if request is _UNREADABLE:
+        if request is UNREADABLE:
             await _refuse(context)
         yield request
 

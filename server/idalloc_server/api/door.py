@@ -9,13 +9,15 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 
 from idalloc_server.api.audit import Audit
-from idalloc_server.api.strangers import TRIES_PER_SECOND, Strangers, host_of
+from idalloc_server.api.failures import TRIES_PER_SECOND, Failures, host_of
 from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, Patterns, Role
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     PermissionDenied,
     QuotaExceeded,
     Refusal,
+    RequestIdBurned,
+    RequestIdReused,
     ServerDraining,
     Unauthenticated,
 )
@@ -99,7 +101,8 @@ class Door:
         self._access = Access() if access is None else access
         self.asks = asks or bool(self._access.identities)
         self._quotas = Quotas(clock, self._access)
-        self._strangers = Strangers(clock)
+        self._strangers = Failures(clock)
+        self._denied = Failures(clock)
         self._ending_streams = False
 
     def use(self, access: Access) -> None:
@@ -107,6 +110,11 @@ class Door:
         self._access = access
         self.asks = self.asks or bool(access.identities)
         self._quotas.use(access)
+
+    def ask(self) -> None:
+        """Asks who calls from now on, also those whose streams run, since another process of this server does."""
+        self.asks = True
+        self._access = Access(self._access.identities, self._access.quotas)
 
     def end_streams(self) -> None:
         """Ends streams that wait for their quota."""
@@ -169,6 +177,26 @@ class Door:
         self._note_stranger(method, context, refusal)
         raise refusal
 
+    def turn_away(self, method: str, context: Context, refusal: Refusal) -> NoReturn:
+        """Refuses a call whose request is not looked at, as of a server that drains.
+
+        Raises:
+            Refusal: The one given; where nobody knows who calls, that.
+        """
+        identity = self.identify(method, context)
+        if RULES[method].role == ADMIN:
+            self._note_denied(method, context, identity, refusal, None)
+        raise refusal
+
+    def admit(self, method: str, context: Context) -> None:
+        """Lets in whoever is known, for a call that needs no role, and counts it.
+
+        Raises:
+            Refusal: Unauthenticated; QuotaExceeded.
+        """
+        identity = self.identify(method, context)
+        self._take(method, identity, self._quotas.of(identity, None), 0)
+
     def _let_in(self, method: str, rule: Rule, request: Any, context: Context) -> tuple[Identity, str | None]:
         """Returns who calls and for which sequence, if they may."""
         identity = self.identify(method, context)
@@ -179,10 +207,19 @@ class Door:
         return identity, sequence
 
     def _deny(self, method: str, context: Context, identity: Identity, rule: Rule, sequence: str | None) -> NoReturn:
+        self._take(method, identity, self._quotas.of(identity, None), 0)
         sequence = None if sequence is None else _cut(sequence)
         refusal = PermissionDenied(identity.name, rule.role, sequence)
-        self.audit.refused(refusal, identity=identity.name, peer=context.peer(), method=method, sequence=sequence)
+        self._note_denied(method, context, identity, refusal, sequence)
         raise refusal
+
+    def _note_denied(
+        self, method: str, context: Context, identity: Identity, refusal: Refusal, sequence: str | None
+    ) -> None:
+        if self._denied.seconds_to_wait(identity.name):
+            self.audit.count(refusal, identity=identity.name, method=method, subject=f"identity:{identity.name}")
+        else:
+            self.audit.refused(refusal, identity=identity.name, peer=context.peer(), method=method, sequence=sequence)
 
     def _take(self, method: str, identity: Identity, budgets: tuple[Budget, ...], ids: int) -> None:
         try:
@@ -213,6 +250,8 @@ class Door:
             self._take(method, identity, budgets, ids)
             try:
                 return await handler(request, context)
+            except (RequestIdReused, RequestIdBurned):
+                raise  # It may have burned as many.
             except Refusal:
                 self._quotas.give_back(budgets, ids)
                 raise

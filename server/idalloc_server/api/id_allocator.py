@@ -37,7 +37,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         allocator: Issues ranges.
         doc_ids: Makes document ids, and knows the node's prefix.
         clock: Tells how long a range may be kept.
-        max_ids_per_call: The most ids of a range, or of a batch of document ids without texts.
+        max_ids_per_call: The most ids of a range, or of a batch of document ids.
         request_ids: Issues ranges for requests with a request id.
         uuids: Makes UUIDs.
         node: Which process this is, as its replies name it.
@@ -57,6 +57,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         self._doc_ids = doc_ids
         self._clock = clock
         self._max_ids = max_ids_per_call
+        self._most_texts = min(max_ids_per_call, MAX_TEXTS_PER_MESSAGE)
         self._request_ids = request_ids
         self._uuids = uuids
         self._node = node
@@ -132,7 +133,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             raise InvalidRequest("version", f"must be 4 or 7, or 0 for the default, not {request.version}")
         if request.view not in _UUID_VIEWS:
             raise InvalidRequest("view", f"{request.view} is not a UuidView")
-        count = self._count("id_count", request.id_count, default=1, most=MAX_TEXTS_PER_MESSAGE)
+        count = self._count("id_count", request.id_count, default=1, most=self._most_texts)
         made = self._uuids.v4(count) if request.version == pb.UUID_VERSION_4 else self._uuids.v7(count)
         if request.view == pb.UUID_VIEW_BYTES:
             return pb.GenerateUuidResponse(uuid_bytes=made)
@@ -187,10 +188,10 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         return value
 
     def _most_ids(self, view: pb.RangeView.ValueType) -> int:
-        return min(self._max_ids, MAX_TEXTS_PER_MESSAGE) if view == pb.RANGE_VIEW_TEXTS else self._max_ids
+        return self._most_texts if view == pb.RANGE_VIEW_TEXTS else self._max_ids
 
     def _most_doc_ids(self, view: pb.DocIdView.ValueType) -> int:
-        return self._max_ids if view == pb.DOC_ID_VIEW_COMPACT else MAX_TEXTS_PER_MESSAGE
+        return self._max_ids if view == pb.DOC_ID_VIEW_COMPACT else self._most_texts
 
     async def _generate(self, count: int, request: pb.GenerateDocIdRequest | pb.StreamDocIdsRequest) -> list[DocIdRun]:
         offset, increment = request.auto_increment_offset, request.auto_increment_increment

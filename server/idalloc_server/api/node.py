@@ -6,7 +6,6 @@ from typing import Protocol
 
 from idalloc.v1 import node_pb2, node_pb2_grpc
 from idalloc_server.api.door import Context
-from idalloc_server.domain import witness
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.doc_id import DocIds, Keeper
 from idalloc_server.domain.errors import InvalidRequest
@@ -73,18 +72,13 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
     async def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: Context) -> node_pb2.UpdateNodeResponse:
         """See node.proto."""
         given = {_CHANGEABLE[field]: getattr(request.node, field) for field in _to_change(request)}
-        before = self._settings()
         if self._workers is not None:
             await self._workers.change(given, persist=request.persist)
         elif request.persist and self._keeper is None:
             raise InvalidRequest("persist", "this node keeps no settings")
         else:
             await self._doc_ids.change(**given, keeper=self._keeper if request.persist else None)
-        witness.changed(before, self._settings())
         return node_pb2.UpdateNodeResponse(node=await self._node())
-
-    def _settings(self) -> dict[str, int]:
-        return {name: getattr(self._doc_ids, attribute) for name, attribute in _CHANGEABLE.items()}
 
     async def _node(self) -> node_pb2.Node:
         others = await self._workers.lease_count() if self._workers else 0

@@ -1,6 +1,7 @@
 """Server reflection that ghz and grpcurl both understand."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -12,32 +13,28 @@ from idalloc_server.api.rpc import Calls
 from idalloc_server.domain.errors import Refusal
 
 # Its own annotations say that it is a coroutine, which it is not.
-_Open: Any = reflection.aio.ReflectionServicer
+_Base: Any = reflection.aio.ReflectionServicer
 _METHOD = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
-def enable(
-    server: grpc.aio.Server, services: Sequence[str], door: Door | None = None, calls: Calls | None = None
-) -> None:
+def enable(server: grpc.aio.Server, services: Sequence[str], door: Door, calls: Calls) -> None:
     """Lets clients ask a server for the protos of these services, and of reflection itself.
 
     Args:
         server: Where it is added.
         services: The services.
-        door: Knows who may: whoever it knows; None for all.
+        door: Knows who may: whoever it knows.
         calls: Answers those who may not.
     """
-    pool: Any = _MethodAwarePool()
-    names = [*services, reflection.SERVICE_NAME]
-    servicer: Any = _Open(names, pool=pool) if door is None or calls is None else _Guarded(names, pool, door, calls)
+    servicer = _Guarded([*services, reflection.SERVICE_NAME], door, calls)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
 
 
-class _Guarded(_Open):  # type: ignore[misc]
+class _Guarded(_Base):  # type: ignore[misc]
     """Reflection for those whom the door knows."""
 
-    def __init__(self, names: Sequence[str], pool: Any, door: Door, calls: Calls) -> None:
-        super().__init__(names, pool=pool)
+    def __init__(self, names: Sequence[str], door: Door, calls: Calls) -> None:
+        super().__init__(names, pool=_MethodAwarePool())
         self._door = door
         self._calls = calls
 
@@ -45,10 +42,16 @@ class _Guarded(_Open):  # type: ignore[misc]
         """See reflection.proto."""
         try:
             self._door.identify(_METHOD, context)
+            async with aclosing(super().ServerReflectionInfo(self._admitted(requests, context), context)) as replies:
+                async for reply in replies:
+                    yield reply
         except Refusal as refusal:
             await self._calls.refuse(refusal, context)
-        async for reply in super().ServerReflectionInfo(requests, context):
-            yield reply
+
+    async def _admitted(self, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
+        async for request in requests:
+            self._door.admit(_METHOD, context)
+            yield request
 
 
 class _MethodAwarePool:

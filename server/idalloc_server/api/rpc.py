@@ -1,7 +1,7 @@
 """The one layer around every RPC: errors, logs, metrics, draining.
 
 One layer, since each of grpc's own interceptors costs a call a tenth and more. It wraps the methods of a servicer
-in place, and uses only what every transport's context has: ``write``, ``abort`` and ``time_remaining``.
+in place, and it and the door use only what every transport's context has: see docs/architecture.md.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 
 from idalloc_server.api import status
+from idalloc_server.api.decoding import UNREADABLE, unreadable
 from idalloc_server.api.door import Context, Door, StreamHandler, UnaryHandler
 from idalloc_server.domain.errors import Refusal, ServerDraining
 from idalloc_server.telemetry.metrics import CallMetrics, MethodCalls
@@ -28,10 +29,10 @@ class Calls:
         metrics: Where they are counted.
         log_each: Whether each call is logged, at debug.
         push_back: Whether the transport can send the trailer that gRPC's own retry policy heeds.
-        door: Lets calls in; None lets all in.
+        door: Lets calls in.
     """
 
-    def __init__(self, metrics: CallMetrics, log_each: bool, push_back: bool = True, door: Door | None = None) -> None:
+    def __init__(self, metrics: CallMetrics, door: Door, *, log_each: bool, push_back: bool = True) -> None:
         self._metrics = metrics
         self._log_each = log_each
         self._push_back = push_back
@@ -44,9 +45,7 @@ class Calls:
         """Puts the layer around every method of a servicer."""
         for method in service.methods:
             name = f"/{service.full_name}/{method.name}"
-            handler = getattr(servicer, method.name)
-            if self._door is not None:
-                handler = self._door.guard(name, handler, streams=method.server_streaming)
+            handler = self._door.guard(name, getattr(servicer, method.name), streams=method.server_streaming)
             handle = self._written(handler) if method.server_streaming else handler
             setattr(servicer, method.name, self._around(name, self._metrics.method(name), handle))
 
@@ -57,8 +56,7 @@ class Calls:
     def end_streams(self) -> None:
         """Ends running streams before their next message."""
         self._ending_streams = True
-        if self._door is not None:
-            self._door.end_streams()
+        self._door.end_streams()
 
     async def fall_silent(self, pause: float, within: float) -> None:
         """Waits until no call came for a while: those who were refused wait before they try again, or are elsewhere.
@@ -104,7 +102,9 @@ class Calls:
             code = "OK"
             try:
                 if self._draining:
-                    raise ServerDraining
+                    self._door.turn_away(name, context, ServerDraining())
+                if request is UNREADABLE:
+                    self._door.turn_away(name, context, unreadable())
                 if context.time_remaining() == 0:
                     raise asyncio.CancelledError  # Nobody waits for the answer: nothing may be taken for it.
                 return await handle(request, context)

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, NoReturn, Protocol
 
-from idalloc_server.domain import fork
+from idalloc_server.domain import fork, witness
 from idalloc_server.domain.epoch import Epoch, Start
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, StoreUnavailable
 
@@ -182,6 +182,15 @@ class DocIds:
         return self._start.prefix
 
     @property
+    def settings(self) -> dict[str, int]:
+        """What ``change`` changes, under the names that it has on the wire."""
+        return {
+            "prefix": self.prefix,
+            "auto_increment_offset": self.offset,
+            "auto_increment_increment": self.increment,
+        }
+
+    @property
     def start_timestamp(self) -> int:
         """The timestamp of the ids that are issued now, in seconds since 1970."""
         return self._start.timestamp
@@ -330,11 +339,14 @@ class DocIds:
             except Refusal as refusal:
                 return refusal
             # Nothing is awaited here, so that no call sees a part of it.
+            was = self.settings
             self.offset = offset or self.offset
             self.increment = increment or self.increment
             if start is not None:
                 self._start, self._next_start = start, None
                 self._epoch.use(start)
+            witness.changed(was, self.settings)
+            if start is not None:
                 await self._epoch.release(before)
         return None
 

@@ -1,10 +1,12 @@
 """Quotas: so many ids and calls a second, so many streams at a time. Counted in this process's memory."""
 
 from collections.abc import Callable
+from heapq import nlargest
 
 from idalloc_server.domain.access import Access, Identity
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded
+from idalloc_server.domain.sequence import MAX_NAME_BYTES
 
 # A bucket holds what a second gives: so much may be taken at once after a pause.
 BURST_SECONDS = 1.0
@@ -52,10 +54,10 @@ class Bucket:
         """Gives back what was taken and not used."""
         self.level = min(self._burst, self.level + amount)
 
-    def is_full(self, now: float) -> bool:
-        """Whether forgetting it changes nothing."""
+    def seconds_to_full(self, now: float) -> float:
+        """Returns when forgetting it changes nothing."""
         self.wait(now)
-        return self.level >= self._burst
+        return (self._burst - self.level) / self.rate
 
 
 class Budget:
@@ -85,17 +87,17 @@ class Budget:
         self.streams = streams
         self.open_streams = 0
 
-    def check(self, now: float) -> None:
-        """Sees that one more call may be made.
+    def check(self, now: float, ids: int) -> None:
+        """Sees that one more call may be made. One that takes no ids does not wait for a debt of them.
 
         Raises:
             QuotaExceeded: It may not yet.
         """
-        calls, ids = self.calls, self.ids
+        calls, bucket = self.calls, self.ids
         if calls is not None and (seconds := calls.wait(now)):
             raise QuotaExceeded(self.subject, "calls_per_second", calls.rate, seconds)
-        if ids is not None and (seconds := ids.wait(now)):
-            raise QuotaExceeded(self.subject, "ids_per_second", ids.rate, seconds)
+        if ids and bucket is not None and (seconds := bucket.wait(now)):
+            raise QuotaExceeded(self.subject, "ids_per_second", bucket.rate, seconds)
 
     def change(self, other: "Budget", now: float) -> None:
         """Takes on the limits of another one; what was taken lately goes on counting."""
@@ -107,9 +109,9 @@ class Budget:
         """Counts a stream less."""
         self.open_streams -= 1
 
-    def is_full(self, now: float) -> bool:
-        """Whether forgetting it changes nothing."""
-        return all(bucket is None or bucket.is_full(now) for bucket in (self.ids, self.calls))
+    def seconds_to_full(self, now: float) -> float:
+        """Returns when forgetting it changes nothing."""
+        return max(bucket.seconds_to_full(now) for bucket in (self.ids, self.calls) if bucket is not None)
 
 
 def _changed(old: Bucket | None, new: Bucket | None, now: float) -> Bucket | None:
@@ -180,7 +182,7 @@ class Quotas:
         """
         now = self._now()
         for budget in budgets:
-            budget.check(now)
+            budget.check(now, ids)
         for budget in budgets:
             if budget.calls is not None:
                 budget.calls.level -= 1
@@ -229,6 +231,8 @@ class Quotas:
             return self._sequences[name]
         except KeyError:
             pass
+        if len(name) > MAX_NAME_BYTES:
+            return None  # No sequence has it, and it is not to be kept.
         now = self._now()
         if len(self._sequences) >= self._most:
             self._forget_some(now)
@@ -242,13 +246,10 @@ class Quotas:
         return None
 
     def _forget_some(self, now: float) -> None:
-        """Makes room for names: those that it changes nothing for go first, then those that are known longest."""
-        kept: dict[str, Budget | None] = {
-            name: budget for name, budget in self._sequences.items() if budget and not budget.is_full(now)
-        }
-        while len(kept) > self._most // 2:
-            del kept[next(iter(kept))]
-        self._sequences = kept
+        """Makes room for names: those that owe longest are kept."""
+        owing = ((budget.seconds_to_full(now), name) for name, budget in self._sequences.items() if budget)
+        kept = nlargest(self._most // 2, (each for each in owing if each[0] > 0))
+        self._sequences = {name: self._sequences[name] for _, name in kept}
 
 
 def _nothing() -> None:

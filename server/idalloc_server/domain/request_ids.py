@@ -350,8 +350,10 @@ def _identity(allocation: Allocation) -> tuple[str, int, str, int]:
 
 def _check_same(request: _Request, stands: Allocation) -> None:
     if (stands.sequence, stands.id_count) != (request.sequence, request.id_count):
+        # Of another sequence the caller may not know.
         ids = "1 id" if stands.id_count == 1 else f"{stands.id_count} ids"
-        raise RequestIdReused(request.request_id, f"{ids} of sequence {stands.sequence!r}")
+        same = stands.sequence == request.sequence
+        raise RequestIdReused(request.request_id, f"{ids} of this sequence" if same else "another sequence")
 
 
 def _burned(stands: Allocation) -> RequestIdBurned:

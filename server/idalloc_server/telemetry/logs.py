@@ -30,7 +30,7 @@ def configure(level: str, **always: object) -> None:
             lambda logger, method, line: {**line, **always},
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([] if on_terminal else [structlog.processors.format_exc_info]),
+            _printable if on_terminal else structlog.processors.format_exc_info,
             # Plain: the local variables that it shows otherwise may be secrets.
             structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
             if on_terminal
@@ -41,6 +41,11 @@ def configure(level: str, **always: object) -> None:
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Lossy(sys.stderr))),
         cache_logger_on_first_use=True,
     )
+
+
+def _printable(logger: object, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
+    """Escapes what would move the cursor, or worse: some of it is what callers sent. JSON does so by itself."""
+    return {k: repr(v) if isinstance(v, str) and not v.isprintable() else v for k, v in line.items()}
 
 
 class _Lossy:

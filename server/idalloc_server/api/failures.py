@@ -1,5 +1,6 @@
-"""Callers whose credentials nobody has: how often they may try, by the host that they come from."""
+"""Calls that are refused for who makes them: how many of each caller, or host, are looked at one by one."""
 
+from heapq import nlargest
 from ipaddress import IPv6Network, ip_address
 from urllib.parse import unquote
 
@@ -9,43 +10,42 @@ from idalloc_server.domain.quota import Bucket
 # So many tries at once, as of a service whose token was just replaced, and so many more a second.
 BURST = 10
 TRIES_PER_SECOND = 1
-# The most hosts that are remembered.
-MAX_HOSTS = 10_000
+# The most callers that are remembered.
+MAX_CALLERS = 10_000
 # What one IPv6 customer has at least, and so can call from.
 IPV6_PREFIX = 64
 
 
-class Strangers:
-    """Counts failures by host.
+class Failures:
+    """Counts failures by who calls.
 
     Args:
         clock: Tells how much time has passed.
-        most: How many hosts are remembered.
+        most: How many of them are remembered.
     """
 
-    def __init__(self, clock: Clock, most: int = MAX_HOSTS) -> None:
+    def __init__(self, clock: Clock, most: int = MAX_CALLERS) -> None:
         self._now = clock.boot
         self._most = most
-        self._hosts: dict[str, Bucket] = {}
+        self._callers: dict[str, Bucket] = {}
 
-    def seconds_to_wait(self, host: str) -> float:
-        """Counts a failure; returns 0, or where there were too many, when the host may try again."""
+    def seconds_to_wait(self, caller: str) -> float:
+        """Counts a failure; returns 0, or where there were too many, when there may be more."""
         now = self._now()
-        bucket = self._hosts.get(host)
+        bucket = self._callers.get(caller)
         if bucket is None:
-            if len(self._hosts) >= self._most:
+            if len(self._callers) >= self._most:
                 self._forget_some(now)
-            bucket = self._hosts[host] = Bucket(TRIES_PER_SECOND, now, burst=BURST)
+            bucket = self._callers[caller] = Bucket(TRIES_PER_SECOND, now, burst=BURST)
         seconds = bucket.wait(now)
         if not seconds:
             bucket.take(1)
         return seconds
 
     def _forget_some(self, now: float) -> None:
-        kept = {host: bucket for host, bucket in self._hosts.items() if not bucket.is_full(now)}
-        while len(kept) > self._most // 2:
-            del kept[next(iter(kept))]
-        self._hosts = kept
+        kept = ((bucket.seconds_to_full(now), caller) for caller, bucket in self._callers.items())
+        longest = nlargest(self._most // 2, (each for each in kept if each[0] > 0))
+        self._callers = {caller: self._callers[caller] for _, caller in longest}
 
 
 def host_of(peer: str) -> str:

@@ -1,0 +1,77 @@
+"""gRPC's health service: whether this server serves. Open to all, so nobody may hold up others in it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from idalloc_server.api.door import Context
+from idalloc_server.api.failures import host_of
+
+# The most that watch at a time, and of these the most from one host. Each costs some kB, and the size of its request,
+# for as long as it likes, and need not say who it is.
+MAX_WATCHES = 2_000
+MAX_WATCHES_OF_HOST = 200
+MAX_REQUEST_BYTES = 1_000
+
+_Response = health_pb2.HealthCheckResponse
+# Older packages have neither this nor the method.
+_ListResponse: Any = getattr(health_pb2, "HealthListResponse", None)
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """See health.proto. One status for all services; NOT_SERVING at first.
+
+    That of the package grpcio-health-checking writes while it holds a lock: a client that never reads would keep the
+    others, and the server's stop, waiting for it.
+
+    Args:
+        services: The names it is asked for, besides the empty one.
+    """
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = frozenset(["", *services])
+        self._status: int = _Response.NOT_SERVING
+        self._changed = asyncio.Event()
+        self._watches: Counter[str] = Counter()
+
+    def turn(self, *, serving: bool) -> None:
+        """Tells all who watch, and all who ask from now on."""
+        self._status = _Response.SERVING if serving else _Response.NOT_SERVING
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+        """See health.proto."""
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+        return _Response(status=self._status)
+
+    async def List(self, request: Any, context: Context) -> Any:
+        """See health.proto."""
+        return _ListResponse(statuses={service: _Response(status=self._status) for service in self._services})
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        """See health.proto."""
+        if request.ByteSize() > MAX_REQUEST_BYTES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request has over {MAX_REQUEST_BYTES} bytes")
+        host = host_of(context.peer())
+        if self._watches[host] >= MAX_WATCHES_OF_HOST or self._watches.total() >= MAX_WATCHES:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already: ask with Check")
+        self._watches[host] += 1
+        try:
+            told = None
+            while True:
+                changed = self._changed
+                status = self._status if request.service in self._services else _Response.SERVICE_UNKNOWN
+                if status != told:
+                    await context.write(_Response(status=status))
+                    told = status
+                await changed.wait()
+        finally:
+            self._watches[host] -= 1
+            if not self._watches[host]:
+                del self._watches[host]
