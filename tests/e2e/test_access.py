@@ -6,11 +6,18 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
@@ -102,6 +109,53 @@ def test_nothing_that_a_caller_shows_is_in_the_log(tmp_path: Path) -> None:
     assert "planted-secret" not in log
     assert right not in log
     assert right.removeprefix("idalloc_")[:20] not in log
+
+
+def test_a_client_certificate_says_who_calls(tmp_path: Path) -> None:
+    authority, files = trustme.CA(), {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(str(files["ca"]))
+    write_certificate(authority, x509.IPAddress(ip_address("127.0.0.1")), files["cert"], files["key"])
+    access = tmp_path / "access.toml"
+    access.write_text(
+        "[[identity]]\nname = 'billing'\nallocate = ['invoices*']\n"
+        "certificate = ['billing.example.org', 'spiffe://example.org/billing']\n"
+    )
+    secured = {"tls_cert": files["cert"], "tls_key": files["key"], "tls_client_ca": files["ca"]}
+    with running(tmp_path, access=access, **secured) as server:
+
+        def allocate(name: x509.GeneralName) -> str:
+            """Allocates by the command, with a certificate of this name; returns what it said."""
+            cert, key = tmp_path / "client.pem", tmp_path / "client.key"
+            write_certificate(authority, name, cert, key)
+            shown = ["--ca", files["ca"], "--cert", cert, "--key", key, "--server", server.address]
+            command = [IDALLOC, *map(str, shown), "allocate", "invoices"]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=40)
+            assert done.returncode == (1 if done.stderr else 0)
+            return done.stdout + done.stderr
+
+        assert allocate(x509.DNSName("billing.example.org")) == "1\n"
+        assert allocate(x509.UniformResourceIdentifier("spiffe://example.org/billing")) == "2\n"
+        assert allocate(x509.UniformResourceIdentifier("spiffe://example.org/orders")).startswith("UNAUTHENTICATED: ")
+
+
+def write_certificate(authority: trustme.CA, name: x509.GeneralName, cert: Path, key: Path) -> None:
+    """Writes a certificate of this one name, and its key; trustme itself makes none for a URI."""
+    private, issuer = (
+        ec.generate_private_key(ec.SECP256R1()),
+        x509.load_pem_x509_certificate(authority.cert_pem.bytes()),
+    )
+    signer = load_pem_private_key(authority.private_key_pem.bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(issuer.subject, x509.Name([]), private.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([name]), critical=True)
+        .sign(signer, SHA256())
+    )
+    cert.write_bytes(made.public_bytes(Encoding.PEM))
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

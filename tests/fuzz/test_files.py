@@ -1,10 +1,12 @@
 """Files and environment: what is wrong in them is told as it should be, and nothing else is raised."""
 
+import asyncio
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ from idalloc.verify._verdict import to_json, to_text, verify
 from idalloc_server import access_file, config
 from idalloc_server.domain import transfer_file
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequence import PERIOD_MARK, Reset, Sequence, name_of_period
 from idalloc_server.domain.store import Row
+from idalloc_server.domain.transfer import Import
 from idalloc_server.persisted import NAMES, Persisted
+from tests.fakes import FakeClock, MemoryStore
 from tests.fuzz.inputs import ODD_TEXTS, TEXTS, TRIED, mutated, tries
 from tests.unit.planted_logs import Planted, PlantedLog
 
@@ -164,6 +168,69 @@ def test_any_import_file_is_read_or_its_lines_are_told(tried: str) -> None:
         for problem in found.problems:
             assert problem.line >= 1
             assert problem.why
+
+    check()
+
+
+def readable() -> st.SearchStrategy[list[bytes]]:
+    """Files that can be read, of the same few sequences again and again."""
+    yearly = Sequence(reset=Reset.YEARLY, format="{year}-{value:03d}", max_value=999)
+    falling = Sequence(start=-1, step=-1, min_value=-99, max_value=-1)
+
+    def rows(name: str, counters: list[int], *sequences: Sequence) -> st.SearchStrategy[bytes]:
+        return st.builds(
+            lambda counter, sequence, generation, deleted: transfer_file.line_of_row(
+                Row(name, counter, sequence, generation, deleted=deleted)
+            ).encode(),
+            st.sampled_from(counters),
+            st.sampled_from(sequences),
+            st.integers(1, 4),
+            st.sampled_from([False, False, True]),
+        )
+
+    lines = [
+        rows("a", [0, 7, 30, 50], Sequence(), Sequence(labels={"x": "y"}), Sequence(start=10, step=10), yearly),
+        rows("b", [0, 7], yearly),
+        rows(name_of_period("b", "2025"), [0, 7, 30], yearly),
+        rows(name_of_period("b", "2026"), [0, 7, 30], yearly),
+        rows("c", [0, -7, -30], falling),
+        st.builds(transfer_file.line_of_claim, st.just(7), st.integers(1, 9)).map(str.encode),
+    ]
+    some = [st.lists(line, max_size=1) for line in lines]
+    return st.tuples(*some).map(lambda found: [EXPORT[0], *chain.from_iterable(found)])
+
+
+def test_any_import_lowers_no_counter(tried: str) -> None:
+    damaged = mutated(readable().map(b"\n".join)).map(bytes.splitlines)
+    files = readable() | readable() | damaged
+
+    @tries(80)
+    @given(st.lists(files, min_size=2, max_size=4))
+    def check(files: list[list[bytes]]) -> None:
+        TRIED[tried] += 1
+        store = MemoryStore(FakeClock())
+
+        async def bring(lines: list[bytes]) -> None:
+            before, starts = await store.list("", "", 500, deleted=True, periods=True), await store.claimed_starts()
+            await Import(store, FakeClock()).run(transfer_file.read(lines))
+            for row in before:
+                after = await store.get(row.name)
+                assert after is not None
+                assert after.generation >= row.generation
+                assert row.last_value is not None
+                assert after.last_value is not None
+                # Of one with a reset, its periods have the counters.
+                if row.sequence.reset == Reset.NEVER or PERIOD_MARK in row.name:
+                    assert not after.sequence.is_past(row.last_value, after.last_value), (row, after)
+            now = await store.claimed_starts()
+            assert all(now[prefix] >= last_start for prefix, last_start in starts.items())
+
+        async def bring_all() -> None:
+            for lines in files:
+                await bring(lines)
+                await bring(lines)  # as after a failure
+
+        asyncio.run(bring_all())
 
     check()
 

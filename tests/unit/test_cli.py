@@ -292,11 +292,17 @@ def test_grpcs_own_words_are_not_printed() -> None:
 
 
 def test_ctrl_c_is_130_and_no_traceback(server: FakeServer) -> None:
-    for verb in (["stream", "orders", "--total", "1000000000000"], ["allocate", "orders", "--timeout", "60s"]):
+    for verb, method in (
+        (["stream", "orders", "--total", "1000000000000"], "StreamRanges"),
+        (["allocate", "orders", "--timeout", "60s"], "AllocateRange"),
+    ):
         if verb[0] == "allocate":
             server.hold.clear()
         process = subprocess.Popen([*COMMAND, *verb], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        time.sleep(1.5)
+        deadline = time.monotonic() + 30
+        while not server.shown[method]:  # it is under way
+            assert time.monotonic() < deadline, f"{method} was not called"
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=10)
         assert (process.returncode, err) == (130, b"")
