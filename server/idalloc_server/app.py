@@ -82,7 +82,13 @@ async def serve(settings: Settings, role: Role) -> None:
     """
     clock = SystemClock()
     access_file = AccessFile(settings.access) if settings.access else None
-    door = Door(clock, settings.max_ids_per_call, access_file.read() if access_file else None, asks=role.asks)
+    door = Door(
+        clock,
+        settings.max_ids_per_call,
+        access_file.read() if access_file else None,
+        asks=role.asks,
+        metadata_of=transport.metadata_reader(settings.transport),
+    )
     transport.check(settings, asks=door.asks)
     credentials = None
     if settings.tls_cert:

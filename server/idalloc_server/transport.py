@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ipaddress import ip_address
 from queue import SimpleQueue
@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
+from idalloc_server.api.door import MetadataReader, invocation_metadata
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import StartRefused
 
@@ -108,6 +109,17 @@ def can_push_back(transport: str) -> bool:
 def can_turn_away(transport: str) -> bool:
     """Tells whether a stop sends connections elsewhere at once (HTTP/2's GOAWAY), while their running calls go on."""
     return transport != "native"
+
+
+def metadata_reader(transport: str) -> MetadataReader:
+    """Returns what reads the metadata of a call."""
+    return _native_metadata if transport == "native" else invocation_metadata
+
+
+def _native_metadata(context: Any) -> Iterable[tuple[str, Any]]:
+    # Its own method makes named tuples of them first, which costs a call more than all else of the door.
+    call = getattr(context, "_call", None)
+    return invocation_metadata(context) if call is None else call.metadata
 
 
 def _make_native(options: list[tuple[str, int]]) -> grpc.aio.Server:

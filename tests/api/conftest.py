@@ -37,7 +37,7 @@ from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.terms import Terms
 from idalloc_server.domain.uuid7 import Uuids
 from idalloc_server.telemetry.metrics import CallMetrics
-from idalloc_server.transport import can_push_back, make_server
+from idalloc_server.transport import can_push_back, make_server, metadata_reader
 from tests.api.identities import ACCESS
 from tests.fakes import MemoryStore
 
@@ -110,7 +110,7 @@ async def serving(
         max_ids: The most ids of a call.
     """
     clock = SystemClock()
-    door = Door(door_clock or clock, max_ids, access)
+    door = Door(door_clock or clock, max_ids, access, metadata_of=metadata_reader(transport))
     store = MemoryStore(clock)
     epoch = Epoch(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
     start = await epoch.start()

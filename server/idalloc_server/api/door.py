@@ -1,7 +1,7 @@
 """The door: the one place where it is decided whether a call is let in. Who calls, may they, have they any left?"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn
@@ -27,6 +27,7 @@ from idalloc_server.domain.sequence import MAX_NAME_BYTES
 Context = grpc.aio.ServicerContext[Any, Any]
 UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
 StreamHandler = Callable[[Any, Context], AsyncGenerator[Any, None]]
+MetadataReader = Callable[[Context], Iterable[tuple[str, Any]]]
 
 # What a stream carries in a message where nothing else is said; the servicers' own default is never more.
 DEFAULT_CHUNK = 10_000
@@ -80,6 +81,11 @@ def readable() -> Patterns | None:
     return _readable.get()
 
 
+def invocation_metadata(context: Context) -> Iterable[tuple[str, Any]]:
+    """Returns the metadata of a call."""
+    return context.invocation_metadata() or ()
+
+
 class Door:
     """Lets calls in, or refuses them.
 
@@ -90,16 +96,26 @@ class Door:
         max_ids_per_call: The most ids of one call. Where it asks for more, none are counted: it is refused.
         access: Who may do what; None where nobody is asked, and no quota kept.
         asks: Whether it asks who calls even where nobody is named.
+        metadata_of: Reads the metadata of a call.
     """
 
     def __init__(
-        self, clock: Clock, max_ids_per_call: int, access: Access | None = None, *, asks: bool = False
+        self,
+        clock: Clock,
+        max_ids_per_call: int,
+        access: Access | None = None,
+        *,
+        asks: bool = False,
+        metadata_of: MetadataReader = invocation_metadata,
     ) -> None:
         self.audit = Audit()
         self._max_ids = max_ids_per_call
         self._is_open = access is None
         self._access = Access() if access is None else access
         self.asks = asks or bool(self._access.identities)
+        self._metadata_of = metadata_of
+        # Who showed what, of those that were let in: hashing a token costs a call more than all else here.
+        self._known: dict[str, Identity] = {}
         self._quotas = Quotas(clock, self._access)
         self._strangers = Failures(clock)
         self._denied = Failures(clock)
@@ -108,6 +124,7 @@ class Door:
     def use(self, access: Access) -> None:
         """Goes on with others who may do something. Running streams of those who no longer may are ended."""
         self._access = access
+        self._known = {}
         self.asks = self.asks or bool(access.identities)
         self._quotas.use(access)
 
@@ -155,18 +172,14 @@ class Door:
         if not self.asks:
             return ANONYMOUS
         shown = None
-        for key, value in context.invocation_metadata() or ():
+        for key, value in self._metadata_of(context):
             if key == "authorization":
                 if shown is not None:
                     self._refuse_stranger(method, context, "the call shows more than one token")
                 shown = value
         if shown is not None:
-            if shown[:7] != "Bearer " and str(shown)[:7].lower() != "bearer ":
-                self._refuse_stranger(method, context, "the metadata authorization must be: Bearer TOKEN")
-            identity = self._access.by_token(str(shown[7:]))
-            if identity is None:
-                self._refuse_stranger(method, context, "nobody has this token")
-            return identity
+            # Python's hashes of texts are keyed: how long it takes to find one tells nothing of others.
+            return self._known.get(shown) or self._recognize(method, context, shown)
         names = context.auth_context().get("x509_subject_alternative_name")
         if names:
             identity = self._access.by_certificate([name.decode(errors="replace") for name in names])
@@ -176,6 +189,15 @@ class Door:
         refusal = Unauthenticated("this server asks who calls: show a token, or a client certificate")
         self._note_stranger(method, context, refusal)
         raise refusal
+
+    def _recognize(self, method: str, context: Context, shown: str) -> Identity:
+        if shown[:7].lower() != "bearer ":
+            self._refuse_stranger(method, context, "the metadata authorization must be: Bearer TOKEN")
+        identity = self._access.by_token(shown[7:])
+        if identity is None:
+            self._refuse_stranger(method, context, "nobody has this token")
+        self._known[shown] = identity
+        return identity
 
     def turn_away(self, method: str, context: Context, refusal: Refusal) -> NoReturn:
         """Refuses a call whose request is not looked at, as of a server that drains.
