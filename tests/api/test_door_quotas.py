@@ -221,6 +221,19 @@ async def test_a_stream_that_waits_ends_when_the_server_stops(metered: Served) -
     assert details_of(failed.value).info.reason == "SERVER_DRAINING"
 
 
+async def test_where_another_process_asks_who_calls_running_streams_are_asked_too(transport: str) -> None:
+    access = Access([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
+    async with serving(transport, access, door_clock=FakeClock()) as served:
+        request = pb.StreamRangesRequest(sequence="orders", total_id_count=10**12, chunk_id_count=1)
+        replies = aiter(served.ids.StreamRanges(request, timeout=20))
+        await anext(replies)
+        served.door.ask()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            while True:
+                await anext(replies)
+        assert details_of(failed.value).info.reason == "UNAUTHENTICATED"
+
+
 async def test_a_stream_that_waits_is_gone_with_its_client(metered: Served) -> None:
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=500)
     stream = metered.ids.StreamRanges(request, **as_("billing"))

@@ -16,6 +16,7 @@ from idalloc_server import access_file
 from idalloc_server.access_file import AccessFile, parse
 from idalloc_server.domain.access import ADMIN, ALLOCATE, READ, Access
 from idalloc_server.domain.errors import StartRefused
+from tests.api.conftest import until
 
 A, B = "a" * 64, "b" * 64
 SECRET = "idalloc_a-token-that-nobody-may-see"
@@ -115,6 +116,13 @@ def test_a_file_that_is_not_there_refuses_the_start(tmp_path: Path) -> None:
         AccessFile(str(tmp_path / "nothing.toml")).read()
 
 
+def put(path: Path, content: str) -> None:
+    """Puts a file in place as a whole."""
+    other = path.with_name("other")
+    other.write_text(content)
+    other.replace(path)
+
+
 class TestChanges:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
@@ -161,21 +169,42 @@ class TestChanges:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(access_file, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(access_file, "LOOKS_UNTIL_TOLD_AGAIN", 10**6)
         file = AccessFile(str(path))
         file.read()
         used: asyncio.Queue[Access] = asyncio.Queue()
         with structlog.testing.capture_logs() as logs:
             following = asyncio.create_task(file.follow(used.put_nowait))
-            await asyncio.to_thread(path.write_text, f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{SECRET}']")
+            await asyncio.to_thread(put, path, f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{SECRET}']")
             with suppress(TimeoutError):
                 await asyncio.wait_for(used.get(), 0.5)
-            await asyncio.to_thread(path.write_text, GOOD)
+            await asyncio.to_thread(put, path, GOOD)
             access = await asyncio.wait_for(used.get(), 20)
             following.cancel()
         assert len(access.identities) == 2
         assert [line["event"] for line in logs] == ["access_not_reloaded", "access_reloaded"]
         assert (logs[1]["identities"], logs[1]["quotas"]) == (2, 1)
         assert SECRET not in str(logs)
+
+    async def test_a_wrong_one_is_told_again_until_it_is_mended(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(access_file, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(access_file, "LOOKS_UNTIL_TOLD_AGAIN", 3)
+        file = AccessFile(str(path))
+        file.read()
+        used: asyncio.Queue[Access] = asyncio.Queue()
+        with structlog.testing.capture_logs() as logs:
+            following = asyncio.create_task(file.follow(used.put_nowait))
+            await asyncio.to_thread(put, path, "[[identity]]")
+            await until(lambda: len(logs) >= 3)
+            await asyncio.to_thread(put, path, GOOD)
+            await asyncio.wait_for(used.get(), 20)
+            told = len(logs)
+            await asyncio.sleep(0.2)
+            following.cancel()
+        assert {line["error"] for line in logs[: told - 1]} == {logs[0]["error"]}
+        assert [line["event"] for line in logs[told - 1 :]] == ["access_reloaded"]
 
 
 class TestTokens:

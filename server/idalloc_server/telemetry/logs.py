@@ -45,7 +45,10 @@ def configure(level: str, **always: object) -> None:
 
 def _printable(logger: object, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
     """Escapes what would move the cursor, or worse: some of it is what callers sent. JSON does so by itself."""
-    return {k: repr(v) if isinstance(v, str) and not v.isprintable() else v for k, v in line.items()}
+    return {
+        name: value.encode("unicode_escape").decode() if isinstance(value, str) and not value.isprintable() else value
+        for name, value in line.items()
+    }
 
 
 class _Lossy:
