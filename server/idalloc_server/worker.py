@@ -95,7 +95,8 @@ class Worker:
         self.has_joined = True
         self._doc_ids = doc_ids
         self._door = door
-        door.asks = door.asks or self.asks  # it may have been told while it started
+        if self.asks:  # it may have been told while it started
+            door.ask()
         if door.asks:
             self.ask()
         self._pipe.tell("serves", welcome=welcome)
@@ -138,7 +139,10 @@ class Worker:
 
         def tell_witness(done: asyncio.Future[Message]) -> None:
             if done.exception() is None and done.result()["error"] is None:
-                witness.changed(before, self._settings())
+                # Others may change others at the same time.
+                ours = [name for name in before if name.removeprefix("auto_increment_") in given]
+                after = self._settings()
+                witness.changed({name: before[name] for name in ours}, {name: after[name] for name in ours})
 
         question = self._ask("change", given=dict(given), persist=persist)
         question.add_done_callback(tell_witness)

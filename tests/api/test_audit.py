@@ -155,11 +155,17 @@ async def test_a_change_of_the_node_whose_caller_went_away_is_told_when_it_is_do
     assert (done["before"], done["after"], done["caller"]) == ({"prefix": 7}, {"prefix": 99}, "left")
 
 
-async def test_a_request_that_is_echoed_still_fits_into_a_status(guarded: Served) -> None:
-    request = pb.UpdateSequenceRequest(sequence=pb.Sequence(name="orders"), update_mask=FieldMask(paths=["x" * 50_000]))
+@pytest.mark.parametrize("character", ["x", "\U0001f600"])
+async def test_a_request_that_is_echoed_still_fits_into_a_status(guarded: Served, character: str) -> None:
+    mask = FieldMask(paths=[character * 50_000])
+    request = pb.UpdateSequenceRequest(sequence=pb.Sequence(name="orders"), update_mask=mask)
     line = await audited(guarded, "UpdateSequence", request)
     assert (line["code"], line["reason"]) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
-    assert len(line["why"]) < 600
+    assert len(line["why"].encode()) < 600
+    for _ in range(20):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await guarded.sequences.UpdateSequence(request, metadata=bearer("admin"), timeout=20)
+        assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_administration_is_told_also_where_nobody_is_asked(served: Served) -> None:

@@ -121,6 +121,22 @@ async def test_a_used_request_id_burns_no_ids_beyond_the_quota(metered: Served) 
     assert sum(metered.allocator.burned.by_cause.values()) == 1_000
 
 
+async def test_a_burned_request_id_gives_nothing_back_either(metered: Served) -> None:
+    request_id = "c0ffee00-1234-4000-8000-000000000001"
+    await allocate(metered, "billing", 60, request_id=request_id)
+    await metered.sequences.AdvanceSequence(sequences_pb2.AdvanceSequenceRequest(name="orders", past=60), **as_("free"))
+    assert (await refused(metered, "billing", 60, request_id=request_id)).info.reason == "REQUEST_ID_BURNED"
+    assert (await refused(metered, "billing")).info.reason == "QUOTA_EXCEEDED"
+
+
+async def test_requests_that_cannot_be_read_count_as_calls(metered: Served) -> None:
+    call: Any = metered.channel.unary_unary("/idalloc.v1.IdAllocatorService/AllocateRange")
+    for reason in ("INVALID_REQUEST", "INVALID_REQUEST", "QUOTA_EXCEEDED"):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(b"\xff", **as_("busy"))
+        assert details_of(failed.value).info.reason == reason
+
+
 async def test_no_kind_of_call_has_more_ids_than_are_counted(transport: str, clock: FakeClock) -> None:
     async with serving(transport, ACCESS, door_clock=clock, max_ids=100) as served:
         call: Any

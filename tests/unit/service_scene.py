@@ -195,7 +195,7 @@ class Scene(RuleBasedStateMachine):
             if changed.overview.row.generation <= seen:
                 ahead = seen / 1000 - node.clock.wall()
                 assert ahead > 0, f"{name!r} comes to generation {changed.overview.row.generation} once more"
-                # A clock that was ahead told it. Advanced at a node that saw it, the sequence goes past it.
+                # A clock that was ahead told it: advanced later than that, or at a node that saw it, it is past it.
                 node.clock.set_by = ahead + 1.0
                 await registry.advance(name, value, period, "", registry.author("", b""))
                 node.clock.set_by = 0.0

@@ -48,7 +48,7 @@ async def test_a_change_of_all_workers_is_witnessed_also_where_the_caller_leaves
     supervisor, ours = pipes
     worker = Worker(ours, 2, 1.0)
     told: list[tuple[Settings, Settings]] = []
-    doc_ids: Any = SimpleNamespace(settings={"prefix": 1})
+    doc_ids: Any = SimpleNamespace(settings={"prefix": 1, "auto_increment_offset": 1})
     supervisor.tell("stop")
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         hearing = tasks.create_task(worker.hear())
@@ -62,7 +62,7 @@ async def test_a_change_of_all_workers_is_witnessed_also_where_the_caller_leaves
             call.cancel()
             await asyncio.wait({call})
             if error is None:
-                doc_ids.settings = {"prefix": prefix}
+                doc_ids.settings = {"prefix": prefix, "auto_increment_offset": 5}  # and another one's change
             supervisor.tell("answer", number=question["number"], error=error)
         await supervisor.close()
         await hearing

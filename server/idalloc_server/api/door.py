@@ -203,9 +203,10 @@ class Door:
         """Refuses a call whose request is not looked at, as of a server that drains.
 
         Raises:
-            Refusal: The one given; where nobody knows who calls, that.
+            Refusal: The one given; where nobody knows who calls, or a quota is used up, that.
         """
         identity = self.identify(method, context)
+        self._take(method, identity, self._quotas.of(identity, None), 0)
         if RULES[method].role == ADMIN:
             self._note_denied(method, context, identity, refusal, None)
         raise refusal

@@ -30,8 +30,8 @@
 from pathlib import Path
 from typing import ClassVar
 
-# The most characters that are said of a field.
-MAX_RULE = 500
+# The most bytes that are said of a field.
+MAX_RULE_BYTES = 500
 
 
 class Refusal(Exception):
@@ -60,8 +60,10 @@ class InvalidRequest(Refusal):
     reason = "INVALID_REQUEST"
 
     def __init__(self, field: str, rule: str) -> None:
-        # What a caller sent may stand in it, at any length; a status has to fit into 8 kB.
-        rule = rule if len(rule) <= MAX_RULE else f"{rule[:MAX_RULE]}…"
+        # What a caller sent may stand in it, at any length; a status, which has it three times, has to fit into 8 kB.
+        said = rule.encode(errors="replace")
+        if len(said) > MAX_RULE_BYTES:
+            rule = f"{said[:MAX_RULE_BYTES].decode(errors='ignore')}…"
         super().__init__(f"{field}: {rule}", field=field)
         self.field = field
         self.rule = rule

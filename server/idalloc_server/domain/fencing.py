@@ -55,7 +55,7 @@ async def advance_period(
         generation: The newest that was seen of the sequence or the counter.
 
     Returns:
-        The generation that the counter has now. The sequence must go to the one after it before any lease of the
+        The generation that the counter has now. The sequence must go to an odd one after it before any lease of the
         counter is good again; only then is the advance complete.
 
     Raises:

@@ -232,7 +232,7 @@ class Quotas:
         except KeyError:
             pass
         if len(name) > MAX_NAME_BYTES:
-            return None  # No sequence has it, and it is not to be kept.
+            return None  # It is no sequence's, and too long to be kept.
         now = self._now()
         if len(self._sequences) >= self._most:
             self._forget_some(now)
