@@ -55,7 +55,7 @@ class Access:
         options: Settings of the channel.
 
     Raises:
-        ValueError: The token is none, or would be sent in the clear.
+        ValueError: The target is a URL, the token is none, or would be sent in the clear.
     """
 
     def __init__(
@@ -67,6 +67,8 @@ class Access:
         server_name: str | None = None,
         insecure: bool = False,
     ) -> None:
+        if re.match("(http|grpc)s?://", target):
+            raise AccessRefused("server", "must be HOST:PORT, with nothing before it")
         self.credentials = credentials
         self.metadata: tuple[tuple[str, str], ...] | None = None
         self.options: list[tuple[str, str | int]] = []
@@ -88,8 +90,8 @@ class Access:
         if not is_local(target):
             raise AccessRefused(
                 "insecure",
-                f"the token would go unencrypted to {target}, and anyone on the way could read it: use TLS, "
-                "or say that this is meant",
+                f"the token would go unencrypted to {target}, and anyone on the way could read it: use TLS "
+                "(ca, credentials), or say that this is meant (insecure)",
             )
         # gRPC would go by http_proxy also to this machine.
         self.options.append(("grpc.enable_http_proxy", 0))

@@ -226,6 +226,8 @@ def _check_unique(identities: list[_Identity], path: str) -> None:
                 if value in owners:
                     entry = _entry("identity", number, {"name": each.name})
                     why = f"stands twice, {owners[value].name!r} has the same: no two may share one"
+                    if what == "name":
+                        why += " (a second token of one goes into its list token_sha256)"
                     raise StartRefused("access", f"{path}: {entry}: {what}: {why}")
                 owners[value] = each
 

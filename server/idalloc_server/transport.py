@@ -62,7 +62,7 @@ def check(settings: Settings, *, asks: bool = False) -> None:
             missing.append("tls_cert")
         if missing:
             why = "nobody is asked who they are" if "access" in missing else "tokens and ids are not encrypted"
-            mends = [f"set {' and '.join(missing)}", "listen on 127.0.0.1", "say insecure = true"]
+            mends = [f"set {' and '.join(missing)}", "listen on 127.0.0.1", "say insecure = true (--insecure true)"]
             if settings.transport == "native":  # which would refuse tls_cert
                 mends = [*mends[1:], f"choose --transport grpcio and {mends[0]}"]
             raise StartRefused(

@@ -22,6 +22,9 @@ from tests.api.conftest import Served, serving
 from tests.api.identities import ACCESS, TOKENS, bearer
 from tests.fuzz.inputs import NAMES, TEXTS, TRIED, mutated, requests, tries
 
+# Hypothesis says so where it shows a large input that failed, and an error of it would hide that.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
 METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
     for file in (id_allocator_pb2, node_pb2, sequences_pb2, health_pb2, reflection_pb2)

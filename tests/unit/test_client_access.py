@@ -199,6 +199,12 @@ async def test_the_servers_certificate_may_have_another_name(certificates: Certi
         idalloc.Client("127.0.0.1:1", server_name=name)
 
 
+@pytest.mark.parametrize("kind", [idalloc.Client, idalloc.aio.Client], ids=["threads", "asyncio"])
+def test_a_url_is_no_target(kind: Any) -> None:
+    with pytest.raises(ValueError, match="server: must be HOST:PORT, with nothing before it"):
+        kind("http://127.0.0.1:50051")
+
+
 # Not in the clear.
 
 

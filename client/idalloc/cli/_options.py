@@ -164,8 +164,6 @@ def settings(context: typer.Context, server: str | None, timeout: str | None) ->
     """Which server, and how many seconds: what was said after the verb, else what was said before."""
     before: Settings = context.obj
     target = server or before.server
-    if re.match("(http|grpc)s?://", target):
-        raise typer.BadParameter("must be HOST:PORT, with nothing before it", context, param_hint="'--server'")
     try:
         return target, seconds(timeout or before.timeout)
     except typer.BadParameter as error:
