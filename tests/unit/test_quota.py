@@ -41,7 +41,7 @@ def test_in_any_time_no_more_is_taken_than_rate_burst_and_one_call(rate: int, ca
     taken: list[tuple[float, int]] = []
     for at, (_, amount) in zip(accumulate(wait for wait, _ in calls), calls, strict=True):
         if not bucket.wait(at):
-            bucket.take(amount)
+            bucket.take(amount, at)
             taken.append((at, amount))
     for first, (begin, _) in enumerate(taken):
         total = 0
@@ -55,7 +55,7 @@ def test_in_any_time_no_more_is_taken_than_rate_burst_and_one_call(rate: int, ca
 def test_who_waits_as_long_as_is_said_is_let_in(rate: int, amount: int) -> None:
     bucket = Bucket(rate, 0.0)
     assert bucket.wait(0.0) == 0
-    bucket.take(rate + amount)
+    bucket.take(rate + amount, 0.0)
     seconds = bucket.wait(0.0)
     assert seconds == pytest.approx(max(amount / rate, 0.001))
     assert not bucket.wait(seconds + 0.001)

@@ -39,7 +39,7 @@ class Failures:
             bucket = self._callers[caller] = Bucket(TRIES_PER_SECOND, now, burst=BURST)
         seconds = bucket.wait(now)
         if not seconds:
-            bucket.take(1)
+            bucket.take(1, now)
         return seconds
 
     def _forget_some(self, now: float) -> None:

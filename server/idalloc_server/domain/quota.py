@@ -24,40 +24,44 @@ class Bucket:
     So it may be in debt afterwards, which has to be filled before the next one finds something: in any time, no more is
     taken than the rate times that time, plus the burst, plus one call's.
 
+    All that it remembers is when it will be full (the generic cell rate algorithm of ITU-T I.371): what is in it
+    follows from the time.
+
     Args:
         rate: How much a second.
-        now: The time on the clock that ``wait`` is asked with.
+        now: The time on the clock that it is asked with.
         burst: The most that it holds; None for that of ``BURST_SECONDS``.
     """
 
-    __slots__ = ("_at", "_burst", "level", "rate")
+    __slots__ = ("burst_seconds", "full_at", "rate")
 
     def __init__(self, rate: float, now: float, burst: float | None = None) -> None:
         self.rate = rate
-        self._burst = rate * BURST_SECONDS if burst is None else burst
-        self.level = self._burst
-        self._at = now
+        self.burst_seconds = BURST_SECONDS if burst is None else burst / rate
+        self.full_at = now
 
     def wait(self, now: float) -> float:
         """Returns in how many seconds there is something in it; 0 where there is."""
-        level = self.level + (now - self._at) * self.rate
-        # A call of min() would cost more than all else here.
-        self.level = level = level if level < self._burst else self._burst  # noqa: FURB136
-        self._at = now
-        return 0.0 if level > 0 else max(-level / self.rate, LEAST_WAIT_SECONDS)
+        seconds = self.full_at - now - self.burst_seconds
+        return 0.0 if seconds < 0 else max(seconds, LEAST_WAIT_SECONDS)
 
-    def take(self, amount: float) -> None:
+    def take(self, amount: float, now: float) -> None:
         """Takes it, also where there is less."""
-        self.level -= amount
+        full_at = self.full_at
+        # A call of max() would cost more than all else here.
+        self.full_at = (full_at if full_at > now else now) + amount / self.rate  # noqa: FURB136
 
     def give(self, amount: float) -> None:
         """Gives back what was taken and not used."""
-        self.level = min(self._burst, self.level + amount)
+        self.full_at -= amount / self.rate
+
+    def level(self, now: float) -> float:
+        """Returns how much is in it; less than 0 in debt."""
+        return (self.burst_seconds - self.seconds_to_full(now)) * self.rate
 
     def seconds_to_full(self, now: float) -> float:
         """Returns when forgetting it changes nothing."""
-        self.wait(now)
-        return (self._burst - self.level) / self.rate
+        return max(0.0, self.full_at - now)
 
 
 class Budget:
@@ -94,10 +98,11 @@ class Budget:
             QuotaExceeded: It may not yet.
         """
         calls, bucket = self.calls, self.ids
-        if calls is not None and (seconds := calls.wait(now)):
-            raise QuotaExceeded(self.subject, "calls_per_second", calls.rate, seconds)
-        if ids and bucket is not None and (seconds := bucket.wait(now)):
-            raise QuotaExceeded(self.subject, "ids_per_second", bucket.rate, seconds)
+        # As ``wait``, whose call would cost more than all else here.
+        if calls is not None and calls.full_at - now >= calls.burst_seconds:
+            raise QuotaExceeded(self.subject, "calls_per_second", calls.rate, calls.wait(now))
+        if ids and bucket is not None and bucket.full_at - now >= bucket.burst_seconds:
+            raise QuotaExceeded(self.subject, "ids_per_second", bucket.rate, bucket.wait(now))
 
     def change(self, other: "Budget", now: float) -> None:
         """Takes on the limits of another one; what was taken lately goes on counting."""
@@ -117,10 +122,9 @@ class Budget:
 def _changed(old: Bucket | None, new: Bucket | None, now: float) -> Bucket | None:
     if old is None or new is None:
         return new
-    old.wait(now)
     if old.rate == new.rate:
         return old
-    new.level = min(new.level, old.level)
+    new.take(max(0.0, new.level(now) - old.level(now)), now)
     return new
 
 
@@ -185,9 +189,9 @@ class Quotas:
             budget.check(now, ids)
         for budget in budgets:
             if budget.calls is not None:
-                budget.calls.level -= 1
+                budget.calls.take(1, now)
             if budget.ids is not None:
-                budget.ids.level -= ids
+                budget.ids.take(ids, now)
 
     def take_more(self, budgets: tuple[Budget, ...], ids: int) -> float:
         """Takes ids for the next message of a stream.
@@ -200,7 +204,7 @@ class Quotas:
         if not wait:
             for budget in budgets:
                 if budget.ids is not None:
-                    budget.ids.level -= ids
+                    budget.ids.take(ids, now)
         return wait
 
     def give_back(self, budgets: tuple[Budget, ...], ids: int) -> None:
