@@ -233,4 +233,6 @@ def test_a_newer_export_that_is_imported_under_live_nodes_mends_it_too(scenario:
     stand_still(scenario, after)
     assert "raised or changed 1" in idalloc("import", newer, "--store", scenario.store)
     scenario.wait_for_records(after, more=20)
+    for client in after:  # or they would get ids that are not in the last export yet
+        assert "STORE_WENT_BACKWARDS" in client.stop().errors
     scenario.prove("a newer export imported under the nodes", at_least=500)
