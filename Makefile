@@ -26,7 +26,7 @@ run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
 test: lint type gen-check ## everything that has to pass (ARGS="-k name" goes to pytest)
-	$(bin)/pytest -n 3 -m 'not mysql' $(ARGS)
+	$(bin)/pytest -n 2 -m 'not mysql' $(ARGS)
 
 lint: .venv/ready .venv/googleapis ## ruff, import-linter, buf
 	$(bin)/ruff check --quiet
