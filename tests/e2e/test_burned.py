@@ -120,7 +120,9 @@ def test_a_lease_that_ended_while_the_process_stood_still(tmp_path: Path) -> Non
         assert missing > 0
         until(lambda: sum(ids for _, _, ids in burned(server)) >= missing)
         assert sum(ids for _, _, ids in burned(server)) == missing
-        assert {(sequence, cause) for sequence, cause, _ in burned(server)} == {("orders", "expired")}
+        causes = {(sequence, cause) for sequence, cause, _ in burned(server)}
+        # A refill that was under way when it was stopped took longer than its store_timeout.
+        assert ("orders", "expired") in causes <= {("orders", "expired"), ("orders", "unknown_outcome")}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
