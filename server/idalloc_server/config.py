@@ -104,7 +104,7 @@ class Settings(BaseModel):
     auto_increment_increment: _UInt16 = Field(1, description="MySQL's auto_increment_increment for document ids.")
     lease_ttl: _Positive = Field(180.0, description="How long ids stay in memory unless the lease is renewed.")
     outage_reserve: _Duration = Field(
-        60.0,
+        90.0,
         description="How long the store may be away unnoticed: ids for so long, at the present rate, are in memory.",
     )
     max_reserved_ids: Annotated[int, Field(ge=0, le=2**53)] = Field(

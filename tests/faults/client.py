@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 import idalloc
@@ -25,7 +25,7 @@ WISHES: dict[str, Any] = {
     "log": "",
     "sequence": "orders",
     "mode": "ranges",  # or ids, stream, docids, texts, once
-    "id_count": 10,
+    "id_count": 10,  # or a list: of "ranges", one size after the other
     "threads": 1,
     "timeout": 5.0,
     "seconds": None,
@@ -36,14 +36,16 @@ WISHES: dict[str, Any] = {
 
 def calls(client: idalloc.Client, wishes: dict[str, Any]) -> Iterator[Callable[[], int]]:
     """Gives what makes the next call, without end; each returns how many ids came."""
-    sequence, size = wishes["sequence"], wishes["id_count"]
+    sequence = wishes["sequence"]
+    sizes = wishes["id_count"] if isinstance(wishes["id_count"], list) else [wishes["id_count"]]
+    size, next_size = sizes[0], cycle(sizes)
     ids = client.ids(sequence)
 
     def stream() -> int:
         return sum(len(each) for each in client.stream_ranges(sequence, size * 20, size, timeout=wishes["timeout"]))
 
     make: dict[str, Callable[[], int]] = {
-        "ranges": lambda: len(client.allocate_range(sequence, size)),
+        "ranges": lambda: len(client.allocate_range(sequence, next(next_size))),
         "once": lambda: len(client.allocate_range(sequence, size, exactly_once=True)),
         "texts": lambda: len(client.allocate_texts(sequence, size)),
         "ids": lambda: sum(1 for _ in zip(range(size), ids, strict=False)),

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+import idalloc
 from tests.faults.callers import end, longest_stall, start_callers, start_steady, wait_for_reserve
 from tests.faults.control import Control, Kind, harmed
 from tests.faults.cratedb import Proxied
@@ -138,6 +139,55 @@ def test_a_store_that_hangs_is_not_noticed_by_callers_of_a_sequence_in_use(
     assert not summary.errors, summary.messages
     assert after > before
     assert stall < hang
+
+
+@pytest.mark.scenario(4, "a store that hangs, under callers of nodes that share a sequence")
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param([1], marks=LONG), pytest.param([10], marks=LONG), [7, 1, 10, 2]],
+    ids=["1 id", "10 ids", "mixed"],
+)
+def test_a_hanging_store_is_not_noticed_where_nodes_share(scenario: Scenario, sizes: list[int]) -> None:
+    """P10: with many pieces in each lease, a call is served from the first piece that has enough ids."""
+    # The hang outlasts what one refill brings, so that callers come to the end of a piece.
+    settings = scenario.pick({"outage_reserve": "12s", "store_timeout": "15s", "lease_ttl": "40s"}, {})
+    hang = scenario.pick(8, HANG_SECONDS)
+    calls_a_second, size = 20, sum(sizes) / len(sizes)
+    controls = [Control(scenario.folder / f"control-{number}") for number in range(2)]
+    nodes = [
+        scenario.start_node(module="tests.faults.node", arguments=control.arguments, **settings) for control in controls
+    ]
+    callers = [
+        scenario.start_client(
+            node, sequence="shared", id_count=sizes[turn:] + sizes[:turn], pause=1 / calls_a_second, timeout=120
+        )
+        for turn, node in enumerate(nodes)
+    ]
+    scenario.wait_for_records(callers, 20)
+    with idalloc.Client(nodes[0].address, timeout=30) as client:
+
+        def has_reserve() -> bool:
+            held = client.sequences.get("shared").last_value - size * sum(caller.records for caller in callers)
+            return bool(held > 1.25 * hang * calls_a_second * size * len(nodes))
+
+        scenario.wait_until(has_reserve, "a reserve", within=240)
+    begun = [caller.records for caller in callers]
+    for control in controls:
+        control.harm("late", seconds=hang)
+    time.sleep(hang)
+    scenario.fault()
+    stalls = [longest_stall(caller, since) for caller, since in zip(callers, begun, strict=True)]
+    for control in controls:
+        control.heal()
+    scenario.wait_for_records(callers, 50)
+    for caller in callers:
+        summary = caller.stop()
+        assert not summary.errors, summary.messages
+    for node in nodes:
+        assert node.stop(timeout=60) == 0
+    assert all(harmed(node.log) for node in nodes)  # each asked the store, and waited
+    scenario.prove(f"calls of {', '.join(map(str, sizes))} for {hang} s", note=f"the callers: {max(stalls):.2f} s")
+    assert max(stalls) < hang / 2
 
 
 def has_harmed(proxied: Proxied, kind: str, goal: int) -> bool:

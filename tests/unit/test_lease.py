@@ -12,6 +12,17 @@ def ids_of(grant: Grant) -> list[int]:
     return [grant.value_before + grant.step * n for n in range(1, grant.granted + 1)]
 
 
+def pieces_of(held: list[int], step: int) -> list[int]:
+    """Returns the lengths of the contiguous pieces of ids."""
+    lengths: list[int] = []
+    for before, value in zip([None, *held], held, strict=False):
+        if before is not None and value == before + step:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+    return lengths
+
+
 @given(
     step=st.sampled_from([1, 5, -2]),
     moves=st.lists(
@@ -58,6 +69,8 @@ def test_a_lease_holds_what_was_granted_and_not_taken(step: int, moves: list[tup
                 assert list(range(taken.first_id, taken.last_id + step, step)) == held[:count]
                 held = held[count:]
         assert lease.left == len(held)
+        for largest in (1, 4):
+            assert lease.usable(largest) == sum(max(0, piece - largest + 1) for piece in pieces_of(held, step))
     value, count, version = lease.tail()
     assert [value + step * n for n in range(1, count + 1)] == held[len(held) - count :]
     if version == (writes, 7, 1):  # else the store takes nothing back

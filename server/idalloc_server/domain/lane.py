@@ -85,6 +85,8 @@ class Lane:
         self._reserve = Reserve(shared.terms.outage_reserve, shared.terms.max_reserved_ids, self._clock.boot())
         # Of the waiters only so many are asked for next, at the bound: those for whom there is enough.
         self._ask_for: int | None = None
+        # Whether the last store call may have been applied without an answer.
+        self._outcome_unknown = False
         # How many ids the sequence had left after the last write, and how often it was written.
         self._remaining = 0
         self._writes = 0
@@ -110,10 +112,13 @@ class Lane:
 
         Starts the next refill where not many are left, or the lease in use is to be renewed.
         """
-        now, lease = self._clock.boot(), self._lease
-        taken = lease.take(count, now)
-        if taken is not None and (now >= self._renew_at or lease.left < self._reserve.low):
-            self._start_refill()
+        now, lease, reserve = self._clock.boot(), self._lease, self._reserve
+        taken = lease.take(count, now) or self._take_later(count, now)
+        if taken is not None:
+            if count > reserve.largest:
+                reserve.largest = count
+            if now >= self._renew_at or lease.left < reserve.low:
+                self._start_refill()
         return taken
 
     async def allocate(self, count: int) -> Range:
@@ -127,6 +132,7 @@ class Lane:
         """
         if self._went_backwards:
             await self._look_again(self._went_backwards)
+        self._reserve.largest = max(self._reserve.largest, count)
         waiter = _Waiter(count, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._start_refill()
@@ -181,6 +187,27 @@ class Lane:
         self._lease = Lease(self._period)
         self._reserve.dropped()
 
+    @property
+    def _usable(self) -> int:
+        """How many of the ids in memory calls of the sizes seen can get."""
+        return self._lease.usable(self._reserve.largest_seen)
+
+    def _take_later(self, count: int, now: float) -> Range | None:
+        """Takes ids from the first piece that has so many; the pieces before it are burned, as ids of a node rise.
+
+        Near the bound none is taken so: the last ids of a sequence are kept for smaller calls.
+        """
+        if self._remaining < AHEAD_SHARE or now >= self._lease.expires_at:
+            return None
+        self._skip_to(count)
+        return self._lease.take(count, now)
+
+    def _skip_to(self, count: int) -> None:
+        """Burns the pieces in front of the first one that has ``count`` ids, if one has."""
+        skipped = self._lease.skip_to(count)
+        self._burned.add(self._title, self._period, Cause.LEFTOVER, skipped)
+        self._reserve.skipped(skipped)
+
     def _start_refill(self) -> None:
         if not self._refill:
             self._refill = asyncio.get_running_loop().create_task(self._run_refill())
@@ -213,7 +240,7 @@ class Lane:
         waiting = len(self._waiters)
         wanted = self._wanted()
         if not wanted and not waiting and self._clock.boot() < self._renew_at:
-            self._reserve.suffices(self._lease.left)
+            self._reserve.suffices(self._lease.left, self._usable)
             return
         self._drop_ended_lease()
         was_counter = self._sequence.kind == Kind.COUNTER
@@ -250,9 +277,15 @@ class Lane:
                 answer.set_exception(refusal)
 
     def _ahead(self, asked: int) -> int:
-        """How many ids to take beyond what is waited for: none when cold, then what the reserve asks for."""
+        """How many ids to take beyond what is waited for.
+
+        None when cold, then what the reserve asks for; none after a write whose outcome is unknown, until a write is
+        answered again, so that a store in trouble does not burn one reserve after the other.
+        """
+        if self._outcome_unknown:
+            return 0
         left = self._lease.left
-        ahead = self._reserve.wanted(left, self._clock.boot()) - left
+        ahead = self._reserve.wanted(left, self._usable, self._clock.boot()) - left
         if asked or ahead > 0:  # not where the lease is just renewed
             ahead = max(ahead, self._sequence.min_lease_size - asked)
         if self._sequence.max_lease_size:
@@ -288,6 +321,7 @@ class Lane:
         """Has the store move the counter, and puts what it returned into the lease. None where there is no row yet."""
         asked_at = self._clock.boot()
         grant = await self._write(wanted)
+        self._outcome_unknown = False
         if grant is None:
             if self._name in self._marks:
                 raise self._marks.missing(self._name)
@@ -304,7 +338,7 @@ class Lane:
         before = self._lease.left
         self._lease.add(grant, asked_at + self._terms.lease_ttl)
         self._renew_at = asked_at + self._terms.lease_ttl / 3
-        self._reserve.refilled(before, self._lease.left, asked_at, self._clock.boot())
+        self._reserve.refilled(before, self._lease.left, self._usable, asked_at, self._clock.boot())
         self._remaining = grant.remaining
         self._writes += 1
         return grant
@@ -335,6 +369,7 @@ class Lane:
         try:
             return await within(self._terms.store_timeout, call)
         except (StoreOutcomeUnknown, asyncio.CancelledError):
+            self._outcome_unknown = True
             self._burned.add(self._title, self._period, Cause.UNKNOWN_OUTCOME, at_stake)
             raise
 
@@ -359,7 +394,7 @@ class Lane:
                 answer.set_exception(StartsOver())
             else:
                 if remaining and not at_bound:  # of the last ids of all none is left behind
-                    self._burned.add(self._title, self._period, Cause.LEFTOVER, self._lease.skip_to(count))
+                    self._skip_to(count)
                 taken = self._lease.take(count, now)
                 if taken is not None:
                     answer.set_result(taken)

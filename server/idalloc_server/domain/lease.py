@@ -92,6 +92,16 @@ class Lease:
         self.left -= skipped
         return skipped
 
+    def usable(self, largest: int) -> int:
+        """Returns how many of the ids calls are sure to get, whatever their order, if none asks for over ``largest``.
+
+        A call gets contiguous ids, so of each piece up to ``largest - 1`` ids at its end may serve nobody.
+        """
+        end = largest - 1
+        if end <= 0:
+            return self.left
+        return max(0, self._count - end) + sum(count - end for _, count in self._later if count > end)
+
     def add(self, grant: Grant, expires_at: float) -> None:
         """Adds what a write granted, and lets all ids live until ``expires_at``.
 

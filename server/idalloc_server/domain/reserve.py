@@ -19,6 +19,9 @@ class Reserve:
     that grows is believed at once, as far as the ids were really used; one that falls lets the reserve shrink by half
     in each reserve's time.
 
+    A call gets contiguous ids. So only ids that calls of the sizes seen can really get count as held
+    (``Lease.usable``): the end of each piece of a lease may be too short for the next call.
+
     Args:
         outage_reserve: How long the store may be away without a caller noticing, in seconds.
         most: The most ids to hold.
@@ -26,12 +29,29 @@ class Reserve:
 
     Attributes:
         low: Where fewer ids than this are left, more are to be asked for.
+        largest: The largest call since the sizes of calls were last looked at, in ids.
     """
 
-    __slots__ = ("_at", "_issued", "_latency", "_left", "_most", "_outage_reserve", "_seconds", "low")
+    __slots__ = (
+        "_at",
+        "_issued",
+        "_largest_before",
+        "_latency",
+        "_left",
+        "_most",
+        "_outage_reserve",
+        "_seconds",
+        "_sizes_at",
+        "largest",
+        "low",
+    )
 
     def __init__(self, outage_reserve: float, most: int, now: float) -> None:
         self.low = 0
+        self.largest = 1
+        # The largest call of the span before, and when the present one began.
+        self._largest_before = 1
+        self._sizes_at = now
         self._outage_reserve = outage_reserve
         self._most = most
         # When the last write was answered, how many ids it left, and how long it took.
@@ -42,29 +62,44 @@ class Reserve:
         self._issued = 0.0
         self._seconds = 0.0
 
-    def wanted(self, left: int, now: float) -> int:
-        """Returns how many ids to hold after the next write, of which ``left`` are held already."""
+    @property
+    def largest_seen(self) -> int:
+        """The largest call of late, in ids: of the last one to two reserves' time."""
+        return max(self.largest, self._largest_before)
+
+    def wanted(self, left: int, usable: int, now: float) -> int:
+        """Returns how many ids to hold after the next write; ``left`` are held, calls can get ``usable`` of them."""
         issued, _, rate = self._seen(left, now)
         span = self._span
-        return int(min(rate * (span + max(span / 4, PART_SECONDS)), PER_ISSUED * issued, self._most))
+        target = int(min(rate * (span + max(span / 4, PART_SECONDS)), PER_ISSUED * issued))
+        if target > usable:
+            target += self.largest_seen - 1  # the end of a further piece may be too short for a call
+        return min(target + left - usable, self._most)
 
-    def refilled(self, before: int, after: int, asked_at: float, now: float) -> None:
+    def refilled(self, before: int, after: int, usable: int, asked_at: float, now: float) -> None:
         """Notes a write.
 
         Args:
             before: How many ids were left when it was answered.
             after: How many there are with those that it granted.
+            usable: How many of these calls can get.
             asked_at: When it was sent.
             now: When it was answered.
         """
         self._issued, self._seconds, rate = self._seen(before, now)
         self._latency = max(now - asked_at, self._latency / 2)
         self._at, self._left = now, after
-        self.low = int(min(rate * self._span, after * LOW_SHARE))
+        self.low = after - usable + int(min(rate * self._span, usable * LOW_SHARE))
+        if now - self._sizes_at >= self._span:
+            self._largest_before, self.largest, self._sizes_at = self.largest, 1, now
 
-    def suffices(self, left: int) -> None:
+    def suffices(self, left: int, usable: int) -> None:
         """Notes that no write was needed, since fewer ids are wanted than before."""
-        self.low = int(left * LOW_SHARE)
+        self.low = left - usable + int(usable * LOW_SHARE)
+
+    def skipped(self, count: int) -> None:
+        """Notes that so many ids were left behind: nobody was issued them."""
+        self._left -= count
 
     def failed(self) -> None:
         """Notes that a write failed: time alone tells when to ask again."""

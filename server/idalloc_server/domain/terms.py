@@ -26,7 +26,7 @@ class Terms:
     store_timeout: float
     auto_create_sequences: bool
     max_clock_skew: float = 60.0
-    outage_reserve: float = 60.0
+    outage_reserve: float = 90.0
     max_reserved_ids: int = 100_000_000
 
 
