@@ -18,6 +18,7 @@ ENV PATH=/opt/idalloc/bin:$PATH \
     IDALLOC_STORE=sqlite:///var/lib/idalloc/idalloc.db
 USER 10001
 # The counters live here: a container without a lasting volume begins again at 1.
+# Mount a folder, never the database file alone: SQLite keeps files beside it.
 VOLUME /var/lib/idalloc
 EXPOSE 50051
 # A client: where the server speaks TLS, it needs IDALLOC_CA and IDALLOC_SERVER_NAME.

@@ -20,15 +20,12 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.sequence import Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
 from idalloc_server.store import sqlite_allocations, sqlite_rows, sqlite_schema
+from idalloc_server.store.sqlite_files import DatabaseFiles, FilesChanged
 from idalloc_server.store.sqlite_schema import code, is_busy, roll_back
 
 _T = TypeVar("_T")
 
 _BUSY_TIMEOUT = 5.0
-
-
-class _Replaced(Exception):
-    """The file is not the one that was opened."""
 
 
 class SqliteStore:
@@ -49,7 +46,7 @@ class SqliteStore:
         self._busy_timeout = busy_timeout
         self._thread = ThreadPoolExecutor(1, "sqlite")
         self._connection: sqlite3.Connection | None = None
-        self._identities: dict[Path, tuple[int, int]] = {}
+        self._files: DatabaseFiles | None = None
 
     @property
     def address(self) -> str:
@@ -178,8 +175,8 @@ class SqliteStore:
     async def _grant(self, name: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
             return await self._call(lambda: self._transaction(work))
-        except _Replaced as error:
-            raise StoreWentBackwards(name, seen=f"the file {self._path}", found=str(error)) from error
+        except FilesChanged as error:
+            raise StoreWentBackwards(name, seen=f"the file {self._path}", found=error.found) from error
 
     async def _read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         return await self._write(work, "BEGIN")
@@ -187,8 +184,8 @@ class SqliteStore:
     async def _write(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
         try:
             return await self._call(lambda: self._transaction(work, begin))
-        except _Replaced as error:
-            raise StoreRejected(f"the file {self._path} was replaced: {error}; restart this node") from error
+        except FilesChanged as error:
+            raise StoreRejected(f"the file {self._path} {error}; restart this node") from error
 
     async def _call(self, job: Callable[[], _T]) -> _T:
         try:
@@ -200,20 +197,27 @@ class SqliteStore:
     # From here on everything runs on the store's thread.
 
     def _transaction(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
-        db = self._connection
-        if db is None:
+        db, files = self._connection, self._files
+        if db is None or files is None:
             raise StoreUnreachable("the store is not open")
         try:
             db.execute(begin)
-            self._check_files()
+            files.check()
             answer = work(db)
         except (sqlite3.Error, OverflowError) as error:
             raise StoreRejected(f"SQLite at {self._path}: {error}", code=code(error)) from error
+        except OSError as error:
+            raise StoreRejected(f"the file {error.filename} cannot be examined: {error.strerror}") from error
         else:
             self._commit(db)
-            return answer
         finally:
             roll_back(db)
+        try:
+            files.check()
+        except (FilesChanged, OSError) as error:
+            # The process may have been paused since the first check, while others began anew.
+            raise StoreOutcomeUnknown(f"SQLite at {self._path}, after the commit: {error}") from error
+        return answer
 
     def _commit(self, db: sqlite3.Connection) -> None:
         try:
@@ -222,31 +226,11 @@ class SqliteStore:
             kind = StoreRejected if is_busy(error) else StoreOutcomeUnknown
             raise kind(f"SQLite at {self._path}, at the commit: {error}", code=code(error)) from error
 
-    def _check_files(self) -> None:
-        """Sees that the database and its write-ahead log are those that were opened.
-
-        One that was removed can be written to on and on, while another process starts a new one at 1, or goes on from
-        what was not in the log.
-        """
-        for path, opened in self._identities.items():
-            what = "file" if path == self._path else "write-ahead log"
-            try:
-                found = _identity(path)
-            except FileNotFoundError:
-                raise _Replaced(f"no {what} there") from None
-            except OSError as error:
-                raise StoreRejected(f"the file {path} cannot be looked at: {error.strerror}") from error
-            if found != opened:
-                raise _Replaced(f"another {what} there")
-
     def _open(self) -> None:
         if self._connection is not None:
             return
         try:
-            db = sqlite_schema.connect(self._path, self._busy_timeout)
-            db.execute("PRAGMA schema_version").fetchone()  # the first one to read makes the log
-            log = Path(f"{self._path.resolve()}-wal")
-            identities = {path: _identity(path) for path in (self._path, log)}
+            self._connection, self._files = sqlite_schema.connect(self._path, self._busy_timeout)
         except (OSError, sqlite3.Error) as error:
             if is_busy(error):
                 raise StoreRejected(f"SQLite at {self._path}: {error}", code=code(error)) from error
@@ -256,15 +240,9 @@ class SqliteStore:
                 f"cannot use {self._path} as a SQLite database: {why}; "
                 "choose a file that is idalloc's or new, in a folder that can be written to",
             ) from error
-        self._identities = identities
-        self._connection = db
 
     def _close(self) -> None:
-        if self._connection is not None:
+        if self._connection is not None and self._files is not None:
             self._connection.close()
-            self._connection = None
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+            self._files.close()
+            self._connection = self._files = None

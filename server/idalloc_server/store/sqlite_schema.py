@@ -3,10 +3,11 @@
 import os
 import sqlite3
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.store.sqlite_files import DatabaseFiles
 from idalloc_server.store.sqlite_locks import check_locks
 
 APPLICATION_ID = 0x69646C63  # "idlc": whose file it is
@@ -37,7 +38,7 @@ _ALLOCATIONS = (
 )
 
 
-def connect(path: Path, busy_timeout: float) -> sqlite3.Connection:
+def connect(path: Path, busy_timeout: float) -> tuple[sqlite3.Connection, DatabaseFiles]:
     """Opens a file, making it and its folder where they are missing; every commit then reaches the disk.
 
     Any number of processes may do this at once.
@@ -46,25 +47,38 @@ def connect(path: Path, busy_timeout: float) -> sqlite3.Connection:
         path: The file.
         busy_timeout: How long a statement waits while another process writes, in seconds.
 
+    Returns:
+        The connection, and its files, which are to be closed after it.
+
     Raises:
-        StartRefused: The file is of something else, or on a file system that keeps no locks; nothing in it was changed.
+        StartRefused: The file is of something else, on a file system that keeps no locks, or has another name or other
+            files beside it for another process; nothing in it was changed.
         sqlite3.Error: It cannot be used.
         OSError: Its folder cannot be made.
     """
-    made = _make_folder(path.parent)
-    check_locks(path)
-    db = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None)
-    try:
+    real_path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for links in a circle
+    made = _make_folder(real_path.parent)
+    check_locks(real_path)
+    with ExitStack() as opened:
+        files = DatabaseFiles(path, real_path)
+        opened.callback(files.close)
+        db = sqlite3.connect(real_path, timeout=busy_timeout, isolation_level=None)
+        opened.callback(db.close)
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's own cache too
+        # Before anything is written: it would go over what a process with another lock writes to the same log.
+        claimed = _mode(db) == "wal"
+        if claimed:
+            files.claim()
         _make_tables(db, path)
         _switch_to_wal(db, path, time.monotonic() + busy_timeout)
+        if not claimed:
+            _mode(db)
+            files.claim()
         for folder in made:
             _sync(folder)
-    except BaseException:
-        db.close()
-        raise
-    return db
+        opened.pop_all()
+    return db, files
 
 
 def roll_back(db: sqlite3.Connection) -> None:
@@ -82,6 +96,13 @@ def is_busy(error: Exception) -> bool:
 def code(error: Exception) -> int:
     """Returns SQLite's extended result code; 0 for an error of Python's own."""
     return getattr(error, "sqlite_errorcode", None) or 0
+
+
+def _mode(db: sqlite3.Connection) -> str:
+    """Returns the journal's mode. Reading makes ``-wal`` and ``-shm``, which stay until the last process closes."""
+    db.execute("PRAGMA schema_version").fetchone()
+    mode: str = db.execute("PRAGMA journal_mode").fetchone()[0]
+    return mode
 
 
 def _make_folder(folder: Path) -> list[Path]:

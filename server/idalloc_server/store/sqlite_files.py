@@ -1,0 +1,167 @@
+"""The files of a SQLite database: sees that all processes that write to it use the same ones."""
+
+import os
+import sys
+import time
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from idalloc_server.domain.errors import StartRefused
+from idalloc_server.store.sqlite_locks import lock_place
+
+_BESIDE = {"-wal": "write-ahead log", "-shm": "shared memory file (-shm)"}
+
+# How long a process may take from SQLite's removal of -wal and -shm, at its close, to the end of its own lock.
+_CLOSING_SECONDS = 2.0
+
+
+class FilesChanged(Exception):
+    """The files are not those that were opened, or have another name.
+
+    Attributes:
+        found: What was found in their place.
+    """
+
+    def __init__(self, message: str, found: str) -> None:
+        super().__init__(message)
+        self.found = found
+
+
+class DatabaseFiles:
+    """A database, its write-ahead log (``-wal``) and its shared memory (``-shm``), as this process opened them.
+
+    SQLite keeps its write lock in ``-shm`` and new commits in ``-wal``, and finds both by the path of the database. Two
+    processes on one database that have other files beside it see neither each other's locks nor each other's commits,
+    and issue the same ids. Three measures prevent this:
+
+    * A start is refused where the database has another name (a hard link, a mount of the file alone), since the other
+      name has other files beside it. Symbolic links are resolved, by SQLite too, and are safe.
+    * ``claim`` refuses a start while another process uses the database with other files. Each process locks one byte
+      of the database, at an offset that is made of the identities of its ``-wal`` and ``-shm``, and looks for locks at
+      other offsets. The lock belongs to the inode and lives as long as the process, also while it is paused in the
+      middle of a transaction.
+    * ``check`` compares identities and link counts before and after each transaction.
+
+    Not covered: a copy of the database; files that are removed between SQLite's opening of them and ``claim``. Only
+    ``check`` notices a new database in the place of the old one, and programs other than idalloc that come by another
+    name. Without locks that belong to a descriptor, which only Linux has, ``claim`` refuses nothing.
+
+    A process has one of these for a database: SQLite's own locks on the file end when any descriptor of it is closed.
+
+    Args:
+        path: The database; it is made if it is missing.
+        real_path: The same without symbolic links.
+
+    Raises:
+        StartRefused: The database, or a file beside it, has another name.
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path, real_path: Path) -> None:
+        self._path = path
+        self._real_path = real_path
+        self._identities: dict[Path, tuple[int, int]] = {}
+        # For writing, since an overlay shows another file once the first process opens it so.
+        self._descriptor = os.open(self._real_path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
+        try:
+            self._refuse_other_names()
+        except BaseException:
+            self.close()
+            raise
+
+    def claim(self) -> None:
+        """Keep out processes that use the database with another ``-wal`` or ``-shm``.
+
+        Both must exist, and an open connection must use them. Waits for up to 2 s for another process to close.
+
+        Raises:
+            StartRefused: Another process uses the database with other files, or a file has another name.
+            OSError: A file is missing.
+        """
+        self._refuse_other_names()
+        paths = [self._path, *(self._beside(suffix) for suffix in _BESIDE)]
+        identities = {path: _identity(path.stat()) for path in paths}
+        if identities[self._path] != _identity(os.fstat(self._descriptor)):
+            raise StartRefused("store", f"the file {self._path} was replaced while it was opened; start again")
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        while not lock_place(self._descriptor, _digest([identities[path] for path in paths[1:]])):
+            if time.monotonic() > deadline:
+                raise StartRefused(
+                    "store",
+                    f"another process uses {self._path} with another -wal or -shm than those beside it, and both would "
+                    "issue the same ids; stop all servers of this file, then start them again",
+                )
+            time.sleep(0.01)
+        self._identities = identities
+
+    def check(self) -> None:
+        """See that the files are those that were opened, and have no second link.
+
+        Raises:
+            FilesChanged: They are not.
+            OSError: One of them cannot be examined.
+        """
+        for path, opened in self._identities.items():
+            what = "file" if path == self._path else _BESIDE[path.name[-4:]]
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                raise FilesChanged(f"was replaced: no {what} there", f"no {what} there") from None
+            if _identity(status) != opened:
+                raise FilesChanged(f"was replaced: another {what} there", f"another {what} there")
+            if status.st_nlink > 1:
+                found = f"{status.st_nlink} hard links to the {what}: remove all links but one"
+                raise FilesChanged(f"has another name: {found}", found)
+
+    def close(self) -> None:
+        """End the lock; the connection must be closed before."""
+        os.close(self._descriptor)
+
+    def _beside(self, suffix: str) -> Path:
+        return self._real_path.with_name(self._real_path.name + suffix)
+
+    def _refuse_other_names(self) -> None:
+        for path in (self._real_path, *(self._beside(suffix) for suffix in _BESIDE)):
+            try:
+                links = path.stat().st_nlink
+            except FileNotFoundError:
+                continue
+            if links > 1 and path.is_file():
+                raise StartRefused(
+                    "store",
+                    f"the file {path} has {links} hard links, and servers that use different ones would issue the same "
+                    "ids; remove all links but one",
+                )
+            if _mount(path) != _mount(path.parent):
+                raise StartRefused(
+                    "store",
+                    f"the file {path} is mounted on its own, without the files that SQLite keeps beside it, and servers"
+                    " inside and outside would issue the same ids; mount its folder",
+                )
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _digest(identities: list[tuple[int, int]]) -> int:
+    return int.from_bytes(blake2b(repr(identities).encode(), digest_size=7).digest())
+
+
+def _mount(path: Path) -> str:
+    """Return the id of the mount that a path is on; nothing where the system does not say.
+
+    A file that is a mount point is on another mount than its folder. ``os.path.ismount`` misses that within one file
+    system, and /proc/self/mountinfo also lists mounts that a later mount of the folder hides.
+    """
+    if sys.platform != "linux":
+        return ""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_PATH)  # closing this kind ends no lock of the process
+        try:
+            lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+        finally:
+            os.close(descriptor)
+        return next((line for line in lines if line.startswith("mnt_id:")), "")
+    return ""

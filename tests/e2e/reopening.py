@@ -1,0 +1,29 @@
+"""Opens a SQLite store, takes ids and closes it, again and again: python -m tests.e2e.reopening FILE ROUNDS.
+
+Prints the last value of each grant, one a line.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from idalloc_server.domain.clock import SystemClock
+from idalloc_server.store.sqlite import SqliteStore
+from tests.store.rows import made
+
+
+async def main(path: Path, rounds: int) -> None:
+    """Takes two ids a round."""
+    for _ in range(rounds):
+        store = SqliteStore(path, SystemClock(), busy_timeout=60)
+        await store.open()
+        await store.create(made("s"))
+        for _ in range(2):
+            granted = await store.grant("s", 1, 1000)
+            assert granted is not None
+            print(granted.last_value)
+        await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,173 @@
+"""The files of a SQLite database: replaced, linked or renamed, before a start and while a store is open."""
+
+# ruff: noqa: ASYNC240 - a test may wait for a file
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRejected, StoreWentBackwards
+from idalloc_server.store.sqlite import SqliteStore
+from idalloc_server.store.sqlite_locks import lock_place
+from tests.fakes import FakeClock
+from tests.store.rows import made
+
+SUFFIXES = ["", "-wal", "-shm"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk" / "ids.db"
+
+
+@pytest.fixture
+async def store(path: Path, clock: FakeClock) -> AsyncIterator[SqliteStore]:
+    store = await opened(path, clock)
+    yield store
+    await store.close()
+
+
+async def opened(path: Path, clock: FakeClock) -> SqliteStore:
+    store = SqliteStore(path, clock)
+    await store.open()
+    await store.create(made("s"))
+    return store
+
+
+async def last_of(store: SqliteStore) -> int:
+    granted = await store.grant("s", 1, 1000)
+    assert granted is not None
+    return granted.last_value
+
+
+def beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+class TestWhileOpen:
+    async def test_a_removed_lock_file_stops_grants(self, store: SqliteStore, path: Path) -> None:
+        """P1: another process would make a new -shm, and see no lock of this one."""
+        beside(path, "-shm").unlink()
+        with pytest.raises(StoreWentBackwards, match=r"found no shared memory file \(-shm\) there"):
+            await store.grant("s", 1, 1000)
+        with pytest.raises(StoreRejected, match=r"was replaced: no shared memory file \(-shm\) there; restart"):
+            await store.get("s")
+
+    async def test_a_lock_file_begun_anew_stops_grants(self, store: SqliteStore, path: Path) -> None:
+        """P1: a new -shm holds other locks."""
+        lock = beside(path, "-shm")
+        lock.rename(lock.with_name("old"))
+        lock.touch()
+        with pytest.raises(StoreWentBackwards, match=r"found another shared memory file \(-shm\) there"):
+            await store.grant("s", 1, 1000)
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    async def test_a_second_link_stops_grants(self, store: SqliteStore, path: Path, suffix: str) -> None:
+        """P1: a process that comes by the other link would have a lock of its own."""
+        assert await last_of(store) == 1
+        link = path.with_name("link")
+        link.hardlink_to(beside(path, suffix))
+        with pytest.raises(StoreWentBackwards, match=r"found 2 hard links to the .*: remove all links but one"):
+            await store.grant("s", 1, 1000)
+        with pytest.raises(StoreRejected, match="has another name: 2 hard links"):
+            await store.create(made("t"))
+        link.unlink()
+        assert await last_of(store) == 2
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    async def test_a_change_before_the_commit_burns(self, store: SqliteStore, path: Path, suffix: str) -> None:
+        """P1: a process that was paused in a transaction answers nothing once others began anew."""
+        with pytest.raises(StoreOutcomeUnknown, match="after the commit: was replaced: no "):
+            await store._grant("s", lambda db: beside(path, suffix).unlink())
+
+    async def test_a_link_that_is_turned_stops_grants(self, path: Path, clock: FakeClock) -> None:
+        """P1: the next process that comes by the link uses another database."""
+        first, second = path.with_name("1.link"), path.with_name("2.link")
+        first.symlink_to(second)
+        second.symlink_to(path)
+        store = await opened(first, clock)
+        assert await last_of(store) == 1
+        (path.parent / "other.db").touch()
+        second.unlink()
+        second.symlink_to(path.parent / "other.db")
+        with pytest.raises(StoreWentBackwards, match="found another file there"):
+            await store.grant("s", 1, 1000)
+        await store.close()
+
+    async def test_a_replaced_folder_stops_grants(self, store: SqliteStore, path: Path) -> None:
+        """P1: the next process would find a new folder, and begin at 1."""
+        path.parent.rename(path.parent.with_name("moved"))
+        with pytest.raises(StoreWentBackwards, match="found no file there"):
+            await store.grant("s", 1, 1000)
+        path.parent.mkdir()
+        path.touch()
+        with pytest.raises(StoreWentBackwards, match="found another file there"):
+            await store.grant("s", 1, 1000)
+
+    async def test_a_moved_folder_with_a_link_is_the_same(self, store: SqliteStore, path: Path) -> None:
+        """P1: a process that comes by the old name finds the same files."""
+        path.parent.rename(path.parent.with_name("moved"))
+        path.parent.symlink_to(path.parent.with_name("moved"))
+        assert await last_of(store) == 1
+
+
+class TestAtTheStart:
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    async def test_a_second_link_is_refused(self, path: Path, clock: FakeClock, suffix: str) -> None:
+        """P1: nothing is made beside a file of two names."""
+        file = beside(path, suffix)
+        file.touch()
+        file.with_name("link").hardlink_to(file)
+        store = SqliteStore(path, clock)
+        with pytest.raises(StartRefused, match=f"the file {file} has 2 hard links, .*; remove all links but one$"):
+            await store.open()
+        await store.close()
+        assert {each.name for each in path.parent.iterdir()} <= {file.name, "link", path.name}
+
+    async def test_links_to_the_file_and_its_folder_are_safe(self, path: Path, clock: FakeClock) -> None:
+        """P1: SQLite resolves symbolic links, so that all use the files beside the database itself."""
+        path.with_name("dangling").symlink_to(path)
+        (path.parent.parent / "folder").symlink_to(path.parent)
+        stores = [
+            await opened(each, clock)
+            for each in (path.with_name("dangling"), path.parent.parent / "folder" / "dangling", path)
+        ]
+        assert [await last_of(store) for store in stores] == [1, 2, 3]
+        assert {each.name for each in path.parent.iterdir()} == {"dangling", *(path.name + each for each in SUFFIXES)}
+        for store in stores:
+            await store.close()
+
+    async def test_a_link_into_a_missing_folder_makes_it(self, path: Path, clock: FakeClock, tmp_path: Path) -> None:
+        """P1: the folder of the database itself is made and tried for locks, not the folder of the link."""
+        path.symlink_to(tmp_path / "new" / "ids.db")
+        store = await opened(path, clock)
+        assert await last_of(store) == 1
+        await store.close()
+        assert [each.name for each in (tmp_path / "new").iterdir()] == ["ids.db"]
+
+    async def test_links_in_a_circle_are_refused(self, path: Path, clock: FakeClock) -> None:
+        """A start that cannot succeed ends with one line."""
+        path.symlink_to(path.with_name("other"))
+        path.with_name("other").symlink_to(path)
+        store = SqliteStore(path, clock)
+        with pytest.raises(StartRefused, match="Too many levels of symbolic links"):
+            await store.open()
+        await store.close()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="these locks are Linux's")
+    async def test_a_process_that_is_closing_is_waited_for(self, path: Path, clock: FakeClock) -> None:
+        """P1: a process gives up its lock only after SQLite removed its files, and refuses no start meanwhile."""
+        closing = os.open(path, os.O_RDWR | os.O_CREAT)
+        assert lock_place(closing, 1)
+        opening = asyncio.create_task(opened(path, clock))
+        while not beside(path, "-shm").exists() and not opening.done():  # noqa: ASYNC110 - SQLite makes it
+            await asyncio.sleep(0.001)
+        os.close(closing)
+        store = await opening
+        assert await last_of(store) == 1
+        await store.close()
