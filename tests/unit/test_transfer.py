@@ -58,7 +58,7 @@ async def test_all_of_it_to_another_kind_of_store_and_back(store: MemoryStore, t
     assert await state(sqlite) == await state(store)
     assert await sqlite.claimed_starts() == {7: 1_700_000_000}
     again = await imported(sqlite, await exported(store))
-    assert (again.created, again.raised, again.unchanged, again.effective_at) == (0, 0, 5, None)
+    assert (again.created, again.raised, again.unchanged) == (0, 1, 4)  # orders may have leases
     back = MemoryStore()
     await imported(back, await exported(sqlite))
     assert await state(back) == await state(store)
@@ -103,6 +103,24 @@ async def test_a_restored_store_is_raised_and_its_leases_end(store: MemoryStore,
     assert (orders.last_value, period.last_value) == (500, 41)
     assert orders.generation > 3
     assert period.generation < invoices.generation  # so that whoever opens it next does so behind what was brought
+
+
+@pytest.mark.parametrize(("here", "line", "ended"), [(0, 0, 0), (5000, 0, 5), (0, 9000, 9), (5000, 9000, 9)])
+async def test_equal_counters_end_the_leases_that_may_live(
+    store: MemoryStore, clock: FakeClock, here: int, line: int, ended: int
+) -> None:
+    """P5: leases may live by the row in the store or by the imported line; the longer of both counts."""
+    await store.create(Row("orders", 500, Sequence(), 3, line, 1, "x"))
+    lines = await exported(store)
+    restored = MemoryStore(clock)
+    await restored.create(Row("orders", 500, Sequence(), 3, here, 1, "x"))
+    for _ in range(2):  # the same file again ends the leases again
+        before = restored.rows["orders"].generation
+        done = await imported(restored, lines, clock)
+        assert (done.raised, done.unchanged) == ((1, 0) if ended else (0, 1))
+        assert done.effective_at == (clock.wall() + ended + 1 if ended else None)
+        assert (restored.rows["orders"].generation > before) == bool(ended)
+    assert restored.rows["orders"].lease_ms == max(here, line)  # a later advance is effective after that
 
 
 async def test_retired_sequences_end_here_and_live_there(store: MemoryStore, clock: FakeClock) -> None:
@@ -183,9 +201,9 @@ async def test_a_raised_start_lowers_no_counter_of_a_sequence_with_a_reset(store
     raised = replace(YEARLY, start=100)
     await store.revise("invoices", 1, Revision(raised, raised.before_start, "y", 0.0))
     done = await imported(store, lines)
-    assert (done.problems, done.raised, done.unchanged) == ([], 1, 4)
+    assert (done.problems, done.raised, done.unchanged) == ([], 2, 3)  # invoices, and the leases of orders
     assert store.rows["invoices"].sequence == YEARLY
-    assert (await imported(store, lines)).unchanged == 5
+    assert (await imported(store, lines)).unchanged == 4
     assert store.rows[name_of_period("invoices", "2026")].last_value == 41
 
 

@@ -5,11 +5,12 @@ What is exported is never behind what was issued before; what is imported never 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import uuid4
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid, StoreUnavailable
+from idalloc_server.domain.errors import InvalidRequest, SequenceDeleted, SequenceInvalid, StoreUnavailable
 from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period, generation_after
 from idalloc_server.domain.rules import check_change, new_bound
 from idalloc_server.domain.sequence import PERIOD_MARK, Reset, name_of_period
@@ -98,11 +99,14 @@ class _Refused(Exception):
 class Import:
     """Brings what was read to a store. It may be done again after a failure, and as often as one likes.
 
+    Each time it ends the leases of every sequence that is in the store already, also where the counters are equal,
+    unless no node ever had a lease of it.
+
     Attributes:
         problems: The lines that were refused.
         created: How many sequences were created.
-        raised: How many were there, and were raised or changed.
-        unchanged: How many were there just so.
+        raised: How many were there, and were raised, or changed, or had their leases ended.
+        unchanged: How many were there just so, and never had a lease.
         claims: How many prefixes were brought.
         effective_at: From when on no node issues an id at or before the imported ones, in seconds since 1970, where
             leases had to end; None where none had to.
@@ -148,16 +152,18 @@ class Import:
             if row is None:
                 found: Row | None = await self._create(item.row, generation)
                 counted = "created"
-            elif self._is_there(item.row, row) and generation < row.generation:
+            elif self._is_there(item.row, row) and generation < row.generation and not _leases_may_live(item.row, row):
                 self.unchanged += 1
                 return
             else:
+                await self._lengthen_leases(item.row, row)
                 found = await self._revise(item.row, row, generation)
                 counted = "raised"
             if found is not None and found.revised_by == self.by:
                 setattr(self, counted, getattr(self, counted) + 1)
                 if row is not None:
-                    effective_at = self.clock.wall() + found.lease_ms / 1000 + MARGIN_SECONDS
+                    lease_ms = max(found.lease_ms, item.row.lease_ms)
+                    effective_at = self.clock.wall() + lease_ms / 1000 + MARGIN_SECONDS
                     self.effective_at = max(self.effective_at or 0, effective_at)
                 return
         raise StoreUnavailable(f"sequence {item.row.name!r} is changed by others all the time")
@@ -185,6 +191,15 @@ class Import:
             and line.deleted == row.deleted
             and line.generation <= row.generation
         )
+
+    async def _lengthen_leases(self, line: Row, row: Row) -> None:
+        """Has the row say how long the exported leases may live, which a restored copy may not know.
+
+        Later changes of the sequence say by it from when on they are effective.
+        """
+        if line.lease_ms > row.lease_ms and not row.deleted:
+            with suppress(SequenceDeleted):  # in the meantime
+                await self.store.grant(line.name, 0, line.lease_ms)
 
     async def _create(self, line: Row, generation: int) -> Row:
         now = self.clock.wall()
@@ -251,9 +266,20 @@ class Import:
             self.problems.append(problem)
 
 
+def _leases_may_live(line: Row, row: Row) -> bool:
+    """Whether nodes may hold ids, of the row or of what was exported.
+
+    Where the counters are equal, too: a store that was restored, and used since, may have issued these ids again.
+    """
+    return max(line.lease_ms, row.lease_ms) > 0
+
+
 def _counter(row: Row) -> int:
     return row.sequence.before_start if row.last_value is None else row.last_value
 
 
 def _lowers(what: str, here: int, line: int) -> _Refused:
-    return _Refused(f"{what} would be lowered from {here} to {line}: a counter is never lowered")
+    return _Refused(
+        f"{what} would be lowered from {here} to {line}: a counter is never lowered; where the store was restored, "
+        "advance the sequence past the highest id in use"
+    )
