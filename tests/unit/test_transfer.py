@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.domain.errors import SequenceDeleted
+from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
+from idalloc_server.domain.retirement import RETIREMENT
 from idalloc_server.domain.sequence import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
 from idalloc_server.domain.store import Revision, Row, Store
-from idalloc_server.domain.transfer import Import, export_lines, retire
+from idalloc_server.domain.transfer import MOVED_TO, Import, export_lines, retire, unretire
 from idalloc_server.domain.transfer_file import first_line, read
 from idalloc_server.store.sqlite import SqliteStore
 from tests.fakes import FakeClock, MemoryStore
+from tests.memory_rows import Row as MemoryRow
 
 YEARLY = Sequence(reset=Reset.YEARLY, format="INV-{year}-{value:06d}", time_zone="Europe/Vienna", max_value=999_999)
 
@@ -130,18 +132,43 @@ async def test_retired_sequences_end_here_and_live_there(store: MemoryStore, clo
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
         if len(waited) == 1:
-            await store.create(Row("late", 0, Sequence(), 1, 0, 1, "x"))
+            store.rows["late"] = MemoryRow(Sequence(), 0)  # by a node that saw no mark yet
 
-    assert await retire(store, clock, sleep) == 5
+    assert await retire(store, clock, "elsewhere", sleep) == 5
     assert waited == [181.0, 181.0]
     assert all(deleted for name, _, _, deleted in await state(store) if "\x1f" not in str(name))
     there = MemoryStore(clock)
     await imported(there, await exported(store))
     assert [name for name, *_, deleted in await state(there) if deleted] == ["gone"]
     await there.grant("orders", 1, 0)
+    with pytest.raises(StoreRetired, match="go on at: elsewhere"):
+        await imported(store, await exported(there))
+    await unretire(store, clock)
     back = await imported(store, await exported(there))
     assert back.problems == []
-    assert await state(store) == await state(there)
+    assert [row for row in await state(store) if row[0] != RETIREMENT] == await state(there)
+
+
+async def no_sleep(_: float) -> None:
+    pass
+
+
+async def test_a_repeated_retirement_keeps_the_place(store: MemoryStore, clock: FakeClock) -> None:
+    """P1: a retirement may be repeated and undone; the place to go on stays unless another one is given."""
+    await filled(store)
+    places, ended = [], []
+    for moved_to in ("", "here", "", "there"):
+        ended.append(await retire(store, clock, moved_to, no_sleep))
+        with pytest.raises(StoreRetired) as refused:
+            await store.create(Row("others", 0, Sequence()))
+        places.append(str(refused.value).partition(" go on at: ")[2])
+    assert (places, ended) == ([MOVED_TO, "here", "here", "there"], [4, 0, 0, 0])
+    for _ in range(2):
+        await unretire(store, clock)
+    await store.create(Row("others", 0, Sequence()))
+    assert await retire(store, clock, "", no_sleep) == 1
+    with pytest.raises(StoreRetired, match=MOVED_TO):
+        await store.claim_start(7, 0, "me", 60)
 
 
 async def test_a_retired_sequence_with_a_reset_has_a_generation_that_no_advance_of_a_period_has(
@@ -149,11 +176,7 @@ async def test_a_retired_sequence_with_a_reset_has_a_generation_that_no_advance_
 ) -> None:
     await filled(store)
     assert store.rows["invoices"].generation == 1
-
-    async def no_sleep(_: float) -> None:
-        pass
-
-    await retire(store, clock, no_sleep)
+    await retire(store, clock, sleep=no_sleep)
     assert store.rows["invoices"].generation > 1
     assert store.rows["invoices"].generation % 2
 
