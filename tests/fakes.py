@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import Refusal, SequenceDeleted, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
+from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
 from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Seen
 from idalloc_server.domain.store import Row as StoredRow
@@ -240,6 +241,7 @@ class MemoryStore:
         if row is None:
             return None
         if row.deleted:
+            refuse_retired(self._get(RETIREMENT), name)
             raise SequenceDeleted(name)
         row.counter(name)
         row.lease_ms = max(row.lease_ms, lease_ms)
@@ -271,6 +273,8 @@ class MemoryStore:
         return Grant(row.last_value, granted, row.sequence, left, row.generation, self._write(row))
 
     def _create(self, new: StoredRow) -> StoredRow:
+        if is_refused(new.name):
+            refuse_retired(self._get(RETIREMENT), new.name)
         if new.name not in self.rows:
             columns = new._asdict()
             name = columns.pop("name")
@@ -302,6 +306,8 @@ class MemoryStore:
         return [self.rows[name].stored(name) for name in names[:most]]
 
     def _revise(self, name: str, revision: int, change: Revision) -> StoredRow | None:
+        if is_refused(name, change):
+            refuse_retired(self._get(RETIREMENT), name)
         row = self.rows.get(name)
         if row is None:
             return None
@@ -352,6 +358,7 @@ class MemoryStore:
             self._hold(prefix, holder, stale_after)
 
     def _claim(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
+        refuse_retired(self._get(RETIREMENT))
         row = self._hold(prefix, holder, stale_after)
         row.last_start = max(row.last_start + 1, at_least)
         return Claim(row.last_start, row.holder, row.seen_at)

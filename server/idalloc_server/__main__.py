@@ -20,10 +20,10 @@ from idalloc_server import app
 from idalloc_server.config import Settings, load
 from idalloc_server.domain import transfer, transfer_file
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.errors import Refusal, StartRefused, StoreUnavailable
+from idalloc_server.domain.errors import Refusal, StartRefused, StoreRetired, StoreUnavailable
 from idalloc_server.domain.store import Store
 from idalloc_server.role import Alone
-from idalloc_server.store.open import open_store
+from idalloc_server.store.open import has_secret, open_store
 from idalloc_server.supervisor import Supervisor
 from idalloc_server.telemetry import logs
 
@@ -31,6 +31,9 @@ if sys.platform == "win32":
     run = asyncio.run
 else:
     from uvloop import run
+
+# The most characters of --moved-to, so that every error has room for it.
+MOST_MOVED_TO = 300
 
 config = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at the server's settings.")
 
@@ -111,8 +114,22 @@ def _with_store_as_flags(command: Any) -> Any:
 def export(
     *,
     retire: Annotated[
-        bool, typer.Option("--retire", help="End all sequences first, and wait for all leases: to move for good.")
+        bool,
+        typer.Option(
+            "--retire",
+            help="End all sequences first, and wait for all leases: to move for good. The store then refuses to create "
+            "sequences, and servers refuse to start on it, until `import --unretire`.",
+        ),
     ] = False,
+    moved_to: Annotated[
+        str,
+        typer.Option(
+            "--moved-to",
+            metavar="TEXT",
+            help="With --retire: where to go on, in words. Refused callers read it: no password, no token. "
+            f"Default: {transfer.MOVED_TO}",
+        ),
+    ] = "",
     config_file: _ConfigFile = None,
     **flags: str | None,
 ) -> None:
@@ -120,12 +137,14 @@ def export(
 
     Every id issued so far is at or before what is written, while servers run, too.
     """
+    if moved_to:
+        _check_moved_to(moved_to, retire=retire)
 
     async def work(store: Store) -> None:
         if not await store.list("", "", 1, deleted=True, periods=True) and not await store.claimed_starts():
             _fail(f"there is nothing in {store.address} to export", 1)
         if retire:
-            ended = await transfer.retire(store, SystemClock())
+            ended = await transfer.retire(store, SystemClock(), moved_to)
             print(f"idalloc: ended {ended} sequences", file=sys.stderr)
         async for line in transfer.export_lines(store):
             print(line)
@@ -138,6 +157,14 @@ def export(
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="What `idalloc export` wrote; - for standard input.")],
     *,
+    unretire: Annotated[
+        bool,
+        typer.Option(
+            "--unretire",
+            help="Use a store again that `export --retire` retired. FILE must be the newest export of the store that "
+            "served since.",
+        ),
+    ] = False,
     partial: Annotated[
         bool, typer.Option("--partial", help="Bring what can be read, where some lines cannot.")
     ] = False,
@@ -157,6 +184,8 @@ def import_(
     brought = []
 
     async def work(store: Store) -> None:
+        if unretire:
+            await transfer.unretire(store, clock)
         brought.append(transfer.Import(store, clock))
         await brought[0].run(found)
 
@@ -195,8 +224,19 @@ def _with_store(
         _fail(str(error), 2)
     except StoreUnavailable as error:
         _fail(f"store: {error}", 1)
+    except StoreRetired as error:
+        _fail(f"store: {error}; `idalloc import --unretire FILE` undoes that", 1)
     except Refusal as error:
         _fail(f"{error.reason}: {error}", 1)
+
+
+def _check_moved_to(text: str, *, retire: bool) -> None:
+    if not retire:
+        _fail("--moved-to: only with --retire", 2)
+    if not text.strip() or not text.isprintable() or len(text) > MOST_MOVED_TO:
+        _fail(f"--moved-to: must be one line of 1 to {MOST_MOVED_TO} characters", 2)
+    if "://" in text and has_secret(text):
+        _fail("--moved-to: must not have a password or a token, since refused callers read it", 2)
 
 
 def _check_exists(store: Store) -> None:

@@ -16,6 +16,7 @@ import pytest
 from crate import client as crate_client
 
 from idalloc import Client, SequenceNotFound
+from idalloc._sequences import Settings
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.e2e.test_crate import Crate
@@ -245,3 +246,38 @@ def test_a_move_takes_the_claims_of_document_ids_along(tmp_path: Path) -> None:
         starts = {start(client), start(other)}
     assert len(starts) == 2
     assert min(starts) > max(old)
+
+
+@pytest.mark.parametrize("settings", [{}, {"reset": "yearly", "format": "{year}-{value}"}], ids=["plain", "period"])
+def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: Settings) -> None:
+    """P5: after a restore and an import that finds equal counters, a live node issues nothing from before."""
+    path, copy, lease = tmp_path / "ids.db", tmp_path / "copy.db", LEASE | {"lease_ttl": "4s"}
+    store, file = f"sqlite://{path}", tmp_path / "export.jsonl"
+    with (
+        running(tmp_path, **lease) as server,
+        running(tmp_path, **lease) as rival,
+        Client(server.address) as client,
+        Client(rival.address) as other,
+    ):
+        client.sequences.create("orders", **settings)
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+        issued = fill_lease(client, "orders")
+        content = exported(store)
+        file.write_text(content)
+        counter = max(int(number) for number in re.findall(r'"last_value": "(\d+)"', content))
+        assert issued < counter - 500  # the node holds more in memory
+        with closing(sqlite3.connect(copy)) as source, closing(sqlite3.connect(path)) as target:
+            source.backup(target)  # restored in place: the file stays the same one
+        in_use = other.allocate_range("orders", counter)
+        assert in_use[-1] == counter
+        done = idalloc("import", str(file), f"--store={store}")
+        assert (done.returncode, done.stderr) == (0, "")
+        found = re.search(r"^effective at (\S+),", done.stdout, re.MULTILINE)
+        effective_at = datetime.fromisoformat(found[1]).timestamp() if found else time.time() + 5
+        asked_at, late = 0.0, 0
+        while asked_at < effective_at:
+            asked_at, late = time.time(), client.allocate_range("orders")[0]
+            time.sleep(0.02)
+        assert late not in in_use
+        assert found

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from copy import copy
 
 import pytest
 
@@ -73,3 +74,34 @@ async def test_a_counter_that_another_one_opened_is_opened_again_in_a_newer_gene
         await asyncio.sleep(0.001)
         clock.advance(70.0)
     assert min(value for at, value in issued if at >= effective_at) > PAST
+
+
+@pytest.mark.parametrize("sequence", [Sequence(min_lease_size=20), DAILY], ids=["plain", "period"])
+async def test_equal_counters_imported_end_the_leases_of_a_node(sequence: Sequence) -> None:
+    """P5: ids in memory that a restored store issued once more are not issued after an import."""
+    clock = FakeClock()
+    clock.wall_seconds -= clock.wall_seconds % 86_400  # so that the day does not end meanwhile
+    store = MemoryStore(clock)
+    make(store, "t", sequence)
+    user, other = (Allocator(store, clock, TERMS) for _ in range(2))
+    for _ in range(30):
+        await take(user, 1)
+    restored = {name: copy(row) for name, row in store.rows.items()}
+    lines = [line.encode() async for line in export_lines(store)]
+    counter = max(row.last_value or 0 for row in store.rows.values())
+    for row in restored.values():
+        row.last_value = min(row.last_value or 0, 30)
+    store.rows.clear()
+    store.rows.update(restored)
+    in_use = range(31, await take(other, counter - 30) + counter - 30)
+    bring = Import(store, clock)
+    await bring.run(read(lines))
+    assert not bring.problems
+    assert bring.effective_at is not None
+    issued = 0
+    while clock.wall() < bring.effective_at:
+        clock.advance(50.0)  # in use all the time, so that leases are renewed
+        issued = await take(user, 1)
+        await asyncio.sleep(0.001)
+    assert issued not in in_use
+    assert issued > counter

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.domain.errors import SequenceDeleted
+from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
+from idalloc_server.domain.retirement import RETIREMENT
 from idalloc_server.domain.sequence import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
 from idalloc_server.domain.store import Revision, Row, Store
-from idalloc_server.domain.transfer import Import, export_lines, retire
+from idalloc_server.domain.transfer import MOVED_TO, Import, export_lines, retire, unretire
 from idalloc_server.domain.transfer_file import first_line, read
 from idalloc_server.store.sqlite import SqliteStore
 from tests.fakes import FakeClock, MemoryStore
+from tests.memory_rows import Row as MemoryRow
 
 YEARLY = Sequence(reset=Reset.YEARLY, format="INV-{year}-{value:06d}", time_zone="Europe/Vienna", max_value=999_999)
 
@@ -58,7 +60,7 @@ async def test_all_of_it_to_another_kind_of_store_and_back(store: MemoryStore, t
     assert await state(sqlite) == await state(store)
     assert await sqlite.claimed_starts() == {7: 1_700_000_000}
     again = await imported(sqlite, await exported(store))
-    assert (again.created, again.raised, again.unchanged, again.effective_at) == (0, 0, 5, None)
+    assert (again.created, again.raised, again.unchanged) == (0, 1, 4)  # orders may have leases
     back = MemoryStore()
     await imported(back, await exported(sqlite))
     assert await state(back) == await state(store)
@@ -105,6 +107,24 @@ async def test_a_restored_store_is_raised_and_its_leases_end(store: MemoryStore,
     assert period.generation < invoices.generation  # so that whoever opens it next does so behind what was brought
 
 
+@pytest.mark.parametrize(("here", "line", "ended"), [(0, 0, 0), (5000, 0, 5), (0, 9000, 9), (5000, 9000, 9)])
+async def test_equal_counters_end_the_leases_that_may_live(
+    store: MemoryStore, clock: FakeClock, here: int, line: int, ended: int
+) -> None:
+    """P5: leases may live by the row in the store or by the imported line; the longer of both counts."""
+    await store.create(Row("orders", 500, Sequence(), 3, line, 1, "x"))
+    lines = await exported(store)
+    restored = MemoryStore(clock)
+    await restored.create(Row("orders", 500, Sequence(), 3, here, 1, "x"))
+    for _ in range(2):  # the same file again ends the leases again
+        before = restored.rows["orders"].generation
+        done = await imported(restored, lines, clock)
+        assert (done.raised, done.unchanged) == ((1, 0) if ended else (0, 1))
+        assert done.effective_at == (clock.wall() + ended + 1 if ended else None)
+        assert (restored.rows["orders"].generation > before) == bool(ended)
+    assert restored.rows["orders"].lease_ms == max(here, line)  # a later advance is effective after that
+
+
 async def test_retired_sequences_end_here_and_live_there(store: MemoryStore, clock: FakeClock) -> None:
     await filled(store)
     waited: list[float] = []
@@ -112,18 +132,43 @@ async def test_retired_sequences_end_here_and_live_there(store: MemoryStore, clo
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
         if len(waited) == 1:
-            await store.create(Row("late", 0, Sequence(), 1, 0, 1, "x"))
+            store.rows["late"] = MemoryRow(Sequence(), 0)  # by a node that saw no mark yet
 
-    assert await retire(store, clock, sleep) == 5
+    assert await retire(store, clock, "elsewhere", sleep) == 5
     assert waited == [181.0, 181.0]
     assert all(deleted for name, _, _, deleted in await state(store) if "\x1f" not in str(name))
     there = MemoryStore(clock)
     await imported(there, await exported(store))
     assert [name for name, *_, deleted in await state(there) if deleted] == ["gone"]
     await there.grant("orders", 1, 0)
+    with pytest.raises(StoreRetired, match="go on at: elsewhere"):
+        await imported(store, await exported(there))
+    await unretire(store, clock)
     back = await imported(store, await exported(there))
     assert back.problems == []
-    assert await state(store) == await state(there)
+    assert [row for row in await state(store) if row[0] != RETIREMENT] == await state(there)
+
+
+async def no_sleep(_: float) -> None:
+    pass
+
+
+async def test_a_repeated_retirement_keeps_the_place(store: MemoryStore, clock: FakeClock) -> None:
+    """P1: a retirement may be repeated and undone; the place to go on stays unless another one is given."""
+    await filled(store)
+    places, ended = [], []
+    for moved_to in ("", "here", "", "there"):
+        ended.append(await retire(store, clock, moved_to, no_sleep))
+        with pytest.raises(StoreRetired) as refused:
+            await store.create(Row("others", 0, Sequence()))
+        places.append(str(refused.value).partition(" go on at: ")[2])
+    assert (places, ended) == ([MOVED_TO, "here", "here", "there"], [4, 0, 0, 0])
+    for _ in range(2):
+        await unretire(store, clock)
+    await store.create(Row("others", 0, Sequence()))
+    assert await retire(store, clock, "", no_sleep) == 1
+    with pytest.raises(StoreRetired, match=MOVED_TO):
+        await store.claim_start(7, 0, "me", 60)
 
 
 async def test_a_retired_sequence_with_a_reset_has_a_generation_that_no_advance_of_a_period_has(
@@ -131,11 +176,7 @@ async def test_a_retired_sequence_with_a_reset_has_a_generation_that_no_advance_
 ) -> None:
     await filled(store)
     assert store.rows["invoices"].generation == 1
-
-    async def no_sleep(_: float) -> None:
-        pass
-
-    await retire(store, clock, no_sleep)
+    await retire(store, clock, sleep=no_sleep)
     assert store.rows["invoices"].generation > 1
     assert store.rows["invoices"].generation % 2
 
@@ -183,9 +224,9 @@ async def test_a_raised_start_lowers_no_counter_of_a_sequence_with_a_reset(store
     raised = replace(YEARLY, start=100)
     await store.revise("invoices", 1, Revision(raised, raised.before_start, "y", 0.0))
     done = await imported(store, lines)
-    assert (done.problems, done.raised, done.unchanged) == ([], 1, 4)
+    assert (done.problems, done.raised, done.unchanged) == ([], 2, 3)  # invoices, and the leases of orders
     assert store.rows["invoices"].sequence == YEARLY
-    assert (await imported(store, lines)).unchanged == 5
+    assert (await imported(store, lines)).unchanged == 4
     assert store.rows[name_of_period("invoices", "2026")].last_value == 41
 
 

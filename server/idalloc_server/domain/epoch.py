@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import structlog
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import DocIdTimestampRefused, PrefixInUse, Refusal, StartRefused
+from idalloc_server.domain.errors import DocIdTimestampRefused, PrefixInUse, Refusal, StartRefused, StoreRetired
 from idalloc_server.domain.store import Claim, Store, within
 
 # A timestamp has 8 hexadecimal characters; from here on (in 2106) MySQL's ids grow longer.
@@ -79,13 +79,16 @@ class Epoch:
 
         Raises:
             StartRefused: The clock is wrong (a single claim from the year 2500 would spoil the prefix for ever),
-                no timestamp below 2^32 is left, or another node uses this prefix and that is refused.
+                no timestamp below 2^32 is left, another node uses this prefix and that is refused, or the store is
+                retired.
             StoreUnavailable: The claim may or may not have been made; a further one does no harm.
         """
         try:
             return await self.claim(self.prefix)
         except _WrongClock as refusal:
             raise StartRefused("max_clock_skew", str(refusal)) from None
+        except _Retired as refusal:
+            raise StartRefused("store", f"{refusal}; `idalloc import --unretire FILE` undoes that") from None
         except DocIdTimestampRefused as refusal:
             raise StartRefused("node_prefix", str(refusal)) from None
         except PrefixInUse as refusal:
@@ -97,7 +100,7 @@ class Epoch:
         The present prefix stays: ``use`` goes over to the new one, or ``release`` gives it up.
 
         Raises:
-            DocIdTimestampRefused: The clock is wrong, or no timestamp below 2^32 is left.
+            DocIdTimestampRefused: The clock is wrong, no timestamp below 2^32 is left, or the store is retired.
             PrefixInUse: Another node uses this prefix, and that is refused.
             StoreUnavailable: The claim may or may not have been made; a further one does no harm.
         """
@@ -118,7 +121,7 @@ class Epoch:
         """Claims a start timestamp later than ``after``, under the present prefix.
 
         Raises:
-            DocIdTimestampRefused: There is none below 2^32.
+            DocIdTimestampRefused: There is none below 2^32, or the store is retired.
             StoreUnavailable: The claim may or may not have been made; a further one does no harm.
         """
         start = Start(self.prefix, after + 1)
@@ -156,7 +159,10 @@ class Epoch:
 
     async def _claim(self, least: Start) -> Claim:
         call = self._store.claim_start(least.prefix, least.timestamp, self._holder, STALE_AFTER)
-        return await within(self._store_timeout, call)
+        try:
+            return await within(self._store_timeout, call)
+        except StoreRetired as refusal:
+            raise _Retired(str(refusal), prefix=least.prefix) from None
 
     async def _believable_wall(self) -> float:
         before = self._clock.wall()
@@ -185,6 +191,10 @@ class Epoch:
 
 class _WrongClock(DocIdTimestampRefused):
     """A claim by this clock could spoil the prefix for ever."""
+
+
+class _Retired(DocIdTimestampRefused):
+    """The store is retired. Another one goes on with its start timestamps."""
 
 
 def _used_up(prefix: int) -> str:

@@ -3,7 +3,8 @@
 * Refusal                     a call is refused; ``reason`` is a value of ``idalloc.v1.ErrorReason``
     x InvalidRequest
     * SequenceNotFound
-        x SequenceDeleted
+        * SequenceDeleted
+            x StoreRetired
     x SequenceExists
     x SequenceChanged
     x SequenceExhausted
@@ -88,6 +89,20 @@ class SequenceDeleted(SequenceNotFound):
 
     def __init__(self, sequence: str) -> None:
         super().__init__(sequence, ": it was deleted, and goes on where it ended when it is created again")
+
+
+class StoreRetired(SequenceDeleted):
+    """The store's sequences have moved to another store: this one creates none, and claims no start timestamp.
+
+    Args:
+        sequence: Which sequence the call was for; empty for none.
+        at: When it was retired, in ISO 8601.
+        moved_to: Where to go on, for people.
+    """
+
+    def __init__(self, sequence: str, at: str, moved_to: str) -> None:
+        about = {"sequence": sequence} if sequence else {}
+        Refusal.__init__(self, f"this store was retired on {at}; go on at: {moved_to}", **about)
 
 
 class SequenceExists(Refusal):

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import structlog
 
@@ -27,6 +27,7 @@ from idalloc_server.domain.format import Parts, compile_format
 from idalloc_server.domain.listing import few_at_a_time, rows_of_page
 from idalloc_server.domain.overview import Overview, etag_of, overview
 from idalloc_server.domain.period import check_period, period_at
+from idalloc_server.domain.retirement import RETIREMENT, refuse_retired
 from idalloc_server.domain.rules import check_change, new_bound, settle
 from idalloc_server.domain.sequence import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.store import Revision, Row, Store, within
@@ -292,7 +293,7 @@ class Registry:
             if author.made(row):
                 return row, True  # What the first one ended is not known any more: the longer wait is the safe one.
             if row.deleted:
-                raise SequenceDeleted(name)
+                await self._refuse_deleted(name)
             if etag and etag != etag_of(row):
                 raise SequenceChanged(name, etag_of(row))
             if row.last_value is None:
@@ -321,8 +322,12 @@ class Registry:
         if row is None:
             raise SequenceNotFound(name)
         if row.deleted:
-            raise SequenceDeleted(name)
+            await self._refuse_deleted(name)
         return row
+
+    async def _refuse_deleted(self, name: str) -> NoReturn:
+        refuse_retired(await self._ask(self._store.get(RETIREMENT)), name)
+        raise SequenceDeleted(name)
 
     async def _counter(self, row: Row, period: str = "") -> tuple[str, int]:
         """Returns the period, which is the present one where none is given, and its counter, or the sequence's own."""

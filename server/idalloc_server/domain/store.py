@@ -198,7 +198,7 @@ class Store(Protocol):
 
         Raises:
             SequenceInvalid: The row has no last_value.
-            SequenceDeleted: It is a tombstone. Nothing was granted.
+            SequenceDeleted: It is a tombstone. Nothing was granted. StoreRetired where the store is retired.
             StoreWentBackwards: The store was replaced by another one since it was opened.
         """
         ...
@@ -234,6 +234,9 @@ class Store(Protocol):
 
         Returns:
             The row that stands: the caller's own where ``revised_by`` is what it gave.
+
+        Raises:
+            StoreRetired: The store has the mark of ``retirement``. No id is ever granted from the row.
         """
         ...
 
@@ -285,6 +288,7 @@ class Store(Protocol):
 
         Raises:
             SequenceInvalid: The row has no last_value, or its settings cannot be read.
+            StoreRetired: The store has the mark of ``retirement``, and the change makes no tombstone.
         """
         ...
 
@@ -330,6 +334,9 @@ class Store(Protocol):
             at_least: The lowest start timestamp wanted, in seconds since 1970.
             holder: Who claims.
             stale_after: Seconds.
+
+        Raises:
+            StoreRetired: The store has the mark of ``retirement``.
         """
         ...
 

@@ -5,16 +5,21 @@ What is exported is never behind what was issued before; what is imported never 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import uuid4
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid, StoreUnavailable
+from idalloc_server.domain.errors import InvalidRequest, SequenceDeleted, SequenceInvalid, StoreUnavailable
 from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period, generation_after
+from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, mark, refuse_retired
 from idalloc_server.domain.rules import check_change, new_bound
 from idalloc_server.domain.sequence import PERIOD_MARK, Reset, name_of_period
 from idalloc_server.domain.store import Revision, Row, Store
-from idalloc_server.domain.transfer_file import RETIRED_BY, File, Item, Problem, first_line, line_of_claim, line_of_row
+from idalloc_server.domain.transfer_file import File, Item, Problem, first_line, line_of_claim, line_of_row
+
+# Where a retired store says to go on, if nothing else was given.
+MOVED_TO = "the store that its export was imported into"
 
 _PAGE = 500
 _ATTEMPTS = 10
@@ -37,15 +42,26 @@ async def export_lines(store: Store) -> AsyncIterator[str]:
         yield line_of_claim(prefix, last_start)
 
 
-async def retire(store: Store, clock: Clock, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
+async def retire(
+    store: Store, clock: Clock, moved_to: str = "", sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> int:
     """Ends all sequences of a store whose nodes still run, and waits until no node issues an id of them any more.
 
-    They become tombstones; an export tells of them as if they lived. It may be called again after a failure.
+    They become tombstones, which an export has as if they lived. Before that the store gets the mark of ``retirement``:
+    whatever is created or claimed later is refused, and what was created or claimed before is exported. It may be
+    called again after a failure.
+
+    Args:
+        store: Which store.
+        clock: For dates.
+        moved_to: Where to go on, for people; empty to keep what an earlier call said.
+        sleep: Waits so many seconds.
 
     Returns:
         How many it ended.
     """
     by, count, waited = f"{RETIRED_BY}{uuid4()}", 0, False
+    await _mark(store, clock, by, moved_to)
     while True:
         lease_ms, ended = 0, 0
         async for row in _rows(store):
@@ -60,6 +76,30 @@ async def retire(store: Store, clock: Clock, sleep: Callable[[float], Awaitable[
             return count
         await sleep(lease_ms / 1000 + MARGIN_SECONDS)  # also where an earlier call ended them, and was ended itself
         waited = True
+
+
+async def unretire(store: Store, clock: Clock) -> None:
+    """Removes the mark of a retired store. Its sequences stay tombstones until they are imported or created again."""
+    for _ in range(_ATTEMPTS):
+        row = await store.get(RETIREMENT)
+        if row is None or row.deleted:
+            return
+        by = f"unretire:{uuid4()}"
+        await store.revise(RETIREMENT, row.revision, Revision(row.sequence, 0, by, clock.wall(), deleted=True))
+    raise StoreUnavailable("the mark of the retirement is changed by others all the time")
+
+
+async def _mark(store: Store, clock: Clock, by: str, moved_to: str) -> None:
+    for _ in range(_ATTEMPTS):
+        wanted = mark(moved_to or MOVED_TO, by, clock.wall())
+        row = await store.get(RETIREMENT)
+        if row is None:
+            await store.create(wanted)
+        elif row.deleted or (moved_to and row.sequence.description != moved_to):
+            await store.revise(RETIREMENT, row.revision, Revision(wanted.sequence, 0, by, clock.wall()))
+        else:
+            return
+    raise StoreUnavailable("the mark of the retirement is changed by others all the time")
 
 
 async def _retire(store: Store, clock: Clock, row: Row, by: str) -> Row:
@@ -84,7 +124,8 @@ async def _rows(store: Store) -> AsyncIterator[Row]:
     while True:
         rows = await store.list("", after, _PAGE, deleted=True, periods=True)
         for row in rows:
-            yield row
+            if row.name != RETIREMENT:
+                yield row
         if len(rows) < _PAGE:
             return
         after = rows[-1].name
@@ -98,11 +139,14 @@ class _Refused(Exception):
 class Import:
     """Brings what was read to a store. It may be done again after a failure, and as often as one likes.
 
+    Each time it ends the leases of every sequence that is in the store already, also where the counters are equal,
+    unless no node ever had a lease of it.
+
     Attributes:
         problems: The lines that were refused.
         created: How many sequences were created.
-        raised: How many were there, and were raised or changed.
-        unchanged: How many were there just so.
+        raised: How many were there, and were raised, or changed, or had their leases ended.
+        unchanged: How many were there just so, and never had a lease.
         claims: How many prefixes were brought.
         effective_at: From when on no node issues an id at or before the imported ones, in seconds since 1970, where
             leases had to end; None where none had to.
@@ -126,8 +170,10 @@ class Import:
         """Brings everything that can be brought; what cannot is among ``problems`` afterwards.
 
         Raises:
+            StoreRetired: The store is retired; see ``unretire``. Nothing was brought.
             StoreUnavailable: The store did not answer. What was brought before stays.
         """
+        refuse_retired(await self.store.get(RETIREMENT))
         for claim in file.claims:
             await self.store.raise_start(claim.prefix, claim.last_start)
             self.claims += 1
@@ -148,16 +194,18 @@ class Import:
             if row is None:
                 found: Row | None = await self._create(item.row, generation)
                 counted = "created"
-            elif self._is_there(item.row, row) and generation < row.generation:
+            elif self._is_there(item.row, row) and generation < row.generation and not _leases_may_live(item.row, row):
                 self.unchanged += 1
                 return
             else:
+                await self._lengthen_leases(item.row, row)
                 found = await self._revise(item.row, row, generation)
                 counted = "raised"
             if found is not None and found.revised_by == self.by:
                 setattr(self, counted, getattr(self, counted) + 1)
                 if row is not None:
-                    effective_at = self.clock.wall() + found.lease_ms / 1000 + MARGIN_SECONDS
+                    lease_ms = max(found.lease_ms, item.row.lease_ms)
+                    effective_at = self.clock.wall() + lease_ms / 1000 + MARGIN_SECONDS
                     self.effective_at = max(self.effective_at or 0, effective_at)
                 return
         raise StoreUnavailable(f"sequence {item.row.name!r} is changed by others all the time")
@@ -185,6 +233,15 @@ class Import:
             and line.deleted == row.deleted
             and line.generation <= row.generation
         )
+
+    async def _lengthen_leases(self, line: Row, row: Row) -> None:
+        """Has the row say how long the exported leases may live, which a restored copy may not know.
+
+        Later changes of the sequence say by it from when on they are effective.
+        """
+        if line.lease_ms > row.lease_ms and not row.deleted:
+            with suppress(SequenceDeleted):  # in the meantime
+                await self.store.grant(line.name, 0, line.lease_ms)
 
     async def _create(self, line: Row, generation: int) -> Row:
         now = self.clock.wall()
@@ -251,9 +308,20 @@ class Import:
             self.problems.append(problem)
 
 
+def _leases_may_live(line: Row, row: Row) -> bool:
+    """Whether nodes may hold ids, of the row or of what was exported.
+
+    Where the counters are equal, too: a store that was restored, and used since, may have issued these ids again.
+    """
+    return max(line.lease_ms, row.lease_ms) > 0
+
+
 def _counter(row: Row) -> int:
     return row.sequence.before_start if row.last_value is None else row.last_value
 
 
 def _lowers(what: str, here: int, line: int) -> _Refused:
-    return _Refused(f"{what} would be lowered from {here} to {line}: a counter is never lowered")
+    return _Refused(
+        f"{what} would be lowered from {here} to {line}: a counter is never lowered; where the store was restored, "
+        "advance the sequence past the highest id in use"
+    )

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple, TypeGuard
 from idalloc_server.domain.epoch import TIMESTAMP_END
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.period import check_period
+from idalloc_server.domain.retirement import RETIRED_BY
 from idalloc_server.domain.rules import settle
 from idalloc_server.domain.sequence import MAX_ID, PERIOD_MARK, Kind, Ordering, Reset, Sequence, check_name
 from idalloc_server.domain.store import Row
 
 FORMAT = 1
-# How the author of a retirement is told from others: such a sequence was not deleted, but has moved.
-RETIRED_BY = "retire:"
 
 _ENUMS: dict[str, type[IntEnum]] = {"kind": Kind, "ordering": Ordering, "reset": Reset}
 _INTEGERS = ("start", "step", "min_value", "max_value", "min_lease_size", "max_lease_size")

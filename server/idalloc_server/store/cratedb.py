@@ -3,17 +3,31 @@
 from collections.abc import Sequence as Many
 from typing import Any
 
-from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid, StoreOutcomeUnknown
-from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, Sequence
+from idalloc_server.domain.errors import (
+    SequenceDeleted,
+    SequenceInvalid,
+    StoreOutcomeUnknown,
+    StoreRetired,
+    StoreUnavailable,
+)
+from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired, retired
+from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, PERIOD_MARK, Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
 from idalloc_server.store import crate_schema, crate_sql, settings
 from idalloc_server.store.bounds import LOWEST, ids_left, moved_on
 from idalloc_server.store.crate_http import CrateHttp
 from idalloc_server.store.settings import DEFAULT_GENERATION, DELETED, PERIOD, TIMESTAMP
 
+# Of so many sequences a process remembers in which generation it looked whether the store is retired.
+_MOST_LOOKED_AT = 100_000
+
 
 class CrateStore:
     """A store in a CrateDB cluster; see ``Store``.
+
+    No statement reads one row and writes another, so the mark of a retired store is read by key before a row is
+    created or revived and again after it, and after the first grant of each generation of a sequence. A write that
+    no mark was seen after was there before the mark, and is in the export.
 
     Args:
         http: The way to the cluster.
@@ -26,6 +40,7 @@ class CrateStore:
         self._schema = schema
         self._address = address
         self._sql = crate_sql.Statements(schema)
+        self._looked_at: dict[str, int] = {}
 
     @property
     def address(self) -> str:
@@ -39,7 +54,8 @@ class CrateStore:
     async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
         """See ``Store.grant``."""
         wanted = wanted if wanted <= MAX_ID else 0  # so many are never left, and no BIGINT is that large
-        return _grant_of(name, await self._http.write(self._sql.grant, wanted, lease_ms, name, *_held_all(seen)))
+        rows = await self._http.write(self._sql.grant, wanted, lease_ms, name, *_held_all(seen))
+        return await self._granted(name, rows)
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
@@ -54,7 +70,7 @@ class CrateStore:
             min(ahead, MAX_STEP),
             *_held_all(seen),
         )
-        grant = _grant_of(name, rows, of=(TIMESTAMP,))
+        grant = await self._granted(name, rows, of=(TIMESTAMP,))
         # Where the clock is past the bound already, what lies between them is lost.
         if grant is not None and not grant.granted and grant.remaining:
             left = grant.sequence.max_value - max(grant.last_value, now - 1)
@@ -63,6 +79,8 @@ class CrateStore:
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
+        if is_refused(row.name):
+            refuse_retired(await self.get(RETIREMENT), row.name)
         sequence = row.sequence
         rows = await self._http.write(
             self._sql.create,
@@ -82,7 +100,7 @@ class CrateStore:
         )
         if not rows:
             raise StoreOutcomeUnknown(f"CrateDB did not say whether sequence {row.name!r} was created")
-        return _row_of(rows[0])
+        return await self._lives(_row_of(rows[0]))
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """See ``Store.open_period``."""
@@ -113,6 +131,8 @@ class CrateStore:
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """See ``Store.revise``."""
+        if is_refused(name, change):
+            refuse_retired(await self.get(RETIREMENT), name)
         sequence = change.sequence
         no_limit = MAX_ID if sequence.step > 0 else LOWEST
         before = sequence.before_start
@@ -138,7 +158,7 @@ class CrateStore:
         row = _row_of(rows[0])
         if row.last_value is None:
             raise SequenceInvalid(name, "its last_value is NULL")
-        return row
+        return await self._lives(row)
 
     async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
         """See ``Store.record``."""
@@ -169,7 +189,9 @@ class CrateStore:
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """See ``Store.claim_start``."""
+        refuse_retired(await self.get(RETIREMENT))
         rows = await self._http.write(self._sql.claim, prefix, at_least, holder, _ms(stale_after))
+        refuse_retired(await self.get(RETIREMENT))
         last_start, held_by, seen_at = rows[0]
         return Claim(last_start, held_by, seen_at / 1000)
 
@@ -200,8 +222,40 @@ class CrateStore:
         """See ``Store.close``."""
         await self._http.close()
 
+    async def _lives(self, row: Row) -> Row:
+        """Returns a row that was written; ends it where the store was retired in the meantime."""
+        if row.deleted or row.name == RETIREMENT:
+            return row
+        found = await self.get(RETIREMENT)
+        if found is not None and not found.deleted:
+            await self.revise(row.name, row.revision, retired(row, found))
+        refuse_retired(found, row.name)
+        return row
 
-def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PERIOD)) -> Grant | None:
+    async def _granted(self, name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PERIOD)) -> Grant | None:
+        """Reads the answer to a grant; gives it back where the row was made after the store was retired."""
+        try:
+            grant = _grant_of(name, rows, of)
+        except SequenceDeleted:
+            refuse_retired(await self.get(RETIREMENT), name)
+            raise
+        # A period's counter is used only while its sequence is proven.
+        if grant is None or PERIOD_MARK in name or self._looked_at.get(name) == grant.generation:
+            return grant
+        try:
+            refuse_retired(await self.get(RETIREMENT), name)
+        except StoreRetired:
+            await self.give_back(name, grant.granted, grant.version)
+            raise
+        except StoreUnavailable as error:  # The grant was made, whatever became of the read.
+            raise StoreOutcomeUnknown(f"CrateDB did not say whether the store is retired: {error}") from error
+        if len(self._looked_at) >= _MOST_LOOKED_AT:
+            self._looked_at.clear()
+        self._looked_at[name] = grant.generation
+        return grant
+
+
+def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None]) -> Grant | None:
     """Reads the answer to a grant, which is from rows of these modes only."""
     if not rows:
         return None

@@ -111,6 +111,7 @@ class SqliteStore:
         """See ``Store.claim_start``."""
 
         def work(db: sqlite3.Connection) -> Claim:
+            sqlite_rows.check_retired(db)
             found = db.execute("SELECT last_start FROM start_timestamps WHERE prefix = ?", (prefix,)).fetchone()
             start = at_least if found is None else max(at_least, found[0] + 1)
             db.execute(

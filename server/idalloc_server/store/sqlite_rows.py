@@ -9,6 +9,7 @@ import sqlite3
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
+from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
 from idalloc_server.domain.sequence import PERIOD_MARK, Sequence
 from idalloc_server.domain.store import Grant, Revision, Row, Seen
 from idalloc_server.store import settings
@@ -82,6 +83,8 @@ def give_back(db: sqlite3.Connection, name: str, count: int, version: tuple[int,
 
 def create(db: sqlite3.Connection, row: Row) -> Row:
     """See ``Store.create``."""
+    if is_refused(row.name):
+        check_retired(db, row.name)
     found = _read(db, row.name)
     if found is not None:
         return found.row
@@ -99,6 +102,11 @@ def open_period(db: sqlite3.Connection, name: str, sequence: Sequence, at_least:
         last_value = moved_on(found.counter, at_least, sequence)
         row = found.row._replace(last_value=last_value, sequence=sequence, generation=generation)
         _write(db, row, found.writes + 1)
+
+
+def check_retired(db: sqlite3.Connection, name: str = "") -> None:
+    """Raises ``StoreRetired`` where the store is retired."""
+    refuse_retired(get(db, RETIREMENT), name)
 
 
 def get(db: sqlite3.Connection, name: str) -> Row | None:
@@ -120,6 +128,8 @@ def list_rows(db: sqlite3.Connection, prefix: str, after: str, most: int, *, del
 
 def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -> Row | None:
     """See ``Store.revise``."""
+    if is_refused(name, change):
+        check_retired(db, name)
     found = _read(db, name)
     if found is None:
         return None
@@ -169,6 +179,7 @@ def _found(columns: tuple[Any, ...]) -> _Found:
 def _granting(db: sqlite3.Connection, name: str) -> _Found | None:
     found = _read(db, name)
     if found is not None and found.row.deleted:
+        check_retired(db, name)
         raise SequenceDeleted(name)
     return found
 

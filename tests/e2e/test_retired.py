@@ -1,0 +1,110 @@
+"""A store that was retired under live servers: it creates nothing, and says where to go on, until that is undone."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from idalloc import Client, IdallocError
+from tests.e2e.test_crate import Crate
+from tests.e2e.test_fencing import LEASE, fill_lease
+from tests.e2e.test_transfer import crate, exported, idalloc
+from tests.processes import environment, running, serve_command
+
+NEW = "the cluster db1, schema idalloc"
+
+__all__ = ["crate"]
+
+
+@pytest.fixture(params=["sqlite", "crate"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a store."""
+    if request.param == "sqlite":
+        return f"sqlite://{tmp_path}/ids.db"
+    crate: Crate = request.getfixturevalue("crate")
+    return crate.url
+
+
+def retired(store: str, *options: str) -> str:
+    """Retires a store; returns what was exported."""
+    done = idalloc("export", "--retire", *options, f"--store={store}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def is_refused(call: Callable[[], object]) -> bool:
+    """Whether a call is refused with the place to go on."""
+    with pytest.raises(IdallocError) as refused:
+        call()
+    return "this store was retired on 20" in str(refused.value) and f"go on at: {NEW}" in str(refused.value)
+
+
+def start(store: str) -> subprocess.CompletedProcess[str]:
+    """Tries to start a server that is to be refused."""
+    return subprocess.run(serve_command(store=store), env=environment(), capture_output=True, text=True, timeout=30)
+
+
+def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
+    """P1: first use, creation and re-creation are refused with the place to go on; so are a claim and a start."""
+    with running(tmp_path, store=store, **LEASE) as server, Client(server.address) as client:
+        issued = fill_lease(client, "orders")
+        content = retired(store, f"--moved-to={NEW}")
+        for call in (
+            lambda: client.allocate_range("orders"),
+            lambda: client.allocate_range("others"),
+            lambda: client.sequences.create("others"),
+            lambda: client.sequences.create("orders"),
+            lambda: client.sequences.get("orders"),
+            lambda: client.update_node(prefix=7),
+        ):
+            assert is_refused(call)
+        assert client.doc_ids()  # under the start timestamp that was exported
+        assert [each.name for each in client.sequences.list(show_deleted=True)] == ["orders"]
+        refused = idalloc("import", "-", f"--store={store}", content=content)
+        assert refused.returncode == 1
+        assert f"go on at: {NEW}" in refused.stderr
+        new = f"sqlite://{tmp_path}/new.db"
+        assert idalloc("import", "-", f"--store={new}", content=content).returncode == 0
+        with running(tmp_path, store=new) as other, Client(other.address) as there:
+            assert there.allocate_range("orders")[0] > issued
+            assert there.allocate_range("others")[0] == 1
+    done = start(store)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("idalloc: store: this store was retired on 20")
+    assert f"go on at: {NEW}" in line
+    assert "idalloc import --unretire FILE" in line
+
+
+def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
+    """P1: after `import --unretire` of the newest export the store goes on behind all that was issued elsewhere."""
+    store = f"sqlite://{tmp_path}/ids.db"
+    new, lines = f"sqlite://{tmp_path}/new.db", ['{"idalloc_export": 1}']
+    lines += [f'{{"sequence": "{name}", "last_value": "41", "generation": "1", "settings": {{}}}}' for name in "ab"]
+    assert idalloc("import", "-", f"--store={store}", content="\n".join(lines)).returncode == 0
+    assert idalloc("import", "-", f"--store={new}", content=retired(store)).returncode == 0
+    assert "was imported into" in start(store).stderr
+    with running(tmp_path, store=new, **LEASE) as server, Client(server.address) as there:
+        assert there.allocate_range("a", 7)[0] == 42
+        assert there.allocate_range("c", 5)[0] == 1
+        there.sequences.delete("b")
+        server.stop()
+    back = idalloc("import", "--unretire", "-", f"--store={store}", content=exported(new))
+    assert (back.returncode, back.stderr) == (0, "")
+    assert "retired" not in exported(store)
+    with running(tmp_path, store=store) as server, Client(server.address) as client:
+        assert client.allocate_range("a")[0] == 49
+        assert client.allocate_range("c")[0] == 6
+        assert client.allocate_range("d")[0] == 1
+        client.sequences.create("b")
+        assert client.allocate_range("b")[0] == 42
+
+
+@pytest.mark.parametrize("text", ["a\nb", "x" * 301, "crate://me:secret@db1:4200/"], ids=["lines", "long", "secret"])
+def test_a_place_that_cannot_be_shown_is_refused(tmp_path: Path, text: str) -> None:
+    """A place to go on is one line without a password; the store is not touched otherwise."""
+    done = idalloc("export", "--retire", f"--moved-to={text}", f"--store=sqlite://{tmp_path}/ids.db")
+    assert done.returncode == 2
+    assert "secret" not in done.stderr
+    assert done.stderr.startswith("idalloc: --moved-to: must ")
