@@ -205,7 +205,8 @@ def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PE
     """Reads the answer to a grant, which is from rows of these modes only."""
     if not rows:
         return None
-    last_value, granted, step, min_value, max_value, packed, mode, generation, seq_no, primary_term = rows[0]
+    last_value, granted, step, min_value, max_value, packed, mode, generation, *versions = rows[0]
+    writes, seq_no, primary_term = versions
     if mode == DELETED:
         raise SequenceDeleted(name)
     if last_value is None:
@@ -219,6 +220,7 @@ def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PE
         remaining=ids_left(last_value, sequence.step, min_value, max_value) if mode in of else 0,
         generation=generation,
         version=(seq_no, primary_term, generation),
+        writes=writes,
     )
 
 
