@@ -119,6 +119,8 @@ class MemoryStore:
     prefixes: dict[int, PrefixRow] = field(default_factory=lambda: defaultdict(PrefixRow))
     allocations: dict[str, Written] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
+    _counted: dict[str, Row] | None = None
+    _version: int = 0
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
 
     def next(self, method: str, *faults: Fault) -> None:
@@ -231,9 +233,15 @@ class MemoryStore:
             raise fault.error
         return answers[-1]
 
-    def _write(self, row: Row) -> tuple[int, int, int]:
-        row.version += 1
-        return (row.version, 1, row.generation)
+    def _write(self, row: Row) -> tuple[tuple[int, int, int], int]:
+        """Notes a write of a row. The version counts the writes of all rows, as CrateDB's does."""
+        if self._counted is not self.rows:  # a restored backup has the count from then
+            self._counted = self.rows
+            self._version = max(each.version for each in self.rows.values())
+        self._version += 1
+        row.version = self._version
+        row.writes += 1
+        return (row.version, 1, row.generation), row.writes
 
     def _granting(self, name: str, lease_ms: int) -> Row | None:
         """Returns the row of a grant that may be made."""
@@ -256,7 +264,7 @@ class MemoryStore:
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value) if plain else 0
         granted = 0 if wanted > left or seen.is_ahead_of(before, row.generation) else wanted
         row.last_value = before + sequence.step * granted
-        return Grant(row.last_value, granted, sequence, left - granted, row.generation, self._write(row))
+        return Grant(row.last_value, granted, sequence, left - granted, row.generation, *self._write(row))
 
     def _grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen
@@ -265,12 +273,12 @@ class MemoryStore:
         if row is None:
             return None
         if row.sequence.kind == Kind.COUNTER or seen.is_ahead_of(row.counter(name), row.generation):
-            return Grant(row.counter(name), 0, row.sequence, 0, row.generation, self._write(row))
+            return Grant(row.counter(name), 0, row.sequence, 0, row.generation, *self._write(row))
         if self.tells_time:
             own = int(self.clock.wall() * row.sequence.kind.per_second)
             now = now if now <= own + ahead else own
         row.last_value, granted, left = timestamps(row.counter(name), row.sequence.max_value, wanted, now, ahead)
-        return Grant(row.last_value, granted, row.sequence, left, row.generation, self._write(row))
+        return Grant(row.last_value, granted, row.sequence, left, row.generation, *self._write(row))
 
     def _create(self, new: StoredRow) -> StoredRow:
         if is_refused(new.name):

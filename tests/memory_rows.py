@@ -18,6 +18,7 @@ class Row:
     generation: int = 1
     lease_ms: int = 0
     version: int = 0
+    writes: int = 0
     revision: int = 0
     revised_by: str = ""
     created_at: float | None = None
@@ -32,7 +33,7 @@ class Row:
 
     def stored(self, name: str) -> StoredRow:
         """Returns what the store tells of it."""
-        columns: dict[str, Any] = {column: value for column, value in vars(self).items() if column != "version"}
+        columns: dict[str, Any] = {column: value for column, value in vars(self).items() if column in StoredRow._fields}
         return StoredRow(name, **columns)
 
 

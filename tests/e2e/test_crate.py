@@ -16,6 +16,7 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
+from tests.faults.cratedb import URL, Cratedb
 from tests.processes import Server, environment, running, serve_command
 
 
@@ -156,3 +157,40 @@ def test_a_start_without_a_store_ends_with_one_line(crate: Crate) -> None:
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert line.startswith("idalloc: store: cannot connect to CrateDB at 127.0.0.1:")
+
+
+@pytest.fixture(params=["standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if URL else [])])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cratedb]:
+    """A schema of its own on the stand-in, or on a real CrateDB where one is named."""
+    if request.param == "standin":
+        cluster = Cratedb([f"127.0.0.1:{request.getfixturevalue('crate').port}"])
+    else:
+        cluster = Cratedb.real()
+    yield cluster
+    cluster.remove()
+
+
+def test_a_stop_of_a_server_alone_burns_nothing(cluster: Cratedb, tmp_path: Path) -> None:
+    """P9: of several sequences in use, every unused id goes back to CrateDB, and the log has no `burned` line."""
+
+    def last_value(name: str) -> int:
+        return int(cluster.sql('SELECT last_value FROM "{}"."sequences" WHERE name = ?', name)[0][0])
+
+    names = [f"orders-{number}" for number in range(4)]
+    issued: dict[str, int] = {}
+    counters: dict[str, set[int]] = {name: set() for name in names}
+    with running(tmp_path, store=cluster.store) as server:
+        with calling(server) as stub:
+            # Until the lease of each was refilled several times, between the refills of the others.
+            while min(map(len, counters.values())) < 5:
+                for name in names * 10:
+                    reply = stub.AllocateRange(pb.AllocateRangeRequest(sequence=name, id_count=10), timeout=20)
+                    issued[name] = reply.range.last_id
+                for name in names:
+                    counters[name].add(last_value(name))
+        assert server.stop() == 0
+        log = [json.loads(line) for line in server.log.read_text().splitlines()]
+    assert [line for line in log if line["event"] == "burned"] == []
+    [stopped] = [line for line in log if line["event"] == "stopped"]
+    assert "burned" not in stopped
+    assert {name: last_value(name) for name in names} == issued

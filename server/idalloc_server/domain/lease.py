@@ -34,6 +34,7 @@ class Lease:
         "_period",
         "_seen",
         "_version",
+        "_writes",
         "expires_at",
         "generation",
         "left",
@@ -53,7 +54,8 @@ class Lease:
         self._count = 0
         self._later: list[tuple[int, int]] = []  # mostly none, and then a deque is ten times as large
         self._last_value = 0
-        self._version = (-2, 0, 0)  # which none follows
+        self._version = (0, 0, 0)
+        self._writes = -1  # a row's first write is number 1, so none follows this
         # No tail goes back to before this value: another node may have seen the counter there.
         self._seen = 0
 
@@ -111,10 +113,11 @@ class Lease:
         self.generation = grant.generation
         self.sequence = grant.sequence
         self.expires_at = expires_at
+        if grant.writes != self._writes + 1 or grant.value_before != self._last_value:
+            self._seen = grant.value_before  # another process wrote the row in between
         self._last_value = grant.last_value
-        if grant.version[0] != self._version[0] + 1:
-            self._seen = grant.value_before  # by another node, with a write in between
         self._version = grant.version
+        self._writes = grant.writes
         if not self._count:
             self.step = grant.step
         if not grant.granted:

@@ -23,6 +23,8 @@ class Grant(NamedTuple):
         version: Which state of the row the write left behind, for ``Store.give_back``: two numbers, of which every
             write of the row makes the first one larger, by one at least; and the generation, since a restored store
             may come to the same two once more.
+        writes: How many writes of the row idalloc has made, this one included. In CrateDB ``version`` also grows with
+            writes of other rows; this count does not.
     """
 
     last_value: int
@@ -31,6 +33,7 @@ class Grant(NamedTuple):
     remaining: int
     generation: int
     version: tuple[int, int, int]
+    writes: int
 
     @property
     def step(self) -> int:

@@ -71,6 +71,7 @@ SEQUENCES = Table(
         "rev_by": "TEXT",
         "created_at": "TIMESTAMP WITH TIME ZONE",
         "changed_at": "TIMESTAMP WITH TIME ZONE",
+        "writes": "BIGINT",
     },
 )
 STARTS = Table(

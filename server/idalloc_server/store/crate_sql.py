@@ -28,7 +28,9 @@ ROW = (
 )
 ALLOCATION = "request_id, sequence, first_id, id_count, step, generation, period, prefix, node"
 
-_GRANT = "last_value, granted, step, min_value, max_value, settings, mode, generation, _seq_no, _primary_term"
+_GRANT = "last_value, granted, step, min_value, max_value, settings, mode, generation, writes, _seq_no, _primary_term"
+# How many writes of the row idalloc has made. `_seq_no` does not tell that: it counts the writes of all rows.
+_WRITES = "COALESCE(writes, 0) + 1"
 
 # The longest way that a counter can go in one grant. With it no difference below overflows, whatever the signs.
 _FARTHEST = 2**63 - 1
@@ -108,18 +110,18 @@ class Statements:
         # ids, lease_ms, name, what was seen
         self.grant = (
             f"UPDATE {sequences} SET granted = {_GRANTED}, last_value = last_value + {_STEP} * {_GRANTED},"
-            f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2) WHERE name = $3 RETURNING {_GRANT}"
+            f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2), writes = {_WRITES} WHERE name = $3 RETURNING {_GRANT}"
         )
         # timestamps, lease_ms, name, now, ahead, what was seen
         self.grant_timestamps = (
             f"UPDATE {sequences} SET granted = {_TIMESTAMPS},"
             f" last_value = CASE WHEN {_TIMESTAMPS} > 0 THEN {_BASE} + {_TIMESTAMPS} ELSE last_value END,"
-            f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2) WHERE name = $3 RETURNING {_GRANT}"
+            f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2), writes = {_WRITES} WHERE name = $3 RETURNING {_GRANT}"
         )
         # ids, name, both version columns, generation
         taken_back = _sets(f"{_GENERATION} = $5", last_value=f"last_value - {_STEP} * $1")
         self.give_back = (
-            f"UPDATE {sequences} SET granted = 0, {taken_back}"
+            f"UPDATE {sequences} SET granted = 0, writes = {_WRITES}, {taken_back}"
             " WHERE name = $2 AND _seq_no = $3 AND _primary_term = $4 RETURNING generation"
         )
         # the columns of ROW; DO NOTHING would not return the row that stands
@@ -213,6 +215,7 @@ class Statements:
             rev="$2 + 1",
             rev_by="$14",
             changed_at="$15",
+            writes=_WRITES,
         )
         return f"UPDATE {self._sequences} SET {sets} WHERE name = $1 RETURNING {ROW}"
 
@@ -223,6 +226,7 @@ class Statements:
             f"{_GENERATION} < excluded.generation",
             last_value=_reaching(f"{choose}(last_value, excluded.last_value)", rising, "$9", "$10"),
             **{name: f"excluded.{name}" for name in ("step", "min_value", "max_value", "settings", "generation")},
+            writes=_WRITES,
         )
         return (
             f"INSERT INTO {self._sequences} (name, last_value, step, min_value, max_value, settings, mode, generation)"

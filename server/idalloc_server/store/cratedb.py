@@ -259,7 +259,8 @@ def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None]) -> Grant |
     """Reads the answer to a grant, which is from rows of these modes only."""
     if not rows:
         return None
-    last_value, granted, step, min_value, max_value, packed, mode, generation, seq_no, primary_term = rows[0]
+    last_value, granted, step, min_value, max_value, packed, mode, generation, *versions = rows[0]
+    writes, seq_no, primary_term = versions
     if mode == DELETED:
         raise SequenceDeleted(name)
     if last_value is None:
@@ -273,6 +274,7 @@ def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None]) -> Grant |
         remaining=ids_left(last_value, sequence.step, min_value, max_value) if mode in of else 0,
         generation=generation,
         version=(seq_no, primary_term, generation),
+        writes=writes,
     )
 
 

@@ -193,7 +193,7 @@ def _granted(
         (last_value, max(row.lease_ms, lease_ms), writes, row.name),
     )
     version = (writes, last_value, row.generation)
-    return Grant(last_value, granted, row.sequence, remaining, row.generation, version)
+    return Grant(last_value, granted, row.sequence, remaining, row.generation, version, writes)
 
 
 def _write(db: sqlite3.Connection, row: Row, writes: int) -> None:

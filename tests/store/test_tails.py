@@ -1,0 +1,226 @@
+"""What a lease gives back to a real store: all that nobody else can have seen, and nothing below that."""
+
+import pytest
+
+from idalloc_server.domain.lease import Lease
+from idalloc_server.domain.store import Revision, Store
+from idalloc_server.store.crate_sql import Statements
+from tests.fakes import FakeClock
+from tests.store.backends import CrateBackend, Opener
+from tests.store.conftest import ALL, BACKENDS
+from tests.store.rows import grant, made, row_of
+
+CLUSTERS = [backend for backend in BACKENDS if backend != "sqlite"]
+LEASE_MS = 180_000
+NAMES = ["a", "b", "c", "d"]
+
+
+class Node:
+    """One sequence on one node: its lease, and what was issued from it.
+
+    Attributes:
+        issued: The ids.
+        seen: The counter as the node's last write left it, which it must never find lower.
+    """
+
+    def __init__(self, store: Store, name: str = "s") -> None:
+        self.issued: list[int] = []
+        self.seen = 0
+        self.store = store
+        self._name = name
+        self._lease = Lease()
+
+    async def grant(self, wanted: int) -> None:
+        """Puts more ids into the lease; with 0 it is a renewal."""
+        granted = await grant(self.store, self._name, wanted, LEASE_MS)
+        assert granted.value_before >= self.seen, "the store went backwards"
+        self.seen = granted.last_value
+        self._lease.add(granted, expires_at=1.0)
+
+    def issue(self, count: int) -> None:
+        """Takes ids from the lease."""
+        taken = self._lease.take(count, now=0.0)
+        assert taken is not None
+        self.issued += range(taken.first_id, taken.last_id + 1)
+
+    @property
+    def held(self) -> int:
+        return self._lease.left
+
+    async def stop(self) -> int:
+        """Gives the tail back; returns how many ids that burned."""
+        lease, self._lease = self._lease, Lease()
+        value, count, version = lease.tail()
+        if not count or not await self.store.give_back(self._name, count, version):
+            return lease.left
+        self.seen = value
+        return lease.left - count
+
+
+async def counter(store: Store, name: str = "s") -> int:
+    value = (await row_of(store, name)).last_value
+    assert value is not None
+    return value
+
+
+async def issued_twice(opener: Opener, *issued: list[int]) -> list[int]:
+    """Issues more than was ever held, by a new node, and returns what came twice."""
+    fresh = Node(await opener.open())
+    await fresh.grant(100)
+    fresh.issue(100)
+    every = [value for ids in (*issued, fresh.issued) for value in ids]
+    return sorted({value for value in every if every.count(value) > 1})
+
+
+@pytest.mark.parametrize("opener", ALL, indirect=True)
+async def test_a_node_alone_gives_everything_back(opener: Opener) -> None:
+    """P9: a clean stop burns nothing where no other node wrote the rows, however many sequences are in use."""
+    store = await opener.open()
+    nodes = {name: Node(store, name) for name in NAMES}
+    for name in NAMES:
+        await store.create(made(name))
+    for wanted in (10, 20, 0, 5, 0):  # grants and renewals of each, between those of the others
+        for node in nodes.values():
+            await node.grant(wanted)
+            node.issue(2)
+    assert [node.held for node in nodes.values()] == [25] * len(NAMES)
+    assert [await node.stop() for node in nodes.values()] == [0] * len(NAMES)
+    assert [await counter(store, name) for name in NAMES] == [10] * len(NAMES)
+
+
+@pytest.mark.parametrize("opener", ALL, indirect=True)
+async def test_a_tail_stops_where_another_node_renewed(opener: Opener) -> None:
+    """P2: the counter never goes below what a renewal of another node returned."""
+    node, other = Node(await opener.open()), Node(await opener.open())
+    await node.store.create(made("s"))
+    await node.grant(10)
+    node.issue(2)
+    await other.grant(0)
+    await node.grant(10)
+    assert await node.stop() == 8
+    assert await counter(node.store) == other.seen == 10
+    await other.grant(5)
+    other.issue(5)
+    assert await issued_twice(opener, node.issued, other.issued) == []
+
+
+@pytest.mark.parametrize("opener", ALL, indirect=True)
+async def test_a_tail_stops_where_another_one_was_given_back(opener: Opener) -> None:
+    """P2: the value is what it was before, and another node remembers it."""
+    node, other = Node(await opener.open()), Node(await opener.open())
+    await node.store.create(made("s"))
+    await node.grant(10)
+    node.issue(2)
+    await other.grant(5)
+    assert await other.stop() == 0
+    assert await counter(node.store) == other.seen == 10
+    await node.grant(10)
+    assert await node.stop() == 8
+    assert await counter(node.store) == other.seen
+    assert await issued_twice(opener, node.issued) == []
+
+
+@pytest.mark.parametrize("opener", BACKENDS, indirect=True)
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_a_tail_stops_where_a_recipe_client_wrote(opener: Opener, renewed: bool) -> None:
+    """P1: a client of CrateDB's guide moves the value between two grants, and counts no write."""
+    node = Node(await opener.open())
+    await node.store.create(made("s"))
+    await node.grant(10)
+    node.issue(2)
+    foreign = await opener.backend.old_client("s")
+    if renewed:
+        await node.grant(0)
+    else:
+        await node.grant(10)
+    assert await node.stop() == 8
+    assert await counter(node.store) == foreign == 11
+    assert await issued_twice(opener, node.issued, [foreign]) == []
+
+
+@pytest.mark.parametrize("opener", BACKENDS, indirect=True)
+async def test_recipe_clients_and_a_tail_given_back_are_seen(opener: Opener) -> None:
+    """P1: a recipe client takes an id, another node takes the next ones and gives some of them back."""
+    node, other = Node(await opener.open()), Node(await opener.open())
+    await node.store.create(made("s"))
+    await node.grant(10)
+    node.issue(2)
+    foreign = await opener.backend.old_client("s")
+    await other.grant(5)
+    assert await other.stop() == 0
+    await node.grant(10)
+    assert await node.stop() == 8
+    assert await counter(node.store) == foreign == other.seen
+    assert await issued_twice(opener, node.issued, [foreign]) == []
+
+
+@pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
+@pytest.mark.parametrize("wanted", [0, 7])
+@pytest.mark.parametrize("answered", ["first", "second"])
+async def test_a_tail_stops_where_a_grant_was_replayed(opener: Opener, wanted: int, answered: str) -> None:
+    """P1: a grant that the cluster applied twice looks like another node's, whichever of the answers came."""
+    node = Node(await opener.open())
+    await node.store.create(made("s"))
+    await node.grant(10)
+    node.issue(2)
+    if answered == "first":
+        await node.grant(wanted)
+        await replay(opener, wanted)
+    else:
+        await replay(opener, wanted)
+        await node.grant(wanted)
+    held = node.held
+    await node.grant(10)
+    burned = await node.stop()
+    assert burned == (held if answered == "first" else held - wanted)
+    assert await counter(node.store) == 10 + 2 * wanted - (wanted if answered == "second" else 0)
+    assert await issued_twice(opener, node.issued) == []
+
+
+@pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
+async def test_a_replay_after_the_last_answer_stops_the_tail(opener: Opener) -> None:
+    """P1: nothing is given back where the cluster applied the last grant again after it was answered."""
+    node = Node(await opener.open())
+    await node.store.create(made("s"))
+    await node.grant(10)
+    node.issue(2)
+    await replay(opener, 10)
+    assert await node.stop() == 8
+    assert await counter(node.store) == 20
+
+
+async def replay(opener: Opener, wanted: int) -> None:
+    """Applies a grant whose answer nobody gets."""
+    backend = opener.backend
+    assert isinstance(backend, CrateBackend)
+    await backend.sql(Statements(backend.schema).grant, wanted, LEASE_MS, "s", 0, -(2**63) + 1, 2**63 - 2)
+
+
+@pytest.mark.parametrize("opener", ALL, indirect=True)
+async def test_every_write_of_the_row_counts_and_no_other(opener: Opener, clock: FakeClock) -> None:
+    """The count of a row goes up by one with each write of it that idalloc makes."""
+    store, other = await opener.open(), await opener.open()
+    await store.create(made("s"))
+    await store.create(made("t"))
+    first = await grant(store, "s", 5)
+    await grant(store, "t", 5)
+    await store.create(made("u"))
+    await store.claim_start(3, 1000, "me", 60)
+    assert (await grant(store, "s", 0)).writes == first.writes + 1
+    last = await grant(other, "s", 3)
+    assert last.writes == first.writes + 2
+    assert await other.give_back("s", 1, last.version)
+    assert (await grant(store, "s", 1)).writes == first.writes + 4
+    change = Revision((await row_of(store, "s")).sequence, 0, "me", clock.wall(), ends_leases=False)
+    await store.revise("s", 0, change)
+    await store.revise("s", 0, change)  # made before
+    await store.create(made("s"))
+    assert (await grant(store, "s", 1)).writes == first.writes + 6
+
+
+@pytest.mark.parametrize("opener", BACKENDS, indirect=True)
+async def test_a_row_of_an_adopted_table_counts_from_nothing(opener: Opener) -> None:
+    """The count of a row that a client of CrateDB's guide made is NULL, which is 0."""
+    store = await opener.open()
+    await opener.put("s", last_value=41)
+    assert [(await grant(store, "s", wanted)).writes for wanted in (5, 0, 5)] == [1, 2, 3]
