@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequence import PERIOD_MARK, Reset, Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen, Store
 from tests.unit.simulated_loop import SimulatedLoop
 
@@ -66,7 +66,8 @@ class Ledger:
         self.all.append((name, grant.last_value, grant.sequence))
         seen = self.last.get(name)
         if seen is not None and seen.step * grant.step > 0:
-            back = (seen.last_value - grant.value_before) * grant.step > 0
+            counts = grant.sequence.reset == Reset.NEVER or PERIOD_MARK in name
+            back = counts and (seen.last_value - grant.value_before) * grant.step > 0
             if back or grant.generation < seen.generation:
                 if grant.granted:
                     self.behind[name].append(granted_ids(grant))
