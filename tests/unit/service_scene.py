@@ -11,8 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine
 from idalloc_server.domain.author import Author
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence
+from idalloc_server.domain.store import Store
+from idalloc_server.domain.transfer import Import, export_lines
+from idalloc_server.domain.transfer_file import read
 from tests.unit.promises import Promises
-from tests.unit.simulation import Node, World
+from tests.unit.simulation import EPOCH_WALL, Node, World
 
 
 class Scene(RuleBasedStateMachine):
@@ -26,6 +29,7 @@ class Scene(RuleBasedStateMachine):
         self.world = World(Path(self.folder.name) / "idalloc.db" if self.folder else None)
         self.promises = Promises()
         self.backup: Any = None
+        self.exported: list[bytes] = []
         # The lowest and the highest value that each counter ever had, and its last settings.
         self.lost: dict[str, tuple[int, int, Sequence]] = {}
         self.changes: dict[str, tuple[Author, str, Any]] = {}
@@ -117,6 +121,41 @@ class Scene(RuleBasedStateMachine):
         if kind == "update" and row.lease_ms and not changed.effective_in:
             return  # It ended no leases: the generation may be that of another change.
         self.promises.ended(name, self.world.now + changed.effective_in, row.generation + row.deleted)
+
+    @property
+    def _store(self) -> Store:
+        return self.world.direct if self.world.memory is None else self.world.memory
+
+    def _export(self) -> list[bytes]:
+        lines: list[bytes] = []
+
+        async def collect() -> None:
+            lines.extend([line.encode() async for line in export_lines(self._store)])
+
+        error = self.world.finish(self.world.store_loop, collect())
+        assert error is None, error
+        return lines
+
+    def _back_up(self) -> None:
+        self.backup, self.exported = self.world.copy_store(), self._export()
+
+    def _import(self, lines: list[bytes]) -> None:
+        """Does what ``idalloc import`` does, beside the nodes."""
+        file = read(lines)
+        bring = Import(self._store, self.world.clock)
+        error = self.world.finish(self.world.store_loop, bring.run(file))
+        assert error is None, error
+        at = self.world.now if bring.effective_at is None else bring.effective_at - EPOCH_WALL
+        refused = {problem.line for problem in [*file.problems, *bring.problems]}
+        for item in file.items:
+            if item.line in refused:
+                continue
+            name, step = item.row.name, item.row.sequence.step
+            if item.row.sequence.reset == Reset.NEVER and item.row.last_value is not None:
+                self.promises.advanced(name, "", at, item.row.last_value, step)
+            for period in item.periods:
+                if period.line not in refused:
+                    self.promises.advanced(name, period.period, at, period.last_value, step)
 
     def _rows(self) -> dict[str, tuple[int, Sequence]]:
         if self.world.memory is not None:

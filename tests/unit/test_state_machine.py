@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from structlog.testing import capture_logs
 
+from idalloc_server.domain.errors import StoreOutcomeUnknown
 from tests.unit.service_choices import CHANGES, COUNTS, METHODS, NAMES, NODES, SETTINGS, TIMES, TROUBLES
 from tests.unit.service_scene import Scene
 from tests.unit.simulated_link import Trouble
@@ -35,7 +36,7 @@ class Service(Scene):
         self.world.pass_time(1.0)
         for which in range(len(prefixes)):
             self.use_it_for_a_while(which, "a", 5, 8)
-        self.backup = self.world.copy_store()
+        self._back_up()
 
     # Callers.
 
@@ -48,6 +49,15 @@ class Service(Scene):
     def use_it_for_a_while(self, which: int, name: str, id_count: int, times: int) -> None:
         for _ in range(times):
             self._call(which, self._allocate, name, id_count)
+            self.world.pass_time(0.3)
+
+    @rule(name=NAMES, counts=st.lists(st.integers(2, 10), min_size=4, max_size=12), unknown=st.booleans())
+    def two_nodes_share_it(self, name: str, counts: list[int], unknown: bool) -> None:
+        """Their leases have several pieces; a grant whose outcome nobody knows may lie in between."""
+        for turn, id_count in enumerate(counts):
+            if unknown and turn == len(counts) // 2:
+                self.world.troubles["grant"].append(Trouble(error=StoreOutcomeUnknown))
+            self._call(turn, self._allocate, name, id_count)
             self.world.pass_time(0.3)
 
     @rule(which=NODES, request=st.integers(0, 3), other=st.sampled_from([0, 0, 0, 0, 1]))
@@ -221,7 +231,15 @@ class Service(Scene):
 
     @rule()
     def a_backup_is_made(self) -> None:
-        self.backup = self.world.copy_store()
+        self._back_up()
+
+    @rule(which=NODES, name=NAMES, current=st.booleans(), seconds=st.sampled_from([0.0, 61.0]))
+    def an_export_is_imported_while_it_is_used(self, which: int, name: str, current: bool, seconds: float) -> None:
+        self.use_it_for_a_while(which, name, 4, 6)
+        self._import(self._export() if current else self.exported)
+        for _ in range(4):
+            self.world.pass_time(seconds)
+            self._call(which, self._allocate, name, 1)
 
     @precondition(lambda self: self.backup is not None)
     @rule()
