@@ -76,7 +76,7 @@ class Marks:
         """Returns whether an operator let a sequence go on that was behind its mark.
 
         The row is in a newer generation, and its counter is at the mark or past it. The values of a row of another
-        shape cannot be compared: it must have been changed since it was created. Its mark is then forgotten.
+        shape cannot be compared: it must have been changed since it was created. Its mark then begins anew.
         """
         if row is None or row.last_value is None:
             return False
@@ -89,8 +89,8 @@ class Marks:
         if shape == mark.shape:
             return not (_counts(row.name, shape) and mark.is_past(row.last_value))
         accepted = row.revision > 0 or _is_vouched_for(row.name, row.generation, mark)
-        if accepted:
-            self.forget(row.name)
+        if accepted:  # the name stays known; the next write says where the counter is
+            self._marks[row.name] = _Mark(row.generation, row.sequence.before_start, shape)
         return accepted
 
     def generation(self, name: str) -> int:
@@ -99,7 +99,7 @@ class Marks:
         return mark.generation if mark else 0
 
     def forget(self, name: str) -> None:
-        """Forgets a counter that is of no use any more: that of a period that is over, or of a replaced sequence."""
+        """Forgets a counter that is of no use any more: that of a period that is over."""
         self._marks.pop(name, None)
 
     def give_back(self, name: str, generation: int, end: int, value: int) -> None:

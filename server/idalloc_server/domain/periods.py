@@ -84,7 +84,8 @@ class Periods:
         self._shared = shared
         self._clock = shared.clock
         self._lanes: dict[str, PeriodLane] = {}
-        # The present period, and since when it was looked up, and until when it is that one, by the wall clock.
+        # The present period, of which reset, since when it was looked up, and until when it is that one, by the wall clock.
+        self._reset = Reset.NEVER
         self._period = ""
         self._since = math.inf
         self._until = -math.inf
@@ -169,6 +170,8 @@ class Periods:
         return self._period
 
     def _lane_now(self, standing: Range) -> PeriodLane:
+        if standing.sequence.reset != self._reset:  # at first, and where another sequence replaced this one
+            self._reset, self._until = standing.sequence.reset, -math.inf
         period = self._period_now(standing.sequence)
         lane = self._lanes.get(period)
         if lane is None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.domain.errors import StoreWentBackwards
+from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequence import Kind, Reset
-from tests.fakes import FakeClock, MemoryStore
+from tests.fakes import FakeClock, MemoryStore, unreachable
 from tests.unit.registry.conftest import Node, new
 
 DAILY = {"reset": Reset.DAILY, "format": "{year}{month}{day}-{value}"}
@@ -46,6 +46,32 @@ async def test_a_replaced_sequence_stops_until_it_is_advanced(
     first = (await old.take("s"))[0]
     assert first > 55 if after != DOWN else first < 55
     assert await old.take("s", 5)
+
+
+async def test_a_replaced_sequence_is_never_made_anew(store: MemoryStore, clock: FakeClock) -> None:
+    """P3: a node that let a replaced sequence go on still knows its name, also before it has written it."""
+    old, fresh = await replace(store, clock, {}, DOWN)
+    with pytest.raises(StoreWentBackwards):
+        await old.take("s")
+    await fresh.registry.advance("s", 55, "", "", new())
+    clock.advance(1.0)
+    store.next("grant", unreachable())
+    with pytest.raises(StoreUnavailable):
+        await old.take("s")
+    store.rows.clear()
+    with pytest.raises(StoreWentBackwards, match="found no such row"):
+        await old.take("s")
+
+
+async def test_a_replaced_reset_has_its_own_periods(store: MemoryStore, clock: FakeClock) -> None:
+    """P1: a daily sequence that a monthly one replaced goes on in the counter of the month."""
+    old, fresh = await replace(store, clock, DAILY, {"reset": Reset.MONTHLY, "format": "{year}{month}-{value}"})
+    with pytest.raises(StoreWentBackwards, match="reset MONTHLY instead of DAILY"):
+        await old.take("s")
+    await fresh.registry.advance("s", 55, "", "", new())
+    clock.advance(1.0)
+    taken = await old.allocator.allocate("s", 1)
+    assert (taken.period, taken.first_id) == ("2023-11", 56)
 
 
 async def test_a_reset_whose_steps_differ_goes_on_once_advanced(store: MemoryStore, clock: FakeClock) -> None:
