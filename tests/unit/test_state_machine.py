@@ -123,6 +123,7 @@ class Service(Scene):
         node = self._node(which)
         if node:
             node.clock.set_by = seconds and node.clock.set_by + seconds
+            node.link.ledger.forgets_periods = True
 
     @rule(which=NODES)
     def a_node_is_paused(self, which: int) -> None:
