@@ -84,7 +84,7 @@ class Periods:
         self._shared = shared
         self._clock = shared.clock
         self._lanes: dict[str, PeriodLane] = {}
-        # The present period, of which reset, since when it was looked up, and until when it is that one, by the wall clock.
+        # The present period, its reset, since when it was looked up, and until when it is that one, by the wall clock.
         self._reset = Reset.NEVER
         self._period = ""
         self._since = math.inf
