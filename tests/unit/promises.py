@@ -40,10 +40,15 @@ class Ended(NamedTuple):
 
 
 class Past(NamedTuple):
-    """From when on only ids past this value are issued."""
+    """From when on only ids past this value, in the direction of the step, are issued."""
 
     at: float
     value: int
+    step: int
+
+    def covers(self, value: int) -> bool:
+        """Whether an id lies at the value or before it."""
+        return (self.value - value) * self.step >= 0
 
 
 class Ask(NamedTuple):
@@ -114,14 +119,15 @@ class Promises:
                 f"{ids} of {name!r} were granted by a store that had gone back (P3)"
             )
         exempt = self.restored or any(
-            now < mended.at and (mended.value - ids[0]) * ids.step >= 0 for mended in self._mended[name, period]
+            now < mended.at and mended.covers(ids[0]) for mended in self._mended[name, period]
         )
         for other in self.issued[name, period]:
             if not exempt:
                 assert not _overlap(other.ids, ids), f"{ids} of {name!r} {period} came twice: {other} (P1)"
             if other.answered < ask.number and not ask.request_id:
                 of_all = taken.sequence.is_rising and other.era == self._era and not exempt
-                of_node = other.node is node and not other.requested and (other.era == self._era or not period)
+                comparable = other.era == self._era or not (period or self.restored)
+                of_node = other.node is node and not other.requested and comparable
                 if (of_node or of_all) and ids.step * other.ids.step > 0:
                     assert (ids[0] - other.ids[-1]) * ids.step > 0, f"{ids} of {name!r} do not rise: {other}"
             if other.era == self._era and not exempt and ids.step * other.ids.step > 0:
@@ -137,10 +143,10 @@ class Promises:
         if not self.restored:
             self._ended[name].append(Ended(max(at, self._leases_end), generation))
 
-    def advanced(self, name: str, period: str, at: float, past: int) -> None:
+    def advanced(self, name: str, period: str, at: float, past: int, step: int) -> None:
         """Notes an advance that is effective at a time."""
         if not self.restored:
-            self._past[name, period].append(Past(max(at, self._leases_end), past))
+            self._past[name, period].append(Past(max(at, self._leases_end), past, step))
 
     def store_restored(self) -> None:
         """Notes that the store is an older copy: what was promised since is lost, and so is what was written down."""
@@ -153,14 +159,17 @@ class Promises:
         self._requests.clear()
         self._first_asks.clear()
 
-    def store_mended(self, values: dict[tuple[str, str], int], now: float) -> None:
-        """Notes that all sequences were advanced past these values. Leases of before have ended when theirs is over."""
+    def store_repaired(self, values: dict[tuple[str, str], tuple[int, int]], now: float) -> None:
+        """Notes that all sequences were advanced past these values, of these steps.
+
+        Leases from before have ended when theirs is over.
+        """
         self.restored = False
         self._era += 1
         # A store that was restored does not know how long the leases of before may live.
         self._leases_end = now + TERMS.lease_ttl + 1.0
-        for key, value in values.items():
-            self._mended[key].append(Past(self._leases_end, value))
+        for key, (value, step) in values.items():
+            self._mended[key].append(Past(self._leases_end, value, step))
 
     def start(self, node: Node) -> None:
         """Notes the start timestamp of a node."""
@@ -197,7 +206,7 @@ class Promises:
             late = now >= ended.at and taken.generation < ended.generation
             assert not late, f"ids of {name!r} are of generation {taken.generation}: {ended}, {now} (P5)"
         for past in [*self._past[name, period], *self._mended[name, period]]:
-            late = now >= past.at and (ids[0] - past.value) * ids.step <= 0
+            late = now >= past.at and past.covers(ids[0])
             assert not late, f"{ids} of {name!r} {period} are issued after {past}, {now} (P5)"
 
     def _check_request(self, ask: Ask, taken: Range, now: float) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequence import PERIOD_MARK, Reset, Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen, Store
 from tests.unit.simulated_loop import SimulatedLoop
 
@@ -50,6 +50,7 @@ class Ledger:
         granted: How many ids the answers granted.
         unknown: How many ids were asked for by writes whose outcome the node does not know.
         returned: How many ids were given back, as the node was told.
+        forgets_periods: Whether the node may have forgotten a period that is not over, since its clock was set.
     """
 
     proofs: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Ledger:
     granted: int = 0
     unknown: int = 0
     returned: int = 0
+    forgets_periods: bool = False
 
     def note(self, name: str, grant: Grant, sent: float) -> None:
         """Notes the answer of a grant."""
@@ -66,7 +68,8 @@ class Ledger:
         self.all.append((name, grant.last_value, grant.sequence))
         seen = self.last.get(name)
         if seen is not None and seen.step * grant.step > 0:
-            back = (seen.last_value - grant.value_before) * grant.step > 0
+            counts = not self.forgets_periods if PERIOD_MARK in name else grant.sequence.reset == Reset.NEVER
+            back = counts and (seen.last_value - grant.value_before) * grant.step > 0
             if back or grant.generation < seen.generation:
                 if grant.granted:
                     self.behind[name].append(granted_ids(grant))

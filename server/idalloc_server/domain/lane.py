@@ -305,7 +305,7 @@ class Lane:
             except Refusal as refusal:
                 _log.warning("look_failed", sequence=self._title, error=str(refusal))
             else:
-                if self._marks.is_mended_by(row):
+                if self._marks.accept(row):
                     self._went_backwards = None
                     return
         raise error.with_traceback(None)

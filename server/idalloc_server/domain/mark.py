@@ -1,18 +1,40 @@
 """What this process saw of each sequence: how a store that went backwards is noticed (P3)."""
 
+from functools import cache
+from typing import NamedTuple
+
 from idalloc_server.domain.errors import StoreWentBackwards
-from idalloc_server.domain.sequence import PERIOD_MARK
+from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import NOTHING, Grant, Row, Seen
 
 
+class _Shape(NamedTuple):
+    """What no change of a sequence can change: a row of another shape replaced the one that was seen."""
+
+    rises: bool
+    kind: Kind
+    reset: Reset
+
+
+class _Mark(NamedTuple):
+    generation: int
+    value: int
+    shape: _Shape
+
+    def is_past(self, value: int) -> bool:
+        """Whether the counter was further than ``value``."""
+        return self.value > value if self.shape.rises else self.value < value
+
+
 class Marks:
-    """By name, the generation, the last value and its direction, as this process's own writes returned them.
+    """By name, the generation, the last value and the shape, as this process's own writes returned them.
 
     A mark outlives its lane: a process that saw a name never takes it for new again. Reads never move it.
+    The value of a sequence with a reset does not count: its ids come from the rows of its periods.
     """
 
     def __init__(self) -> None:
-        self._marks: dict[str, tuple[int, int, int]] = {}
+        self._marks: dict[str, _Mark] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether a write of this process ever returned something of this sequence."""
@@ -22,42 +44,59 @@ class Marks:
         """Moves the mark to what a write returned.
 
         Raises:
-            StoreWentBackwards: Before that write the store was behind the mark. The mark stays.
+            StoreWentBackwards: Before that write the store was behind the mark, or the row is of another shape. The
+                mark stays.
         """
         mark = self._marks.get(name)
+        shape = _shape_of(grant.sequence)
         if mark is not None:
-            generation, value, direction = mark
-            behind = direction == _direction(grant.step) and (value - grant.value_before) * direction > 0
-            if grant.generation < generation or behind:
-                raise self._backwards(name, f"value {grant.value_before} in generation {grant.generation}")
-        self._marks[name] = (grant.generation, grant.last_value, _direction(grant.step))
+            if shape == mark.shape:
+                refused = _counts(name, shape) and mark.is_past(grant.value_before)
+            else:
+                refused = not _is_vouched_for(name, grant.generation, mark)
+            if refused or grant.generation < mark.generation:
+                found = f"value {grant.value_before} in generation {grant.generation}"
+                raise self._backwards(name, found + _differences(mark.shape, shape))
+        self._marks[name] = _Mark(grant.generation, grant.last_value, shape)
 
     def seen(self, name: str) -> Seen:
         """Returns what the store must not be behind of."""
         mark = self._marks.get(name)
         if mark is None:
             return NOTHING
-        generation, value, direction = mark
-        return Seen(generation, least=value) if direction > 0 else Seen(generation, most=value)
+        if not _counts(name, mark.shape):
+            return Seen(mark.generation)
+        return Seen(mark.generation, least=mark.value) if mark.shape.rises else Seen(mark.generation, most=mark.value)
 
     def missing(self, name: str) -> StoreWentBackwards:
         """Returns the error for a sequence that was seen and is not in the store any more."""
         return self._backwards(name, "no such row")
 
-    def is_mended_by(self, row: Row | None) -> bool:
-        """Whether a row that was behind its mark has been advanced on purpose: in a new generation, up to the mark."""
+    def accept(self, row: Row | None) -> bool:
+        """Returns whether an operator let a sequence go on that was behind its mark.
+
+        The row is in a newer generation, and its counter is at the mark or past it. The values of a row of another
+        shape cannot be compared: it must have been changed since it was created. Its mark then begins anew.
+        """
         if row is None or row.last_value is None:
             return False
         mark = self._marks.get(row.name)
         if mark is None:
             return True
-        generation, value, direction = mark
-        return row.generation > generation and (row.last_value - value) * direction >= 0
+        if row.generation <= mark.generation:
+            return False
+        shape = _shape_of(row.sequence)
+        if shape == mark.shape:
+            return not (_counts(row.name, shape) and mark.is_past(row.last_value))
+        accepted = row.revision > 0 or _is_vouched_for(row.name, row.generation, mark)
+        if accepted:  # the name stays known; the next write says where the counter is
+            self._marks[row.name] = _Mark(row.generation, row.sequence.before_start, shape)
+        return accepted
 
     def generation(self, name: str) -> int:
         """Returns the generation that was seen last; 0 where none was."""
         mark = self._marks.get(name)
-        return mark[0] if mark else 0
+        return mark.generation if mark else 0
 
     def forget(self, name: str) -> None:
         """Forgets a counter that is of no use any more: that of a period that is over."""
@@ -69,16 +108,43 @@ class Marks:
         A mark that stands elsewhere by now, since a newer lane of the name went on, stays where it is.
         """
         mark = self._marks.get(name)
-        if mark is not None and mark[:2] == (generation, end):
-            self._marks[name] = (generation, value, mark[2])
+        if mark is not None and (mark.generation, mark.value) == (generation, end):
+            self._marks[name] = mark._replace(value=value)
 
     def _backwards(self, name: str, found: str) -> StoreWentBackwards:
-        generation, value, _ = self._marks[name]
+        mark = self._marks[name]
         sequence, _, period = name.partition(PERIOD_MARK)
         of_period = f" of {period}" if period else ""
-        seen = f"value {value} in generation {generation}"
+        seen = f"value {mark.value} in generation {mark.generation}"
         return StoreWentBackwards(sequence, seen=seen + of_period, found=found + of_period)
 
 
-def _direction(step: int) -> int:
-    return 1 if step > 0 else -1
+def _counts(name: str, shape: _Shape) -> bool:
+    return shape.reset == Reset.NEVER or PERIOD_MARK in name
+
+
+def _is_vouched_for(name: str, generation: int, mark: _Mark) -> bool:
+    """Whether the row of a period belongs to a newer generation of its sequence, of which an operator decided."""
+    return PERIOD_MARK in name and generation > mark.generation
+
+
+def _shape_of(sequence: Sequence) -> _Shape:
+    return _shape(sequence.step > 0, sequence.kind, sequence.reset)
+
+
+@cache
+def _shape(rises: bool, kind: Kind, reset: Reset) -> _Shape:
+    """Returns one object for all marks of a shape."""
+    return _Shape(rises, kind, reset)
+
+
+def _differences(before: _Shape, after: _Shape) -> str:
+    """Returns what an error adds where a row is of another shape."""
+    words = []
+    if before.rises != after.rises:
+        words.append(f"counts {'up' if after.rises else 'down'}")
+    if before.kind != after.kind:
+        words.append(f"kind {after.kind.name} instead of {before.kind.name}")
+    if before.reset != after.reset:
+        words.append(f"reset {after.reset.name} instead of {before.reset.name}")
+    return f" of another sequence ({', '.join(words)})" if words else ""

@@ -4,7 +4,7 @@ import asyncio
 import math
 
 from idalloc_server.domain.burned import Cause
-from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid, StoreUnavailable
+from idalloc_server.domain.errors import SequenceDeleted, StoreUnavailable
 from idalloc_server.domain.fencing import generation_after
 from idalloc_server.domain.lane import Lane
 from idalloc_server.domain.period import period_at, period_end
@@ -84,7 +84,8 @@ class Periods:
         self._shared = shared
         self._clock = shared.clock
         self._lanes: dict[str, PeriodLane] = {}
-        # The present period, and since when it was looked up, and until when it is that one, by the wall clock.
+        # The present period, its reset, since when it was looked up, and until when it is that one, by the wall clock.
+        self._reset = Reset.NEVER
         self._period = ""
         self._since = math.inf
         self._until = -math.inf
@@ -108,7 +109,7 @@ class Periods:
             return None
         lane = self._lanes.get(self._period_now(standing.sequence))
         if lane is None or lane.generation != standing.generation:
-            return None
+            return self._parent.take(count) if standing.sequence.reset == Reset.NEVER else None
         taken = lane.take(count)
         return taken if taken is None else _no_longer_than(standing, taken)
 
@@ -120,8 +121,8 @@ class Periods:
         """
         for _ in range(_ATTEMPTS):
             standing = self.standing() or await self.prove()
-            if standing.sequence.reset == Reset.NEVER:
-                raise SequenceInvalid(self._name, "it had a reset, and has none any more")
+            if standing.sequence.reset == Reset.NEVER:  # another sequence replaced it, in a store that went backwards
+                return self._parent.take(count) or await self._parent.allocate(count)
             lane = self._lane_now(standing)
             if lane.generation > standing.generation:
                 standing = await self._prove_at_least(lane.generation)
@@ -153,7 +154,7 @@ class Periods:
         """Removes the lanes that issued nothing since the last call, and returns them to be closed."""
         idle = {period: lane for period, lane in self._lanes.items() if lane.is_idle()}
         for period, lane in idle.items():
-            lane.is_over = period != self._period
+            lane.is_over = period < self._period  # a later one comes again once a clock that was set back is right
             del self._lanes[period]
         return list(idle.values())
 
@@ -169,6 +170,8 @@ class Periods:
         return self._period
 
     def _lane_now(self, standing: Range) -> PeriodLane:
+        if standing.sequence.reset != self._reset:  # at first, and where another sequence replaced this one
+            self._reset, self._until = standing.sequence.reset, -math.inf
         period = self._period_now(standing.sequence)
         lane = self._lanes.get(period)
         if lane is None:
