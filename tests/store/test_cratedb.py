@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
+from idalloc_server.domain.recorded import Retention
 from idalloc_server.domain.sequence import Kind, Sequence
 from idalloc_server.domain.store import Allocation, Revision, Store
 from idalloc_server.store.crate_schema import check_version
@@ -280,14 +281,16 @@ class TestFaults:
     ) -> None:
         await store.open()
         await store.record([allocation("r")])
-        clock.advance(60)
+        newest = await store.newest_recorded()
+        assert newest
+        seen = Retention([(newest, 3600.0)], 3600.0)
         # Between the look and the removal another node looks and removes, and the same id is written down again.
         standin.inject(Fault("delay", seconds=0.2, match="DELETE"))
-        removing = asyncio.create_task(store.forget_recorded(30, 10))
+        removing = asyncio.create_task(store.forget_recorded(seen, 10))
         while not standin.writes()[-1].startswith("DELETE"):  # noqa: ASYNC110 - it tells no event
             await asyncio.sleep(0.001)
         other = open_store(store.address, clock)
-        assert await other.forget_recorded(30, 10) == 1
+        assert await other.forget_recorded(seen, 10) == 1
         await other.record([allocation("r", 11)])
         await other.close()
         assert await removing == 1

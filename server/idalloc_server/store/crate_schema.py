@@ -97,6 +97,7 @@ ALLOCATIONS = Table(
         "prefix": "INTEGER",
         "node": "TEXT",
         "written_at": "TIMESTAMP WITH TIME ZONE",
+        "window_ms": "BIGINT",
     },
 )
 
