@@ -276,6 +276,21 @@ class TestFaults:
         assert await store.record(many) == {one.request_id: one for one in many}
         assert len(standin.writes()) == before + 1
 
+    async def test_answers_of_an_older_version_get_a_window(self, standin: CrateStandin, store: Store) -> None:
+        """P7: the table of recorded answers gets the column that it lacks, and its rows stay."""
+        columns = "sequence TEXT, first_id BIGINT, id_count BIGINT, step BIGINT, generation BIGINT, period TEXT,"
+        for statement in (
+            f"CREATE TABLE ids.allocations (request_id TEXT PRIMARY KEY, {columns} prefix INTEGER, node TEXT,"
+            " written_at TIMESTAMP WITH TIME ZONE)",
+            "INSERT INTO ids.allocations (request_id, sequence, first_id, id_count, step, generation, period, prefix,"
+            " node, written_at) VALUES ('r', 's', 1, 10, 1, 1, '', 0, 'node', CURRENT_TIMESTAMP)",
+        ):
+            standin.statements.execute(statement, [])
+        await store.open()
+        assert await store.recorded("r") == allocation("r")
+        new = allocation("q")._replace(window_ms=1000)
+        assert await store.record([new]) == {"q": new}
+
     async def test_one_written_down_anew_is_not_removed(
         self, standin: CrateStandin, store: Store, clock: FakeClock
     ) -> None:
