@@ -143,6 +143,8 @@ class CrateStandin:
     def _execute(self, statement: str, args: list[Any], body: dict[str, Any]) -> web.Response:
         try:
             if "bulk_args" in body:
+                if statement.startswith("DELETE"):
+                    return web.json_response(self._delete_each(statement, body["bulk_args"]))
                 if "RETURNING" not in statement:
                     raise UnknownStatement("bulk_args")
                 message = "UnsupportedFeatureException[Bulk operations for statements that return result sets"
@@ -154,6 +156,13 @@ class CrateStandin:
             self.unknown.append(f"{statement}: {error}")
             return _error(500, 5000, f"the stand-in does not know this statement: {error}")
         return web.json_response({**answer, "duration": 0.1})
+
+    def _delete_each(self, statement: str, rows: list[list[Any]]) -> dict[str, Any]:
+        """Answers as a real CrateDB 6.4.3 did: what is not there in that version is a conflict."""
+        message = "VersionConflictEngineException[version conflict]"
+        conflict = {"rowcount": -2, "error": {"code": 4092, "message": message}}
+        counts = [self.statements.execute(statement, row)["rowcount"] for row in rows]
+        return {"cols": [], "duration": 0.1, "results": [{"rowcount": 1} if count else conflict for count in counts]}
 
     async def _fail(
         self, fault: Fault, request: web.Request, statement: str, args: list[Any], body: dict[str, Any]

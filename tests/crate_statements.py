@@ -27,7 +27,7 @@ _VALUE = r"(?:\$\d+|\?|'(?:[^']|'')*'|-?\d+)"
 # What rows may be looked for by: of those that were there at the last refresh.
 _SCAN = (
     r"name > VALUE_ AND name LIKE VALUE_(?: AND COALESCE\(mode, ''\) <> 'deleted')?(?: AND name NOT LIKE VALUE_)?"
-    r"|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)"
+    r"|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)|written_at <= VALUE_"
 )
 
 
@@ -92,6 +92,11 @@ class Statements:
                     r"SELECT (?P<columns>[\w, ]+) FROM REFERENCE(?: WHERE (?P<where>SCAN_))?"
                     r"(?: ORDER BY (?P<order>\w+))?(?: LIMIT (?P<limit>VALUE_))?",
                     self._scan,
+                ),
+                (
+                    r"SELECT (?P<calls>MAX\(_seq_no\), MAX\(_primary_term\), MAX\(written_at\)|COUNT\(\*\))"
+                    r" FROM REFERENCE",
+                    self._aggregate,
                 ),
                 (r"SELECT CURRENT_TIMESTAMP", lambda *_: _rows(["current_timestamp"], [[self.now_ms()]], [11])),
                 (r"SELECT version\['number'\] FROM sys\.nodes", self._versions),
@@ -302,6 +307,17 @@ class Statements:
         if found["limit"]:
             sql += f" LIMIT {self._translate(found['limit'], table, count)}"
         return self._answer(table, found["columns"], self._db.execute(sql, args).fetchall())
+
+    def _aggregate(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        """Counts over the rows as they were at the last refresh."""
+        table = self._find(found, "DQL")
+        calls = found["calls"].lower().split(", ")
+        check_columns(table, [call[4:-1] for call in calls if call.startswith("max(")])
+        copied = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_refreshed(table)[1:-1],)).fetchone()
+        row = [0 if call == "count(*)" else None for call in calls]
+        if copied:
+            row = list(self._db.execute(f"SELECT {found['calls']} FROM {_refreshed(table)}").fetchone())
+        return _rows(calls, [row], [10 for _ in calls])
 
     def _written(self, table: sqlite3.Row, found: re.Match[str], rows: list[sqlite3.Row]) -> Answer:
         for row in rows:

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import Refusal, SequenceDeleted, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
+from idalloc_server.domain.recorded import Recorded, Retention
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
 from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Seen
@@ -121,6 +122,7 @@ class MemoryStore:
     calls: list[Call] = field(default_factory=list)
     _counted: dict[str, Row] | None = None
     _version: int = 0
+    _records: int = 0
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
 
     def next(self, method: str, *faults: Fault) -> None:
@@ -183,8 +185,14 @@ class MemoryStore:
     async def recorded(self, request_id: str) -> Allocation | None:
         return await self._call("recorded", (request_id,), lambda: self._recorded(request_id))
 
-    async def forget_recorded(self, older_than: float, most: int) -> int:
-        return await self._call("forget_recorded", (older_than, most), lambda: self._forget_recorded(older_than, most))
+    async def newest_recorded(self) -> Recorded | None:
+        return await self._call("newest_recorded", (), self._newest_recorded)
+
+    async def count_recorded(self, most: int) -> int:
+        return await self._call("count_recorded", (most,), lambda: len(self.allocations))
+
+    async def forget_recorded(self, retention: Retention, most: int) -> int:
+        return await self._call("forget_recorded", (retention, most), lambda: self._forget_recorded(retention, most))
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         return await self._call("give_back", (name, count, version), lambda: self._give_back(name, count, version))
@@ -331,19 +339,24 @@ class MemoryStore:
 
     def _record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
         for allocation in allocations:
-            self.allocations.setdefault(allocation.request_id, Written(allocation, self.clock.wall()))
+            self._records += 1
+            self.allocations.setdefault(allocation.request_id, Written(allocation, self._records))
         return {each.request_id: self.allocations[each.request_id].allocation for each in allocations}
 
     def _recorded(self, request_id: str) -> Allocation | None:
         written = self.allocations.get(request_id)
         return written.allocation if written else None
 
-    def _forget_recorded(self, older_than: float, most: int) -> int:
-        before = self.clock.wall() - older_than
-        old = [request_id for request_id, written in self.allocations.items() if written.at < before][:most]
-        for request_id in old:
+    def _newest_recorded(self) -> Recorded | None:
+        numbers = [written.number for written in self.allocations.values()]
+        return Recorded(max(numbers)) if numbers else None
+
+    def _forget_recorded(self, retention: Retention, most: int) -> int:
+        oldest = sorted(self.allocations.items(), key=lambda item: item[1].number)[:most]
+        over = [key for key, row in oldest if retention.is_over(row.number, 0, row.allocation.window_ms)]
+        for request_id in over:
             del self.allocations[request_id]
-        return len(old)
+        return len(over)
 
     def _give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         row = self.rows.get(name)

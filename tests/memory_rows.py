@@ -50,4 +50,4 @@ class Written(NamedTuple):
     """What was written down under a request id."""
 
     allocation: Allocation
-    at: float
+    number: int

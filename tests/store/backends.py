@@ -34,6 +34,10 @@ class Backend(Protocol):
         """Lets time pass on the store's clock."""
         ...
 
+    async def set_back(self, seconds: float) -> None:
+        """Sets the store's clock back, where it can be set."""
+        ...
+
     async def old_client(self, name: str) -> int:
         """Takes one value as a client does that knows the two-column table only."""
         ...
@@ -102,6 +106,9 @@ class SqliteBackend:
     async def advance(self, seconds: float) -> None:
         self._clock.advance(seconds)
 
+    async def set_back(self, seconds: float) -> None:
+        self._clock.wall_seconds -= seconds
+
     async def old_client(self, name: str) -> int:
         def take() -> int:
             db = sqlite3.connect(self._path, isolation_level=None)
@@ -153,6 +160,10 @@ class CrateBackend:
         else:
             self._advance(seconds)
 
+    async def set_back(self, seconds: float) -> None:
+        if self._advance is not None:
+            self._advance(-seconds)
+
     async def old_client(self, name: str) -> int:
         while True:
             ((value, seq_no, term),) = await self.sql(
@@ -188,6 +199,9 @@ class MemoryBackend:
 
     async def advance(self, seconds: float) -> None:
         self._clock.advance(seconds)
+
+    async def set_back(self, seconds: float) -> None:
+        self._clock.wall_seconds -= seconds
 
     async def old_client(self, name: str) -> int:
         raise NotImplementedError(name)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from idalloc_server.domain.recorded import Recorded, Retention
 from idalloc_server.domain.sequence import MAX_ID
 from idalloc_server.domain.store import Allocation, Store
 from tests.store.backends import Opener
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.parametrize("opener", ALL, indirect=True)
 
 
 def allocation(request_id: str, first_id: int = 1) -> Allocation:
-    return Allocation(request_id, "orders", first_id, 10, -5, 3, "2026-11", 65535, "node 'a'")
+    return Allocation(request_id, "orders", first_id, 10, -5, 3, "2026-11", 65535, "node 'a'", 1000)
 
 
 class TestRecord:
@@ -43,21 +44,71 @@ class TestRecord:
         assert await store.recorded("a") is None
 
 
+def kept(store_point: Recorded | None, window: float = 1.0) -> Retention:
+    """What may be removed where that point was seen long enough ago for this window, and no longer."""
+    assert store_point
+    return Retention([(store_point, window)], window)
+
+
 class TestForgetting:
-    async def test_the_old_ones_go_and_the_young_ones_stay(self, store: Store, opener: Opener) -> None:
+    async def test_the_old_ones_go_and_the_young_ones_stay(self, store: Store) -> None:
+        """P7: what was recorded after the point that was seen stays."""
+        assert await store.newest_recorded() is None
         await store.record([allocation("old")])
-        await opener.backend.advance(2.5)
-        await store.record([allocation("young"), allocation("old", 9)])
-        assert await store.forget_recorded(2.0, 10) == 1
+        seen = kept(await store.newest_recorded())
+        await store.record([allocation("young")])
+        assert await store.forget_recorded(seen, 10) == 1
         assert await store.recorded("old") is None
         assert await store.recorded("young") == allocation("young")
-        assert await store.forget_recorded(2.0, 10) == 0
+        assert await store.forget_recorded(seen, 10) == 0
 
-    async def test_they_go_in_batches(self, store: Store, opener: Opener) -> None:
+    async def test_a_later_one_is_later_whatever_the_clock_says(self, store: Store, opener: Opener) -> None:
+        """P7: the order of records does not follow a clock that is set back."""
+        other = await opener.open()
+        await store.record([allocation("first")])
+        seen = kept(await other.newest_recorded())
+        await opener.backend.set_back(86400)
+        await other.record([allocation("second")])
+        await store.record([allocation("third")])
+        assert await store.forget_recorded(seen, 10) == 1
+        assert await other.recorded("second") == allocation("second")
+        newest = await other.newest_recorded()
+        assert newest
+        assert (newest.term, newest.number) > (seen.last.term, seen.last.number)
+        await store.record([allocation("fourth")])
+        assert await store.forget_recorded(kept(newest), 10) == 2
+
+    async def test_each_has_its_own_window(self, store: Store) -> None:
+        """P7: an answer with a longer window stays."""
+        await store.record([allocation("long")._replace(window_ms=2000), allocation("short")])
+        seen = await store.newest_recorded()
+        await store.record([allocation("young")])
+        assert await store.forget_recorded(kept(seen), 10) == 1
+        assert await store.recorded("long") == allocation("long")._replace(window_ms=2000)
+        assert await store.recorded("short") is None
+        assert await store.forget_recorded(kept(seen, 2.0), 10) == 1
+
+    async def test_one_without_a_window_has_the_longest(self, store: Store) -> None:
+        """P7: a row of an older version stays for the default window."""
+        await store.record([allocation("old")._replace(window_ms=None)])
+        seen = await store.newest_recorded()
+        await store.record([allocation("young")])
+        assert await store.forget_recorded(kept(seen, 3599.0), 10) == 0
+        assert await store.forget_recorded(kept(seen, 3600.0), 10) == 1
+
+    async def test_they_go_in_batches(self, store: Store) -> None:
+        """P7: one call looks at so many at most."""
         await store.record([allocation(f"{number}") for number in range(7)])
-        await opener.backend.advance(0.2)
-        found = [await store.forget_recorded(0.1, 3) for _ in range(4)]
+        seen = kept(await store.newest_recorded())
+        await store.record([allocation("young")])
+        found = [await store.forget_recorded(seen, 3) for _ in range(4)]
         assert found == [3, 3, 1, 0]
+
+    async def test_they_are_counted(self, store: Store) -> None:
+        """P7: how many answers are kept can be known."""
+        await store.record([allocation(f"{number}") for number in range(7)])
+        await store.newest_recorded()
+        assert await store.count_recorded(100) == 7
 
 
 class TestStarts:

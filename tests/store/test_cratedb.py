@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
+from idalloc_server.domain.recorded import Retention
 from idalloc_server.domain.sequence import Kind, Sequence
 from idalloc_server.domain.store import Allocation, Revision, Store
 from idalloc_server.store.crate_schema import check_version
@@ -275,19 +276,36 @@ class TestFaults:
         assert await store.record(many) == {one.request_id: one for one in many}
         assert len(standin.writes()) == before + 1
 
+    async def test_answers_of_an_older_version_get_a_window(self, standin: CrateStandin, store: Store) -> None:
+        """P7: the table of recorded answers gets the column that it lacks, and its rows stay."""
+        columns = "sequence TEXT, first_id BIGINT, id_count BIGINT, step BIGINT, generation BIGINT, period TEXT,"
+        for statement in (
+            f"CREATE TABLE ids.allocations (request_id TEXT PRIMARY KEY, {columns} prefix INTEGER, node TEXT,"
+            " written_at TIMESTAMP WITH TIME ZONE)",
+            "INSERT INTO ids.allocations (request_id, sequence, first_id, id_count, step, generation, period, prefix,"
+            " node, written_at) VALUES ('r', 's', 1, 10, 1, 1, '', 0, 'node', CURRENT_TIMESTAMP)",
+        ):
+            standin.statements.execute(statement, [])
+        await store.open()
+        assert await store.recorded("r") == allocation("r")
+        new = allocation("q")._replace(window_ms=1000)
+        assert await store.record([new]) == {"q": new}
+
     async def test_one_written_down_anew_is_not_removed(
         self, standin: CrateStandin, store: Store, clock: FakeClock
     ) -> None:
         await store.open()
         await store.record([allocation("r")])
-        clock.advance(60)
+        newest = await store.newest_recorded()
+        assert newest
+        seen = Retention([(newest, 3600.0)], 3600.0)
         # Between the look and the removal another node looks and removes, and the same id is written down again.
         standin.inject(Fault("delay", seconds=0.2, match="DELETE"))
-        removing = asyncio.create_task(store.forget_recorded(30, 10))
+        removing = asyncio.create_task(store.forget_recorded(seen, 10))
         while not standin.writes()[-1].startswith("DELETE"):  # noqa: ASYNC110 - it tells no event
             await asyncio.sleep(0.001)
         other = open_store(store.address, clock)
-        assert await other.forget_recorded(30, 10) == 1
+        assert await other.forget_recorded(seen, 10) == 1
         await other.record([allocation("r", 11)])
         await other.close()
         assert await removing == 1

@@ -415,7 +415,24 @@ class TestRows:
         await store.open()
         assert await store.get("s") == made("s", last_value=41, generation=3)
         await store.record([Allocation("r", "s", 1, 1, 1, 3, "", 0, "node")])
-        assert await store.forget_recorded(-1, 5) == 1
+        assert await store.newest_recorded() is not None
+        await store.close()
+
+    async def test_answers_of_an_older_version_get_a_window(self, path: Path, clock: FakeClock) -> None:
+        """P7: the table of recorded answers gets the column that it lacks, and its rows stay."""
+        make(
+            path,
+            "PRAGMA application_id = 0x69646C63",
+            "CREATE TABLE allocations (request_id TEXT PRIMARY KEY, sequence TEXT NOT NULL, first_id INTEGER NOT NULL,"
+            " id_count INTEGER NOT NULL, step INTEGER NOT NULL, generation INTEGER NOT NULL, period TEXT NOT NULL,"
+            " prefix INTEGER NOT NULL, node TEXT NOT NULL, written_at REAL NOT NULL)",
+            "INSERT INTO allocations VALUES ('r', 's', 1, 1, 1, 3, '', 0, 'node', 5.0)",
+        )
+        store = SqliteStore(path, clock)
+        await store.open()
+        assert await store.recorded("r") == Allocation("r", "s", 1, 1, 1, 3, "", 0, "node")
+        new = Allocation("q", "s", 2, 1, 1, 3, "", 0, "node", 1000)
+        assert await store.record([new]) == {"q": new}
         await store.close()
 
     async def test_a_replaced_file_is_not_read_either(self, store: SqliteStore, path: Path) -> None:

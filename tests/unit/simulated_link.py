@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
+from idalloc_server.domain.recorded import Recorded, Retention
 from idalloc_server.domain.sequence import PERIOD_MARK, Reset, Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen, Store
 from tests.unit.simulated_loop import SimulatedLoop
@@ -144,8 +145,16 @@ class Link:
         stands: Allocation | None = await self._call("recorded", request_id)
         return stands
 
-    async def forget_recorded(self, older_than: float, most: int) -> int:
-        count: int = await self._call("forget_recorded", older_than, most)
+    async def newest_recorded(self) -> Recorded | None:
+        newest: Recorded | None = await self._call("newest_recorded")
+        return newest
+
+    async def count_recorded(self, most: int) -> int:
+        count: int = await self._call("count_recorded", most)
+        return count
+
+    async def forget_recorded(self, retention: Retention, most: int) -> int:
+        count: int = await self._call("forget_recorded", retention, most)
         return count
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:

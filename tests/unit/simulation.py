@@ -107,10 +107,9 @@ class Node:
         with suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_SECONDS):
                 try:
-                    await self.registry.close()
-                    await self.request_ids.close()
-                    await self.allocator.close()
-                    await self.doc_ids.close()
+                    await asyncio.gather(
+                        self.registry.close(), self.request_ids.close(), self.allocator.close(), self.doc_ids.close()
+                    )
                 finally:
                     self.request_ids.abandon()
                     self.allocator.abandon()

@@ -3,14 +3,19 @@
 import asyncio
 from contextlib import suppress
 
+import pytest
+
+from idalloc_server.domain import allocator as allocator_module
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.errors import ServerDraining
 from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.sequence import Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore
-from tests.unit.lanes import make
+from tests.unit.lanes import make, right_after_serving
+from tests.unit.request_ids.conftest import until
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 
@@ -71,3 +76,87 @@ async def test_where_no_time_is_left_what_is_being_written_down_is_counted(
     gate.set()
     await request_ids.close()
     assert allocator.burned.by_cause == {Cause.UNKNOWN_OUTCOME: 3}
+
+
+class TestUnderWay:
+    """What is under way where no time is left is counted, once, and whatever still comes changes nothing (P9)."""
+
+    @pytest.mark.parametrize("ends", ["answered", "cancelled"])
+    async def test_a_refill(self, store: MemoryStore, clock: FakeClock, ends: str) -> None:
+        """P9: the ids of a write without an answer are of unknown outcome."""
+        allocator = Allocator(store, clock, TERMS)
+        await allocator.allocate("orders", 1)
+        gate = store.hold("grant")
+        caller = asyncio.create_task(allocator.allocate("orders", 30))
+        await until(lambda: len(store.calls_of("grant")) > 2)
+        allocator.abandon()
+        wanted = store.calls_of("grant")[-1].arguments[1]
+        assert allocator.burned.by_cause == {Cause.UNKNOWN_OUTCOME: wanted}
+        if ends == "answered":
+            gate.set()
+        else:
+            caller.cancel()
+        await asyncio.wait({caller})
+        await asyncio.sleep(0.01)
+        assert caller.cancelled() or isinstance(caller.exception(), ServerDraining)
+        assert allocator.burned.by_cause == {Cause.UNKNOWN_OUTCOME: wanted}
+
+    async def test_a_tail_that_is_being_given_back(self, store: MemoryStore, clock: FakeClock) -> None:
+        """P9: a tail whose return has no answer was not returned."""
+        allocator = Allocator(store, clock, TERMS)
+        make(store, "orders", Sequence(min_lease_size=100))
+        await allocator.allocate("orders", 1)
+        await allocator.allocate("orders", 1)
+        gate = store.hold("give_back")
+        closing = asyncio.create_task(allocator.close())
+        await until(lambda: store.calls_of("give_back"))
+        allocator.abandon()
+        held = {Cause.NOT_RETURNED: (store.rows["orders"].last_value or 0) - 2}
+        assert allocator.burned.by_cause == held
+        gate.set()
+        await closing
+        assert allocator.burned.by_cause == held
+
+    async def test_ids_whose_caller_has_not_run_yet(
+        self, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """P9: a caller who was served and did not run yet gets no ids that were counted."""
+        allocator = Allocator(store, clock, TERMS)
+        await allocator.allocate("orders", 1)
+        right_after_serving(allocator._lanes["orders"], allocator.abandon, monkeypatch)
+        with pytest.raises(ServerDraining):
+            await allocator.allocate("orders", 30)
+        assert allocator.burned.by_cause[Cause.CANCELLED] == 30
+        assert allocator.burned.by_cause.total() == (store.rows["orders"].last_value or 0) - 1
+
+    async def test_an_answer_whose_caller_has_not_run_yet(self, store: MemoryStore, clock: FakeClock) -> None:
+        """P9: the same under a request id; a retry on another node still gets the ids."""
+        allocator = Allocator(store, clock, TERMS)
+        request_ids = RequestIds(allocator, store, clock, node="n", window=3600.0, store_timeout=5.0)
+        caller = asyncio.create_task(request_ids.allocate("orders", 3, "r", 0))
+        await until(lambda: request_ids._calls)
+        request_ids._calls["r"].task.add_done_callback(lambda _: request_ids.abandon())
+        with pytest.raises(ServerDraining):
+            await caller
+        assert allocator.burned.by_cause == {Cause.CANCELLED: 3}
+
+    async def test_idle_lanes_whose_turn_had_not_come(
+        self, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """P9: tails of idle lanes that were not closed yet when the dropping was cancelled go back at the stop."""
+        monkeypatch.setattr(allocator_module, "CLOSE_CONCURRENCY", 1)
+        allocator = Allocator(store, clock, TERMS)
+        for name in ("first", "second", "third"):
+            make(store, name, Sequence(min_lease_size=100))
+            await allocator.allocate(name, 1)
+            await allocator.allocate(name, 1)
+        await allocator.drop_idle_lanes()
+        store.hold("give_back")
+        dropping = asyncio.create_task(allocator.drop_idle_lanes())
+        await until(lambda: store.calls_of("give_back"))
+        dropping.cancel()
+        await asyncio.wait({dropping})
+        await allocator.close()
+        values = sorted(store.rows[name].last_value or 0 for name in ("first", "second", "third"))
+        assert values[:2] == [2, 2]
+        assert allocator.burned.by_cause == {Cause.NOT_RETURNED: values[2] - 2}

@@ -63,6 +63,8 @@ class Allocator:
         self._marks = Marks()
         self._shared = Shared(store, clock, terms, self._marks, self.burned, self.rates)
         self._lanes: dict[str, Lane | Periods] = {}
+        # Those that are out of use and not closed yet.
+        self._closing: set[Lane] = set()
         self._pid = os.getpid()
         fork.watch(self)
 
@@ -160,14 +162,21 @@ class Allocator:
         """Gives all unused tails back to the store. Nothing may be taken after this."""
         # Popped before the first await: a caller who comes now gets a lane of its own.
         lanes, self._lanes = self._lanes.values(), {}
-        await self._close_lanes([part for lane in lanes for part in lane.parts])
+        # Idle ones, too, whose turn to be closed had not come when the task that dropped them was cancelled.
+        try:
+            await self._close_lanes([*self._closing, *(part for lane in lanes for part in lane.parts)])
+        finally:  # none is left, unless the time was too short
+            self._abandon_closing()
 
     def abandon(self) -> None:
         """Burns all that is held, where there is no time to give it back. Nothing may be taken after this."""
         lanes, self._lanes = self._lanes.values(), {}
-        for lane in lanes:
-            for part in lane.parts:
-                part.abandon()
+        self._closing.update(part for lane in lanes for part in lane.parts)
+        self._abandon_closing()
+
+    def _abandon_closing(self) -> None:
+        while self._closing:
+            self._closing.pop().abandon()
 
     def _lane(self, sequence: str) -> Lane | Periods:
         if os.getpid() != self._pid:
@@ -193,16 +202,17 @@ class Allocator:
 
     async def _close_lanes(self, closing: list[Lane]) -> None:
         lanes = deque(closing)
+        self._closing.update(lanes)
 
         async def close_some() -> None:
             while lanes:
-                await lanes.popleft().close()
+                lane = lanes.popleft()
+                try:
+                    await lane.close()
+                finally:
+                    self._closing.discard(lane)
 
-        try:
-            await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(closing)))))
-        finally:
-            for lane in lanes:  # none, unless the time was too short
-                lane.abandon()
+        await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(closing)))))
 
     def forget_parent(self) -> None:
         """Gives up the parent's leases, in the child of a fork, which issues nothing."""

@@ -47,6 +47,11 @@ class _Waiter(NamedTuple):
     id_count: int
     answer: asyncio.Future[Range]
 
+    @property
+    def is_served(self) -> bool:
+        """Whether it was given its ids."""
+        return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
+
 
 class Lane:
     """Issues the ids of one counter: of a sequence, or of one period of a sequence.
@@ -90,6 +95,12 @@ class Lane:
         # How many ids the sequence had left after the last write, and how often it was written.
         self._remaining = 0
         self._writes = 0
+        # For ``abandon``: those who wait or have not yet run since they were served, the ids of a write and of a tail
+        # that are under way.
+        self._callers: set[_Waiter] = set()
+        self._at_stake = 0
+        self._returning = 0
+        self._abandoned = False
         self._idle_mark: object = None
 
     @property
@@ -132,16 +143,23 @@ class Lane:
         """
         if self._went_backwards:
             await self._look_again(self._went_backwards)
+        if self._abandoned:
+            raise ServerDraining
         self._reserve.largest = max(self._reserve.largest, count)
         waiter = _Waiter(count, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
+        self._callers.add(waiter)
         self._start_refill()
         try:
             taken = await waiter.answer
         except asyncio.CancelledError:
-            if not waiter.answer.cancelled() and waiter.answer.exception() is None:
+            if waiter.is_served and not self._abandoned:
                 self._burned.add(self._title, self._period, Cause.CANCELLED, count)
             raise
+        finally:
+            self._callers.discard(waiter)
+        if self._abandoned:
+            raise ServerDraining
         if self._clock.boot() >= taken.expires_at:
             # The process was paused between the taking and this line.
             self._burned.add(self._title, self._period, Cause.EXPIRED, count)
@@ -178,8 +196,17 @@ class Lane:
             self.abandon()
 
     def abandon(self) -> None:
-        """Burns what is left, where there is no time to give it back."""
+        """Burns what is left or under way, where there is no time to wait for it; nothing is counted after this."""
+        if self._abandoned:
+            return
         self.drop(Cause.NOT_RETURNED)
+        self._burned.add(self._title, self._period, Cause.NOT_RETURNED, self._returning)
+        self._burned.add(self._title, self._period, Cause.UNKNOWN_OUTCOME, self._at_stake)
+        served = sum(caller.id_count for caller in self._callers if caller.is_served)
+        self._burned.add(self._title, self._period, Cause.CANCELLED, served)
+        self._abandoned = True
+        if self._refill:
+            self._refill.cancel()
 
     def drop(self, cause: Cause) -> None:
         """Burns what is left."""
@@ -366,12 +393,19 @@ class Lane:
 
     async def _within_timeout(self, call: Awaitable[_T], at_stake: int) -> _T:
         """Awaits a store call; where its outcome stays unknown, the ids at stake are burned."""
+        self._at_stake += at_stake
         try:
-            return await within(self._terms.store_timeout, call)
+            answer = await within(self._terms.store_timeout, call)
         except (StoreOutcomeUnknown, asyncio.CancelledError):
             self._outcome_unknown = True
-            self._burned.add(self._title, self._period, Cause.UNKNOWN_OUTCOME, at_stake)
+            if not self._abandoned:
+                self._burned.add(self._title, self._period, Cause.UNKNOWN_OUTCOME, at_stake)
             raise
+        finally:
+            self._at_stake -= at_stake
+        if self._abandoned:
+            raise ServerDraining  # what it brought was counted
+        return answer
 
     def _serve(self, at_bound: bool, remaining: int, most: int) -> None:
         """Gives the waiters their ranges, first come first served.
@@ -427,6 +461,7 @@ class Lane:
         self._reserve.dropped()
         value, count, version = lease.tail()
         returned = 0
+        self._returning = lease.left
         try:
             if count:
                 self._marks.give_back(self._name, lease.generation, value + count * lease.step, value)
@@ -435,4 +470,6 @@ class Lane:
         except Refusal as error:
             _log.warning("tail_not_returned", sequence=self._title, ids=count, error=str(error))
         finally:
-            self._burned.add(self._title, self._period, Cause.NOT_RETURNED, lease.left - returned)
+            self._returning = 0
+            if not self._abandoned:
+                self._burned.add(self._title, self._period, Cause.NOT_RETURNED, lease.left - returned)

@@ -1,6 +1,7 @@
 """Ranges for requests with a request id: a repetition gets the same ids (P7)."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.format import compile_format
 from idalloc_server.domain.period import date_at
 from idalloc_server.domain.range import Range
+from idalloc_server.domain.recorded import SeenRecords
 from idalloc_server.domain.sequence import Reset, Sequence
 from idalloc_server.domain.store import Allocation, Store, within
 
@@ -33,6 +35,9 @@ MOST_ROWS = 200
 PRUNE_ROWS = 1000
 PRUNE_SECONDS = 60.0
 PRUNES_PER_WINDOW = 10
+# How many recorded answers are worth a warning, and how often they are counted.
+MANY_ROWS = 1_000_000
+COUNT_SECONDS = 60.0
 
 _log = structlog.get_logger("idalloc.request_ids")
 
@@ -68,7 +73,7 @@ class _Call:
     def __init__(self, request: _Request) -> None:
         self.request = request
         self.callers = 0
-        # The ids that are at stake for it.
+        # The ids that it took.
         self.taken: Range | None = None
         self.task: asyncio.Task[tuple[Range, int]]
 
@@ -105,6 +110,12 @@ class RequestIds:
         self._window = window
         self._store_timeout = store_timeout
         self._calls: dict[str, _Call] = {}
+        # Those with ids that were taken and that no caller has yet.
+        self._at_stake: set[_Call] = set()
+        self._abandoned = False
+        self._seen = SeenRecords()
+        self._count_at = -math.inf
+        self._many = False
         self._writer = _Writer(store, store_timeout)
 
     async def allocate(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[Range, int]:
@@ -147,7 +158,15 @@ class RequestIds:
             raise ServerDraining
         if error := call.task.exception():
             raise error.with_traceback(None)  # else it would grow with every caller who waited
-        return call.task.result()
+        taken, prefix_of = call.task.result()
+        if self._abandoned:
+            raise ServerDraining  # the ids were counted as burned
+        if self._clock.boot() >= taken.expires_at:
+            # The process was paused between the answer and this line. For a caller who comes later it is as late.
+            self._burn(call, Cause.EXPIRED)
+            raise _late(call.request)
+        self._at_stake.discard(call)
+        return taken, prefix_of
 
     async def close(self) -> None:
         """Waits for the answers that are still being written down for callers who went away."""
@@ -155,23 +174,48 @@ class RequestIds:
             await asyncio.wait([call.task for call in self._calls.values()])
 
     def abandon(self) -> None:
-        """Burns what is still being written down, where there is no time to wait for it."""
-        for call in self._calls.values():
-            self._burn(call, Cause.UNKNOWN_OUTCOME)
+        """Burns what no caller has yet, where there is no time to wait for it. Nothing may be taken after this."""
+        self._abandoned = True
+        for call in list(self._at_stake):
+            self._burn(call, Cause.CANCELLED if call.task.done() else Cause.UNKNOWN_OUTCOME)
 
     async def run(self) -> None:
-        """Removes what is older than the window, for ever, in small batches. Its owner cancels it."""
+        """Removes answers whose window has passed, for ever, in small batches. Its owner cancels it."""
         while True:
-            await asyncio.sleep(min(self._window / PRUNES_PER_WINDOW, PRUNE_SECONDS))
             try:
                 await self._prune()
+                await self._count()
             except Refusal as error:
                 _log.warning("request_ids_not_pruned", error=str(error))
+            await asyncio.sleep(min(self._window / PRUNES_PER_WINDOW, PRUNE_SECONDS))
 
     async def _prune(self) -> None:
-        found = PRUNE_ROWS
-        while found >= PRUNE_ROWS:
-            found = await within(self._store_timeout, self._store.forget_recorded(self._window, PRUNE_ROWS))
+        """Removes what this process saw in the store for at least the row's own window, by its boot clock."""
+        newest = await within(self._store_timeout, self._store.newest_recorded())
+        now = self._clock.boot()
+        self._seen.note(newest, now)
+        retention = self._seen.retention(now, self._window)
+        if retention is None:
+            return
+        while await within(self._store_timeout, self._store.forget_recorded(retention, PRUNE_ROWS)):
+            pass  # a batch more
+
+    async def _count(self) -> None:
+        """Warns, once, where very many answers are kept."""
+        now = self._clock.boot()
+        if now < self._count_at:
+            return
+        self._count_at = now + COUNT_SECONDS
+        rows = await within(self._store_timeout, self._store.count_recorded(MANY_ROWS))
+        if rows >= MANY_ROWS and not self._many:
+            _log.warning(
+                "request_ids_piling_up",
+                rows=rows,
+                request_id_window=self._window,
+                next_step="lower request_id_window, or send fewer calls with a request_id; "
+                "every start of a node keeps all answers for one more window",
+            )
+        self._many = rows >= MANY_ROWS
 
     def _start(self, request: _Request) -> _Call:
         call = self._calls[request.request_id] = _Call(request)
@@ -181,11 +225,11 @@ class RequestIds:
 
     def _leave(self, call: _Call) -> None:
         """Ends a call that nobody waits for any more, unless it took ids: these are written down for a retry."""
-        if call.taken is None:
+        if call.task.done():
+            self._burn(call, Cause.CANCELLED)
+        elif call.taken is None:
             self._forget(call)
             call.task.cancel()
-        elif call.task.done():
-            self._burn(call, Cause.CANCELLED)
 
     def _forget(self, call: _Call) -> None:
         if self._calls.get(call.request.request_id) is call:
@@ -206,6 +250,7 @@ class RequestIds:
         except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
             return await self._answered_before(request, refusal)
         call.taken = taken = with_date(taken, self._clock.wall())
+        self._at_stake.add(call)
         allocation = Allocation(
             request_id=request.request_id,
             sequence=request.sequence,
@@ -216,6 +261,7 @@ class RequestIds:
             period=taken.period,
             prefix=request.prefix,
             node=self._node,
+            window_ms=math.ceil(self._window * 1000),
         )
         try:
             stands = await self._writer.write(allocation)
@@ -272,11 +318,12 @@ class RequestIds:
         return _Proof(standing.generation, standing.sequence, standing.expires_at)
 
     def _burn(self, call: _Call, cause: Cause) -> None:
+        """Counts the ids of a call, unless they were counted before or a caller has them."""
         taken = call.taken
-        if taken is not None:
+        if taken is not None and call in self._at_stake:
             period = taken.period if taken.sequence.reset != Reset.NEVER else ""  # not the date of its texts
             self._allocator.burned.add(call.request.sequence, period, cause, taken.id_count)
-            call.taken = None
+        self._at_stake.discard(call)
 
 
 class _Rider(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol, TypeVar
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
+from idalloc_server.domain.recorded import Recorded, Retention
 from idalloc_server.domain.sequence import Sequence
 
 _T = TypeVar("_T")
@@ -133,6 +134,7 @@ class Allocation(NamedTuple):
         period: The period, or the date, of the ids' texts; empty where they have none.
         prefix: The node's prefix, for the ids' texts.
         node: Which node took them, for people.
+        window_ms: How long the answer is kept, in milliseconds; None in a row of an older version.
     """
 
     request_id: str
@@ -144,6 +146,7 @@ class Allocation(NamedTuple):
     period: str
     prefix: int
     node: str
+    window_ms: int | None = None
 
 
 class Claim(NamedTuple):
@@ -311,10 +314,29 @@ class Store(Protocol):
         """Returns what is written down under a request id, as the last acknowledged write left it."""
         ...
 
-    async def forget_recorded(self, older_than: float, most: int) -> int:
-        """Removes up to ``most`` allocations that were written down over ``older_than`` seconds ago.
+    async def newest_recorded(self) -> Recorded | None:
+        """Returns the newest point in the order of recorded allocations; None where there is no allocation.
 
-        Age is by the store's clock. Returns how many were found, so that less than ``most`` says that none is left.
+        Every allocation that is recorded after this call comes later in that order, whatever any clock says.
+        """
+        ...
+
+    async def count_recorded(self, most: int) -> int:
+        """Returns how many allocations are recorded; a store that has to count them one by one stops at ``most``."""
+        ...
+
+    async def forget_recorded(self, retention: Retention, most: int) -> int:
+        """Removes allocations whose window has passed.
+
+        Only the ``most`` oldest are looked at: behind so many with a longer window, others wait. A store may keep the
+        newest allocation, which the order goes on from, and for longer one that was recorded again.
+
+        Args:
+            retention: Whose window has passed.
+            most: How many to look at.
+
+        Returns:
+            How many were found; 0 where no more can be removed now.
         """
         ...
 

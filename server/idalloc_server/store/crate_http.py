@@ -89,6 +89,14 @@ class CrateHttp:
         """
         return await self._send("POST", "/_sql", _body(statement, arguments), _rows, again=False)
 
+    async def write_each(self, statement: str, arguments: Sequence[Sequence[object]]) -> None:
+        """Sends a statement without RETURNING once, to be run with each of these lists of arguments, as ``write``.
+
+        Where it changes nothing, or fails, with one of them, that one is left out.
+        """
+        body = json.dumps({"stmt": statement, "bulk_args": arguments}).encode()
+        await self._send("POST", "/_sql", body, lambda answer: answer["results"], again=False)
+
     async def read(self, statement: str, *arguments: object) -> list[Row]:
         """Sends a statement that changes nothing; where a host fails, to the next one.
 

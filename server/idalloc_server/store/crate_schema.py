@@ -98,6 +98,7 @@ ALLOCATIONS = Table(
         "prefix": "INTEGER",
         "node": "TEXT",
         "written_at": "TIMESTAMP WITH TIME ZONE",
+        "window_ms": "BIGINT",
     },
 )
 

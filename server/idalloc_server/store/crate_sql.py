@@ -26,7 +26,7 @@ ROW = (
     "name, last_value, step, min_value, max_value, settings, mode, generation, lease_ms, rev, rev_by,"
     " created_at, changed_at"
 )
-ALLOCATION = "request_id, sequence, first_id, id_count, step, generation, period, prefix, node"
+ALLOCATION = "request_id, sequence, first_id, id_count, step, generation, period, prefix, node, window_ms"
 
 _GRANT = "last_value, granted, step, min_value, max_value, settings, mode, generation, writes, _seq_no, _primary_term"
 # How many writes of the row idalloc has made. `_seq_no` does not tell that: it counts the writes of all rows.
@@ -136,10 +136,13 @@ class Statements:
 
         self.recorded = f"SELECT {ALLOCATION} FROM {allocations} WHERE request_id = $1"
         self.refresh_allocations = f"REFRESH TABLE {allocations}"
-        # ms, how many
-        self.old_allocations = (
-            f"SELECT request_id, _seq_no, _primary_term FROM {allocations}"
-            " WHERE written_at < CURRENT_TIMESTAMP - CAST($1 AS BIGINT) LIMIT $2"
+        # The table has one shard, whose _seq_no grows with every write, or starts anew in a higher _primary_term.
+        self.newest_allocation = f"SELECT MAX(_seq_no), MAX(_primary_term), MAX(written_at) FROM {allocations}"
+        self.count_allocations = f"SELECT COUNT(*) FROM {allocations}"
+        # written_at at most, how many; what decides on a row is its _seq_no, which no condition may compare
+        self.oldest_allocations = (
+            f"SELECT request_id, _seq_no, _primary_term, window_ms FROM {allocations}"
+            " WHERE written_at <= $1 ORDER BY _seq_no LIMIT $2"
         )
         # request id, both version columns: not one that was written down anew under that id
         self.forget_allocation = (

@@ -10,6 +10,7 @@ from idalloc_server.domain.errors import (
     StoreRetired,
     StoreUnavailable,
 )
+from idalloc_server.domain.recorded import Recorded, Retention
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired, retired
 from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, PERIOD_MARK, Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
@@ -172,15 +173,28 @@ class CrateStore:
         rows = await self._http.read(self._sql.recorded, request_id)
         return Allocation(*rows[0]) if rows else None
 
-    async def forget_recorded(self, older_than: float, most: int) -> int:
+    async def newest_recorded(self) -> Recorded | None:
+        """See ``Store.newest_recorded``."""
+        # Else two copies of the table could answer with points that go back.
+        await self._http.read(self._sql.refresh_allocations)
+        [(seq_no, primary_term, written_at)] = await self._http.read(self._sql.newest_allocation)
+        return None if seq_no is None else Recorded(seq_no, primary_term, written_at / 1000)
+
+    async def count_recorded(self, most: int) -> int:
+        """See ``Store.count_recorded``."""
+        [(count,)] = await self._http.read(self._sql.count_allocations)
+        return int(count)
+
+    async def forget_recorded(self, retention: Retention, most: int) -> int:
         """See ``Store.forget_recorded``."""
         # Else those that were removed just before would be found again.
         await self._http.read(self._sql.refresh_allocations)
-        rows = await self._http.read(self._sql.old_allocations, _ms(older_than), most)
-        # One at a time: nobody waits for it, and the connections are for those who do.
-        for row in rows:
-            await self._http.write(self._sql.forget_allocation, *row)
-        return len(rows)
+        rows = await self._http.read(self._sql.oldest_allocations, _ms(retention.last.written_at), most)
+        over = [row[:3] for row in rows if retention.is_over(*row[1:])]
+        if over:
+            # In one request: 4,300 a second on a busy machine where one by one were 53.
+            await self._http.write_each(self._sql.forget_allocation, over)
+        return len(over)
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""

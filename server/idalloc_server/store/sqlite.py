@@ -17,6 +17,7 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
     StoreWentBackwards,
 )
+from idalloc_server.domain.recorded import Recorded, Retention
 from idalloc_server.domain.sequence import Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
 from idalloc_server.store import sqlite_allocations, sqlite_rows, sqlite_schema
@@ -99,9 +100,17 @@ class SqliteStore:
         """See ``Store.recorded``."""
         return await self._read(lambda db: sqlite_allocations.recorded(db, request_id))
 
-    async def forget_recorded(self, older_than: float, most: int) -> int:
+    async def newest_recorded(self) -> Recorded | None:
+        """See ``Store.newest_recorded``."""
+        return await self._read(sqlite_allocations.newest)
+
+    async def count_recorded(self, most: int) -> int:
+        """See ``Store.count_recorded``."""
+        return await self._read(lambda db: sqlite_allocations.count(db, most))
+
+    async def forget_recorded(self, retention: Retention, most: int) -> int:
         """See ``Store.forget_recorded``."""
-        return await self._write(lambda db: sqlite_allocations.forget(db, self._clock.wall() - older_than, most))
+        return await self._write(lambda db: sqlite_allocations.forget(db, retention, most))
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""

@@ -5,17 +5,26 @@
 import sqlite3
 from collections.abc import Sequence as Many
 
+from idalloc_server.domain.recorded import Recorded, Retention
 from idalloc_server.domain.store import Allocation
 
+# How much later than the latest row the next one is at least, in seconds; a REAL tells far less apart.
+_TICK = 0.001
 _COLUMNS = ", ".join(Allocation._fields)
 _MARKS = ", ".join("?" for _ in Allocation._fields)
 
 
 def record(db: sqlite3.Connection, allocations: Many[Allocation], now: float) -> dict[str, Allocation]:
-    """See ``Store.record``."""
+    """See ``Store.record``.
+
+    ``written_at`` is the clock, but always later than all that is there: pruning relies on this order, and a clock may
+    be set back.
+    """
+    [highest] = db.execute("SELECT max(written_at) FROM allocations").fetchone()
+    at = now if highest is None else max(now, highest + _TICK)
     db.executemany(
         f"INSERT INTO allocations ({_COLUMNS}, written_at) VALUES ({_MARKS}, ?) ON CONFLICT (request_id) DO NOTHING",
-        [(*allocation, now) for allocation in allocations],
+        [(*allocation, at) for allocation in allocations],
     )
     standing = (recorded(db, allocation.request_id) for allocation in allocations)
     return {allocation.request_id: allocation for allocation in standing if allocation}
@@ -27,10 +36,25 @@ def recorded(db: sqlite3.Connection, request_id: str) -> Allocation | None:
     return Allocation(*found) if found else None
 
 
-def forget(db: sqlite3.Connection, before: float, most: int) -> int:
-    """Removes up to ``most`` of those that were written down before a time; returns how many it were."""
-    return db.execute(
-        "DELETE FROM allocations WHERE request_id IN"
-        " (SELECT request_id FROM allocations WHERE written_at < ? ORDER BY written_at LIMIT ?)",
-        (before, most),
-    ).rowcount
+def newest(db: sqlite3.Connection) -> Recorded | None:
+    """See ``Store.newest_recorded``."""
+    [highest] = db.execute("SELECT max(written_at) FROM allocations").fetchone()
+    return None if highest is None else Recorded(highest, written_at=highest)
+
+
+def count(db: sqlite3.Connection, most: int) -> int:
+    """See ``Store.count_recorded``."""
+    [found] = db.execute("SELECT count(*) FROM (SELECT 1 FROM allocations LIMIT ?)", (most,)).fetchone()
+    return int(found)
+
+
+def forget(db: sqlite3.Connection, retention: Retention, most: int) -> int:
+    """See ``Store.forget_recorded``. The newest stay, since ``record`` goes on from them."""
+    oldest = db.execute(
+        "SELECT request_id, written_at, window_ms FROM allocations"
+        " WHERE written_at <= ? AND written_at < (SELECT max(written_at) FROM allocations) ORDER BY written_at LIMIT ?",
+        (retention.last.number, most),
+    ).fetchall()
+    over = [(request_id,) for request_id, at, window_ms in oldest if retention.is_over(at, 0, window_ms)]
+    db.executemany("DELETE FROM allocations WHERE request_id = ?", over)
+    return len(over)

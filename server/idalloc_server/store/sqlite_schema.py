@@ -34,7 +34,7 @@ _STARTS = "prefix INTEGER PRIMARY KEY, last_start INTEGER NOT NULL, holder TEXT,
 _ALLOCATIONS = (
     "request_id TEXT PRIMARY KEY, sequence TEXT NOT NULL, first_id INTEGER NOT NULL, id_count INTEGER NOT NULL,"
     " step INTEGER NOT NULL, generation INTEGER NOT NULL, period TEXT NOT NULL, prefix INTEGER NOT NULL,"
-    " node TEXT NOT NULL, written_at REAL NOT NULL"
+    " node TEXT NOT NULL, written_at REAL NOT NULL, window_ms INTEGER"
 )
 
 
@@ -137,6 +137,8 @@ def _make_tables(db: sqlite3.Connection, path: Path) -> None:
                 db.execute(f"ALTER TABLE sequences ADD COLUMN {name} {kind}")
         db.execute(f"CREATE TABLE IF NOT EXISTS start_timestamps ({_STARTS})")
         db.execute(f"CREATE TABLE IF NOT EXISTS allocations ({_ALLOCATIONS})")
+        if "window_ms" not in {name for _, name, *_ in db.execute("PRAGMA table_info(allocations)")}:
+            db.execute("ALTER TABLE allocations ADD COLUMN window_ms INTEGER")
         db.execute("CREATE INDEX IF NOT EXISTS allocations_written_at ON allocations (written_at)")
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute("COMMIT")

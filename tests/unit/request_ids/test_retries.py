@@ -33,7 +33,7 @@ class TestRetry:
         gate.set()
         taken = await call
         assert (taken.first_id, taken.id_count, taken.step) == (1, 5, 1)
-        written = Allocation(ONE, "orders", 1, 5, 1, taken.generation, "", 7, "a")
+        written = Allocation(ONE, "orders", 1, 5, 1, taken.generation, "", 7, "a", 3_600_000)
         assert store.allocations[ONE].allocation == written
         assert not node.burned
 
@@ -78,7 +78,7 @@ class TestRetry:
         store.next("record", lost_request())
         await node.refused(5)
         late = Allocation(ONE, "orders", 1, 5, 1, store.rows["orders"].generation, "", 7, "a")
-        store.allocations[ONE] = Written(late, store.clock.wall())
+        store.allocations[ONE] = Written(late, 1)
         assert (await node.take(5)).first_id == 1
 
     async def test_a_crash_between_the_increment_and_the_record_burns(
@@ -182,7 +182,7 @@ class TestChangedSequence:
 
     async def test_ids_of_a_generation_that_the_store_has_lost_are_burned(self, node: Node, store: MemoryStore) -> None:
         ahead = Allocation(ONE, "orders", 100, 5, 1, 2**60, "", 7, "a")
-        store.allocations[ONE] = Written(ahead, store.clock.wall())
+        store.allocations[ONE] = Written(ahead, 1)
         assert isinstance(await node.refused(5), RequestIdBurned)
 
     async def test_a_deleted_sequence_burns_them(self, node: Node, store: MemoryStore) -> None:
@@ -262,3 +262,57 @@ class TestLease:
         with pytest.raises(StoreUnavailable, match="ended before the answer"):
             await call
         assert other_node.burned == {Cause.REPEATED: 5}
+
+
+class TestLateCaller:
+    """The process may be paused between the answer and the moment when its caller runs."""
+
+    async def paused_at_the_answer(self, node: Node, clock: FakeClock) -> "asyncio.Task[Range]":
+        call = asyncio.create_task(node.take(5))
+        await until(lambda: node.request_ids._calls)
+        node.request_ids._calls[ONE].task.add_done_callback(lambda _: clock.advance(LEASE_TTL))
+        return call
+
+    async def test_it_gets_no_ids_of_a_lease_that_ended(self, node: Node, other_node: Node, clock: FakeClock) -> None:
+        """P4: the lease's end is checked again right before the answer; the ids count as burned."""
+        call = await self.paused_at_the_answer(node, clock)
+        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+            await call
+        assert node.burned == {Cause.EXPIRED: 5}
+        assert (await other_node.take(5)).first_id == 1  # after the store proved the generation anew
+
+    async def test_nor_ids_of_an_earlier_call(self, node: Node, other_node: Node, clock: FakeClock) -> None:
+        """P4: the same for ids that another node took; they are not this node's to burn."""
+        await other_node.take(5)
+        call = await self.paused_at_the_answer(node, clock)
+        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+            await call
+        assert node.burned == {Cause.REPEATED: 5}
+
+    @pytest.mark.parametrize("first_in_time", [True, False])
+    async def test_ids_that_another_caller_has_are_not_burned(
+        self, node: Node, clock: FakeClock, first_in_time: bool
+    ) -> None:
+        """P9: of several callers of one call one is enough to have issued its ids, and they burn once."""
+
+        async def take_and_pause() -> Range:
+            try:
+                return await node.take(5)
+            finally:
+                clock.advance(LEASE_TTL)
+
+        if first_in_time:
+            calls = [asyncio.create_task(each) for each in (take_and_pause(), node.take(5), node.take(5))]
+        else:
+            calls = [await self.paused_at_the_answer(node, clock), *(asyncio.create_task(node.take(5)) for _ in "23")]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(answer, Range) for answer in answers] == [first_in_time, False, False]
+        assert node.burned == ({} if first_in_time else {Cause.EXPIRED: 5})
+
+    async def test_a_cancelled_one_burns_no_ids_that_another_has(self, node: Node) -> None:
+        """P9: a caller who is cancelled right after the answer leaves the ids to those who have them."""
+        calls = [asyncio.create_task(node.take(5)) for _ in range(2)]
+        calls[0].add_done_callback(lambda _: calls[1].cancel())
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(answers[0], Range)
+        assert not node.burned

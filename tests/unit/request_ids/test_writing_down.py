@@ -1,4 +1,4 @@
-"""How answers are written down: to the end, many at once, and not for ever (P7)."""
+"""How answers are written down: to the end, many at once (P7)."""
 
 import asyncio
 
@@ -6,11 +6,9 @@ import pytest
 
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import StoreUnreachable
-from idalloc_server.domain.request_ids import MOST_ROWS, PRUNE_ROWS
-from idalloc_server.domain.store import Allocation
-from tests.fakes import FakeClock, Fault, MemoryStore, unreachable
-from tests.memory_rows import Written
-from tests.unit.request_ids.conftest import ONE, OTHER, WINDOW, Node, until
+from idalloc_server.domain.request_ids import MOST_ROWS
+from tests.fakes import Fault, MemoryStore, unreachable
+from tests.unit.request_ids.conftest import ONE, OTHER, Node, until
 
 
 class TestCancelled:
@@ -140,27 +138,3 @@ class TestSharing:
         store.next("record", unreachable())
         answers = await asyncio.gather(*(node.take(5) for _ in range(5)), return_exceptions=True)
         assert all(isinstance(answer, StoreUnreachable) for answer in answers)
-
-
-class TestPruning:
-    async def test_it_goes_on_in_small_batches_until_none_is_left_and_survives_errors(
-        self, store: MemoryStore, clock: FakeClock
-    ) -> None:
-        node = Node(store, clock)
-        node.request_ids._window = 0.05
-        for i in range(2 * PRUNE_ROWS + 1):
-            store.allocations[str(i)] = Written(Allocation(str(i), "orders", 1, 1, 1, 1, "", 0, "a"), clock.wall())
-        clock.advance(1.0)
-        store.allocations["young"] = Written(Allocation("young", "orders", 1, 1, 1, 1, "", 0, "a"), clock.wall())
-        store.next("forget_recorded", unreachable())
-        task = asyncio.create_task(node.request_ids.run())
-        await until(lambda: list(store.allocations) == ["young"])
-        task.cancel()
-        assert all(call.arguments == (0.05, PRUNE_ROWS) for call in store.calls_of("forget_recorded"))
-        assert len(store.calls_of("forget_recorded")) >= 4
-
-    async def test_after_the_window_a_request_id_is_new(self, node: Node, store: MemoryStore, clock: FakeClock) -> None:
-        await node.take(5)
-        clock.advance(WINDOW + 1)
-        await node.request_ids._prune()
-        assert (await node.take(5)).first_id > 5
