@@ -132,6 +132,7 @@ class CrateStore:
             change.generation,
             change.by,
             _ms(change.at),
+            anywhere=False,
         )
         if not rows:
             return None
@@ -159,12 +160,12 @@ class CrateStore:
         rows = await self._http.read(self._sql.old_allocations, _ms(older_than), most)
         # One at a time: nobody waits for it, and the connections are for those who do.
         for row in rows:
-            await self._http.write(self._sql.forget_allocation, *row)
+            await self._http.write(self._sql.forget_allocation, *row, anywhere=False)
         return len(rows)
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""
-        rows = await self._http.write(self._sql.give_back, count, name, *version)
+        rows = await self._http.write(self._sql.give_back, count, name, *version, anywhere=False)
         return bool(rows) and _generation(rows[0][0]) == version[2]
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
