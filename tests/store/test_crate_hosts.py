@@ -165,7 +165,7 @@ class TestPausedHosts:
         """P10: with the default timeouts a paused host costs a refill about 3 seconds and not ``store_timeout``."""
         http = make_http(paused, nodes[0], timeout=40.0, host_timeouts=HostTimeouts())
         begun = asyncio.get_running_loop().time()
-        with pytest.raises(StoreOutcomeUnknown, match="did not answer, nor did it answer a probe"):
+        with pytest.raises(StoreOutcomeUnknown, match="did not answer, nor did it answer GET /"):
             await soon(http.write(ADD, 1, "s"))
         assert 2.9 < asyncio.get_running_loop().time() - begun < 20
 
@@ -184,29 +184,29 @@ class TestPausedHosts:
         assert await soon(http.write(ADD, 1, "s")) == [[3]]
 
     async def test_a_host_paused_while_it_waits_is_left_too(self, nodes: list[Node], make_http: MakeHttp) -> None:
-        """P10: the probe is repeated for as long as a write has no answer."""
+        """P10: the host is asked again for as long as a write has no answer."""
         http = make_http(*nodes, host_timeouts=QUICK._replace(probe=1.0))
         nodes[0].writes_wait.clear()
         write = asyncio.create_task(http.write(ADD, 1, "s"))
-        await nodes[0].wait_for(2, "known")
+        await nodes[0].wait_for(2, "version")
         nodes[0].state = "is silent"
         with pytest.raises(StoreOutcomeUnknown):
             await soon(write)
         assert await soon(http.write(ADD, 1, "s")) == [[1]]
         assert (nodes[0].writes, nodes[1].writes) == (1, 1)
 
-    async def test_a_host_that_answers_probes_keeps_a_write(self, nodes: list[Node], make_http: MakeHttp) -> None:
+    async def test_a_live_host_keeps_a_write_that_takes_long(self, nodes: list[Node], make_http: MakeHttp) -> None:
         """P9: a write that CrateDB holds up until it replaced another node is not given up."""
         http = make_http(*nodes, host_timeouts=PATIENT)
         nodes[0].writes_wait.clear()
         write = asyncio.create_task(http.write(ADD, 1, "s"))
-        await nodes[0].wait_for(5, "known")
+        await nodes[0].wait_for(5, "version")
         nodes[0].writes_wait.set()
         assert await soon(write) == [[1]]
         assert [node.writes for node in nodes] == [1, 0, 0]
 
     async def test_a_host_without_a_master_is_left(self, nodes: list[Node], make_http: MakeHttp) -> None:
-        """P10: a node cut off from the others holds writes for a minute, and answers 503 to a probe."""
+        """P10: a node cut off from the others holds writes for a minute, and answers 503 to ``GET /``."""
         http = make_http(*nodes)
         nodes[0].writes_wait.clear()
         write = asyncio.create_task(http.write(ADD, 1, "s"))

@@ -31,8 +31,8 @@ class HostTimeouts(NamedTuple):
 
     Attributes:
         connect: For a connection. Less than ``silence``: what cannot connect was not sent, and goes to the next host.
-        silence: For the answer to a write, before the host gets a probe beside it.
-        probe: For the answer to that probe.
+        silence: For the answer to a write, before it is seen whether the host is alive.
+        probe: For the answer that shows it, and for that to a probe, before the next host is probed too.
         read: For the answer to a read, before it goes to the next host.
     """
 
@@ -51,9 +51,9 @@ class CrateHttp:
     ``Hosts`` has the order of preference. Calls may run concurrently; those beyond ``max_connections`` wait for their
     turn. Cancelling a call closes its connection; a write that was under way may still be applied.
 
-    A probe asks a host for its version, which a node without a master answers with 503, and for the rows of the
-    statement given to ``require``. It must not depend on another node: a read by key goes to a random copy of the
-    table, so that a healthy host would seem dead while the node with that copy is paused.
+    While a write waits, and in a probe, a host must answer ``GET /``, which a node without a master answers with 503.
+    A probe then asks for the rows of the statement given to ``require``. Neither may depend on another node: a read
+    by key goes to a random copy of the table, so that a live host seems dead while the node with that copy is paused.
 
     Args:
         hosts: ``host:port``, in the order of preference.
@@ -202,15 +202,19 @@ class CrateHttp:
     async def _probe(self, host: Host) -> None:
         """Raises ``StoreUnavailable`` if a host cannot serve; over a new connection, which is then kept."""
         try:
-            await self._exchange(host, "GET", "/", None, _version, fresh=True)
+            await self._see_alive(host)
             if self._required and not await self._exchange(host, "POST", "/_sql", self._required, _rows):
                 raise StoreUnreachable(f"CrateDB at {host.name} does not know idalloc's tables")
         except StoreUnavailable as error:
             await self._leave(host)
             raise _of_read(error) from error
 
+    async def _see_alive(self, host: Host) -> None:
+        """Raises ``StoreUnavailable`` if a node does not run, or has no master."""
+        await self._exchange(host, "GET", "/", None, _version, fresh=True)
+
     async def _watched(self, host: Host, body: bytes) -> list[Row]:
-        """Sends a write; ends it where the host answers neither it nor a probe, and there is another host."""
+        """Sends a write; ends it if its host stops answering anything, and there is another host."""
         if len(self._hosts) == 1:
             return await self._reported(host, "POST", "/_sql", body, _rows)
         loop = asyncio.get_running_loop()
@@ -224,7 +228,7 @@ class CrateHttp:
                 return await self._reported(host, "POST", "/_sql", body, _rows)
         except TimeoutError:
             raise StoreOutcomeUnknown(
-                f"CrateDB at {host.name} was sent a statement and did not answer, nor did it answer a probe"
+                f"CrateDB at {host.name} was sent a statement and did not answer, nor did it answer GET /"
             ) from None
         finally:
             timer.cancel()
@@ -232,11 +236,11 @@ class CrateHttp:
                 watch.cancel()
 
     async def _watch(self, host: Host, end: asyncio.Timeout) -> None:
-        """Probes a host again and again, and ends a write on it when no answer comes."""
+        """Sees again and again that a host is alive, and ends a write on it when it is not."""
         try:
             while True:
                 async with asyncio.timeout(self._host_timeouts.probe):
-                    await self._probe(host)
+                    await self._see_alive(host)
                 await asyncio.sleep(self._host_timeouts.silence)
         except (StoreUnavailable, TimeoutError):
             end.reschedule(asyncio.get_running_loop().time())
