@@ -29,6 +29,7 @@ _NOT_CONNECTED = "NodeNotConnectedException[Node not connected]"
 KINDS = {
     "late": "the answer comes late",
     "hang": "neither statement nor answer passes until the weather changes",
+    "stuck": "a write hangs, and what only reads passes: the node lives and waits for another one",
     "reset": "the connection is reset, and nothing was passed on",
     "lost": "it is passed on, and the connection is reset in place of the answer",
     "dropped": "it is passed on, and the connection is closed in place of the answer",
@@ -48,7 +49,7 @@ class Weather:
         kinds: What may happen: keys of ``KINDS``; nothing where there are none.
         share: To how many of the statements, 0 to 1; any of the kinds, by dice.
         late: How late an answer comes at most, in seconds.
-        twice: How many of the statements that hung are then passed on twice, 0 to 1.
+        twice: How many of the statements that hung or stuck are then passed on twice, 0 to 1.
         host: To which of the hosts; None for all.
     """
 
@@ -99,7 +100,7 @@ class _Host:
         if not weather.kinds or self._proxy.dice.random() >= weather.share:
             return await self._pass_on(request, body)
         kind = self._proxy.dice.choice(weather.kinds)
-        if kind == "disconnected" and not _only_reads(body):
+        if (kind == "disconnected" and not _only_reads(body)) or (kind == "stuck" and _only_reads(body)):
             return await self._pass_on(request, body)
         self._proxy.harmed[kind] += 1
         match kind:
@@ -107,7 +108,7 @@ class _Host:
                 answer = await self._pass_on(request, body)
                 await asyncio.sleep(self._proxy.dice.uniform(0, weather.late))
                 return answer
-            case "hang":
+            case "hang" | "stuck":
                 await over.wait()
                 if self._proxy.dice.random() < weather.twice:
                     self._proxy.harmed["twice"] += 1

@@ -8,50 +8,60 @@ import asyncio
 import json
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRejected, StoreUnavailable, StoreUnreachable
+from idalloc_server.store.crate_hosts import Host, Hosts
 
 _HTTP_OK = 200
 _HTTP_REQUEST_TIMEOUT = 408
 _HTTP_UNAVAILABLE = 503
+# RelationUnknown and SchemaUnknownException: a node that returns answers them before it knows the cluster's tables.
+_NO_SUCH_TABLE = (4041, 4045)
 _LONGEST_MESSAGE = 300
 
 Row = list[Any]
 _T = TypeVar("_T")
 
 
-@dataclass(eq=False)
-class _Host:
-    """One of the cluster's nodes, or a balancer before them.
+class HostTimeouts(NamedTuple):
+    """How long ``CrateHttp`` waits for a host where there is another one to go to, in seconds.
 
     Attributes:
-        name: ``host:port``.
-        idle: Sessions of one connection each, free to use.
-        rests_until: When it may be asked again as a first choice, in the loop's seconds.
+        connect: For a connection. Less than ``silence``: what cannot connect was not sent, and goes to the next host.
+        silence: For the answer to a write, before it is seen whether the host is alive.
+        probe: For the answer that shows it, and for that to a probe, before the next host is probed too.
+        read: For the answer to a read, before it goes to the next host.
     """
 
-    name: str
-    idle: list[aiohttp.ClientSession] = field(default_factory=list)
-    rests_until: float = 0.0
+    connect: float = 1.5
+    silence: float = 2.0
+    probe: float = 1.0
+    read: float = 3.0
+
+
+_HOST_TIMEOUTS = HostTimeouts()
 
 
 class CrateHttp:
-    """Sends statements to the first of several hosts that can be reached.
+    """Sends statements to one of several hosts.
 
-    A host that failed comes last for a short while. Calls may run concurrently; those beyond ``max_connections``
-    wait for their turn. Cancelling a call closes its connection; a write that was under way may still be applied.
+    ``Hosts`` has the order of preference. Calls may run concurrently; those beyond ``max_connections`` wait for their
+    turn. Cancelling a call closes its connection; a write that was under way may still be applied.
+
+    While a write waits, and in a probe, a host must answer ``GET /``, which a node without a master answers with 503.
+    A probe then asks for the rows of the statement given to ``require``. Neither may depend on another node: a read
+    by key goes to a random copy of the table, so that a live host seems dead while the node with that copy is paused.
 
     Args:
         hosts: ``host:port``, in the order of preference.
         authorization: The value of the Authorization header, if any.
         tls: How to check the hosts' certificates; None for plain HTTP.
         timeout: How long to wait for an answer, in seconds.
-        connect_timeout: How long to wait for a connection, in seconds, before the next host is tried.
-        rest: How long a host that failed is not the first choice, in seconds.
+        connect_timeout: How long to wait for a connection to the only host, in seconds.
+        host_timeouts: When to go to another host, if there are several.
         max_connections: How many statements run at once.
     """
 
@@ -63,21 +73,35 @@ class CrateHttp:
         tls: ssl.SSLContext | None = None,
         timeout: float = 40.0,
         connect_timeout: float = 5.0,
-        rest: float = 10.0,
+        host_timeouts: HostTimeouts = _HOST_TIMEOUTS,
         max_connections: int = 64,
     ) -> None:
-        self._hosts = [_Host(name) for name in hosts]
+        self._hosts = Hosts(hosts)
         self._headers = {"Content-Type": "application/json"}
         if authorization is not None:
             self._headers["Authorization"] = authorization
         self._tls = tls
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout, sock_read=timeout)
-        self._rest = rest
+        self._host_timeouts = host_timeouts
+        self._timeout = timeout
+        connect = min(connect_timeout, host_timeouts.connect) if len(hosts) > 1 else connect_timeout
+        self._timeouts = aiohttp.ClientTimeout(total=None, connect=connect, sock_read=timeout)
+        self._required: bytes | None = None
         self._turns = asyncio.Semaphore(max_connections)
         self._closed = False
 
-    async def write(self, statement: str, *arguments: object) -> list[Row]:
-        """Sends a statement once; only where no connection could be made, to the next host.
+    def require(self, statement: str, *arguments: object) -> None:
+        """Makes each probe ask for this from now on: a host that returns no rows does not serve."""
+        self._required = _body(statement, arguments)
+
+    async def write(self, statement: str, *arguments: object, anywhere: bool = True) -> list[Row]:
+        """Sends a statement once; to the next host only if this one surely did not apply it.
+
+        That is so where no connection could be made, and where the host does not know the table.
+
+        Args:
+            statement: The statement.
+            arguments: Its arguments.
+            anywhere: Whether it may go to the next host at all.
 
         Returns:
             The rows of its RETURNING clause.
@@ -87,15 +111,18 @@ class CrateHttp:
             StoreRejected: The host answered with an HTTP status of 400 to 499.
             StoreOutcomeUnknown: It was sent, and no answer, or another one, came.
         """
-        return await self._send("POST", "/_sql", _body(statement, arguments), _rows, again=False)
+        return await self._write(_body(statement, arguments), _rows, anywhere)
 
     async def write_each(self, statement: str, arguments: Sequence[Sequence[object]]) -> None:
-        """Sends a statement without RETURNING once, to be run with each of these lists of arguments, as ``write``.
+        """Sends a statement without RETURNING once, to be run with each of these lists of arguments; to one host only.
 
         Where it changes nothing, or fails, with one of them, that one is left out.
+
+        Raises:
+            StoreUnavailable: As ``write``.
         """
         body = json.dumps({"stmt": statement, "bulk_args": arguments}).encode()
-        await self._send("POST", "/_sql", body, lambda answer: answer["results"], again=False)
+        await self._write(body, lambda answer: answer["results"], anywhere=False)
 
     async def read(self, statement: str, *arguments: object) -> list[Row]:
         """Sends a statement that changes nothing; where a host fails, to the next one.
@@ -104,7 +131,7 @@ class CrateHttp:
             StoreUnreachable: No host answered.
             StoreRejected: A host answered with an error.
         """
-        return await self._send("POST", "/_sql", _body(statement, arguments), _rows, again=True)
+        return await self._read("POST", "/_sql", _body(statement, arguments), _rows)
 
     async def version(self) -> str:
         """Returns the version of the first host that answers; needs no privilege.
@@ -113,51 +140,165 @@ class CrateHttp:
             StoreUnreachable: No host answered.
             StoreRejected: A host answered with an error, or is no CrateDB.
         """
-        return await self._send("GET", "/", None, _version, again=True)
+        return await self._read("GET", "/", None, _version)
 
     async def close(self) -> None:
         """Closes all idle connections; those in use close when their call ends."""
         self._closed = True
         for host in self._hosts:
-            while host.idle:
-                await host.idle.pop().close()
+            await _close_idle(host)
 
-    async def _send(self, method: str, path: str, body: bytes | None, parse: Callable[[Any], _T], *, again: bool) -> _T:
+    def _check_open(self) -> None:
         if self._closed:
             raise StoreUnreachable("the store is closed")
-        failure: StoreUnavailable = StoreUnreachable("there is no host to ask")
+
+    async def _write(self, body: bytes, parse: Callable[[Any], _T], anywhere: bool) -> _T:
+        self._check_open()
         async with self._turns:
-            now = asyncio.get_running_loop().time()
-            # sorted() is stable: the order of preference stays within both groups.
-            for host in sorted(self._hosts, key=lambda host: host.rests_until > now):
+            for hosts_left in reversed(range(len(self._hosts) if anywhere else 1)):
+                host = self._hosts.first if self._hosts.ready else await self._choose(anywhere)
                 try:
-                    return await self._exchange(host, method, path, body, parse)
-                except StoreUnreachable as error:
-                    failure = error
-                except StoreOutcomeUnknown as error:
-                    if not again:
+                    answer = await self._watched(host, body, parse)
+                except StoreUnreachable:
+                    if not hosts_left:
+                        raise
+                except StoreRejected as error:
+                    if not hosts_left or error.code not in _NO_SUCH_TABLE:
+                        raise
+                else:
+                    self._hosts.answered(host, ready=True)
+                    return answer
+        raise AssertionError("the last host returns or raises")
+
+    async def _read(self, method: str, path: str, body: bytes | None, parse: Callable[[Any], _T]) -> _T:
+        self._check_open()
+        hosts = tuple(self._hosts)
+        limit = min(self._host_timeouts.read, self._timeout / (len(hosts) + 1)) if len(hosts) > 1 else None
+        failure: StoreUnavailable = StoreUnreachable("there is no CrateDB host to ask")
+        silent: list[Host] = []
+        async with self._turns:
+            for host in hosts:
+                try:
+                    async with asyncio.timeout(limit):
+                        return await self._read_at(host, method, path, body, parse)
+                except TimeoutError:
+                    silent.append(host)
+                except StoreUnavailable as error:
+                    if isinstance(error, StoreRejected) and error.code not in _NO_SUCH_TABLE:
                         raise
                     failure = error
-        if not isinstance(failure, StoreOutcomeUnknown):
-            raise failure
-        # What only reads has no outcome to be unsure of.
-        kind = StoreUnreachable if failure.http_status is None else StoreRejected
-        raise kind(str(failure), code=failure.code, http_status=failure.http_status) from failure
+            # It may take that long: the host preferred at the beginning gets it once more, with all the time.
+            if silent:
+                try:
+                    return await self._read_at(silent[0], method, path, body, parse)
+                except StoreUnavailable as error:
+                    failure = error
+        raise _of_read(failure)
+
+    async def _read_at(self, host: Host, method: str, path: str, body: bytes | None, parse: Callable[[Any], _T]) -> _T:
+        answer = await self._reported(host, method, path, body, parse)
+        self._hosts.answered(host, ready=False)
+        return answer
+
+    async def _choose(self, anywhere: bool) -> Host:
+        """Returns a host that passed a probe, within half of the time that a write has."""
+        candidates = tuple(self._hosts) if anywhere else (self._hosts.first,)
+        try:
+            async with asyncio.timeout(self._timeout / 2):
+                return await self._hosts.choose(candidates, self._probe, self._host_timeouts.probe)
+        except TimeoutError:
+            names = ", ".join(host.name for host in candidates)
+            raise StoreUnreachable(
+                f"CrateDB at {names} did not answer a probe within {self._timeout / 2:g} s; nothing was sent"
+            ) from None
+
+    async def _probe(self, host: Host) -> None:
+        """Raises ``StoreUnavailable`` if a host cannot serve; over a new connection, which is then kept."""
+        try:
+            await self._see_alive(host)
+            if self._required and not await self._exchange(host, "POST", "/_sql", self._required, _rows):
+                raise StoreUnreachable(f"CrateDB at {host.name} does not know idalloc's tables")
+        except StoreUnavailable as error:
+            await self._leave(host)
+            raise _of_read(error) from error
+
+    async def _see_alive(self, host: Host) -> None:
+        """Raises ``StoreUnavailable`` if a node does not run, or has no master."""
+        await self._exchange(host, "GET", "/", None, _version, fresh=True)
+
+    async def _watched(self, host: Host, body: bytes, parse: Callable[[Any], _T]) -> _T:
+        """Sends a write; ends it if its host stops answering anything, and there is another host."""
+        if len(self._hosts) == 1:
+            return await self._reported(host, "POST", "/_sql", body, parse)
+        loop = asyncio.get_running_loop()
+        end = asyncio.timeout(None)
+        watches: list[asyncio.Task[None]] = []
+        timer = loop.call_later(
+            self._host_timeouts.silence, lambda: watches.append(loop.create_task(self._watch(host, end)))
+        )
+        try:
+            async with end:
+                return await self._reported(host, "POST", "/_sql", body, parse)
+        except TimeoutError:
+            raise StoreOutcomeUnknown(
+                f"CrateDB at {host.name} was sent a statement and did not answer, nor did it answer GET /"
+            ) from None
+        finally:
+            timer.cancel()
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _watch(self, host: Host, end: asyncio.Timeout) -> None:
+        """Sees again and again that a host is alive, and ends a write on it when it is not."""
+        try:
+            while True:
+                async with asyncio.timeout(self._host_timeouts.probe):
+                    await self._see_alive(host)
+                await asyncio.sleep(self._host_timeouts.silence)
+        except (StoreUnavailable, TimeoutError):
+            end.reschedule(asyncio.get_running_loop().time())
+
+    async def _reported(self, host: Host, method: str, path: str, body: bytes | None, parse: Callable[[Any], _T]) -> _T:
+        """Sends one request, and leaves the host where it failed."""
+        serves = False
+        try:
+            answer = await self._exchange(host, method, path, body, parse)
+            serves = True
+            return answer
+        except StoreUnavailable as error:
+            serves = error.http_status not in (None, _HTTP_UNAVAILABLE) and error.code not in _NO_SUCH_TABLE
+            raise
+        finally:
+            # A host that is silent until the caller's patience ends, and this task is cancelled, failed too.
+            if not serves:
+                await self._leave(host)
+
+    async def _leave(self, host: Host) -> None:
+        """Prefers other hosts; what connections it had may lead nowhere when it is back."""
+        self._hosts.failed(host)
+        await _close_idle(host)
 
     async def _exchange(
-        self, host: _Host, method: str, path: str, body: bytes | None, parse: Callable[[Any], _T]
+        self,
+        host: Host,
+        method: str,
+        path: str,
+        body: bytes | None,
+        parse: Callable[[Any], _T],
+        *,
+        fresh: bool = False,
     ) -> _T:
         """Sends one request over one connection, and keeps the connection only if all went well."""
-        session = host.idle.pop() if host.idle else self._new_session()
+        session = self._new_session() if fresh or not host.idle else host.idle.pop()
         scheme = "http" if self._tls is None else "https"
-        well = keep = False
+        keep = False
         try:
             # aiohttp itself never repeats a POST; it would follow a redirect with one.
             async with session.request(
                 method, f"{scheme}://{host.name}{path}", data=body, headers=self._headers, allow_redirects=False
             ) as response:
                 content = await response.read()
-            well = response.status != _HTTP_UNAVAILABLE
             answer = _answer(host.name, response.status, content, parse)
             keep = not self._closed
             return answer
@@ -172,8 +313,6 @@ class CrateHttp:
                 f"CrateDB at {host.name} was sent a statement and did not answer: {_one_line(error)}"
             ) from error
         finally:
-            # A host that says nothing until the caller's patience ends, and this task is cancelled, failed too.
-            host.rests_until = 0.0 if well else asyncio.get_running_loop().time() + self._rest
             if keep:
                 host.idle.append(session)
             else:
@@ -182,9 +321,22 @@ class CrateHttp:
     def _new_session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=1, ssl=True if self._tls is None else self._tls),
-            timeout=self._timeout,
+            timeout=self._timeouts,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+
+
+async def _close_idle(host: Host) -> None:
+    while host.idle:
+        await host.idle.pop().close()
+
+
+def _of_read(failure: StoreUnavailable) -> StoreUnavailable:
+    """Returns the failure of a request that changes nothing, and so has no outcome to be unsure of."""
+    if not isinstance(failure, StoreOutcomeUnknown):
+        return failure
+    kind = StoreUnreachable if failure.http_status is None else StoreRejected
+    return kind(str(failure), code=failure.code, http_status=failure.http_status)
 
 
 def _body(statement: str, arguments: Sequence[object]) -> bytes:

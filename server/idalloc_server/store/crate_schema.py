@@ -22,6 +22,7 @@ _OLDEST = (5, 10, 12)
 _BROKEN = (6, 0, 0)
 _WORKS = "5.10.12 or newer, but not 6.0.0"
 _ROUNDS = 3
+_KEY = "SELECT column_name FROM information_schema.key_column_usage WHERE table_schema = ? AND table_name = ?"
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,8 @@ async def set_up(http: CrateHttp, schema: str) -> None:
         await _ensure(http, schema, table)
         await _check_settings(http, schema, table, nodes)
         await _check_writable(http, schema, table)
+    # Each node answers it alone, from what it knows of the cluster's tables.
+    http.require(_KEY, schema, SEQUENCES.name)
 
 
 def check_version(version: str) -> None:
@@ -201,11 +204,7 @@ async def _columns(http: CrateHttp, schema: str, table: Table) -> dict[str, str]
 
 async def _check_settings(http: CrateHttp, schema: str, table: Table, nodes: int | None) -> None:
     full_name = f"{schema}.{table.name}"
-    rows = await http.read(
-        "SELECT column_name FROM information_schema.key_column_usage WHERE table_schema = ? AND table_name = ?",
-        schema,
-        table.name,
-    )
+    rows = await http.read(_KEY, schema, table.name)
     # Without it every statement would be an update by query, which sees an old snapshot.
     if rows != [[table.key]]:
         raise StartRefused(

@@ -153,6 +153,7 @@ class CrateStore:
             change.generation,
             change.by,
             _ms(change.at),
+            anywhere=False,
         )
         if not rows:
             return None
@@ -198,7 +199,7 @@ class CrateStore:
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""
-        rows = await self._http.write(self._sql.give_back, count, name, *version)
+        rows = await self._http.write(self._sql.give_back, count, name, *version, anywhere=False)
         return bool(rows) and _generation(rows[0][0]) == version[2]
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
