@@ -14,6 +14,7 @@ from idalloc._aio_sequences import Sequences
 from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._errors import IdallocError, translated
+from idalloc._fork import this_process
 from idalloc._log import IssuedLog
 from idalloc._messages import (
     AnyRequest,
@@ -290,6 +291,7 @@ class Client:
                 stubs = connection.get()
                 message = request(resumption.missing)
                 asked = 0 if self._log is None else self._log.now()
+                process = this_process()
                 call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
                 try:
                     with translated(self.target):
@@ -298,11 +300,16 @@ class Client:
                                 log_chunk(self._log, message, response, asked)
                             resumption.received(count_ids(response))
                             yield convert(response)
+                            if not next(process):
+                                connection.get()  # refuses: the call is the parent's
                         resumption.ended()
                 except IdallocError as error:
                     await asyncio.sleep(resumption.pause(error))
                 finally:
-                    call.cancel()
+                    if next(process):
+                        call.cancel()
+                    else:
+                        leave_behind(call)
 
     def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Starts a task that ends with the client at the latest."""
@@ -330,7 +337,7 @@ class Ids(AsyncIterator[int]):
 
     async def __anext__(self) -> int:
         while True:
-            for value in self._pool.ids:
+            for value in self._pool.piece.ids:
                 return value
             await self._more()
 
@@ -366,8 +373,10 @@ class Ids(AsyncIterator[int]):
 
     async def _receive(self, deadline: float) -> None:
         """Waits for the range that was asked for ahead, or for one that is asked for now."""
-        ahead = self._coming is not None
-        self._coming = coming = self._coming or self._ask()
+        coming = self._coming
+        ahead = coming is not None
+        if coming is None:
+            coming = self._coming = self._ask()
         # Who is cancelled while it waits leaves the range to whoever comes next.
         await asyncio.wait([coming.task])
         self._coming = None
