@@ -107,7 +107,8 @@ class Connection(Generic[Stubs]):
             raise
 
     def renew(self, stubs: Stubs) -> None:
-        """Has the next call open another channel instead of this one."""
+        """Has the next call open another channel. This one is never closed: that waits for its calls."""
+        leave_behind(stubs)
         if self._stubs is stubs:
             self._stubs = None
 

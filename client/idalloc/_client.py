@@ -365,7 +365,7 @@ class Client:
                 message = request(resumption.missing)
                 asked = 0 if self._log is None else self._log.now()
                 process = this_process()
-                with connection.starting(stubs):
+                with translated(self.target), connection.starting(stubs):
                     call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
                 try:
                     with translated(self.target):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import grpc
 
 from idalloc._channel import leave_behind
-from idalloc._errors import DeadlineExceeded, from_rpc_error
+from idalloc._errors import DeadlineExceeded, from_rpc_error, translated
 from idalloc._pool import Asked, Pool
 from idalloc.v1 import id_allocator_pb2 as pb
 
@@ -89,7 +89,7 @@ class Ids(Iterator[int]):
         log = self._client._log
         logged = 0 if log is None else log.now()
         metadata = self._client._access.metadata
-        with connection.starting(stubs):
+        with translated(self._client.target), connection.starting(stubs):
             future = stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout, metadata=metadata)
         return _Coming(asked, logged, future, stubs)
 

@@ -328,7 +328,6 @@ class Ids(AsyncIterator[int]):
     def __init__(self, client: Client, sequence: str) -> None:
         self._client = client
         self._pool = Pool(sequence)
-        self._lock = asyncio.Lock()
         self._coming: _Coming | None = None
         client._connection.add(self)
 
@@ -347,21 +346,30 @@ class Ids(AsyncIterator[int]):
 
     def forget(self) -> None:
         """Drops what the parent of this process has at hand."""
-        self._lock = asyncio.Lock()
         leave_behind(self._coming)
         self._coming = None
         self._pool.drop()
 
     async def _more(self) -> None:
+        # Without a lock: to leave `async with` takes an await, before which a signal's handler may raise. What is done
+        # between two awaits is done by one task alone.
         self._client._connection.get()  # refuses when the client was closed
         deadline = time.monotonic() + self._client.timeout
-        async with self._lock:
-            while not self._pool.advance():
-                await self._receive(deadline)
-            if self._coming is None and self._pool.wants_more():
-                self._coming = self._ask()
+        while not self._pool.advance():
+            coming = self._coming
+            ahead = coming is not None
+            if coming is None:
+                coming = self._coming = self._ask()
+            # Who is cancelled while it waits leaves the range to whoever comes next.
+            await asyncio.wait([coming.task])
+            if self._coming is coming:
+                self._coming = None
+                self._receive(coming, ahead, deadline)
+        if self._coming is None and self._pool.wants_more():
+            self._coming = self._ask()
 
     def _ask(self) -> "_Coming":
+        self._client._connection.get()  # refuses when the client was closed
         asked = self._pool.ask()
         return _Coming(asked, self._client._own(self._fetch(asked.request)))
 
@@ -371,28 +379,22 @@ class Ids(AsyncIterator[int]):
         except (IdallocError, OSError) as error:  # returned, for it may be that no one wants to know
             return error
 
-    async def _receive(self, deadline: float) -> None:
-        """Waits for the range that was asked for ahead, or for one that is asked for now."""
-        coming = self._coming
-        ahead = coming is not None
-        if coming is None:
-            coming = self._coming = self._ask()
-        # Who is cancelled while it waits leaves the range to whoever comes next.
-        await asyncio.wait([coming.task])
-        self._coming = None
+    def _receive(self, coming: "_Coming", ahead: bool, deadline: float) -> None:
+        """Takes in what came. After a refusal for a quota, the end of a pause comes next."""
         if coming.task.cancelled():
             self._client._connection.get()  # says that the client was closed
         answer = coming.task.result()
         if isinstance(answer, OSError):
             raise answer
-        if not isinstance(answer, IdallocError):
+        if isinstance(answer, pb.AllocateRangeResponse):
             self._pool.accept(coming.asked, answer)
-        elif not self._pool.refused(answer) and not ahead:
-            await asyncio.sleep(self._pool.pause(answer, deadline))
+        elif answer is not None and not self._pool.refused(answer) and not ahead:
+            pause = self._pool.pause(answer, deadline)
+            self._coming = _Coming(coming.asked, self._client._own(asyncio.sleep(pause)))
 
 
 class _Coming(NamedTuple):
-    """A range that was asked for ahead."""
+    """A range that was asked for ahead, or the end of a pause: then its task gives None."""
 
     asked: Asked
-    task: asyncio.Task[_Answer]
+    task: asyncio.Task[_Answer] | asyncio.Task[None]
