@@ -22,13 +22,17 @@ from idalloc._fork import this_process
 # The most connections of a client. Its calls, and its streams one at a time, have the first one.
 MAX_CONNECTIONS = 4
 
+# Read when this is loaded: importlib suppresses what a signal's handler raises, and finds nothing then.
+_SERVICE_CONFIG = files("idalloc.v1").joinpath("service_config.json").read_text()
+_USER_AGENT = f"idalloc-python/{version('idalloc')}"
+
 _left_behind: list[object] = []
 
 
 def channel_options(access: Access) -> list[tuple[str, str | int]]:
     """Settings of a channel; the retry policy among them is the one that lies beside the protos."""
     return [
-        ("grpc.service_config", files("idalloc.v1").joinpath("service_config.json").read_text()),
+        ("grpc.service_config", _SERVICE_CONFIG),
         ("grpc.service_config_disable_resolution", 1),  # a DNS record must not replace it
         # A connection of its own for each client: a server of several processes gives a connection to one of them.
         ("grpc.use_local_subchannel_pool", 1),
@@ -38,7 +42,7 @@ def channel_options(access: Access) -> list[tuple[str, str | int]]:
         # A server that vanished without a word is noticed also by a call without a deadline, such as a stream.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.primary_user_agent", f"idalloc-python/{version('idalloc')}"),
+        ("grpc.primary_user_agent", _USER_AGENT),
         *access.options,
     ]
 

@@ -61,7 +61,8 @@ class Client:
     its store is away is tried again up to five times within its timeout; that never gives an id twice, at worst it
     leaves a gap.
 
-    A fork is safe: the child never gives an id that the parent took, and connects anew. gRPC allows that only if
+    A fork is safe, also one that bypasses Python (uWSGI): the child never gives an id that the parent took, and
+    connects anew. gRPC allows that only if
     ``GRPC_ENABLE_FORK_SUPPORT=1`` is in the environment before Python starts, or if the parent's client was not
     connected yet; otherwise every call in the child raises ``RuntimeError``.
 

@@ -74,7 +74,8 @@ class Client:
     leaves at worst a gap, too.
 
     gRPC does not survive a fork of a process whose client of asyncio is connected: in the child every call, also of
-    other clients, raises ``RuntimeError``. Fork before the first call, or close the client before.
+    other clients, raises ``RuntimeError``. Fork before the first call, or close the client before. That is noticed also
+    where the fork bypassed Python (uWSGI).
 
     Args:
         target: The server as ``host:port``, or any other name that gRPC resolves.
@@ -360,7 +361,7 @@ class Ids(AsyncIterator[int]):
             ahead = coming is not None
             if coming is None:
                 coming = self._coming = self._ask()
-            # Who is cancelled while it waits leaves the range to whoever comes next.
+            # Who is cancelled while it waits leaves the range to the next one.
             await asyncio.wait([coming.task])
             if self._coming is coming:
                 self._coming = None

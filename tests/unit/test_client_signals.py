@@ -134,7 +134,7 @@ def test_an_exception_anywhere_leaves_shared_calls_usable(server: FakeServer) ->
                         taken.extend(await client.allocate_range("orders", 3))
                     except Interrupt:
                         places.watch()
-                    except idalloc.DeadlineExceeded:  # the exception hit whoever was to answer this caller
+                    except idalloc.DeadlineExceeded:  # the exception hit the one that was to answer
                         pass
 
             places.watch()
