@@ -90,12 +90,13 @@ lock: ## choose the locked versions again (needs uv; ARGS=--upgrade for the newe
 	$(lock) pyproject.toml --extra server --extra native --group build --constraint requirements/dev.txt --output-file requirements/server.txt
 	$(lock) --group gen --output-file requirements/gen.txt
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
+	$(lock) --group uwsgi --output-file requirements/uwsgi.txt
 
 image: ## build the container image
 	docker build --tag $(IMAGE) .
 
 clean: ## remove everything that make makes
-	rm -rf .venv .venv-gen .venv-mysqlx .build dist .hypothesis .ruff_cache
+	rm -rf .venv .venv-gen .venv-mysqlx .venv-uwsgi .build dist .hypothesis .ruff_cache
 	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call venv,FOLDER,REQUIREMENTS): a fresh virtual environment with exactly the locked versions.

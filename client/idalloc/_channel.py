@@ -17,9 +17,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 from idalloc._access import Access
+from idalloc._fork import this_process
 
 # The most connections of a client. Its calls, and its streams one at a time, have the first one.
 MAX_CONNECTIONS = 4
+
+# Read when this is loaded: importlib suppresses what a signal's handler raises, and finds nothing then.
+_SERVICE_CONFIG = files("idalloc.v1").joinpath("service_config.json").read_text()
+_USER_AGENT = f"idalloc-python/{version('idalloc')}"
 
 _left_behind: list[object] = []
 
@@ -27,7 +32,7 @@ _left_behind: list[object] = []
 def channel_options(access: Access) -> list[tuple[str, str | int]]:
     """Settings of a channel; the retry policy among them is the one that lies beside the protos."""
     return [
-        ("grpc.service_config", files("idalloc.v1").joinpath("service_config.json").read_text()),
+        ("grpc.service_config", _SERVICE_CONFIG),
         ("grpc.service_config_disable_resolution", 1),  # a DNS record must not replace it
         # A connection of its own for each client: a server of several processes gives a connection to one of them.
         ("grpc.use_local_subchannel_pool", 1),
@@ -37,7 +42,7 @@ def channel_options(access: Access) -> list[tuple[str, str | int]]:
         # A server that vanished without a word is noticed also by a call without a deadline, such as a stream.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.primary_user_agent", f"idalloc-python/{version('idalloc')}"),
+        ("grpc.primary_user_agent", _USER_AGENT),
         *access.options,
     ]
 
@@ -92,10 +97,24 @@ class Connection(Generic[Stubs]):
                 self._stubs = self._open_stubs()
             return self._stubs
 
-    def is_open(self, stubs: Stubs) -> bool:
-        """Whether these stubs are still in use: the client was not closed, and the process not forked."""
-        _notice_fork()
-        return self._stubs is stubs
+    @contextmanager
+    def starting(self, stubs: Stubs) -> Iterator[None]:
+        """Starts a call that gRPC serves in a thread of the channel.
+
+        An exception from a signal's handler may leave gRPC's count of such calls wrong, and then the thread missing:
+        after an exception, the next call opens another channel.
+        """
+        try:
+            yield
+        except BaseException:
+            self.renew(stubs)
+            raise
+
+    def renew(self, stubs: Stubs) -> None:
+        """Has the next call open another channel. This one is never closed: that waits for its calls."""
+        leave_behind(stubs)
+        if self._stubs is stubs:
+            self._stubs = None
 
     def add(self, holder: Holder) -> None:
         """Has a holder of ids forget them when the client is closed, and in the child of a fork."""
@@ -111,19 +130,23 @@ class Connection(Generic[Stubs]):
             holder.drop()
         return stubs
 
-    def start_afresh(self) -> str:
-        """Starts afresh in the child of a fork; returns why that does not work, if so."""
+    def refusal(self) -> str:
+        """Says in the child of a fork why gRPC cannot be used there; empty if it can."""
+        if self._stubs is None:
+            return ""
+        if self._of_asyncio:
+            return _REFUSAL_OF_ASYNCIO
+        return "" if _fork_support() else _REFUSAL
+
+    def start_afresh(self) -> None:
+        """Starts afresh in the child of a fork."""
         self._lock = threading.Lock()
         self.streams = set()
         for holder in list(self._holders):
             holder.forget()
-        if self._stubs is None:
-            return ""
-        leave_behind(self._stubs)
-        self._stubs = None
-        if self._of_asyncio:
-            return _REFUSAL_OF_ASYNCIO
-        return "" if _fork_support() else _REFUSAL
+        if self._stubs is not None:
+            leave_behind(self._stubs)
+            self._stubs = None
 
 
 @contextmanager
@@ -134,8 +157,8 @@ def least_busy(connections: Sequence[Connection[Stubs]]) -> Iterator[Connection[
     """
     connection = min(connections, key=lambda each: len(each.streams))
     stream = object()
-    connection.streams.add(stream)
     try:
+        connection.streams.add(stream)
         yield connection
     finally:
         connection.streams.discard(stream)
@@ -149,8 +172,9 @@ _REFUSAL_OF_ASYNCIO = (
     "this process was forked while a client of asyncio was connected, which gRPC does not survive: "
     "fork before the client's first call, or close it before the fork"
 )
-_process = os.getpid()
+_process = this_process()
 _refusal = ""
+_fork_lock = threading.Lock()
 _connections: weakref.WeakSet[Connection[Any]] = weakref.WeakSet()
 
 
@@ -170,14 +194,29 @@ def _fork_support() -> bool:
 
 
 def _notice_fork() -> None:
-    """Does once in a forked process what has to be done there, also where Python was not told of the fork."""
+    """Does in a forked process what has to be done there, also where the fork bypassed Python.
+
+    An exception from a signal's handler may interrupt it: then the next call does all of it again.
+    """
     global _process, _refusal
-    if os.getpid() == _process:
+    if next(_process):
         return
-    _process = os.getpid()
-    for connection in list(_connections):
-        _refusal = connection.start_afresh() or _refusal
+    with _fork_lock:  # after a fork that bypassed Python, several threads may be here first
+        if next(_process):
+            return
+        process, connections = this_process(), list(_connections)
+        for connection in connections:
+            _refusal = connection.refusal() or _refusal
+        for connection in connections:
+            connection.start_afresh()
+        _process = process
+
+
+def _notice_fork_in_child() -> None:
+    global _fork_lock
+    _fork_lock = threading.Lock()
+    _notice_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_notice_fork)
+    os.register_at_fork(after_in_child=_notice_fork_in_child)

@@ -12,6 +12,7 @@ from idalloc._access import Access, from_environment
 from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._errors import IdallocError, translated
+from idalloc._fork import this_process
 from idalloc._ids import Ids
 from idalloc._log import IssuedLog
 from idalloc._messages import (
@@ -60,7 +61,8 @@ class Client:
     its store is away is tried again up to five times within its timeout; that never gives an id twice, at worst it
     leaves a gap.
 
-    A fork is safe: the child never gives an id that the parent took, and connects anew. gRPC allows that only if
+    A fork is safe, also one that bypasses Python (uWSGI): the child never gives an id that the parent took, and
+    connects anew. gRPC allows that only if
     ``GRPC_ENABLE_FORK_SUPPORT=1`` is in the environment before Python starts, or if the parent's client was not
     connected yet; otherwise every call in the child raises ``RuntimeError``.
 
@@ -363,7 +365,9 @@ class Client:
                 stubs = connection.get()
                 message = request(resumption.missing)
                 asked = 0 if self._log is None else self._log.now()
-                call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
+                process = this_process()
+                with translated(self.target), connection.starting(stubs):
+                    call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
                 try:
                     with translated(self.target):
                         for response in call:
@@ -371,14 +375,15 @@ class Client:
                                 log_chunk(self._log, message, response, asked)
                             resumption.received(count_ids(response))
                             yield convert(response)
-                            if connection.get() is not stubs:
+                            connection.get()  # refuses when the client was closed, or gRPC is not usable after a fork
+                            if not next(process):
                                 break  # in the child of a fork, where the call is the parent's
                         else:
                             resumption.ended()
                 except IdallocError as error:
                     time.sleep(resumption.pause(error))
                 finally:
-                    if connection.is_open(stubs):
+                    if next(process):
                         call.cancel()
                     else:
                         leave_behind(call)

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import grpc
 
 from idalloc._channel import leave_behind
-from idalloc._errors import from_rpc_error
+from idalloc._errors import DeadlineExceeded, from_rpc_error, translated
 from idalloc._pool import Asked, Pool
 from idalloc.v1 import id_allocator_pb2 as pb
 
 if TYPE_CHECKING:
-    from idalloc._client import Client
+    from idalloc._client import Client, Stubs
+
+
+# A call that gRPC has not ended so many seconds after its deadline is given up.
+OVERDUE = 1.0
 
 
 class Ids(Iterator[int]):
@@ -27,8 +31,11 @@ class Ids(Iterator[int]):
     Several threads may share one ``Ids``, with ``next()`` as well as with loops: each id goes to one of them. A loop
     that was left, or ended by an error, can be followed by another one, which goes on with the next id.
 
-    In the child of a fork it goes on with ids of the child's own. When the client is closed, ids at hand are dropped,
-    and more of them are refused by ``RuntimeError``.
+    In the child of a fork it goes on with ids of the child's own, also where the fork bypassed Python (uWSGI). When the
+    client is closed, ids at hand are dropped, and more of them are refused by ``RuntimeError``.
+
+    The handler of a signal may raise an exception at any moment: ids may be lost then, but none is given twice, and the
+    next id may be asked for again. The handler itself must not ask for ids of the ``Ids`` that it interrupts.
 
     Raises:
         SequenceExhausted: After the sequence's last id.
@@ -49,7 +56,7 @@ class Ids(Iterator[int]):
 
     def __next__(self) -> int:
         while True:
-            for value in self._pool.ids:
+            for value in self._pool.piece.ids:
                 return value
             self._more()
 
@@ -73,23 +80,31 @@ class Ids(Iterator[int]):
                 self._receive(deadline)
             if self._coming is None and self._pool.wants_more():
                 self._coming = self._ask()
-            return self._pool.ids
+            return self._pool.piece.ids
 
     def _ask(self) -> "_Coming":
-        stubs = self._client._connection.get()
+        connection = self._client._connection
+        stubs = connection.get()
         asked = self._pool.ask()
         log = self._client._log
         logged = 0 if log is None else log.now()
         metadata = self._client._access.metadata
-        future = stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout, metadata=metadata)
-        return _Coming(asked, logged, future)
+        with translated(self._client.target), connection.starting(stubs):
+            future = stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout, metadata=metadata)
+        return _Coming(asked, logged, future, stubs)
 
     def _receive(self, deadline: float) -> None:
         """Waits for the range that was asked for ahead, or for one that is asked for now."""
-        ahead = self._coming is not None
-        self._coming = coming = self._coming or self._ask()
+        coming = self._coming
+        ahead = coming is not None
+        if coming is None:
+            coming = self._coming = self._ask()
         try:
-            response = coming.future.result()
+            response = coming.future.result(self._client.timeout + OVERDUE)
+        except grpc.FutureTimeoutError:
+            self._coming = None
+            self._client._connection.renew(coming.stubs)
+            raise DeadlineExceeded(f"no answer from {self._client.target} in time") from None
         except grpc.RpcError as error:
             self._coming = None
             refusal = from_rpc_error(error, self._client.target)
@@ -112,8 +127,10 @@ class _Coming(NamedTuple):
 
     Attributes:
         logged: When it was asked for, as the log tells it.
+        stubs: What it was asked for on.
     """
 
     asked: Asked
     logged: int
     future: "grpc.Future[pb.AllocateRangeResponse]"
+    stubs: "Stubs"

@@ -21,11 +21,13 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+from idalloc._fork import this_process
 
 if TYPE_CHECKING:
     from idalloc.v1 import id_allocator_pb2 as pb
@@ -89,11 +91,9 @@ class IssuedLog:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path).absolute()
         self._boot_time = time.time_ns() - _boot_clock()
-        self._process = os.getpid()
         self._closed = False
-        self._lock = threading.Lock()
-        self._file: _File | None = None
-        self._start(self._path)
+        self._own = _Own(this_process())
+        self._own.file = self._start(self._path)
         _logs.add(self)
 
     def now(self) -> int:
@@ -129,84 +129,101 @@ class IssuedLog:
 
     def close(self) -> None:
         """Ends the log."""
-        self._notice_fork()
-        with self._lock:
+        own = self._of_this_process()
+        with own.lock:
             self._closed = True
-            self._end()
+            file, own.file = own.file, None
+            if file is not None:
+                file.close()
 
     def leave_to_parent(self) -> None:
-        """Gives the file up, in the child of a fork."""
-        self._process = os.getpid()
-        self._lock = threading.Lock()  # a thread of the parent may have held it
-        self._end()
+        """Gives the file up, in the child of a fork: also its lock, which a thread of the parent may have held."""
+        self._own = _Own(this_process())
 
-    def _notice_fork(self) -> None:
-        if os.getpid() != self._process:  # where Python was not told of the fork
+    def _of_this_process(self) -> "_Own":
+        if not next(self._own.process):  # after a fork that bypassed Python
             self.leave_to_parent()
+        return self._own
 
     def _write(self, encode: "Callable[[_Form], bytes]") -> None:
-        self._notice_fork()
-        with self._lock:
+        own = self._of_this_process()
+        with own.lock:
             if self._closed:
                 raise RuntimeError("the log of issued ids is closed")
-            file = self._file or self._start_own()
-            try:
-                file.append(encode(self._form))
-            except BaseException:
-                self._form.distrust()
-                raise
+            file = own.file
+            if file is None:
+                file = own.file = self._start_own()
+            file.append(encode(file.form))
+            file.form.written()
 
     def _start(self, path: Path) -> "_File":
         """Makes a file that has a header."""
-        self._form: _Form = _Lines() if self._path.name.endswith(JSON_LINES) else _Rows()
         header = {
             "idalloc_log": FORMAT,
             "boot_id": _boot_id(),
             "boot_time_ns": self._boot_time,
-            "client": f"{socket.gethostname()} {self._process}",
+            "client": f"{socket.gethostname()} {os.getpid()}",
         }
-        file = _File(path)
+        file = _File(path, _Lines() if self._path.name.endswith(JSON_LINES) else _Rows())
         try:
-            file.append(self._form.header(_dump(header)))
+            file.append(file.form.header(_dump(header)))
         except BaseException:
             file.close()
             path.unlink()  # else it could not be tried again under this name
             raise
-        self._file = file
         return file
 
     def _start_own(self) -> "_File":
         """Makes the file of a forked process. A process id may come again: then the name has a number, too."""
-        own = f"{self._path}.{self._process}"
+        own = f"{self._path}.{os.getpid()}"
         for name in chain([own], (f"{own}.{number}" for number in count(2))):
             with suppress(FileExistsError):
                 return self._start(Path(name))
         raise AssertionError
 
-    def _end(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+
+class _Own:
+    """What a log has in one process.
+
+    Attributes:
+        process: The mark of that process.
+        lock: Held while its file is written.
+        file: The file, once it is made.
+    """
+
+    def __init__(self, process: Iterator[float]) -> None:
+        self.process = process
+        self.lock = threading.Lock()
+        self.file: _File | None = None
 
 
 class _File:
-    """A new file that only grows, by whole pieces."""
+    """A new file that only grows, by whole pieces.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        form: What its records are written as.
+    """
+
+    def __init__(self, path: Path, form: "_Form") -> None:
+        self.form = form
         self._path = str(path)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._file = os.open(path, flags, 0o666)
-        self._excess = 0  # bytes at its end that are part of a piece only
+        self._size = 0  # of its whole pieces
+        self._is_torn = False  # whether more than those may be in it
         self.close = weakref.finalize(self, os.close, self._file)
         self.close.atexit = False  # other threads may still write then
 
     def append(self, data: bytes) -> None:
-        """Writes all of it or, with an OSError, nothing."""
+        """Writes all of it or, with an exception, nothing: what it left is cut off before the next piece."""
         try:
             self._cut()
-            while self._excess < len(data):
-                self._excess += os.write(self._file, data[self._excess :])
-            self._excess = 0
+            self._is_torn = True
+            written = 0
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+            self._size += written
+            self._is_torn = False
         except OSError as error:
             with suppress(OSError):  # tried again before the next piece
                 self._cut()
@@ -214,9 +231,9 @@ class _File:
             raise
 
     def _cut(self) -> None:
-        if self._excess:
-            os.ftruncate(self._file, os.fstat(self._file).st_size - self._excess)
-            self._excess = 0
+        if self._is_torn:
+            os.ftruncate(self._file, self._size)
+            self._is_torn = False
 
 
 class _Form(Protocol):
@@ -228,8 +245,8 @@ class _Form(Protocol):
 
     def doc_ids(self, runs: Iterable[Run], asked: int, answered: int) -> bytes: ...
 
-    def distrust(self) -> None:
-        """Learns that the last bytes may not have got into the file."""
+    def written(self) -> None:
+        """Learns that the last record is in the file."""
 
 
 class _Rows:
@@ -237,7 +254,8 @@ class _Rows:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._told: set[str] = set()  # names that the file has
+        self._named: set[str] = set()  # names that the file has
+        self._new: set[str] = set()  # and those that the last record brings
 
     def header(self, text: str) -> bytes:
         return _whole_rows(MAGIC + LENGTH.pack(len(text.encode())) + text.encode())
@@ -247,7 +265,8 @@ class _Rows:
         name = f"{request.sequence}{PERIOD_MARK}{response.period}" if response.period else request.sequence
         flags = RISING if response.ordering == _ORDERING_RISING else 0
         request_id = _request_id(request)
-        before = b"" if name in self._told else self._name(name)
+        self._new = set()
+        before = b"" if name in self._named else self._name(name)
         return before + ROW.pack(
             RECORD,
             flags,
@@ -265,21 +284,22 @@ class _Rows:
 
     def doc_ids(self, runs: Iterable[Run], asked: int, answered: int) -> bytes:
         rows = []
+        self._new = set()
         for first, step, how_many in runs:
             head, serial = first[:HEAD], int(first[HEAD:], 16) - SERIAL_OFFSET
-            if head not in self._told:
+            if head not in self._named and head not in self._new:
                 rows.append(self._name(head))
             rows.append(
                 ROW.pack(RECORD, DOC_IDS, 0, self._numbers[head], 0, 0, serial, step, how_many, asked, answered, 0)
             )
         return b"".join(rows)
 
-    def distrust(self) -> None:
-        self._told.clear()
+    def written(self) -> None:
+        self._named |= self._new
 
     def _name(self, name: str) -> bytes:
         number = self._numbers.setdefault(name, len(self._numbers))
-        self._told.add(name)
+        self._new.add(name)
         text = name.encode()
         return ROW.pack(NAME, 0, 0, number, 0, 0, 0, 0, len(text), 0, 0, 0) + _whole_rows(text)
 
@@ -316,7 +336,7 @@ class _Lines:
         ]
         return "".join(f"{line}\n" for line in lines).encode()
 
-    def distrust(self) -> None:
+    def written(self) -> None:
         pass
 
 

@@ -4,11 +4,13 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import gt, length_hint
 from typing import NamedTuple
 
 from idalloc._errors import DeadlineExceeded, IdallocError, InvalidRequest, QuotaExceeded, SequenceExhausted
+from idalloc._fork import this_process, wiped_on_fork
 from idalloc._messages import range_request, to_range
 from idalloc.v1 import id_allocator_pb2 as pb
 
@@ -35,10 +37,30 @@ def boot_clock() -> Iterator[float]:
 
 
 class Asked(NamedTuple):
-    """A request, and the moment before it was sent."""
+    """A request, the moment before it was sent, and the mark of the process that sends it."""
 
     request: pb.AllocateRangeRequest
     at: float
+    process: Iterator[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Ids that are used one after the other.
+
+    Attributes:
+        ids: Gives them as long as they may be used. It reads the clock and ``until`` for each id, in C, and drops an
+            id that is too old, or the parent's in the child of a fork. Several threads may take from it.
+        numbers: What ``ids`` takes from.
+        until: Gives their deadline; 0.0 in the child of a fork. All pieces of a range share it.
+    """
+
+    ids: Iterator[int]
+    numbers: Iterator[int]
+    until: Iterator[float]
+
+
+_NOTHING = Piece(iter(()), iter(()), repeat(float("inf")))
 
 
 class Pool:
@@ -47,59 +69,55 @@ class Pool:
     A range is used in two halves; at the second one, the next range is to be asked for. So what a slow caller has in
     stock stays small, and a quick one does not wait.
 
+    A handler of a signal may raise an exception in any method. Then ids can be lost, but none is given twice: a range
+    comes in by one ``extend``, a piece leaves by one ``popleft``, and is put to use by one assignment.
+
     Attributes:
-        ids: Gives ids as long as there are some that may be used. Time is looked at for each of them, in C. What is
-            too old is dropped, so that the iterator ends then. Several threads may take from it.
+        piece: The piece in use. Its ``ids`` end when it is used up or too old; ``advance`` replaces it.
     """
 
     def __init__(self, sequence: str, clock: Iterator[float] | None = None) -> None:
-        self.ids: Iterator[int] = iter(())
+        self.piece = _NOTHING
         self._sequence = sequence
         self._clock = boot_clock() if clock is None else clock
-        self._numbers: Iterator[int] = iter(())  # what `ids` takes from
-        self._second_half = range(0)
-        self._deadline = float("inf")  # of the range in use
+        self._ahead: deque[Piece] = deque()
         self._started = 0.0  # when the range in use was first taken from
-        self._next: tuple[range, float] | None = None
         self._size = 1
         self._largest = LARGEST
         self._in_demand = True  # whether ranges are used up before they are too old
         self._late = 0
 
     def advance(self) -> bool:
-        """Has ``ids`` give ids again from what is at hand. Returns False if that is nothing, or too old.
+        """Puts the next piece at hand to use. Returns False if there is none, or it is too old.
 
         Raises:
             DeadlineExceeded: Range after range was already too old when it came.
         """
-        if length_hint(self._numbers):  # another caller was quicker
+        used = self.piece
+        if length_hint(used.numbers):  # another caller was quicker
             return True
         now = next(self._clock)
-        if now >= self._deadline:
-            self._expired()
-        elif self._second_half:
-            self._use(self._second_half)
-            self._second_half = range(0)
-            return True
-        elif self._started:
+        if now >= next(used.until):
+            self._slow_down()
+        elif self._started and not self._ahead:
             self._in_demand = True
-        self._started, self._deadline = 0.0, float("inf")
-        if self._next is None:
-            return False
-        (ids, self._deadline), self._next = self._next, None
-        if now >= self._deadline:
-            self._came_late()
-            return False
-        self._late = 0
-        self._started = now
-        half = len(ids) // 2
-        self._use(ids[:half] or ids)
-        self._second_half = ids[half:] if half else range(0)
-        return True
+        self.piece = _NOTHING
+        while self._ahead:
+            piece = self._ahead.popleft()
+            begins = piece.until is not used.until
+            if now < next(piece.until):
+                if begins:
+                    self._started, self._late = now, 0
+                self.piece = piece
+                return True
+            if begins:
+                self._came_late()
+        self._started = 0.0
+        return False
 
     def wants_more(self) -> bool:
         """Whether the next range is to be asked for while the present one is used."""
-        return self._in_demand and self._next is None and not self._second_half
+        return self._in_demand and not self._ahead
 
     def ask(self) -> Asked:
         """Makes the request for the next range. It is to be sent at once."""
@@ -107,10 +125,10 @@ class Pool:
         if self._started and now - self._started < SHORT / 2:
             self._size *= 2
         self._size = min(self._size, self._largest)
-        return Asked(range_request(self._sequence, self._size), now)
+        return Asked(range_request(self._sequence, self._size), now, this_process())
 
     def accept(self, asked: Asked, response: pb.AllocateRangeResponse) -> None:
-        """Takes the range that was asked for in.
+        """Takes the range that was asked for in. One that the parent of this process asked for is dropped.
 
         Raises:
             InvalidRequest: The sequence starts over in each period.
@@ -121,7 +139,12 @@ class Pool:
                 "use allocate_texts",
                 metadata={"field": "sequence"},
             )
-        self._next = to_range(response), asked.at + response.use_within.ToTimedelta().total_seconds()
+        ids = to_range(response)
+        half = len(ids) // 2
+        until = wiped_on_fork(asked.at + response.use_within.ToTimedelta().total_seconds())
+        pieces = [self._piece(part, until) for part in (ids[:half], ids[half:]) if part]
+        if next(asked.process):  # looked at last: a fork after it wipes `until`
+            self._ahead.extend(pieces)
 
     def refused(self, error: IdallocError) -> bool:
         """Learns from an error how much to ask for. Returns whether that is less than was asked for."""
@@ -156,25 +179,24 @@ class Pool:
         return pause
 
     def drop(self) -> None:
-        """Drops all that is at hand; also iterators that were taken from ``ids`` before end."""
-        deque(self._numbers, maxlen=0)
-        self._second_half = range(0)
-        self._next = None
+        """Drops all that is at hand; also iterators that were taken from ``piece`` before end."""
+        self._ahead.clear()
+        deque(self.piece.numbers, maxlen=0)
         self._started = 0.0
         self._size = 1
 
-    def _use(self, ids: range) -> None:
-        self._numbers = iter(ids)
-        self.ids = compress(self._numbers, map(gt, repeat(self._deadline), self._clock))
+    def _piece(self, ids: range, until: Iterator[float]) -> Piece:
+        numbers = iter(ids)
+        return Piece(compress(numbers, map(gt, until, self._clock)), numbers, until)
 
-    def _expired(self) -> None:
-        """Goes slower: a range grew too old before it was used up."""
-        self._second_half, self._deadline = range(0), float("inf")
+    def _slow_down(self) -> None:
+        """A range grew too old before it was used up."""
         self._in_demand = False
         self._size = max(1, self._size // 2)
 
     def _came_late(self) -> None:
-        self._expired()
+        self._ahead.clear()
+        self._slow_down()
         self._late += 1
         if self._late >= MAX_LATE:
             self._late = 0

@@ -1,10 +1,11 @@
 """Calls for ranges of one sequence that are made at the same time, as one: in the client for asyncio."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, TypeAlias
+from inspect import CORO_SUSPENDED, getcoroutinestate
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from idalloc._errors import DeadlineExceeded, IdallocError, InvalidRequest, SequenceAheadOfClock, SequenceExhausted
 from idalloc._messages import range_request
@@ -29,11 +30,21 @@ class _Line:
     Attributes:
         waiting: Whose call is still to be made.
         served: Whose call is under way.
+        first: The call of who came first.
+        task: Makes the calls after that.
     """
 
     def __init__(self) -> None:
         self.waiting: _Waiting = {}
         self.served: _Waiting = {}
+        self.first: Coroutine[Any, Any, range] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def is_busy(self) -> bool:
+        """Whether a call is under way: it may have ended by the exception of a signal's handler, and ended nothing."""
+        if self.task is not None and not self.task.done():
+            return True
+        return self.first is not None and getcoroutinestate(self.first) == CORO_SUSPENDED
 
 
 class SharedCalls:
@@ -55,17 +66,20 @@ class SharedCalls:
         """Takes the ids that a request of a sequence and a count, and of nothing else, asks for."""
         self._client._connection.get()  # refuses when the client was closed, and in the child of a fork
         key = asyncio.get_running_loop(), request.sequence
-        if key in self._lines:
-            return await self._wait(self._lines[key], request)
-        line = self._lines[key] = _Line()
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line()
+        elif line.is_busy():
+            return await self._wait(line, request)
+        line.first = call = self._client._range(request)
         try:
-            return await self._client._range(request)
+            return await call
         finally:
             if any(not turn.done() for turn in line.waiting):
-                task = self._client._own(self._serve(request.sequence, line))
-                task.add_done_callback(lambda _: self._end(key))
+                line.task = self._client._own(self._serve(request.sequence, line))
+                line.task.add_done_callback(lambda _: self._end(key, line))
             else:
-                self._end(key)
+                self._end(key, line)
 
     async def _wait(self, line: _Line, request: "pb.AllocateRangeRequest") -> range:
         loop = asyncio.get_running_loop()
@@ -93,9 +107,10 @@ class SharedCalls:
                 groups = _groups(line.served, self._largest.get(sequence, LARGEST))
                 await asyncio.gather(*(self._share(sequence, group) for group in groups))
 
-    def _end(self, key: tuple[asyncio.AbstractEventLoop, str]) -> None:
+    def _end(self, key: tuple[asyncio.AbstractEventLoop, str], line: _Line) -> None:
         """Ends a line. Who is left in it, since the client is being closed, calls by itself, and so is told of it."""
-        line = self._lines.pop(key)
+        if self._lines.get(key) is line:
+            del self._lines[key]
         for waiting in (line.served, line.waiting):
             _answer(waiting, [None] * len(waiting))
 

@@ -14,6 +14,7 @@ from idalloc._aio_sequences import Sequences
 from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._errors import IdallocError, translated
+from idalloc._fork import this_process
 from idalloc._log import IssuedLog
 from idalloc._messages import (
     AnyRequest,
@@ -73,7 +74,8 @@ class Client:
     leaves at worst a gap, too.
 
     gRPC does not survive a fork of a process whose client of asyncio is connected: in the child every call, also of
-    other clients, raises ``RuntimeError``. Fork before the first call, or close the client before.
+    other clients, raises ``RuntimeError``. Fork before the first call, or close the client before. That is noticed also
+    where the fork bypassed Python (uWSGI).
 
     Args:
         target: The server as ``host:port``, or any other name that gRPC resolves.
@@ -290,6 +292,7 @@ class Client:
                 stubs = connection.get()
                 message = request(resumption.missing)
                 asked = 0 if self._log is None else self._log.now()
+                process = this_process()
                 call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
                 try:
                     with translated(self.target):
@@ -298,11 +301,16 @@ class Client:
                                 log_chunk(self._log, message, response, asked)
                             resumption.received(count_ids(response))
                             yield convert(response)
+                            if not next(process):
+                                connection.get()  # refuses: the call is the parent's
                         resumption.ended()
                 except IdallocError as error:
                     await asyncio.sleep(resumption.pause(error))
                 finally:
-                    call.cancel()
+                    if next(process):
+                        call.cancel()
+                    else:
+                        leave_behind(call)
 
     def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Starts a task that ends with the client at the latest."""
@@ -321,7 +329,6 @@ class Ids(AsyncIterator[int]):
     def __init__(self, client: Client, sequence: str) -> None:
         self._client = client
         self._pool = Pool(sequence)
-        self._lock = asyncio.Lock()
         self._coming: _Coming | None = None
         client._connection.add(self)
 
@@ -330,7 +337,7 @@ class Ids(AsyncIterator[int]):
 
     async def __anext__(self) -> int:
         while True:
-            for value in self._pool.ids:
+            for value in self._pool.piece.ids:
                 return value
             await self._more()
 
@@ -340,21 +347,30 @@ class Ids(AsyncIterator[int]):
 
     def forget(self) -> None:
         """Drops what the parent of this process has at hand."""
-        self._lock = asyncio.Lock()
         leave_behind(self._coming)
         self._coming = None
         self._pool.drop()
 
     async def _more(self) -> None:
+        # Without a lock: to leave `async with` takes an await, before which a signal's handler may raise. What is done
+        # between two awaits is done by one task alone.
         self._client._connection.get()  # refuses when the client was closed
         deadline = time.monotonic() + self._client.timeout
-        async with self._lock:
-            while not self._pool.advance():
-                await self._receive(deadline)
-            if self._coming is None and self._pool.wants_more():
-                self._coming = self._ask()
+        while not self._pool.advance():
+            coming = self._coming
+            ahead = coming is not None
+            if coming is None:
+                coming = self._coming = self._ask()
+            # Who is cancelled while it waits leaves the range to the next one.
+            await asyncio.wait([coming.task])
+            if self._coming is coming:
+                self._coming = None
+                self._receive(coming, ahead, deadline)
+        if self._coming is None and self._pool.wants_more():
+            self._coming = self._ask()
 
     def _ask(self) -> "_Coming":
+        self._client._connection.get()  # refuses when the client was closed
         asked = self._pool.ask()
         return _Coming(asked, self._client._own(self._fetch(asked.request)))
 
@@ -364,26 +380,22 @@ class Ids(AsyncIterator[int]):
         except (IdallocError, OSError) as error:  # returned, for it may be that no one wants to know
             return error
 
-    async def _receive(self, deadline: float) -> None:
-        """Waits for the range that was asked for ahead, or for one that is asked for now."""
-        ahead = self._coming is not None
-        self._coming = coming = self._coming or self._ask()
-        # Who is cancelled while it waits leaves the range to whoever comes next.
-        await asyncio.wait([coming.task])
-        self._coming = None
+    def _receive(self, coming: "_Coming", ahead: bool, deadline: float) -> None:
+        """Takes in what came. After a refusal for a quota, the end of a pause comes next."""
         if coming.task.cancelled():
             self._client._connection.get()  # says that the client was closed
         answer = coming.task.result()
         if isinstance(answer, OSError):
             raise answer
-        if not isinstance(answer, IdallocError):
+        if isinstance(answer, pb.AllocateRangeResponse):
             self._pool.accept(coming.asked, answer)
-        elif not self._pool.refused(answer) and not ahead:
-            await asyncio.sleep(self._pool.pause(answer, deadline))
+        elif answer is not None and not self._pool.refused(answer) and not ahead:
+            pause = self._pool.pause(answer, deadline)
+            self._coming = _Coming(coming.asked, self._client._own(asyncio.sleep(pause)))
 
 
 class _Coming(NamedTuple):
-    """A range that was asked for ahead."""
+    """A range that was asked for ahead, or the end of a pause: then its task gives None."""
 
     asked: Asked
-    task: asyncio.Task[_Answer]
+    task: asyncio.Task[_Answer] | asyncio.Task[None]

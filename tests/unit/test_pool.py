@@ -46,7 +46,7 @@ class Source:
         """Takes n ids; asks for ranges as a client would that has its answers at once."""
         taken: list[int] = []
         while True:
-            taken += islice(self.pool.ids, n - len(taken))
+            taken += islice(self.pool.piece.ids, n - len(taken))
             if len(taken) == n:
                 return taken
             while not self.pool.advance():
@@ -113,13 +113,13 @@ def test_time_counts_from_before_the_request_was_sent() -> None:
     source.answer(asked)
     assert source.pool.advance()
     source.clock.now += 1.0
-    assert list(source.pool.ids) == []
+    assert list(source.pool.piece.ids) == []
 
 
 def test_an_iterator_that_is_in_use_ends_when_its_ids_are_too_old() -> None:
     source = Source(use_within=10.0)
     source.take(1000)
-    in_use = source.pool.ids
+    in_use = source.pool.piece.ids
     next(in_use)
     source.clock.now += 10.0
     assert list(in_use) == []
@@ -188,7 +188,7 @@ def test_other_errors_do_not_change_what_is_asked_for() -> None:
 def test_what_was_dropped_is_not_given_by_iterators_in_use_either() -> None:
     source = Source()
     source.take(100)
-    in_use = source.pool.ids
+    in_use = source.pool.piece.ids
     source.pool.drop()
     assert list(in_use) == []
     taken = source.take(200)

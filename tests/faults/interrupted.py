@@ -1,0 +1,138 @@
+"""A program whose signals raise amid its client's code, and which then goes on taking ids.
+
+python -m tests.faults.interrupted '{"target": "127.0.0.1:50051", "log": "ids.jsonl", "signals": 2000, "seed": 1}'
+
+It prints as JSON how many signals were delivered, how many ids were taken, which ids came twice, and other errors.
+"""
+
+import faulthandler
+import json
+import random
+import resource
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+
+import idalloc
+from idalloc.v1 import id_allocator_pb2 as pb
+
+# A program that hangs says where, and ends.
+PATIENCE = 60.0
+
+
+class SoftLimit(Exception):
+    """What the handler raises."""
+
+
+class Timer:
+    """Has the handler raise once, unless it was put off before.
+
+    Attributes:
+        armed: Whether the handler raises.
+        delivered: How often it did.
+    """
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.delivered = 0
+        signal.signal(signal.SIGALRM, self._interrupt)
+
+    def start(self, seconds: float) -> None:
+        """Has the handler raise after so many seconds."""
+        self.armed = True
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _interrupt(self, *_: object) -> None:
+        if self.armed:
+            self.armed = False
+            self.delivered += 1
+            raise SoftLimit
+
+
+class InMemory:
+    """Answers calls at once, without gRPC: then most signals come amid the client's own code."""
+
+    def __init__(self) -> None:
+        self.ids = self.AllocateRange = self
+        self._last = 0
+
+    def future(self, request: pb.AllocateRangeRequest, **_: object) -> "Answered":
+        count = min(request.id_count, 16)
+        self._last += count
+        ids = pb.IdRange(first_id=self._last - count + 1, last_id=self._last, step=1, id_count=count)
+        return Answered(pb.AllocateRangeResponse(range=ids, use_within=Duration(seconds=60)))
+
+
+class Answered:
+    """A call that was answered."""
+
+    def __init__(self, response: pb.AllocateRangeResponse) -> None:
+        self._response = response
+
+    def result(self, timeout: float | None = None) -> pb.AllocateRangeResponse:
+        return self._response
+
+
+def main(target: str, log: str, signals: int, seed: int) -> None:
+    """Takes ids in several ways until so many signals were delivered; without a target, of no server."""
+    chance = random.Random(seed)
+    shortest, longest = (20e-6, 4e-3) if target else (5e-6, 300e-6)
+    client = idalloc.Client(target, timeout=10, log=log)
+    if not target:
+        memory = InMemory()
+        client._connection._open_stubs = lambda: memory  # type: ignore[assignment,return-value]
+    ids = client.ids("orders")
+    taken: list[int] = []
+
+    def one_by_one() -> None:
+        for _ in range(50):
+            taken.append(next(ids))  # noqa: PERF401 - as in loop()
+
+    def loop() -> None:
+        for value in islice(ids, 50):
+            taken.append(value)  # noqa: PERF402 - what came before the exception counts
+
+    def stream() -> None:
+        for each in client.stream_ranges("orders", 30, 10):
+            taken.extend(each)
+
+    def call() -> None:
+        taken.extend(client.allocate_range("orders", 10))
+
+    ways: list[Callable[[], None]] = [one_by_one, loop] * 6 + [stream, call] * bool(target)
+    # The client leaves a channel open whose call was interrupted while it began.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    timer = Timer()
+    seen: set[int] = set()
+    twice: list[int] = []
+    errors = Counter[str]()
+    while timer.delivered < signals:
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
+        way = chance.choice(ways)
+        try:
+            timer.start(chance.uniform(shortest, longest))
+            way()
+            timer.armed = False
+        except SoftLimit:
+            pass
+        except Exception as error:  # of gRPC or threading, whose code the exception hit
+            timer.armed = False
+            errors[f"{type(error).__name__}: {error}"[:200]] += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        twice += seen.intersection(taken)
+        twice += (value for value, count in Counter(taken).items() if count > 1)
+        seen.update(taken)
+        taken.clear()
+    faulthandler.cancel_dump_traceback_later()
+    print(json.dumps({"signals": timer.delivered, "ids": len(seen), "twice": twice, "errors": errors}))
+
+
+if __name__ == "__main__":
+    wishes: dict[str, Any] = json.loads(sys.argv[1])
+    main(**wishes)

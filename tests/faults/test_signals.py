@@ -1,0 +1,38 @@
+"""A program whose signals raise amid its client's code is given no id twice, and goes on (P1)."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.scenario import Scenario
+from tests.processes import environment
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+
+
+@pytest.mark.scenario(13, "an exception from a signal's handler, amid the client")
+@pytest.mark.parametrize("from_server", [False, True], ids=["memory", "server"])
+def test_signals_that_raise_repeat_no_id(scenario: Scenario, dice: random.Random, from_server: bool) -> None:
+    """P1: no id comes twice and nothing hangs, whenever a signal's handler raises."""
+    signals = scenario.pick(500 if from_server else 5000, 100_000)
+    log = scenario.folder / "issued.jsonl"
+    wishes = {"target": "", "log": str(log), "signals": signals, "seed": dice.randrange(2**32)}
+    if from_server:
+        wishes["target"] = scenario.start_node(max_ids_per_call=16).address  # so that ranges change hands often
+    command = [sys.executable, "-m", "tests.faults.interrupted", json.dumps(wishes)]
+    done = subprocess.run(
+        command, env=environment() | {"GRPC_VERBOSITY": "NONE"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["twice"] == []
+    assert found["signals"] == signals
+    if not from_server:
+        assert found["ids"] >= 100
+        return
+    scenario.fault(signals)
+    scenario.prove(f"{signals:,} signals", logs=[log], at_least=100, note=f"{found['ids']:,} ids taken")

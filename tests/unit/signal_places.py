@@ -1,0 +1,123 @@
+"""Raises an exception where CPython may run the handler of a signal, in the modules of the client.
+
+CPython looks for signals at a function's entry, at a jump backwards, and after a call returned. `dis` says where that
+is in the code of the Python that runs.
+"""
+
+import dis
+import sys
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import idalloc
+
+_CLIENT = str(Path(idalloc.__file__).parent)
+_GENERATED = str(Path(idalloc.__file__).parent / "v1")
+# Nothing that is tried here takes so many instructions.
+_MOST_STEPS = 400_000
+
+
+class Interrupt(Exception):
+    """What the handler of a signal raises."""
+
+
+class Hang(BaseException):
+    """The client did not come to an end."""
+
+
+class Places:
+    """Counts the places that the client comes by, and raises at one of them.
+
+    Args:
+        number: At which one to raise, from 1; 0 for none.
+
+    Attributes:
+        count: How many there were by now.
+        raised: Where it was raised: file, line and instruction.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.count = 0
+        self.raised = ""
+        self._number = number
+        self._steps = 0
+        self._called: dict[FrameType, int] = {}  # the frames whose last instruction was a call, and that
+
+    def watch(self) -> None:
+        """Looks at what this thread runs from now on. Tracing ends by an exception that a trace function raises."""
+        sys.settrace(self._trace)
+
+    def end(self) -> None:
+        """Looks no longer."""
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not _is_client(frame.f_code.co_filename):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "call":
+            if _checks_at_entry(frame):
+                self._pass(frame, "entry")
+        elif event == "opcode":
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                raise Hang
+            call = self._called.pop(frame, None)
+            if call is not None and _same_handler(frame.f_code, call, frame.f_lasti):
+                self._pass(frame, "after a call")
+            name = _instructions(frame.f_code)[frame.f_lasti]
+            if "JUMP_BACKWARD" in name and "NO_INTERRUPT" not in name:
+                self._pass(frame, name)
+            elif name.startswith("CALL") and "INTRINSIC" not in name:
+                self._called[frame] = frame.f_lasti
+        else:
+            self._called.pop(frame, None)
+        return self._trace
+
+    def _pass(self, frame: FrameType, what: str) -> None:
+        self.count += 1
+        if self.count == self._number:
+            name = frame.f_code.co_filename.removeprefix(_CLIENT)
+            self.raised = f"{name}:{frame.f_lineno} in {frame.f_code.co_name}, {what}"
+            raise Interrupt
+
+
+@cache
+def _is_client(file: str) -> bool:
+    return file.startswith(_CLIENT) and not file.startswith(_GENERATED)
+
+
+@cache
+def _instructions(code: CodeType) -> dict[int, str]:
+    return {each.offset: each.opname for each in dis.get_instructions(code)}
+
+
+@cache
+def _no_checks(code: CodeType) -> frozenset[int]:
+    """Where a coroutine goes on after an `await`, or a generator after a `yield from`: no signals are looked for."""
+    return frozenset(
+        each.offset for each in dis.get_instructions(code) if each.opname == "RESUME" and (each.arg or 0) & 3 >= 2
+    )
+
+
+def _checks_at_entry(frame: FrameType) -> bool:
+    return frame.f_lasti not in _no_checks(frame.f_code)
+
+
+@cache
+def _same_handler(code: CodeType, call: int, after: int) -> bool:
+    """Whether an exception after the call is handled as one of the call itself, as CPython does.
+
+    It is not where a `with` block ends by the call: what is raised there would skip `__exit__`, which CPython does not.
+    """
+    return _handler(code, call) == _handler(code, after)
+
+
+def _handler(code: CodeType, offset: int) -> int | None:
+    for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]
+        if entry.start <= offset < entry.end:
+            target: int = entry.target
+            return target
+    return None

@@ -1,0 +1,194 @@
+"""A fork that bypasses Python, as uWSGI's: libc's `fork()`, called in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.fake_server import FakeServer, serving
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+# fork() has the parent and two children take what a function gives; prints what each was given until an error ended it,
+# and the error, the parent's first.
+# PyDLL keeps the GIL, as uWSGI does: else another thread may have it, and no one gives it back in the child. For the
+# same reason no thread of gRPC may want it at that moment: Python puts that right in the child of os.fork() only.
+FORK = """
+import asyncio, ctypes, json, mmap, os, signal, sys, threading, time
+from itertools import chain, islice
+
+if sys.argv[2] == "process id":
+    class Emulated(mmap.mmap):
+        def madvise(self, *arguments):
+            pass
+    mmap.mmap = Emulated
+
+import idalloc
+target = sys.argv[1]
+before = []
+
+def given(function):
+    values = []
+    try:
+        values.extend(function())
+    except Exception as error:
+        values.append(f"{type(error).__name__}: {error}")
+    return values
+
+def fork(function, threads=1):
+    while threading.active_count() > threads:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    pipes = [os.pipe() for _ in range(2)]
+    for _, write in pipes:
+        if ctypes.PyDLL(None).fork() == 0:
+            signal.alarm(15)
+            with os.fdopen(write, "w") as file:
+                file.write(json.dumps(given(function)))
+            os._exit(0)
+        os.close(write)
+    by_parent = given(function)
+    by_children = [json.loads(os.fdopen(read).read() or "null") for read, _ in pipes]
+    print(json.dumps([before, by_parent, *by_children]))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+WAYS = ["page", "process id"]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+def run(server: FakeServer, script: str, way: str = "page", *, fork_support: bool = True) -> list[Any]:
+    """What was given before the fork, by the parent after it, and by each child."""
+    env = os.environ | {
+        "GRPC_ENABLE_FORK_SUPPORT": str(int(fork_support)),
+        "GRPC_VERBOSITY": "NONE",
+        "IDALLOC_SERVER": server.target,
+    }
+    command = [sys.executable, "-c", FORK + script, server.target, way]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=50)
+    assert done.stdout, done.stderr
+    given: list[Any] = json.loads(done.stdout)
+    return given
+
+
+def all_different(given: list[Any]) -> bool:
+    values = [value for each in given for value in each]
+    assert all(isinstance(value, int) for value in values), [value for value in values if isinstance(value, str)]
+    return len(set(values)) == len(values)
+
+
+# 2,000 ids make for a range of some hundred, of which most are at hand.
+IDS = """
+ids = idalloc.Client(target).ids("orders")
+loop = iter(ids)
+before += islice(loop, 2000)
+fork(lambda: chain((next(ids) for _ in range(500)), islice(loop, 500)))
+"""
+
+COMING = """
+ids = idalloc.Client(target).ids("orders")
+loop = iter(ids)
+before += islice(loop, 2000)
+while ids._coming is None:
+    before.append(next(loop))
+while not ids._coming.future.done():
+    time.sleep(0.01)
+fork(lambda: islice(loop, 3000))
+"""
+
+DEFAULT = """
+from idalloc.ext.sqlalchemy import idalloc_default
+default = idalloc_default("orders")
+before += [default() for _ in range(2000)]
+fork(lambda: (default() for _ in range(1000)))
+"""
+
+STREAM = """
+stream = idalloc.Client(target).stream_ranges("orders", 500, 10)
+before += next(stream)
+fork(lambda: chain.from_iterable(stream), threads=2)
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("script", [IDS, COMING, DEFAULT, STREAM], ids=["ids", "coming", "default", "stream"])
+def test_a_c_fork_gives_ids_of_its_own(server: FakeServer, script: str, way: str) -> None:
+    """P8: a child that Python does not know of never gives its parent's ids."""
+    given = run(server, script, way)
+    assert all_different(given)
+    assert all(len(each) >= 490 for each in given[1:])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_c_fork_without_grpcs_support_is_refused(server: FakeServer, way: str) -> None:
+    """P8: where gRPC does not survive the fork, the child gets an error and none of the ids at hand."""
+    before, parent, *children = run(server, IDS, way, fork_support=False)
+    assert all_different([before, parent])
+    for [refusal] in children:
+        assert refusal.startswith("RuntimeError: ")
+        assert "GRPC_ENABLE_FORK_SUPPORT=1" in refusal
+
+
+WARM_LOOP = """
+client = idalloc.aio.Client(target)
+loop = asyncio.new_event_loop()
+parent = os.getpid()
+
+async def one():
+    return await anext(source)
+
+def go_on():
+    own = loop if os.getpid() == parent else asyncio.new_event_loop()
+    for _ in range(40):
+        yield own.run_until_complete(one())
+"""
+
+AIO_IDS = """
+source = client.ids("orders")
+before += (loop.run_until_complete(one()) for _ in range(2000))
+fork(go_on, threads=2)
+"""
+
+AIO_STREAM = """
+source = client.stream_ranges("orders", 500, 10)
+before += loop.run_until_complete(one())
+fork(lambda: chain.from_iterable(go_on()), threads=2)
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("script", [AIO_IDS, AIO_STREAM], ids=["ids", "stream"])
+def test_a_c_fork_of_asyncio_is_refused(server: FakeServer, script: str, way: str) -> None:
+    """P8: a client for asyncio gives nothing of the parent's in the child, and says why."""
+    before, parent, *children = run(server, WARM_LOOP + script, way)
+    assert all_different([before, parent])
+    for [refusal] in children:
+        assert refusal.startswith("RuntimeError: ")
+        assert "asyncio" in refusal
+
+
+LOGGED = """
+client = idalloc.Client(target, log=sys.argv[2] + ".jsonl")
+before += client.allocate_range("orders", 10)
+fork(lambda: client.allocate_range("orders", 10))
+"""
+
+
+def test_a_c_fork_writes_a_log_of_its_own(server: FakeServer, tmp_path: Path) -> None:
+    """P8: the child writes nothing into its parent's log."""
+    given = run(server, LOGGED, str(tmp_path / "issued"))
+    assert all_different(given)
+    logs = sorted(path.read_text().splitlines()[1:] for path in tmp_path.glob("issued.jsonl*"))
+    assert sorted(json.loads(line)["first"] for lines in logs for line in lines) == sorted(each[0] for each in given)
+    assert sorted(map(len, logs)) == [1, 1, 2]

@@ -1,0 +1,179 @@
+"""An exception from a signal's handler, inside the client: no id twice, no lock that stays taken, no hang."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import idalloc
+from idalloc._log import IssuedLog
+from idalloc.v1 import id_allocator_pb2 as pb
+from tests import issued_log
+from tests.unit.fake_server import FakeServer, serving
+from tests.unit.signal_places import Interrupt, Places
+
+# Of coroutines that were made and then not begun, and of generators that an exception found when they were closed.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+def at_each_place(take: Callable[[Places], None]) -> int:
+    """Has an exception raised at the first place, at the second one and so on; returns how many there were."""
+    number = 0
+    while True:
+        number += 1
+        places = Places(number)
+        try:
+            take(places)
+        except BaseException as error:
+            error.add_note(f"raised at place {number}: {places.raised}")
+            raise
+        finally:
+            places.end()
+        if not places.raised:
+            return places.count
+
+
+def test_an_exception_anywhere_repeats_no_id(server: FakeServer) -> None:
+    """P1: ids() gives no id twice and does not hang, wherever a signal's handler raises."""
+    with idalloc.Client(server.target) as client:
+
+        def take(places: Places) -> None:
+            ids = client.ids("orders")
+            taken: list[int] = []
+            places.watch()
+            for count in [1] * 8 + [8, 8]:
+                try:
+                    taken += [next(ids)] if count == 1 else islice(ids, count)
+                except Interrupt:
+                    places.watch()
+                assert not ids._lock.locked()
+            places.end()
+            assert len(set(taken)) == len(taken) >= 16
+
+        assert at_each_place(take) > 150
+
+
+def test_an_exception_anywhere_repeats_no_id_in_asyncio(server: FakeServer) -> None:
+    """P1: the same with the client for asyncio."""
+
+    async def use(places: Places) -> None:
+        async with idalloc.aio.Client(server.target) as client:
+            ids = client.ids("orders")
+            taken: list[int] = []
+            places.watch()
+            for _ in range(14):
+                try:
+                    taken.append(await anext(ids))
+                except Interrupt:
+                    places.watch()
+            places.end()
+            assert len(set(taken)) == len(taken) >= 12
+
+    assert at_each_place(lambda places: run(use(places))) > 100
+
+
+def test_an_exception_anywhere_repeats_no_chunk(server: FakeServer) -> None:
+    """P1: a stream gives no range twice, and one after it works."""
+    with idalloc.Client(server.target) as client:
+
+        def take(places: Places) -> None:
+            taken: list[int] = []
+            places.watch()
+            for _ in range(2):
+                try:
+                    for ids in client.stream_ranges("orders", 20, 5):
+                        taken += ids
+                except Interrupt:
+                    places.watch()
+            places.end()
+            assert len(set(taken)) == len(taken) >= 20
+
+        assert at_each_place(take) > 50
+
+
+def test_an_exception_anywhere_repeats_no_chunk_in_asyncio(server: FakeServer) -> None:
+    """P1: the same with the client for asyncio."""
+
+    async def use(places: Places) -> None:
+        async with idalloc.aio.Client(server.target) as client:
+            taken: list[int] = []
+            places.watch()
+            for _ in range(2):
+                try:
+                    async for ids in client.stream_ranges("orders", 20, 5):
+                        taken += ids
+                except Interrupt:
+                    places.watch()
+            places.end()
+            assert len(set(taken)) == len(taken) >= 20
+
+    assert at_each_place(lambda places: run(use(places))) > 50
+
+
+def test_an_exception_anywhere_leaves_shared_calls_usable(server: FakeServer) -> None:
+    """P1: callers who share calls get no id twice, and the next caller is served at once."""
+
+    async def use(places: Places) -> None:
+        async with idalloc.aio.Client(server.target, timeout=2) as client:
+            taken: list[int] = []
+
+            async def call() -> None:
+                for _ in range(2):
+                    try:
+                        taken.extend(await client.allocate_range("orders", 3))
+                    except Interrupt:
+                        places.watch()
+                    except idalloc.DeadlineExceeded:  # the exception hit the one that was to answer
+                        pass
+
+            places.watch()
+            await asyncio.gather(*(call() for _ in range(3)))
+            places.end()
+            taken += await client.allocate_range("orders", 3)
+            assert len(set(taken)) == len(taken) >= 3
+            assert not client._shared_calls._lines
+
+    assert at_each_place(lambda places: run(use(places))) > 100
+
+
+@pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
+def test_an_exception_anywhere_leaves_the_log_whole(tmp_path: Path, name: str) -> None:
+    """P1: what was written down is in the log once, and every record of it can be read."""
+    response = pb.AllocateRangeResponse(range=pb.IdRange(step=1, id_count=1))
+
+    def write(places: Places) -> None:
+        path = tmp_path / f"{places._number}-{name}"
+        log = IssuedLog(path)
+        logged = []
+        places.watch()
+        for number in range(1, 7):
+            response.range.first_id = response.range.last_id = number
+            try:
+                log.range(pb.AllocateRangeRequest(sequence=f"orders-{number % 2}"), response, 0)
+                logged.append(number)
+            except Interrupt:
+                places.watch()
+            assert not log._own.lock.locked()
+        places.end()
+        log.close()
+        assert [number for number in issued_log.read(path).ids if number in logged] == logged
+
+    assert at_each_place(write) > 40
+
+
+def run(coroutine: object) -> None:
+    """Runs a scenario. What a callback of the loop raised is not the scenario's."""
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(lambda *_: None)
+        runner.run(asyncio.wait_for(coroutine, 30))  # type: ignore[arg-type]
