@@ -360,7 +360,7 @@ class TestConditionalWrites:
     async def test_they_never_go_to_a_second_host(self, nodes: list[Node], make_http: MakeHttp, what: str) -> None:
         """P2, P5: what depends on the row's state is sent to the first choice, or to nobody."""
         store = CrateStore(make_http(*nodes[:2]), "doc", "crate://")
-        change = Revision(Sequence(), at_least=0, by="token", at=0.0)
+        change = Revision(Sequence(), at_least=0, by="token", at=0.0, deleted=True)  # this kind needs no read first
         calls = {
             "give_back": store.give_back("s", 5, (1, 1, 1)),
             "revise": store.revise("s", 0, change),
