@@ -6,9 +6,10 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -248,8 +249,8 @@ NODE_LOG = b'{"event": "burned", "sequence": "orders", "ids": 3, "cause": "crash
 
 @pytest.mark.parametrize(
     "content",
-    [LOG.rows, LOG.lines, lambda: b"\n".join(EXPORT), lambda: NODE_LOG],
-    ids=["rows", "lines", "export", "node"],
+    [LOG.rows, replace(LOG, form=1).rows, LOG.lines, lambda: b"\n".join(EXPORT), lambda: NODE_LOG],
+    ids=["rows", "rows1", "lines", "export", "node"],
 )
 def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], bytes], tried: str) -> None:
     sound = st.just(content())
@@ -275,7 +276,7 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
     wild = st.binary(max_size=64) | st.tuples(sound, st.binary(max_size=200) | lines).map(b"".join)
     tiny = st.sampled_from([Limits(1, 1, 1), Limits(7, 3, 4), Limits()])
 
-    @tries(40, shares=4)
+    @tries(40, shares=5)
     @given(mutated(sound) | wild, tiny)
     def check(damaged: bytes, limits: Limits) -> None:
         TRIED[tried] += 1
@@ -284,6 +285,60 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
             verdict = verify([file, other], limits)
             json.dumps(to_json(verdict))
             to_text(verdict)
+
+    check()
+
+
+class Planting(NamedTuple):
+    """A log with a repeat, as pieces, and which of these have the repeat."""
+
+    pieces: list[bytes]
+    repeat: set[int]
+
+
+def planting(form: str) -> Planting:
+    """Makes a log of several names in which one id is in two records."""
+    names = ["orders", "b" * 100, "orders", "bills"]
+    many = [Planted(100 * number, 5, number, node=1, sequence=names[number % 4]) for number in range(12)]
+    again = Planted(404, 1, 20, request_id="00000001-0000-4000-8000-000000000000")
+    log = PlantedLog([*many, again, Planted(5_000, 1, 30), Planted(6_000, 1, 30, doc_ids="00070000abcd")])
+    if form == "lines":
+        lines = log.lines().splitlines(keepends=True)
+        return Planting(lines, {1 + 4, 1 + 12})
+    content = log.rows()
+    rows = [content[at : at + 88] for at in range(0, len(content), 88)]
+    firsts = [int.from_bytes(each[24:32], "little") if each[0] == 1 else 0 for each in rows]
+    return Planting(rows, {firsts.index(400), firsts.index(404)})
+
+
+@pytest.mark.parametrize("form", ["rows", "lines"])
+def test_no_damage_elsewhere_hides_a_repeat(folder: Path, form: str, tried: str) -> None:
+    """P1: whatever happens to other bytes of a log, two records with one id are never proved to be none."""
+    pieces, repeat = planting(form)
+    one, other = sorted(repeat)
+    around = [b"".join(pieces[:one]), b"".join(pieces[one + 1 : other]), b"".join(pieces[other + 1 :])]
+    spliced = LOG.rows() if form == "rows" else LOG.lines()
+    file = folder / ("a.log" if form == "rows" else "a.jsonl")
+    file.write_bytes(b"".join(pieces))
+    assert verify([file]).findings.twice == 1
+
+    def splice(sound: bytes) -> st.SearchStrategy[bytes]:
+        places = st.tuples(*[st.integers(0, len(sound))] * 2, *[st.integers(0, len(spliced))] * 2)
+        return places.map(lambda at: sound[: at[0]] + spliced[min(at[2:]) : max(at[2:])] + sound[at[1] :])
+
+    damages = st.integers(0, 2).flatmap(
+        lambda place: st.tuples(st.just(place), mutated(st.just(around[place])) | splice(around[place]))
+    )
+
+    @tries(150, shares=2)
+    @given(damages)
+    def check(damage: tuple[int, bytes]) -> None:
+        TRIED[tried] += 1
+        place, content = damage
+        parts = [content if number == place else sound for number, sound in enumerate(around)]
+        file.write_bytes(parts[0] + pieces[one] + parts[1] + pieces[other] + parts[2])
+        with suppress(NoLog):
+            assert verify([file]).findings.any
 
     check()
 
