@@ -3,11 +3,13 @@
 import json
 import struct
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROW = 72
+ROW = 88
+CONTENT = 84  # of a row; then comes its check
 
 
 class Record(NamedTuple):
@@ -16,7 +18,7 @@ class Record(NamedTuple):
     Attributes:
         name: The sequence, or for document ids the 12 characters that they share.
         first: The first id, or serial.
-        request: What stands for the request id, 0 for none.
+        request: The request id as a number, 0 for none.
     """
 
     name: str
@@ -67,8 +69,8 @@ class Log(NamedTuple):
 
 
 def request_number(text: str) -> int:
-    """What stands for a request id in rows."""
-    return (uuid.UUID(text).int >> 64) | 1
+    """A request id as a number."""
+    return uuid.UUID(text).int
 
 
 def read(path: Path) -> Log:
@@ -78,7 +80,7 @@ def read(path: Path) -> Log:
 
 def parse(data: bytes) -> Log:
     """Reads what is in a file."""
-    return _rows(data) if data.startswith(b"IDALLOC\x01") else _lines(data)
+    return _rows(data) if data.startswith(b"IDALLOC\x02") else _lines(data)
 
 
 def _lines(data: bytes) -> Log:
@@ -110,22 +112,24 @@ def _record(
 
 
 def _rows(data: bytes) -> Log:
-    assert data[:8] == b"IDALLOC\x01"
-    length = int.from_bytes(data[8:12], "little")
-    header = json.loads(data[12 : 12 + length])
-    rows = _whole(data, 12 + length)
-    cut = (len(data) - rows) % ROW
-    return Log(header, list(_records(data, rows)), cut)
+    rows = [data[at : at + ROW] for at in range(0, len(data) - ROW + 1, ROW)]
+    for row in rows:
+        assert zlib.crc32(row[:CONTENT], 0x2144DF1C) == int.from_bytes(row[CONTENT:], "little")
+    content = b"".join(row[:CONTENT] for row in rows)
+    length = int.from_bytes(content[8:12], "little")
+    header = json.loads(content[12 : 12 + length])
+    return Log(header, list(_records(content, _whole(content, 12 + length))), len(data) % ROW)
 
 
 def _records(data: bytes, at: int) -> Iterator[Record]:
     names: dict[int, str] = {}
-    while at + ROW <= len(data):
+    while at + CONTENT <= len(data):
         kind, flags, nothing, number = struct.unpack_from("<BBHI", data, at)
         generation, node, first, step, count, asked, answered = struct.unpack_from("<7q", data, at + 8)
-        [request] = struct.unpack_from("<Q", data, at + 64)
-        at += ROW
+        request = int.from_bytes(data[at + 64 : at + 80])
         assert nothing == 0
+        assert not any(data[at + 80 : at + CONTENT])
+        at += CONTENT
         if kind == 2:
             if at + count > len(data):
                 return
@@ -144,7 +148,7 @@ def _records(data: bytes, at: int) -> Iterator[Record]:
 
 
 def _whole(data: bytes, end: int) -> int:
-    """Where the next row begins, behind zeros."""
-    rows = -(-end // ROW) * ROW
+    """Where the content of the next row begins, behind zeros."""
+    rows = -(-end // CONTENT) * CONTENT
     assert not data[end:rows].strip(b"\0")
     return rows

@@ -1,16 +1,24 @@
 """The log of issued ids: one record for each range that a client got, as proof of who got what.
 
-A file whose name ends in ``.jsonl`` is JSON lines: a header, then a line a record. Any other is rows of 72 bytes,
-little-endian:
+A file whose name ends in ``.jsonl`` is JSON lines: a header, then a line a record. Any other is rows of 88 bytes,
+little-endian. Each row has 84 bytes of content, then their check: the CRC-32 of zlib, begun with 0x2144DF1C. With that
+start, the CRC-32 of any number of sound rows is 0x2144DF1C again. The content of the rows:
 
 * The header: ``IDALLOC``, the format's number, the length of a JSON text (u32) and that text, zeros up to whole rows.
 * A name: a row of kind 2 with its number and its length in bytes as the count; its UTF-8 bytes follow, zeros up to
   whole rows. It stands before the first record of that name; where writing failed it may be there once more, under the
   same number.
 * A record: a row of kind 1. A sequence with a period is named as sequence, U+001F, period. Document ids have flag 2,
-  the 12 characters that a run of them shares as their name, and their serials less 2^63.
+  the 12 characters that a run of them shares as their name, and their serials less 2^63. The request id is its 16
+  bytes, zeros for none.
 
 The last piece of a file may be less than a row, or half a line: its writer was killed.
+
+In the header, ``boot_offset_ns`` is how far the process's boot clock is ahead of the machine's, null if unknown: a
+container may run in a time namespace.
+
+Format 1 had no ``boot_offset_ns``. Its rows had 72 bytes and no check. Of a request id they had the first 8 bytes as a
+number, with the lowest bit set.
 """
 
 import json
@@ -21,6 +29,7 @@ import threading
 import time
 import uuid
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, count
@@ -37,15 +46,20 @@ if TYPE_CHECKING:
     DocIdsResponse: TypeAlias = pb.GenerateDocIdResponse | pb.StreamDocIdsResponse
 
 # The header of both forms says this number.
-FORMAT = 1
+FORMAT = 2
 # How the name of a file of JSON lines ends.
 JSON_LINES = ".jsonl"
 
 # What a binary log begins with; the length of the header's JSON text comes next.
 MAGIC = b"IDALLOC" + bytes([FORMAT])
 LENGTH = struct.Struct("<I")
-# kind, flags, 0, name, generation, node, first, step, count, asked, answered, request
-ROW = struct.Struct("<BBHIqqqqqqqQ")
+# The content of a row: kind, flags, 0, name, generation, node, first, step, count, asked, answered, request id, 0
+CONTENT = struct.Struct("<BBHIqqqqqqq16s4x")
+# The check of a row, and what its CRC-32 begins with.
+CHECK = struct.Struct("<I")
+CHECK_START = 0x2144DF1C
+# A row with its check.
+ROW = struct.Struct(f"{CONTENT.format}I")
 # Kinds of rows.
 RECORD, NAME = 1, 2
 # Flags of a record.
@@ -162,6 +176,7 @@ class IssuedLog:
             "idalloc_log": FORMAT,
             "boot_id": _boot_id(),
             "boot_time_ns": self._boot_time,
+            "boot_offset_ns": _boot_offset(),
             "client": f"{socket.gethostname()} {os.getpid()}",
         }
         file = _File(path, _Lines() if self._path.name.endswith(JSON_LINES) else _Rows())
@@ -258,7 +273,7 @@ class _Rows:
         self._new: set[str] = set()  # and those that the last record brings
 
     def header(self, text: str) -> bytes:
-        return _whole_rows(MAGIC + LENGTH.pack(len(text.encode())) + text.encode())
+        return _rows(MAGIC + LENGTH.pack(len(text.encode())) + text.encode())
 
     def range(self, request: "RangeRequest", response: "RangeResponse", asked: int, answered: int) -> bytes:
         ids = response.range
@@ -267,7 +282,7 @@ class _Rows:
         request_id = _request_id(request)
         self._new = set()
         before = b"" if name in self._named else self._name(name)
-        return before + ROW.pack(
+        content = CONTENT.pack(
             RECORD,
             flags,
             0,
@@ -279,8 +294,9 @@ class _Rows:
             ids.id_count,
             asked,
             answered,
-            int.from_bytes(request_id.bytes[:8]) | 1 if request_id else 0,
+            request_id.bytes if request_id else b"",
         )
+        return before + _row(content)
 
     def doc_ids(self, runs: Iterable[Run], asked: int, answered: int) -> bytes:
         rows = []
@@ -289,9 +305,8 @@ class _Rows:
             head, serial = first[:HEAD], int(first[HEAD:], 16) - SERIAL_OFFSET
             if head not in self._named and head not in self._new:
                 rows.append(self._name(head))
-            rows.append(
-                ROW.pack(RECORD, DOC_IDS, 0, self._numbers[head], 0, 0, serial, step, how_many, asked, answered, 0)
-            )
+            content = (RECORD, DOC_IDS, 0, self._numbers[head], 0, 0, serial, step, how_many, asked, answered, b"")
+            rows.append(_row(CONTENT.pack(*content)))
         return b"".join(rows)
 
     def written(self) -> None:
@@ -301,7 +316,7 @@ class _Rows:
         number = self._numbers.setdefault(name, len(self._numbers))
         self._new.add(name)
         text = name.encode()
-        return ROW.pack(NAME, 0, 0, number, 0, 0, 0, 0, len(text), 0, 0, 0) + _whole_rows(text)
+        return _row(CONTENT.pack(NAME, 0, 0, number, 0, 0, 0, 0, len(text), 0, 0, b"")) + _rows(text)
 
 
 class _Lines:
@@ -362,8 +377,13 @@ def _runs(texts: Iterable[str]) -> list[Run]:
     return runs
 
 
-def _whole_rows(data: bytes) -> bytes:
-    return data + bytes(-len(data) % ROW.size)
+def _row(content: bytes) -> bytes:
+    return content + CHECK.pack(zlib.crc32(content, CHECK_START))
+
+
+def _rows(data: bytes) -> bytes:
+    size = CONTENT.size
+    return b"".join(_row(data[at : at + size].ljust(size, b"\0")) for at in range(0, len(data), size))
 
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -384,6 +404,19 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def _boot_offset() -> int | None:
+    """How many nanoseconds the boot clock of this process is ahead of the machine's; None if that is not known."""
+    try:
+        # The offsets are those of the children's time namespace, which may be another one than this process's.
+        if Path("/proc/self/ns/time").readlink() != Path("/proc/self/ns/time_for_children").readlink():
+            return None
+        offsets = [line.split() for line in Path("/proc/self/timens_offsets").read_text().splitlines()]
+        [(seconds, nanoseconds)] = [line[1:] for line in offsets if line[0] in ("boottime", "7")]
+        return int(seconds) * 10**9 + int(nanoseconds)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 _logs: "weakref.WeakSet[IssuedLog]" = weakref.WeakSet()

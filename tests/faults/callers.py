@@ -53,7 +53,7 @@ def longest_stall(caller: ClientProcess, since: int) -> float:
     """The longest time, in seconds, between two answers that a caller got, from its record of this number on."""
     data = caller.log.read_bytes()
     rows = list(ROW.iter_unpack(data[: len(data) // ROW.size * ROW.size]))[since - 1 :]
-    answered = [row[-2] for row in rows if row[0] == RECORD]
+    answered = [row[10] for row in rows if row[0] == RECORD]
     assert len(answered) > 1
     return float(max(after - before for before, after in pairwise(answered)) / 1e9)
 

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -248,8 +249,8 @@ NODE_LOG = b'{"event": "burned", "sequence": "orders", "ids": 3, "cause": "crash
 
 @pytest.mark.parametrize(
     "content",
-    [LOG.rows, LOG.lines, lambda: b"\n".join(EXPORT), lambda: NODE_LOG],
-    ids=["rows", "lines", "export", "node"],
+    [LOG.rows, replace(LOG, form=1).rows, LOG.lines, lambda: b"\n".join(EXPORT), lambda: NODE_LOG],
+    ids=["rows", "rows1", "lines", "export", "node"],
 )
 def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], bytes], tried: str) -> None:
     sound = st.just(content())
@@ -275,7 +276,7 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
     wild = st.binary(max_size=64) | st.tuples(sound, st.binary(max_size=200) | lines).map(b"".join)
     tiny = st.sampled_from([Limits(1, 1, 1), Limits(7, 3, 4), Limits()])
 
-    @tries(40, shares=4)
+    @tries(40, shares=5)
     @given(mutated(sound) | wild, tiny)
     def check(damaged: bytes, limits: Limits) -> None:
         TRIED[tried] += 1
@@ -284,6 +285,48 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
             verdict = verify([file, other], limits)
             json.dumps(to_json(verdict))
             to_text(verdict)
+
+    check()
+
+
+def planted(form: str) -> tuple[bytes, bytes, bytes]:
+    """A log of several names: what lies before one record, that record, and what lies behind it."""
+    names = ["orders", "b" * 100, "orders", "bills"]
+    many = [Planted(100 * number, 5, number, node=1, sequence=names[number % 4]) for number in range(12)]
+    log = PlantedLog([*many, Planted(6_000, 1, 30, doc_ids="00070000abcd")])
+    if form == "lines":
+        pieces = log.lines().splitlines(keepends=True)
+        place = next(place for place, line in enumerate(pieces) if b'"first": 400,' in line)
+    else:
+        content = log.rows()
+        pieces = [content[at : at + 88] for at in range(0, len(content), 88)]
+        firsts = [int.from_bytes(row[24:32], "little") if row[0] == 1 else 0 for row in pieces]
+        place = firsts.index(400)
+    return b"".join(pieces[:place]), pieces[place], b"".join(pieces[place + 1 :])
+
+
+@pytest.mark.parametrize("form", ["rows", "lines"])
+def test_no_damage_elsewhere_hides_a_repeat(folder: Path, form: str, tried: str) -> None:
+    """P1: whatever happens to other bytes of a log, an id that is in another log, too, is never proved unique."""
+    before, record, behind = planted(form)
+    spliced = LOG.rows() if form == "rows" else LOG.lines()
+    file = folder / ("a.log" if form == "rows" else "a.jsonl")
+    other = PlantedLog([Planted(404, 1, 20, request_id="00000001-0000-4000-8000-000000000000")]).write(folder / "b.log")
+    file.write_bytes(before + record + behind)
+    assert verify([file, other]).findings.twice == 1
+
+    def damaged(sound: bytes) -> st.SearchStrategy[bytes]:
+        places = st.tuples(*[st.integers(0, len(sound))] * 2, *[st.integers(0, len(spliced))] * 2)
+        splices = places.map(lambda at: sound[: at[0]] + spliced[min(at[2:]) : max(at[2:])] + sound[at[1] :])
+        return mutated(st.just(sound)) | splices
+
+    @tries(150, shares=2)
+    @given(damaged(before).map(lambda other: (other, behind)) | damaged(behind).map(lambda other: (before, other)))
+    def check(around: tuple[bytes, bytes]) -> None:
+        TRIED[tried] += 1
+        file.write_bytes(around[0] + record + around[1])
+        with suppress(NoLog):
+            assert verify([file, other]).findings.any
 
     check()
 

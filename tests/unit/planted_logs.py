@@ -3,6 +3,7 @@
 import json
 import struct
 import uuid
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,10 +50,15 @@ class PlantedLog:
     records: Sequence[Planted]
     boot_id: str = BOOT_ID
     boot_time: int = BOOT_TIME
+    boot_offset: int | None = 0
     more: bytes = field(default=b"")  # what comes behind the records
+    form: int = 2
 
     def header(self) -> str:
-        return json.dumps({"idalloc_log": 1, "boot_id": self.boot_id, "boot_time_ns": self.boot_time, "client": "x 1"})
+        header: dict[str, Any] = {"idalloc_log": self.form, "boot_id": self.boot_id, "boot_time_ns": self.boot_time}
+        if self.form > 1:
+            header["boot_offset_ns"] = self.boot_offset
+        return json.dumps(header | {"client": "x 1"})
 
     def write(self, path: Path) -> Path:
         path.write_bytes((self.lines() if path.suffix == ".jsonl" else self.rows()) + self.more)
@@ -63,19 +69,20 @@ class PlantedLog:
         return "".join(f"{line}\n" for line in lines).encode()
 
     def rows(self) -> bytes:
-        text = self.header().encode()
-        rows, numbers = [_whole(b"IDALLOC\x01" + struct.pack("<I", len(text)) + text)], dict[str, int]()
+        text, whole = self.header().encode(), checked if self.form > 1 else _whole
+        rows, numbers = [whole(b"IDALLOC" + struct.pack("<BI", self.form, len(text)) + text)], dict[str, int]()
         for record in self.records:
             name = record.name
             if name not in numbers:
                 numbers[name] = len(numbers)
                 length = len(name.encode())
-                rows += [row(kind=2, name=numbers[name], count=length), _whole(name.encode())]
+                rows += [row(self.form, kind=2, name=numbers[name], count=length), whole(name.encode())]
             rows.append(self._row(record, numbers[name]))
         return b"".join(rows)
 
     def _row(self, record: Planted, name: int) -> bytes:
         return row(
+            self.form,
             flags=(1 if record.rising else 0) | (2 if record.doc_ids else 0),
             name=name,
             generation=0 if record.doc_ids else record.generation,
@@ -85,7 +92,7 @@ class PlantedLog:
             count=record.count,
             asked=self.boot_time + record.asked,
             answered=self.boot_time + record.end,
-            request=uuid.UUID(record.request_id).int >> 64 | 1 if record.request_id else 0,
+            request=uuid.UUID(record.request_id).int if record.request_id else 0,
         )
 
     def _line(self, record: Planted) -> dict[str, Any]:
@@ -104,10 +111,19 @@ class PlantedLog:
         return line | times
 
 
-def row(*, kind: int = 1, flags: int = 0, name: int = 0, **fields: int) -> bytes:
-    names = ("generation", "node", "first", "step", "count", "asked", "answered", "request")
+def row(form: int = 2, *, kind: int = 1, flags: int = 0, name: int = 0, request: int = 0, **fields: int) -> bytes:
+    names = ("generation", "node", "first", "step", "count", "asked", "answered")
     assert set(fields) <= set(names)
-    return struct.pack("<BBHIqqqqqqqQ", kind, flags, 0, name, *(fields.get(each, 0) for each in names))
+    begin = struct.pack("<BBHIqqqqqqq", kind, flags, 0, name, *(fields.get(each, 0) for each in names))
+    if form == 1:
+        return begin + struct.pack("<Q", request >> 64 | 1 if request else 0)
+    return checked(begin + request.to_bytes(16))
+
+
+def checked(data: bytes) -> bytes:
+    """Data as rows, each with its check."""
+    contents = [data[at : at + 84].ljust(84, b"\0") for at in range(0, len(data), 84)]
+    return b"".join(each + zlib.crc32(each, 0x2144DF1C).to_bytes(4, "little") for each in contents)
 
 
 def _whole(data: bytes) -> bytes:

@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from idalloc import cli
-from idalloc._log import ROW
+from idalloc._log import CONTENT, ROW
 from idalloc.bench._chart import _rate
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.unit.fake_server import FakeServer, serving
@@ -227,7 +227,7 @@ def test_a_log_has_every_id_that_came_those_of_the_warm_up_too(
     report = run.json(*args, "--total", "40", "--concurrency", "4", "--warm-up", "100ms", "--log", str(log), "--verify")
     ended = time.time_ns()
     header, *records = map(json.loads, log.read_text().splitlines())
-    assert header["idalloc_log"] == 1
+    assert header["idalloc_log"] == 2
     logged = Counter(
         "doc_id" if "doc_id" in record else record["sequence"] for record in records for _ in range(record["count"])
     )
@@ -247,7 +247,7 @@ def test_a_log_may_be_binary_and_none_is_overwritten(server: FakeServer, run: Ru
     data = log.read_bytes()
     assert data.startswith(b"IDALLOC")
     # The header, the name of the sequence with the row that announces it, and a row a call.
-    header = -(-(12 + int.from_bytes(data[8:12], "little")) // ROW.size)
+    header = -(-(12 + int.from_bytes(data[8:12], "little")) // CONTENT.size)
     assert len(data) == (header + 2 + 40) * ROW.size
     made = len(server.requests["AllocateRange"])
     assert "no log is overwritten" in run.fails(2, *FEW, "--log", str(log))

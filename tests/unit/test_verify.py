@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from idalloc.cli import main
-from tests.unit.planted_logs import BOOT_TIME, Planted, PlantedLog, row
+from tests.unit.planted_logs import BOOT_TIME, Planted, PlantedLog, checked, row
 
 REQUEST = "11111111-2222-4333-8444-555555555555"
 DOCS = "00006b017bcf"
@@ -237,18 +237,19 @@ def test_a_line_with_a_field_that_cannot_be_read(
 @pytest.mark.parametrize(
     ("damaged", "why"),
     [
-        (bytes(72), "row 5 is neither a record nor a name"),
+        (bytes(88), "row 5 is damaged"),
+        (checked(bytes(84)), "row 5 is neither a record nor a name"),
         (row(kind=2, name=1, count=-1), "row 5 is neither a record nor a name"),
-        (row(kind=2, name=2**31, count=1) + b"a" + bytes(71), "the name in row 5 has a number out of turn"),
-        (row(kind=2, name=1, count=1) + b"\xff" + bytes(71), "the name in row 5 is no UTF-8"),
-        (row(name=9, step=1, count=1), "has a name that was not told"),
+        (row(kind=2, name=2**31, count=1) + checked(b"a"), "the name in row 5 has a number out of turn"),
+        (row(kind=2, name=1, count=2) + checked(b"a\xff"), "the name in row 5 is no UTF-8"),
+        (row(name=9, step=1, count=1), "has a name that was not introduced"),
     ],
 )
 def test_a_row_that_cannot_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: bytes, why: str
 ) -> None:
     verifier = Verifier(tmp_path, "log", capsys)
-    after = row(first=11, step=1, count=5, generation=1)
+    after = row(first=11, step=1, count=5, generation=1, asked=BOOT_TIME, answered=BOOT_TIME)
     verifier.log(Planted(1, 10), more=damaged + after)
     assert verifier.finds(why, malformed=1)["ids"] == 15
 
@@ -383,12 +384,12 @@ def test_a_log_whose_writer_was_killed_behind_the_row_of_a_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verifier = Verifier(tmp_path, "log", capsys)
-    log = verifier.log(Planted(1, 10), more=row(kind=2, name=1, count=100) + bytes(72))
+    log = verifier.log(Planted(1, 10), more=row(kind=2, name=1, count=100) + checked(b"a" * 84))
     assert verifier.passes()["cut"] == [str(log)]
 
 
 def test_names_of_any_length_that_look_like_rows(verifier: Verifier) -> None:
-    names = ["\x01" * 100, "\x02" * 144, "é" * 127, "a" * 255]
+    names = ["IDALLOC" * 20, "é" * 127, "a" * 255]
     verifier.log(*(Planted(1, 10, number, sequence=name) for number, name in enumerate(names)))
     assert sorted(each["sequence"] for each in verifier.passes()["sequences"]) == sorted(names)
 
@@ -460,7 +461,8 @@ def test_people_get_a_report(verifier: Verifier, capsys: pytest.CaptureFixture[s
         (PlantedLog([]).rows()[:-1], "ends in its header"),
         (b"IDALLOC\x01\x02\x00\x00\x00[]" + bytes(58), "header of this log is damaged"),
         (b'{"idalloc_log":1}\n', "header of this log is damaged"),
-        (b'{"idalloc_log":2,"boot_id":"","boot_time_ns":1}\n', "format 2"),
+        (b'{"idalloc_log":3,"boot_id":"","boot_time_ns":1}\n', "format 3"),
+        (b"IDALLOC\x03" + bytes(80), "format 3"),
         (b'{"idalloc_export": 1}\n{"sequence": "a", "last_value": "x"}\n', "line 2 of this export"),
         (b'{"idalloc_export": 1}\n', "none of these files is a log of issued ids"),
     ],

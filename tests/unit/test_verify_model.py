@@ -75,7 +75,8 @@ def model(logs: list[list[Planted]]) -> Found:
     calls = [Call(number, record) for number, log in enumerate(logs) for record in log]
     # Ids by name, step and remainder; the same answer to the same request is there once.
     answers = {
-        (record.name, record.ids, record.request_id or number): record for number, (_, record) in enumerate(calls)
+        (record.name, record.first, record.step, record.count, record.generation, record.request_id or number): record
+        for number, (_, record) in enumerate(calls)
     }
     lattices: defaultdict[str, defaultdict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     for record in answers.values():

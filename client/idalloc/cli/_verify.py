@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -37,11 +37,18 @@ def verify(
     try:
         verdict = _verdict.verify(files)
     except _logs.NoLog as error:
-        print(" ".join(f"idalloc: {error}".split()), file=sys.stderr)
+        print(_printable(" ".join(f"idalloc: {error}".split()), sys.stderr), file=sys.stderr)
         raise typer.Exit(2) from error
     if as_json:
-        sys.stdout.write(json.dumps(_verdict.to_json(verdict), indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(_verdict.to_json(verdict), indent=2, ensure_ascii=False) + "\n"
     else:
-        sys.stdout.write(_verdict.to_text(verdict))
+        text = _verdict.to_text(verdict)
+    sys.stdout.write(_printable(text, sys.stdout))
     if verdict.findings.any:
         raise typer.Exit(1)
+
+
+def _printable(text: str, stream: TextIO) -> str:
+    """Escapes what a stream cannot write, such as a file's name that is not UTF-8."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

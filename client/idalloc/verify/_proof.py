@@ -1,5 +1,6 @@
 """Goes through logs once, and finds what must not be."""
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from idalloc._log import DOC_IDS, RISING
 from idalloc.verify._clock import batches
 from idalloc.verify._columns import Bits, Ints, combine, distance, total
 from idalloc.verify._files import Exported, Files
-from idalloc.verify._logs import MOST_TOLD, Log, Rows
+from idalloc.verify._logs import HALF, MOST_TIME, MOST_TOLD, Log, Rows
 from idalloc.verify._names import Names
 from idalloc.verify._order import Calls, Groups, Order
 from idalloc.verify._runs import Limits, Runs
@@ -101,6 +102,7 @@ class Proof:
         self._twice = Twice(MOST_TOLD)
         self._runs = Runs(limits, self._twice)
         self._groups = Groups()
+        self._tags = _Tags()
         self._late: list[tuple[Record, int, int | None]] = []
         self._beyond: list[Record] = []
         self._malformed: list[str] = []
@@ -117,6 +119,8 @@ class Proof:
             self._count()
         finally:
             self._runs.close()
+        self.findings.malformed += self._files.malformed
+        self._malformed += self._files.examples
         for log in self._files.logs:
             self.findings.malformed += log.malformed
             self._malformed += log.told
@@ -140,15 +144,13 @@ class Proof:
             low, high, width = np.minimum(first, last), np.maximum(first, last), np.abs(step)
         self._add_stretches(rows, name, low, high, step)
         self._find_beyond(rows, logs, name, np.where(down, ~last, last), down)
+        request = rows["request_head"] | rows["request_tail"]
         # Along the order, ids of a sequence that counts down rise, too.
         back, front = np.where(down, ~first, first), np.where(down, ~last, last)
         self._find_disordered(
-            rows, logs, Calls(name * 2 + down, rows["asked"], rows["answered"], back, front), nodes, risers
+            rows, logs, Calls(name * 2 + down, rows["asked"], rows["answered"], back, front), request, nodes, risers
         )
-        request = rows["request"].copy()
-        if request.any():
-            request = np.where(request == 0, 0, _mixed(request, low, high, width))
-        self._runs.add(Spans(name, low, high, width, request))
+        self._runs.add(Spans(name, low, high, width, self._tags.of(rows, request)))
 
     def _well_formed(self, rows: Rows, logs: Ints) -> Bits:
         """Which records have ids that can be looked at; counts those that cannot be."""
@@ -169,8 +171,8 @@ class Proof:
             below = distance(some, np.full(len(some), _LEAST))
             room = np.where(steps > 0, up, below) // np.abs(steps).view(np.uint64)
             good[wide] = (count[wide] - 1).view(np.uint64) <= room
-        untimely = rows["answered"] < rows["asked"]
-        for wrong, why in ((~good, "such ids cannot be"), (good & untimely, "answered before it was asked for")):
+        untimely = good & _untimely(rows)
+        for wrong, why in ((~good, "such ids cannot be"), (untimely, "such times cannot be")):
             if wrong.any():
                 self.findings.malformed += int(wrong.sum())
                 for at in np.flatnonzero(wrong)[:MOST_TOLD]:
@@ -218,12 +220,14 @@ class Proof:
             for at in np.flatnonzero(beyond)[: MOST_TOLD - len(self._beyond)]:
                 self._beyond.append(self._record(rows, logs, at))
 
-    def _find_disordered(self, rows: Rows, logs: Ints, calls: Calls, nodes: Order, risers: Order) -> None:
+    def _find_disordered(
+        self, rows: Rows, logs: Ints, calls: Calls, request: Tags, nodes: Order, risers: Order
+    ) -> None:
         """Looks at the order of calls, whose groups are as yet their names and directions."""
         wrong = np.zeros(len(rows), np.bool_)
         furthest = np.zeros(len(rows), np.int64)
-        flags, request = rows["flags"], rows["request"]
-        timely = (request == 0) & (calls.answered >= calls.asked) & (calls.asked > _LEAST)
+        flags = rows["flags"]
+        timely = (request == 0) & ~_untimely(rows)
         # Document ids of one name are made by one process.
         node = np.where(flags & DOC_IDS, 1, rows["node"])
         by_node, over_all = timely & (node != 0), timely & (flags & RISING != 0)
@@ -345,9 +349,40 @@ def _by_boot(logs: list[Log]) -> list[list[Log]]:
     return list(groups.values())
 
 
-def _mixed(request: Tags, low: Ints, high: Ints, step: Ints) -> Tags:
-    """A number that is the same for the same range under the same request, and is not 0."""
-    mixed: Tags = request
-    for column in (low, high, step):
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + column.view(np.uint64)
-    return (mixed ^ (mixed >> np.uint64(32))) | np.uint64(1)
+def _untimely(rows: Rows) -> Bits:
+    """Which records have times, counted from when the machine started, that cannot be."""
+    untimely = rows["answered"] < rows["asked"]
+    if int(rows["asked"].min()) < 0 or int(rows["answered"].max()) >= MOST_TIME:
+        untimely |= (rows["asked"] < 0) | (rows["answered"] >= MOST_TIME)
+    return np.asarray(untimely)
+
+
+class _Tags:
+    """Makes numbers that are the same, and not 0, for the same range in the same generation under the same request id.
+
+    They are a universal hash (two times multilinear, https://arxiv.org/abs/1202.4961) whose keys are random: whatever
+    two records are, chosen without the keys, the chance that they have the same number by accident is 1 in 2^64.
+    """
+
+    _FIELDS = ("request_head", "request_tail", "generation", "first", "step", "count")
+
+    def __init__(self) -> None:
+        self._keys = np.frombuffer(os.urandom(2 * (1 + 2 * len(self._FIELDS)) * 8), np.uint64).reshape(2, -1)
+
+    def of(self, rows: Rows, request: Tags) -> Tags:
+        """The number of each record; 0 where it has no request id (``request`` is 0) or only half of one."""
+        tags = np.zeros(len(rows), np.uint64)
+        if not request.any():
+            return tags
+        known = (request != 0) & (rows["flags"] & HALF == 0)
+        columns = [np.ascontiguousarray(rows[field][known]).view(np.uint64) for field in self._FIELDS]
+        halves = [half for column in columns for half in (column & _LOW, column >> _32)]
+        high, low = (
+            sum((half * key for half, key in zip(halves, keys[1:], strict=True)), np.full(len(halves[0]), keys[0]))
+            for keys in self._keys
+        )
+        tags[known] = np.maximum(high >> _32 << _32 | low >> _32, np.uint64(1))
+        return tags
+
+
+_LOW, _32 = np.uint64(2**32 - 1), np.uint64(32)

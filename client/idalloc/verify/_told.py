@@ -8,7 +8,7 @@ import numpy as np
 
 from idalloc._log import DOC_IDS, RISING, SERIAL_OFFSET
 from idalloc.verify._columns import Bits, distance
-from idalloc.verify._logs import Log, Rows, blocks
+from idalloc.verify._logs import HALF, Log, Rows, blocks
 from idalloc.verify._names import Names
 
 # So many records with a wanted id are kept to choose from.
@@ -28,7 +28,8 @@ class Record(NamedTuple):
         id_count: How many ids.
         asked: When they were asked for, in nanoseconds since 1970.
         answered: When they came.
-        request: A part of its request_id; 0 if it had none.
+        request: Its request_id, as two numbers; zeros if it had none.
+        half: Whether only half of that is known.
     """
 
     log: int
@@ -40,16 +41,26 @@ class Record(NamedTuple):
     id_count: int
     asked: int
     answered: int
-    request: int
+    request: tuple[int, int]
+    half: bool
 
     @classmethod
     def of(cls, log: int, row: np.void, boot_time: int = 0) -> "Record":
         """Makes one of a row whose times count from ``boot_time``."""
-        fields = ("name", "generation", "node", "first", "step", "count", "asked", "answered", "request")
-        numbers = [int(row[field]) for field in fields]
-        numbers[6] += boot_time
-        numbers[7] += boot_time
-        return cls(log, *numbers)
+        numbers = {field: int(row[field]) for field in row.dtype.names or ()}
+        return cls(
+            log=log,
+            name=numbers["name"],
+            generation=numbers["generation"],
+            node=numbers["node"],
+            first=numbers["first"],
+            step=numbers["step"],
+            id_count=numbers["count"],
+            asked=numbers["asked"] + boot_time,
+            answered=numbers["answered"] + boot_time,
+            request=(numbers["request_head"], numbers["request_tail"]),
+            half=bool(numbers["flags"] & HALF),
+        )
 
     @property
     def last(self) -> int:
@@ -133,7 +144,9 @@ class Words:
         """An id that came twice."""
         differ = [each for each in records[1:] if not _repeats(each, records[0])]
         found = [*records[:1], *differ[:1]]
-        return f"{self.identifier(name, number)} came twice: " + "; ".join(map(self.record, found))
+        said = f"{self.identifier(name, number)} came twice: " + "; ".join(map(self.record, found))
+        halves = len(found) > 1 and (found[0].half or found[1].half) and _ids(found[0]) == _ids(found[1])
+        return f"{said}; a log of format 1 has half of the request id, which does not excuse a repeat" * halves or said
 
     def disordered(self, late: Record, records: list[Record]) -> str:
         """A record that lies before one that was answered earlier."""
@@ -176,7 +189,7 @@ def answered_before(late: Record, of: Log, node: int | None) -> Callable[[Log, R
         if log is not of and (log.boot_id != of.boot_id or not of.boot_id):
             return np.zeros(len(rows), np.bool_)
         before = rows["answered"] - log.boot_time < late.asked - of.boot_time
-        chosen = before & (rows["request"] == 0)
+        chosen = before & ((rows["request_head"] | rows["request_tail"]) == 0)
         if node is None:
             chosen &= rows["flags"] & RISING != 0
         else:
@@ -191,9 +204,13 @@ def of_generation(generation: int) -> Callable[[Log, Rows], Bits]:
     return lambda log, rows: np.asarray(rows["generation"] == generation)
 
 
+def _ids(record: Record) -> tuple[int, int, int, int]:
+    return record.generation, record.first, record.step, record.id_count
+
+
 def _repeats(one: Record, other: Record) -> bool:
-    same = (one.first, one.step, one.id_count) == (other.first, other.step, other.id_count)
-    return same and one.request == other.request != 0
+    known = any(one.request) and not one.half and not other.half
+    return known and one.request == other.request and _ids(one) == _ids(other)
 
 
 def _time(nanoseconds: int) -> str:

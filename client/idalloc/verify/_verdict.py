@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from idalloc.verify._files import Exported, find
+from idalloc.verify._logs import NoLog
 from idalloc.verify._names import Names
 from idalloc.verify._proof import Findings, Proof, Stretch, StretchKey
 from idalloc.verify._runs import Limits
@@ -84,7 +85,10 @@ def verify(paths: Iterable[Path], limits: Limits | None = None) -> Verdict:
     names = Names()
     files = find(paths, names)
     proof = Proof(files, limits or Limits())
-    proof.run()
+    try:
+        proof.run()
+    except OSError as error:  # also of the folder for temporary files
+        raise NoLog(f"the files cannot be read to their end: {error}") from error
     by_name: defaultdict[int, list[tuple[StretchKey, Stretch]]] = defaultdict(list)
     for key, stretch in proof.stretches.items():
         by_name[key.name].append((key, stretch))

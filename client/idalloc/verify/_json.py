@@ -1,0 +1,42 @@
+"""JSON objects that others wrote, read strictly."""
+
+import json
+import math
+from typing import Any
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """Parses one object.
+
+    Raises:
+        ValueError: It is not UTF-8 or not an object, nests too deeply, has a key twice, or a number that JSON or a
+            double does not have.
+    """
+    try:
+        line = text.decode()
+        content = _decode(line)
+        if isinstance(content, dict) and line.count(":") != len(content):  # it may have a key twice
+            content = _decode_slowly(line)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError("is no object")
+    return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("has a key twice")
+    return content
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("has a number that is not finite")
+    return number
+
+
+_decode = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
+_decode_slowly = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite).decode
