@@ -105,3 +105,24 @@ async def test_equal_counters_imported_end_the_leases_of_a_node(sequence: Sequen
         await asyncio.sleep(0.001)
     assert issued not in in_use
     assert issued > counter
+
+
+@pytest.mark.parametrize("sequence", [Sequence(min_lease_size=20), DAILY], ids=["plain", "period"])
+async def test_no_tail_goes_back_past_imported_counters(sequence: Sequence) -> None:
+    """P2, P5: a node that stops after an import of equal counters gives no id of before it back to the store."""
+    clock = FakeClock()
+    clock.wall_seconds -= clock.wall_seconds % 86_400  # so that the day does not end meanwhile
+    store = MemoryStore(clock)
+    make(store, "t", sequence)
+    node, other = (Allocator(store, clock, TERMS) for _ in range(2))
+    for _ in range(30):
+        await take(node, 1)
+    lines = [line.encode() async for line in export_lines(store)]
+    imported = max(row.last_value or 0 for row in store.rows.values())
+    assert imported > 30  # the node holds ids
+    bring = Import(store, clock)
+    await bring.run(read(lines))
+    await node.close()
+    assert bring.effective_at is not None
+    clock.advance(bring.effective_at - clock.wall())
+    assert await take(other, 1) > imported

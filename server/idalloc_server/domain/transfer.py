@@ -293,7 +293,9 @@ class Import:
                     what = f"period {line.period} of sequence {line.sequence!r}"
                     self._refuse(line.line, _lowers(what, there.last_value, wanted))
                     continue
-                if there.last_value == wanted:
+                may_live = there.lease_ms > 0 or (row is not None and _leases_may_live(item.row, row))
+                # Where leases may live, the counter goes to a new generation too: else a tail could go back below it.
+                if there.last_value == wanted and not may_live:
                     if there.generation > (row.generation if row else 0):
                         # Left so by a change that did not come to its end, or before a node has followed it.
                         reached = max(reached, there.generation)
