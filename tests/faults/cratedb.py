@@ -76,6 +76,23 @@ class Cratedb:
         )
         return str(rows[0][0]) if rows else ""
 
+    def master(self) -> str:
+        """The name of the node that is the elected master."""
+        rows = self.sql("SELECT n.name FROM sys.cluster c JOIN sys.nodes n ON c.master_node = n.id")
+        return str(rows[0][0]) if rows else ""
+
+    def nodes(self) -> list[str]:
+        """The names of all nodes."""
+        return [str(name) for (name,) in self.sql("SELECT name FROM sys.nodes ORDER BY name")]
+
+    def writes(self, sequence: str) -> bool:
+        """Whether a write of a row, which changes nothing in it, reaches all its copies at once."""
+        try:
+            self.sql('UPDATE "{}".sequences SET granted = granted WHERE name = ?', sequence, timeout=2)
+        except OSError:
+            return False
+        return True
+
     def copies(self) -> int:
         """How many copies of the counters' table are up to date, where the cluster says that."""
         found = "schema_name = '{}' AND table_name = 'sequences' AND state = 'STARTED'"

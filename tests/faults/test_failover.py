@@ -17,7 +17,7 @@ import pytest
 import idalloc
 from tests.faults.callers import end, longest_stall, start_callers, start_steady, wait_for_reserve
 from tests.faults.cratedb import HARM, URL, Cratedb, Proxied
-from tests.faults.scenario import SHORT_LEASES, Scenario
+from tests.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
 from tests.processes import Server
 
 HOSTS = 3
@@ -38,6 +38,10 @@ def cluster() -> Iterator[Cratedb]:
     yield crate
     crate.remove()
 
+
+# What callers ask for, in ids a call: one caller each, all of one sequence.
+SIZES: dict[str, Any] = {"1 id": 1, "10 ids": 10, "mixed": [7, 1, 10, 2]}
+AVERAGE = (1 + 10 + 5) / 3
 
 TITLE = "a primary lost and another copy promoted"
 
@@ -157,6 +161,67 @@ class TestRealCluster:
         scenario.prove("paused, a real CrateDB", note=note(errors, max(stalls)))
         assert not any(each.errors for each in seen), seen
         assert max(stalls) < PAUSED_SECONDS / 2
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("what", ["kill", "pause"])
+    def test_any_lost_node_brings_no_id_back(
+        self, scenario: Scenario, cluster: Cratedb, what: Literal["kill", "pause"]
+    ) -> None:
+        """P1, P10: each node in turn is lost, and at last the one that is both master and primary."""
+        nodes = start_nodes(scenario, cluster)
+        callers = {
+            name: scenario.start_client(node, sequence="shared", id_count=sizes, pause=0.05, timeout=120)
+            for node, (name, sizes) in zip(nodes, SIZES.items(), strict=True)
+        }
+        stalls: dict[str, list[float]] = {name: [] for name in callers}
+        scenario.wait_for_records(list(callers.values()), 20)
+        names = [*cluster.nodes(), ""]
+        for name in names:
+            scenario.wait_until(lambda: cluster.copies() == HOSTS, "a copy on each node", within=180)
+            lost = name or master_and_primary(scenario, cluster)
+            wait_for_shared_reserve(scenario, nodes[0], list(callers.values()))
+            begun = {each: caller.records for each, caller in callers.items()}
+            cluster.harm(what, lost)
+            scenario.fault()
+            # Until the cluster serves again, by a statement that needs the primary.
+            scenario.wait_until(lambda: cluster.writes("shared"), "a cluster that serves again", within=180)
+            cluster.harm("start" if what == "kill" else "resume", lost)
+            scenario.wait_for_records(list(callers.values()), 50, within=180)
+            for each, caller in callers.items():
+                stalls[each].append(longest_stall(caller, begun[each]))
+        seen = [caller.stop() for caller in callers.values()]
+        for node in nodes:
+            assert node.stop(timeout=60) == 0
+        found = "; ".join(f"{each}: {', '.join(f'{stall:.2f}' for stall in of)} s" for each, of in stalls.items())
+        scenario.prove(f"each node and the master with the primary: {what}", note=found)
+        assert not any(each.errors for each in seen), seen
+        assert max(max(of) for of in stalls.values()) < PAUSED_SECONDS / 2, found
+
+
+def master_and_primary(scenario: Scenario, cluster: Cratedb) -> str:
+    """Returns the node that is both, after killing primaries until one is."""
+    for _ in range(8):
+        primary = cluster.primary()
+        if primary == cluster.master():
+            return primary
+        cluster.harm("kill", primary)
+        cluster.harm("start", primary)
+        scenario.wait_until(lambda: cluster.copies() == HOSTS, "a copy on each node", within=180)
+    pytest.skip("the master never got the primary")
+
+
+def wait_for_shared_reserve(scenario: Scenario, node: Server, callers: list[ClientProcess]) -> None:
+    """Waits until the nodes together hold what their callers use in a reserve's time."""
+    with idalloc.Client(node.address, timeout=60) as client:
+
+        def has_reserve() -> bool:
+            began, before = time.monotonic(), sum(caller.records for caller in callers)
+            time.sleep(1)
+            rate = (sum(caller.records for caller in callers) - before) / (time.monotonic() - began)
+            held = client.sequences.get("shared").last_value - AVERAGE * sum(caller.records for caller in callers)
+            return bool(held > 80 * rate * AVERAGE)
+
+        scenario.wait_until(has_reserve, "a reserve", within=300)
 
 
 def start_nodes(scenario: Scenario, crate: Cratedb, **settings: Any) -> list[Server]:
