@@ -156,8 +156,8 @@ class Promises:
         self._ended.clear()
         self._past.clear()
         self._repaired.clear()
+        # When it was first asked stays: what the older copy has of it is as old as that.
         self._requests.clear()
-        self._first_asks.clear()
 
     def store_repaired(self, values: dict[tuple[str, str], tuple[int, int]], now: float) -> None:
         """Notes that all sequences were advanced past these values, of these steps.
