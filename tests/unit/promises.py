@@ -73,7 +73,7 @@ class Promises:
     """Remembers all that was issued, and refuses what breaks a promise.
 
     Attributes:
-        restored: Whether the store is behind what it was, and has not been mended yet: ids may come twice then, but
+        restored: Whether the store is behind what it was, and has not been repaired yet: ids may come twice then, but
             never from a node that saw them.
     """
 
@@ -86,7 +86,7 @@ class Promises:
         self._restored_at = -1
         self._ended: dict[str, list[Ended]] = defaultdict(list)
         self._past: dict[tuple[str, str], list[Past]] = defaultdict(list)
-        self._mended: dict[tuple[str, str], list[Past]] = defaultdict(list)
+        self._repaired: dict[tuple[str, str], list[Past]] = defaultdict(list)
         self._requests: dict[str, Answered] = {}
         self._first_asks: dict[str, float] = {}
         self._starts: dict[tuple[int, int], Node] = {}
@@ -119,7 +119,7 @@ class Promises:
                 f"{ids} of {name!r} were granted by a store that had gone back (P3)"
             )
         exempt = self.restored or any(
-            now < mended.at and mended.covers(ids[0]) for mended in self._mended[name, period]
+            now < repaired.at and repaired.covers(ids[0]) for repaired in self._repaired[name, period]
         )
         for other in self.issued[name, period]:
             if not exempt:
@@ -155,9 +155,9 @@ class Promises:
         self._era += 1
         self._ended.clear()
         self._past.clear()
-        self._mended.clear()
+        self._repaired.clear()
+        # When it was first asked stays: what the older copy has of it is as old as that.
         self._requests.clear()
-        self._first_asks.clear()
 
     def store_repaired(self, values: dict[tuple[str, str], tuple[int, int]], now: float) -> None:
         """Notes that all sequences were advanced past these values, of these steps.
@@ -169,7 +169,7 @@ class Promises:
         # A store that was restored does not know how long the leases of before may live.
         self._leases_end = now + TERMS.lease_ttl + 1.0
         for key, (value, step) in values.items():
-            self._mended[key].append(Past(self._leases_end, value, step))
+            self._repaired[key].append(Past(self._leases_end, value, step))
 
     def start(self, node: Node) -> None:
         """Notes the start timestamp of a node."""
@@ -205,7 +205,7 @@ class Promises:
         for ended in self._ended[name]:
             late = now >= ended.at and taken.generation < ended.generation
             assert not late, f"ids of {name!r} are of generation {taken.generation}: {ended}, {now} (P5)"
-        for past in [*self._past[name, period], *self._mended[name, period]]:
+        for past in [*self._past[name, period], *self._repaired[name, period]]:
             late = now >= past.at and past.covers(ids[0])
             assert not late, f"{ids} of {name!r} {period} are issued after {past}, {now} (P5)"
 

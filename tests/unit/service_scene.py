@@ -1,4 +1,4 @@
-"""The nodes of ``test_state_machine``, and how they are asked, mended and ended."""
+"""The nodes of ``test_state_machine``, and how they are asked, repaired and ended."""
 
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -42,7 +42,7 @@ class Scene(RuleBasedStateMachine):
             node.clock.set_by = 0.0
         self.world.pass_time(150.0)
         if self.promises.restored and self.world.nodes:
-            self._mend(self.world.nodes[0])
+            self._repair(self.world.nodes[0])
         for node in list(self.world.nodes):
             for name in "abc":
                 self._call_node(node, self._allocate, name, 2)
@@ -173,7 +173,7 @@ class Scene(RuleBasedStateMachine):
         low, high, _ = self.lost.get(name, (value, value, sequence))
         self.lost[name] = (min(low, value, sequence.start), max(high, value, sequence.start), sequence)
 
-    def _mend(self, node: Node) -> None:
+    def _repair(self, node: Node) -> None:
         """Does what the runbook says: all sequences are advanced past whatever was issued."""
         self.world.heal()
         for name, (value, sequence) in self._rows().items():

@@ -254,10 +254,10 @@ class Service(Scene):
 
     @precondition(lambda self: self.promises.restored)
     @rule(which=NODES)
-    def the_runbook_mends_it(self, which: int) -> None:
+    def the_runbook_repairs_it(self, which: int) -> None:
         node = self._node(which)
         if node:
-            self._mend(node)
+            self._repair(node)
 
     @invariant()
     def all_goes_on(self) -> None:
