@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count, cycle
 
 import pytest
 
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.errors import SequenceExhausted
+from idalloc_server.domain.sequence import Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply
-from tests.unit.lanes import ids
+from tests.unit.lanes import ids, make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 # Sizes of calls, in ids: always the same one, or one after the other.
@@ -130,3 +133,19 @@ async def test_after_an_unknown_outcome_only_what_is_waited_for(store: MemorySto
     assert 0 < lost <= first_lost  # the first one was a refill ahead, the others were renewals
     assert await nodes.run(60) == 0
     nodes.check()
+
+
+@pytest.mark.parametrize("limit", [{"max_value": 99_999}, {"max_lease_size": 100}], ids=["share of the rest", "lease"])
+@pytest.mark.parametrize("large", [200, 1_000_000])
+async def test_one_large_call_does_not_make_each_call_write(
+    store: MemoryStore, clock: FakeClock, limit: dict[str, int], large: int
+) -> None:
+    """A call larger than a lease may be leaves later calls with a write for many of them, as before it."""
+    make(store, "s", Sequence(**limit))
+    nodes = Nodes(store, clock, 1, [1])
+    await nodes.run(60)
+    with suppress(SequenceExhausted):
+        await nodes.allocators[0].allocate("s", large)
+    before = len(store.calls)
+    await nodes.run(50)
+    assert len(store.calls) - before < 100  # of 1,000 calls

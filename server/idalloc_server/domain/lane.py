@@ -145,7 +145,6 @@ class Lane:
             await self._look_again(self._went_backwards)
         if self._abandoned:
             raise ServerDraining
-        self._reserve.largest = max(self._reserve.largest, count)
         waiter = _Waiter(count, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._callers.add(waiter)
@@ -164,6 +163,7 @@ class Lane:
             # The process was paused between the taking and this line.
             self._burned.add(self._title, self._period, Cause.EXPIRED, count)
             raise StoreUnavailable(f"the lease of sequence {self._title!r} ended before the answer")
+        self._reserve.largest = max(self._reserve.largest, count)
         return taken
 
     def standing(self) -> Range | None:
@@ -267,7 +267,7 @@ class Lane:
         waiting = len(self._waiters)
         wanted = self._wanted()
         if not wanted and not waiting and self._clock.boot() < self._renew_at:
-            self._reserve.suffices(self._lease.left, self._usable)
+            self._reserve.suffices(self._lease.left)
             return
         self._drop_ended_lease()
         was_counter = self._sequence.kind == Kind.COUNTER

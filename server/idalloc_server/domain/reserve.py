@@ -29,7 +29,7 @@ class Reserve:
 
     Attributes:
         low: Where fewer ids than this are left, more are to be asked for.
-        largest: The largest call since the sizes of calls were last looked at, in ids.
+        largest: The largest call that was served since the sizes of calls were last looked at, in ids.
     """
 
     __slots__ = (
@@ -73,7 +73,9 @@ class Reserve:
         span = self._span
         target = int(min(rate * (span + max(span / 4, PART_SECONDS)), PER_ISSUED * issued))
         if target > usable:
-            target += self.largest_seen - 1  # the end of a further piece may be too short for a call
+            # More is asked for at a share of all ids, also of those that calls cannot get; and the end of a further
+            # piece may be too short for a call.
+            target += (left - usable) // 4 + self.largest_seen - 1
         return min(target + left - usable, self._most)
 
     def refilled(self, before: int, after: int, usable: int, asked_at: float, now: float) -> None:
@@ -89,13 +91,13 @@ class Reserve:
         self._issued, self._seconds, rate = self._seen(before, now)
         self._latency = max(now - asked_at, self._latency / 2)
         self._at, self._left = now, after
-        self.low = after - usable + int(min(rate * self._span, usable * LOW_SHARE))
+        self.low = int(min(after - usable + rate * self._span, after * LOW_SHARE))
         if now - self._sizes_at >= self._span:
             self._largest_before, self.largest, self._sizes_at = self.largest, 1, now
 
-    def suffices(self, left: int, usable: int) -> None:
+    def suffices(self, left: int) -> None:
         """Notes that no write was needed, since fewer ids are wanted than before."""
-        self.low = left - usable + int(usable * LOW_SHARE)
+        self.low = int(left * LOW_SHARE)
 
     def skipped(self, count: int) -> None:
         """Notes that so many ids were left behind: nobody was issued them."""
