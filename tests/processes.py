@@ -2,10 +2,12 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,32 @@ class Server:
     def send(self, number: signal.Signals) -> None:
         """Sends a signal."""
         os.kill(self.process.pid, number)
+
+    def pause(self, database: Path) -> None:
+        """Stops it by SIGSTOP while it does not have the lock of its SQLite file."""
+        deadline = time.monotonic() + 60
+        while not self.try_pause(database):
+            assert time.monotonic() < deadline, "the server always had the lock"
+
+    def try_pause(self, database: Path) -> bool:
+        """The same once: lets it go on, and returns False, if it has the lock. Nobody else could write."""
+        self.send(signal.SIGSTOP)
+        # A thread of it may still go on for a moment, and take the lock.
+        deadline = time.monotonic() + 60
+        while not self._stands_still():
+            assert time.monotonic() < deadline, "the server did not stop"
+            time.sleep(0.01)
+        with closing(sqlite3.connect(database, isolation_level=None, timeout=2)) as file:
+            try:
+                file.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                self.send(signal.SIGCONT)
+                return False
+        return True
+
+    def _stands_still(self) -> bool:
+        stats = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        return all(stat.read_text().rpartition(") ")[2].startswith("T") for stat in stats)
 
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout: float = 30) -> int:
         """Ends the server and returns its exit code."""

@@ -135,7 +135,7 @@ class TestDeadlines:
         await server.stop(None)
         limited, unlimited = left
         assert limited is not None
-        assert 20 < limited <= 30
+        assert 20 < limited < 31  # gRPC rounds what it sends
         assert unlimited is None or unlimited > 1e9
 
 

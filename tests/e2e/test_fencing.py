@@ -30,7 +30,7 @@ def test_a_node_that_was_paused_past_its_lease_issues_nothing_at_or_below_an_adv
         idalloc.Client(second.address) as quick,
     ):
         issued = fill_lease(slow, "orders")
-        first.send(signal.SIGSTOP)
+        first.pause(tmp_path / "ids.db")
         try:
             advanced = quick.sequences.advance("orders", past=1_000_000)
             assert issued < 1_000_000
@@ -53,7 +53,7 @@ def test_a_call_that_was_paused_in_the_middle_issues_nothing_old_either(tmp_path
         ThreadPoolExecutor() as threads,
     ):
         fill_lease(slow, "orders")
-        first.send(signal.SIGSTOP)
+        first.pause(tmp_path / "ids.db")
         try:
             waiting = [threads.submit(slow.allocate_range, "orders", 1) for _ in range(8)]
             advanced = quick.sequences.advance("orders", past=1_000_000)

@@ -1,11 +1,9 @@
 """A node stands still past its lease (SIGSTOP), while others go on: what it held is nobody's when it goes on itself."""
 
 import signal
-import sqlite3
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -74,24 +72,11 @@ def make_sequences(client: idalloc.Client) -> None:
 
 
 def pause(scenario: Scenario, node: Server) -> bool:
-    """Stops a node, unless it just then has the lock of SQLite's file: nobody else could write as long as it stands."""
-    node.send(signal.SIGSTOP)
-    # A thread of it may still go on for a moment, and take the lock.
-    scenario.wait_until(lambda: stands_still(node), "the node stands still")
-    with closing(sqlite3.connect(scenario.store.removeprefix("sqlite://"), isolation_level=None, timeout=2)) as file:
-        try:
-            file.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            node.send(signal.SIGCONT)
-            return False
+    """Stops a node, unless it just then has the lock of SQLite's file."""
+    if not node.try_pause(Path(scenario.store.removeprefix("sqlite://"))):
+        return False
     scenario.fault()
     return True
-
-
-def stands_still(node: Server) -> bool:
-    """Whether each thread of a node is stopped."""
-    stats = Path(f"/proc/{node.process.pid}/task").glob("*/stat")
-    return all(stat.read_text().rpartition(") ")[2].startswith("T") for stat in stats)
 
 
 def wake_up(node: Server, client: idalloc.Client, past: int) -> None:

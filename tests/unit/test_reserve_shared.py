@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count, cycle
+from typing import Any
 
 import pytest
 
@@ -138,7 +139,7 @@ async def test_after_an_unknown_outcome_only_what_is_waited_for(store: MemorySto
 @pytest.mark.parametrize("limit", [{"max_value": 99_999}, {"max_lease_size": 100}], ids=["share of the rest", "lease"])
 @pytest.mark.parametrize("large", [200, 1_000_000])
 async def test_one_large_call_does_not_make_each_call_write(
-    store: MemoryStore, clock: FakeClock, limit: dict[str, int], large: int
+    store: MemoryStore, clock: FakeClock, limit: dict[str, Any], large: int
 ) -> None:
     """A call larger than a lease may be leaves later calls with a write for many of them, as before it."""
     make(store, "s", Sequence(**limit))
