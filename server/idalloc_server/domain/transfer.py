@@ -135,6 +135,10 @@ class _Refused(Exception):
     """A line does not go into the store."""
 
 
+class _Lowers(_Refused):
+    """A line has a lower counter than the store."""
+
+
 @dataclass
 class Import:
     """Brings what was read to a store. It may be done again after a failure, and as often as one likes.
@@ -181,6 +185,8 @@ class Import:
             try:
                 await self._bring(item)
             except (_Refused, InvalidRequest, SequenceInvalid) as error:
+                if isinstance(error, _Lowers):
+                    await self._end_leases(item.row)
                 self.problems.append(Problem(item.line, str(error)))
                 self.problems += [Problem(each.line, f"its line {item.line} was refused") for each in item.periods]
         self.problems.sort()
@@ -204,11 +210,30 @@ class Import:
             if found is not None and found.revised_by == self.by:
                 setattr(self, counted, getattr(self, counted) + 1)
                 if row is not None:
-                    lease_ms = max(found.lease_ms, item.row.lease_ms)
-                    effective_at = self.clock.wall() + lease_ms / 1000 + MARGIN_SECONDS
-                    self.effective_at = max(self.effective_at or 0, effective_at)
+                    self._ended(item.row, found)
                 return
         raise StoreUnavailable(f"sequence {item.row.name!r} is changed by others all the time")
+
+    async def _end_leases(self, line: Row) -> None:
+        """Ends the leases of a sequence that is past a line's counter, and stays so.
+
+        It may be past it only by ids that a node holds, whose tail would go back below the line.
+        """
+        for _ in range(_ATTEMPTS):
+            row = await self.store.get(line.name)
+            if row is None or row.deleted or not _leases_may_live(line, row):
+                return
+            await self._lengthen_leases(line, row)
+            found = await self._revise(row, row, generation=0)
+            if found is not None and found.revised_by == self.by:
+                self._ended(line, found)
+                return
+        raise StoreUnavailable(f"sequence {line.name!r} is changed by others all the time")
+
+    def _ended(self, line: Row, found: Row) -> None:
+        """Notes when the leases of a row have ended that was changed just now."""
+        effective_at = self.clock.wall() + max(found.lease_ms, line.lease_ms) / 1000 + MARGIN_SECONDS
+        self.effective_at = max(self.effective_at or 0, effective_at)
 
     def _is_there(self, line: Row, row: Row) -> bool:
         """Whether the store has it just so already.
@@ -289,14 +314,16 @@ class Import:
             name, wanted = name_of_period(line.sequence, line.period), line.last_value
             there = await self.store.get(name)
             if there is not None and there.last_value is not None:
-                if item.row.sequence.is_past(there.last_value, wanted):
+                may_live = there.lease_ms > 0 or (row is not None and _leases_may_live(item.row, row))
+                is_past = item.row.sequence.is_past(there.last_value, wanted)
+                if is_past:
                     what = f"period {line.period} of sequence {line.sequence!r}"
                     self._refuse(line.line, _lowers(what, there.last_value, wanted))
-                    continue
-                may_live = there.lease_ms > 0 or (row is not None and _leases_may_live(item.row, row))
                 # Where leases may live, the counter goes to a new generation too: else a tail could go back below it.
-                if there.last_value == wanted and not may_live:
-                    if there.generation > (row.generation if row else 0):
+                if may_live:
+                    wanted = there.last_value if is_past else wanted
+                elif is_past or there.last_value == wanted:
+                    if not is_past and there.generation > (row.generation if row else 0):
                         # Left so by a change that did not come to its end, or before a node has followed it.
                         reached = max(reached, there.generation)
                     continue
@@ -322,8 +349,8 @@ def _counter(row: Row) -> int:
     return row.sequence.before_start if row.last_value is None else row.last_value
 
 
-def _lowers(what: str, here: int, line: int) -> _Refused:
-    return _Refused(
+def _lowers(what: str, here: int, line: int) -> _Lowers:
+    return _Lowers(
         f"{what} would be lowered from {here} to {line}: a counter is never lowered; where the store was restored, "
         "advance the sequence past the highest id in use"
     )
