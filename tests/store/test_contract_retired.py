@@ -178,6 +178,32 @@ class TestRacesOfCrateDB:
             await stores[0].grant("orders", 5, 1000)
         assert type(refused.value).__name__ == "StoreOutcomeUnknown"
 
+    async def test_ids_that_cannot_go_back_are_unknown(self, standin: CrateStandin, stores: Stores) -> None:
+        """P9: the ids of a grant on a retired store are burned where another write hinders their way back."""
+        await stores[1].create(made("orphan"))
+        await stores[1].create(MARK)
+        standin.inject(Fault("error", match="last_value - ", status=400, code=4000))
+        with pytest.raises(StoreUnavailable, match="by a retired store") as refused:
+            await stores[0].grant("orphan", 5, 1000)
+        assert type(refused.value).__name__ == "StoreOutcomeUnknown"
+        assert (await row_of(stores[1], "orphan")).last_value == 5
+
+    async def test_a_create_that_cannot_look_is_unknown(self, standin: CrateStandin, stores: Stores) -> None:
+        """A create after which the mark could not be read was made, and is not reported as if it was not."""
+        execute = standin.statements.execute
+
+        def execute_then_fail(statement: str, args: Many[Any]) -> dict[str, Any]:
+            answer = execute(statement, args)
+            if statement.startswith("INSERT INTO"):
+                standin.inject(Fault("error", match="SELECT name", status=400, code=4000))
+            return answer
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(StoreUnavailable) as refused:
+            patch.setattr(standin.statements, "execute", execute_then_fail)
+            await stores[0].create(made("orders"))
+        assert type(refused.value).__name__ == "StoreOutcomeUnknown"
+        assert (await row_of(stores[1], "orders")).name == "orders"
+
 
 def test_the_end_of_a_row_is_that_of_a_retirement() -> None:
     """P1: an export has a row that was ended so as one that moved."""

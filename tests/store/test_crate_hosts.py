@@ -372,6 +372,34 @@ class TestConditionalWrites:
             call.close()
         assert nodes[1].requests == []
 
+    async def test_a_silent_host_does_not_hold_them_up(self, nodes: list[Node], make_http: MakeHttp) -> None:
+        """P9: before anything is sent, all hosts are probed; the write goes to one that serves, and to no other."""
+        http = make_http(*nodes[:2])
+        nodes[0].state = "drops"
+        with pytest.raises(StoreOutcomeUnknown):
+            await soon(http.write(ADD, 1, "s"))
+        await soon(http.read(READ, "s"))
+        nodes[1].state = "is silent"  # the preferred one, which was not probed yet
+        nodes[0].state = "serves"
+        for _ in range(3):
+            await soon(http.write(ADD, 1, "s", anywhere=False))
+        assert nodes[0].writes == 4
+        assert nodes[1].writes == 0
+
+    async def test_a_read_that_is_cancelled_leaves_its_host(self, nodes: list[Node], make_http: MakeHttp) -> None:
+        """A caller whose time is over says nothing of the host: writes still go there, without a probe."""
+        http = make_http(*nodes[:2], host_timeouts=PATIENT)
+        await soon(http.write(ADD, 1, "s"))
+        nodes[0].reads_wait.clear()
+        read = asyncio.create_task(http.read(READ, "s"))
+        await nodes[0].wait_for(1, "read")
+        read.cancel()
+        await asyncio.gather(read, return_exceptions=True)
+        nodes[0].reads_wait.set()
+        await soon(http.write(ADD, 1, "s"))
+        assert nodes[0].requests == ["write", "read", "write"]
+        assert nodes[1].requests == []
+
     async def test_a_grant_goes_to_the_next_host(self, standin: CrateStandin, nodes: list[Node]) -> None:
         """P10: what is relative, and was sent to nobody, goes on."""
         store = CrateStore(CrateHttp([nodes[0].host, standin.host], timeout=60.0), "doc", "crate://")

@@ -361,3 +361,12 @@ class TestCredentials:
                 await make_http(crate.host, authorization=wrong).write(ADD, 1, "s")
             assert (caught.value.code, caught.value.http_status) == (None, 401)
         assert last_value(crate) == 1
+
+
+async def test_rows_that_were_not_removed_are_not_counted(make_http: MakeHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pruner that counted them would find them again at once, for ever."""
+    answer = {"cols": [], "results": [{"rowcount": 1}, {"rowcount": 0}, {"rowcount": -2, "error": {"code": 4000}}]}
+    async with CrateStandin() as crate:
+        monkeypatch.setattr(crate, "_delete_each", lambda _statement, _arguments: answer)
+        http = make_http(crate.host)
+        assert await http.write_each("DELETE FROM doc.allocations WHERE request_id = ?", [["a"], ["b"], ["c"]]) == 1

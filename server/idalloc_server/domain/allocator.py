@@ -195,6 +195,7 @@ class Allocator:
                 idle += lane.pop_idle()
                 if lane.is_idle():
                     del self._lanes[name]
+                    idle += lane.parts
             elif lane and lane.is_idle():
                 del self._lanes[name]
                 idle.append(lane)

@@ -29,7 +29,8 @@ class _Mark(NamedTuple):
 class Marks:
     """By name, the generation, the last value and the shape, as this process's own writes returned them.
 
-    A mark outlives its lane: a process that saw a name never takes it for new again. Reads never move it.
+    A mark outlives its lane: a process that saw a name never takes it for new again. Of reads only that of ``accept``
+    moves it.
     The value of a sequence with a reset does not count: its ids come from the rows of its periods.
     """
 

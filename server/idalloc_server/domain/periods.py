@@ -95,7 +95,7 @@ class Periods:
     @property
     def has_lease(self) -> bool:
         """Whether ids could be issued from memory now."""
-        return any(lane.has_lease for lane in self._lanes.values())
+        return any(lane.has_lease for lane in self.parts)
 
     @property
     def parts(self) -> list[Lane]:
@@ -159,7 +159,7 @@ class Periods:
         return list(idle.values())
 
     def is_idle(self) -> bool:
-        """Whether nothing of it is used. There is nothing to be closed then."""
+        """Whether nothing of it is used. Only the parent is left to be closed then."""
         return self._parent.is_idle() and not self._lanes
 
     def _period_now(self, sequence: Sequence) -> str:

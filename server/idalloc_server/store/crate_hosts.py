@@ -76,23 +76,19 @@ class Hosts:
         self._order.remove(host)
         self._order.append(host)
 
-    async def choose(
-        self, candidates: Sequence[Host], probe: Callable[[Host], Coroutine[Any, Any, None]], pause: float
-    ) -> Host:
-        """Returns the first candidate that passes a probe; it is then the preferred host, and ready.
+    async def choose(self, probe: Callable[[Host], Coroutine[Any, Any, None]], pause: float) -> Host:
+        """Returns the first host that passes a probe; it is then the preferred host, and ready.
 
-        The next candidate is probed when one fails, and also when one has not answered for a while: that one may
-        still win.
+        The next host is probed when one fails, and also when one has not answered for a while: that one may still win.
 
         Args:
-            candidates: The hosts to probe, in this order.
             probe: Raises ``StoreUnavailable`` if a host cannot serve.
-            pause: How long to wait before the next candidate is probed too, in seconds.
+            pause: How long to wait before the next host is probed too, in seconds.
 
         Raises:
             StoreUnavailable: All failed; this is the last failure.
         """
-        left = list(candidates)
+        left = list(self._order)
         running: dict[asyncio.Task[None], Host] = {}
         failure: BaseException = StoreUnreachable("there is no CrateDB host to send a statement to")
         try:

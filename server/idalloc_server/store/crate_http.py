@@ -101,7 +101,7 @@ class CrateHttp:
         Args:
             statement: The statement.
             arguments: Its arguments.
-            anywhere: Whether it may go to the next host at all.
+            anywhere: Whether it may go to the next host after it was sent to one.
 
         Returns:
             The rows of its RETURNING clause.
@@ -113,16 +113,20 @@ class CrateHttp:
         """
         return await self._write(_body(statement, arguments), _rows, anywhere)
 
-    async def write_each(self, statement: str, arguments: Sequence[Sequence[object]]) -> None:
+    async def write_each(self, statement: str, arguments: Sequence[Sequence[object]]) -> int:
         """Sends a statement without RETURNING once, to be run with each of these lists of arguments; to one host only.
 
         Where it changes nothing, or fails, with one of them, that one is left out.
+
+        Returns:
+            With how many of them it changed a row.
 
         Raises:
             StoreUnavailable: As ``write``.
         """
         body = json.dumps({"stmt": statement, "bulk_args": arguments}).encode()
-        await self._write(body, lambda answer: answer["results"], anywhere=False)
+        results = await self._write(body, lambda answer: answer["results"], anywhere=False)
+        return sum(result["rowcount"] == 1 for result in results)
 
     async def read(self, statement: str, *arguments: object) -> list[Row]:
         """Sends a statement that changes nothing; where a host fails, to the next one.
@@ -156,7 +160,7 @@ class CrateHttp:
         self._check_open()
         async with self._turns:
             for hosts_left in reversed(range(len(self._hosts) if anywhere else 1)):
-                host = self._hosts.first if self._hosts.ready else await self._choose(anywhere)
+                host = self._hosts.first if self._hosts.ready else await self._choose()
                 try:
                     answer = await self._watched(host, body, parse)
                 except StoreUnreachable:
@@ -196,18 +200,17 @@ class CrateHttp:
         raise _of_read(failure)
 
     async def _read_at(self, host: Host, method: str, path: str, body: bytes | None, parse: Callable[[Any], _T]) -> _T:
-        answer = await self._reported(host, method, path, body, parse)
+        answer = await self._reported(host, method, path, body, parse, is_read=True)
         self._hosts.answered(host, ready=False)
         return answer
 
-    async def _choose(self, anywhere: bool) -> Host:
+    async def _choose(self) -> Host:
         """Returns a host that passed a probe, within half of the time that a write has."""
-        candidates = tuple(self._hosts) if anywhere else (self._hosts.first,)
         try:
             async with asyncio.timeout(self._timeout / 2):
-                return await self._hosts.choose(candidates, self._probe, self._host_timeouts.probe)
+                return await self._hosts.choose(self._probe, self._host_timeouts.probe)
         except TimeoutError:
-            names = ", ".join(host.name for host in candidates)
+            names = ", ".join(host.name for host in self._hosts)
             raise StoreUnreachable(
                 f"CrateDB at {names} did not answer a probe within {self._timeout / 2:g} s; nothing was sent"
             ) from None
@@ -259,9 +262,22 @@ class CrateHttp:
         except (StoreUnavailable, TimeoutError):
             end.reschedule(asyncio.get_running_loop().time())
 
-    async def _reported(self, host: Host, method: str, path: str, body: bytes | None, parse: Callable[[Any], _T]) -> _T:
-        """Sends one request, and leaves the host where it failed."""
-        serves = False
+    async def _reported(
+        self,
+        host: Host,
+        method: str,
+        path: str,
+        body: bytes | None,
+        parse: Callable[[Any], _T],
+        *,
+        is_read: bool = False,
+    ) -> _T:
+        """Sends one request, and leaves the host where it failed.
+
+        A write ends early only when its host is silent. A read may end because its caller has no time left, or because
+        another node is silent that has the copy it went to: that says nothing of the host.
+        """
+        serves = is_read
         try:
             answer = await self._exchange(host, method, path, body, parse)
             serves = True
@@ -270,7 +286,6 @@ class CrateHttp:
             serves = error.http_status not in (None, _HTTP_UNAVAILABLE) and error.code not in _NO_SUCH_TABLE
             raise
         finally:
-            # A host that is silent until the caller's patience ends, and this task is cancelled, failed too.
             if not serves:
                 await self._leave(host)
 

@@ -114,3 +114,23 @@ async def test_a_clock_set_back_forgets_no_later_period(node: Node, store: Memor
     store.rows = {name: row for name, row in store.rows.items() if name in lost}
     with pytest.raises(StoreWentBackwards):
         await node.take("s")
+
+
+async def test_ids_of_a_sequence_that_lost_its_reset_are_counted(store: MemoryStore, clock: FakeClock) -> None:
+    """P9: where a sequence without a reset replaced one with it, an idle node gives back or counts what it holds."""
+    old, fresh = await replace(store, clock, DAILY, {})
+    with pytest.raises(StoreWentBackwards):
+        await old.take("s")
+    await fresh.registry.advance("s", 55, "", "", new())
+    clock.advance(1.0)
+    before = store.rows["s"].last_value or 0
+    issued = 0
+    for _ in range(100):
+        issued += len(await old.take("s", 5))
+        clock.advance(0.5)
+    for _ in range(4):
+        clock.advance(70.0)
+        await old.allocator.drop_idle_lanes()
+    await old.allocator.close()
+    counted = sum(old.allocator.burned.by_cause.values())
+    assert (store.rows["s"].last_value or 0) - before <= issued + counted
