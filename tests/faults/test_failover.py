@@ -199,15 +199,15 @@ class TestRealCluster:
 
 
 def master_and_primary(scenario: Scenario, cluster: Cratedb) -> str:
-    """Returns the node that is both, after killing primaries until one is."""
-    for _ in range(8):
-        primary = cluster.primary()
-        if primary == cluster.master():
+    """Returns the node that is both, after killing masters until the one with the primary is elected."""
+    for _ in range(12):
+        primary, master = cluster.primary(), cluster.master()
+        if primary == master:
             return primary
-        cluster.harm("kill", primary)
-        cluster.harm("start", primary)
+        cluster.harm("kill", master)
+        cluster.harm("start", master)
         scenario.wait_until(lambda: cluster.copies() == HOSTS, "a copy on each node", within=180)
-    pytest.skip("the master never got the primary")
+    raise AssertionError("the node with the primary was never elected")
 
 
 def wait_for_shared_reserve(scenario: Scenario, node: Server, callers: list[ClientProcess]) -> None:

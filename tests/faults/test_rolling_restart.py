@@ -103,7 +103,7 @@ def test_no_error_reaches_an_application_when_workers_are_replaced(scenario: Sce
 
 @pytest.mark.scenario(11, "a node that drains for long, since someone reads a stream slowly")
 def test_a_stream_that_keeps_a_node_from_ending_keeps_no_caller_there(scenario: Scenario) -> None:
-    leaving, staying = scenario.start_nodes(2, drain_timeout="100s")
+    leaving, staying = scenario.start_nodes(2, drain_timeout="600s")
     log = scenario.folder / "reader.jsonl"
     reader = idalloc.Client(f"ipv4:{leaving.address},{staying.address}", log=log)
     with reader:

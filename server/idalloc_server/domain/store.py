@@ -336,7 +336,7 @@ class Store(Protocol):
             most: How many to look at.
 
         Returns:
-            How many were found; 0 where no more can be removed now.
+            How many were removed; 0 where no more can be removed now.
         """
         ...
 
