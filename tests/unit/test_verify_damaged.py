@@ -453,3 +453,26 @@ def test_a_log_says_how_far_its_clock_is_from_the_machines(tmp_path: Path) -> No
     header = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])
     offset = header["boot_offset_ns"]
     assert offset is None or isinstance(offset, int)
+
+
+# Hides the time namespace of the shell, then becomes the command.
+OLD_KERNEL = 'mount -t tmpfs none /proc/$$/ns && touch /proc/$$/ns/uts && exec "$@"'
+
+
+def test_a_kernel_without_time_namespaces_has_one_clock(tmp_path: Path) -> None:
+    """P5: the order of logs is compared on kernels without time namespaces, which have one boot clock."""
+    unshare = [
+        "unshare",
+        *(["--user", "--map-root-user"] if os.getuid() else []),
+        "--mount",
+        "sh",
+        "-c",
+        OLD_KERNEL,
+        "sh",
+    ]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode:
+        pytest.skip("the namespaces of a process cannot be hidden here")
+    paths = [tmp_path / "late.log", tmp_path / "early.log"]
+    for path, first in zip(paths, [11, 1], strict=True):
+        subprocess.run([*unshare, sys.executable, "-c", WRITE, str(path), str(first)], check=True, timeout=50)
+    assert findings(*paths) == {"disordered": 1}
