@@ -34,7 +34,7 @@ def findings(*paths: Path, limits: Limits | None = None) -> dict[str, int]:
 
 
 def examples(*paths: Path) -> str:
-    return "\n".join(verify(paths).findings.told)
+    return "\n".join(verify(paths).findings.messages)
 
 
 def good(folder: Path) -> Path:
@@ -219,7 +219,7 @@ def test_a_line_that_no_client_writes_is_malformed(tmp_path: Path, damaged: byte
     path = lines(tmp_path, damaged, line(first=101))
     verdict = verify([path])
     assert verdict.findings.malformed == damaged.count(b"\n")
-    assert verdict.findings.told[0].startswith(f"{path}: line 3 ")
+    assert verdict.findings.messages[0].startswith(f"{path}: line 3 ")
     assert verdict.ids == 15
 
 
@@ -338,7 +338,7 @@ def test_a_file_that_ends_in_its_header_is_malformed(tmp_path: Path, content: by
     path.write_bytes(content)
     found = verify([path, good(tmp_path)])
     assert (found.findings.malformed, found.ids) == (1, 10)
-    assert str(path) in found.findings.told[0]
+    assert str(path) in found.findings.messages[0]
 
 
 def test_what_is_no_file_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -442,7 +442,7 @@ def test_burned_ids_that_no_node_logs_are_malformed(tmp_path: Path, fields: dict
     node.write_text("\n".join(text))
     verdict = verify([PlantedLog([GOOD]).write(tmp_path / "good.log"), node])
     assert verdict.findings.malformed == 1
-    assert verdict.findings.told == [f"{node}: line 2 is no record of burned ids"]
+    assert verdict.findings.messages == [f"{node}: line 2 is no record of burned ids"]
     assert verdict.sequences[0].burned == {"expired": 5}
 
 

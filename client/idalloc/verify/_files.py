@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from idalloc._log import MAGIC
 from idalloc.verify._json import parse
 from idalloc.verify._lines import open_lines
-from idalloc.verify._logs import MOST_TOLD, EndsInHeader, Log, NoLog
+from idalloc.verify._logs import MOST_MESSAGES, EndsInHeader, Log, NoLog
 from idalloc.verify._names import Names, sequence_name
 from idalloc.verify._rows import open_rows
 
@@ -68,7 +68,7 @@ class Files:
     def add_malformed(self, finding: str) -> None:
         """Counts a place that cannot be."""
         self.malformed += 1
-        if len(self.examples) < MOST_TOLD:
+        if len(self.examples) < MOST_MESSAGES:
             self.examples.append(finding)
 
 
