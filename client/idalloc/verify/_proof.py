@@ -13,7 +13,7 @@ from idalloc._log import DOC_IDS, RISING
 from idalloc.verify._clock import batches
 from idalloc.verify._columns import Bits, Ints, combine, distance, total
 from idalloc.verify._files import Exported, Files
-from idalloc.verify._logs import HALF, MOST_TIME, MOST_MESSAGES, Log, Rows
+from idalloc.verify._logs import HALF, MOST_MESSAGES, MOST_TIME, Log, Rows
 from idalloc.verify._names import Names
 from idalloc.verify._order import Calls, Groups, Order
 from idalloc.verify._runs import Limits, Runs
