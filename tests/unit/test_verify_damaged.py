@@ -34,7 +34,7 @@ def findings(*paths: Path, limits: Limits | None = None) -> dict[str, int]:
 
 
 def examples(*paths: Path) -> str:
-    return "\n".join(verify(paths).findings.told)
+    return "\n".join(verify(paths).findings.messages)
 
 
 def good(folder: Path) -> Path:
@@ -219,7 +219,7 @@ def test_a_line_that_no_client_writes_is_malformed(tmp_path: Path, damaged: byte
     path = lines(tmp_path, damaged, line(first=101))
     verdict = verify([path])
     assert verdict.findings.malformed == damaged.count(b"\n")
-    assert verdict.findings.told[0].startswith(f"{path}: line 3 ")
+    assert verdict.findings.messages[0].startswith(f"{path}: line 3 ")
     assert verdict.ids == 15
 
 
@@ -338,7 +338,7 @@ def test_a_file_that_ends_in_its_header_is_malformed(tmp_path: Path, content: by
     path.write_bytes(content)
     found = verify([path, good(tmp_path)])
     assert (found.findings.malformed, found.ids) == (1, 10)
-    assert str(path) in found.findings.told[0]
+    assert str(path) in found.findings.messages[0]
 
 
 def test_what_is_no_file_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -442,7 +442,7 @@ def test_burned_ids_that_no_node_logs_are_malformed(tmp_path: Path, fields: dict
     node.write_text("\n".join(text))
     verdict = verify([PlantedLog([GOOD]).write(tmp_path / "good.log"), node])
     assert verdict.findings.malformed == 1
-    assert verdict.findings.told == [f"{node}: line 2 is no record of burned ids"]
+    assert verdict.findings.messages == [f"{node}: line 2 is no record of burned ids"]
     assert verdict.sequences[0].burned == {"expired": 5}
 
 
@@ -453,3 +453,26 @@ def test_a_log_says_how_far_its_clock_is_from_the_machines(tmp_path: Path) -> No
     header = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])
     offset = header["boot_offset_ns"]
     assert offset is None or isinstance(offset, int)
+
+
+# Hides the time namespace of the shell, then becomes the command.
+OLD_KERNEL = 'mount -t tmpfs none /proc/$$/ns && touch /proc/$$/ns/uts && exec "$@"'
+
+
+def test_a_kernel_without_time_namespaces_has_one_clock(tmp_path: Path) -> None:
+    """P5: the order of logs is compared on kernels without time namespaces, which have one boot clock."""
+    unshare = [
+        "unshare",
+        *(["--user", "--map-root-user"] if os.getuid() else []),
+        "--mount",
+        "sh",
+        "-c",
+        OLD_KERNEL,
+        "sh",
+    ]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode:
+        pytest.skip("the namespaces of a process cannot be hidden here")
+    paths = [tmp_path / "late.log", tmp_path / "early.log"]
+    for path, first in zip(paths, [11, 1], strict=True):
+        subprocess.run([*unshare, sys.executable, "-c", WRITE, str(path), str(first)], check=True, timeout=50)
+    assert findings(*paths) == {"disordered": 1}

@@ -30,6 +30,14 @@ def factorize(values: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic],
             return found, codes
         codes += others
         found = np.append(found, values[first])
+    if len(values) and (values.dtype == np.int64 or values.dtype.kind == "u"):
+        least, most = int(values.min()), int(values.max())
+        if most - least < len(values):  # counting beats sorting
+            begin = values.dtype.type(least)
+            offsets: Ints = np.subtract(values, begin).astype(np.int64, copy=False)
+            present = np.zeros(most - least + 1, np.bool_)
+            present[offsets] = True
+            return np.flatnonzero(present).astype(values.dtype) + begin, (np.cumsum(present) - 1)[offsets]
     different, places = np.unique(values, return_inverse=True)
     return different, places.astype(np.int64, copy=False)
 

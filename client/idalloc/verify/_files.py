@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from idalloc._log import MAGIC
 from idalloc.verify._json import parse
 from idalloc.verify._lines import open_lines
-from idalloc.verify._logs import MOST_TOLD, EndsInHeader, Log, NoLog
+from idalloc.verify._logs import MOST_MESSAGES, EndsInHeader, Log, NoLog
 from idalloc.verify._names import Names, sequence_name
 from idalloc.verify._rows import open_rows
 
@@ -36,13 +36,11 @@ class Exported:
 
     Attributes:
         last_values: The last values of each name's counter, of several exports; None where a counter was never used.
-        steps: The step of each sequence.
         timestamps: The sequences whose ids are times.
         claims: The latest start timestamp of each prefix of document ids.
     """
 
     last_values: dict[str, list[int]] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
     timestamps: set[str] = field(default_factory=set)
     claims: dict[int, int] = field(default_factory=dict)
 
@@ -70,7 +68,7 @@ class Files:
     def add_malformed(self, finding: str) -> None:
         """Counts a place that cannot be."""
         self.malformed += 1
-        if len(self.examples) < MOST_TOLD:
+        if len(self.examples) < MOST_MESSAGES:
             self.examples.append(finding)
 
 
@@ -184,7 +182,7 @@ def _read_counter(content: dict[str, Any], exported: Exported) -> str:
     exported.last_values.setdefault(name, []).extend(
         [] if last is None else [_integer(last, "last_value", _LEAST_ID, _MOST_ID)]
     )
-    exported.steps[sequence] = _integer(settings.get("step", exported.steps.get(sequence, 1)), "step")
+    _integer(settings.get("step", 1), "step")
     if str(settings.get("kind", "")).startswith("TIMESTAMP"):
         exported.timestamps.add(sequence)
     return name

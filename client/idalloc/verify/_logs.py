@@ -59,7 +59,7 @@ class Log:
         ended: Whether all of it was read.
         cut: Whether it ends in the middle of a record.
         malformed: How many places in it are no records.
-        told: The first of them, in words.
+        messages: The first of them, in words.
     """
 
     def __init__(self, path: Path, number: int, header: dict[str, Any], begin: int, names: Names) -> None:
@@ -83,7 +83,7 @@ class Log:
         self.ended = False
         self.cut = False
         self.malformed = 0
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def read(self, most: int) -> Rows:
         """Reads the next records, some if there are any left."""
@@ -91,12 +91,12 @@ class Log:
 
     def _tell(self, finding: str) -> None:
         self.malformed += 1
-        if len(self.told) < MOST_TOLD:
-            self.told.append(f"{self.path}: {finding}")
+        if len(self.messages) < MOST_MESSAGES:
+            self.messages.append(f"{self.path}: {finding}")
 
 
-# So many findings of each kind are told in words.
-MOST_TOLD = 5
+# So many findings of each kind are put in words.
+MOST_MESSAGES = 5
 
 
 def _time(value: object, path: Path) -> int:

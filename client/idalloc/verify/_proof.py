@@ -13,7 +13,7 @@ from idalloc._log import DOC_IDS, RISING
 from idalloc.verify._clock import batches
 from idalloc.verify._columns import Bits, Ints, combine, distance, total
 from idalloc.verify._files import Exported, Files
-from idalloc.verify._logs import HALF, MOST_TIME, MOST_TOLD, Log, Rows
+from idalloc.verify._logs import HALF, MOST_MESSAGES, MOST_TIME, Log, Rows
 from idalloc.verify._names import Names
 from idalloc.verify._order import Calls, Groups, Order
 from idalloc.verify._runs import Limits, Runs
@@ -59,14 +59,14 @@ class Findings:
             lie before an older one.
         beyond: Records with ids past what the store had given out.
         malformed: Records and lines that cannot be.
-        told: The first ones of each kind, in words.
+        messages: The first ones of each kind, in words.
     """
 
     twice: int = 0
     disordered: int = 0
     beyond: int = 0
     malformed: int = 0
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     @property
     def any(self) -> bool:
@@ -99,7 +99,7 @@ class Proof:
         self._limits = limits
         self._words = Words(files.names, files.logs)
         self._bounds = _Bounds(files.exported or Exported(), files.names)
-        self._twice = Twice(MOST_TOLD)
+        self._twice = Twice(MOST_MESSAGES)
         self._runs = Runs(limits, self._twice)
         self._groups = Groups()
         self._tags = _Tags()
@@ -123,7 +123,7 @@ class Proof:
         self._malformed += self._files.examples
         for log in self._files.logs:
             self.findings.malformed += log.malformed
-            self._malformed += log.told
+            self._malformed += log.messages
         self._tell()
 
     def _look(self, rows: Rows, logs: Ints, nodes: Order, risers: Order) -> None:
@@ -175,7 +175,7 @@ class Proof:
         for wrong, why in ((~good, "such ids cannot be"), (untimely, "such times cannot be")):
             if wrong.any():
                 self.findings.malformed += int(wrong.sum())
-                for at in np.flatnonzero(wrong)[:MOST_TOLD]:
+                for at in np.flatnonzero(wrong)[:MOST_MESSAGES]:
                     self._malformed.append(self._words.malformed(self._record(rows, logs, at), why))
         return np.asarray(good)
 
@@ -217,7 +217,7 @@ class Proof:
         beyond = closed[codes] | (front > limits[codes])
         if beyond.any():
             self.findings.beyond += int(beyond.sum())
-            for at in np.flatnonzero(beyond)[: MOST_TOLD - len(self._beyond)]:
+            for at in np.flatnonzero(beyond)[: MOST_MESSAGES - len(self._beyond)]:
                 self._beyond.append(self._record(rows, logs, at))
 
     def _find_disordered(
@@ -242,7 +242,7 @@ class Proof:
                 wrong[places], furthest[places] = True, reach
         if wrong.any():
             self.findings.disordered += int(wrong.sum())
-            for at in np.flatnonzero(wrong)[: MOST_TOLD - len(self._late)]:
+            for at in np.flatnonzero(wrong)[: MOST_MESSAGES - len(self._late)]:
                 record = self._record(rows, logs, at)
                 reach_of = int(furthest[at])
                 by = int(node[at]) if by_node[at] and not over_all[at] else None
@@ -288,7 +288,7 @@ class Proof:
         logs, words = self._files.logs, self._words
         fallen = list(self._fallen())
         self.findings.disordered += len(fallen)
-        fallen = fallen[: MOST_TOLD - len(self._late)]
+        fallen = fallen[: MOST_MESSAGES - len(self._late)]
         twice = self._twice.examples
         questions = [Question(name, number) for name, number in twice]
         for record, reach, node in self._late:
@@ -297,13 +297,13 @@ class Proof:
             for generation, number in zip(generations, numbers, strict=True):
                 questions.append(Question(name, number, of_generation(generation)))
         answers = iter(look_up(logs, questions, self._limits.records))
-        told = [words.twice(name, number, next(answers)) for name, number in twice]
-        told += [words.disordered(record, next(answers)) for record, _, _ in self._late]
+        messages = [words.twice(name, number, next(answers)) for name, number in twice]
+        messages += [words.disordered(record, next(answers)) for record, _, _ in self._late]
         for name, (older, newer), (ahead, number) in fallen:
             found = [*next(answers)[:1], *next(answers)[:1]]
-            told.append(words.fallen(name, (older, newer), (ahead, number), found))
-        told += [words.beyond(record, self._bounds.called(record.name)) for record in self._beyond]
-        self.findings.told = told + self._malformed[:MOST_TOLD]
+            messages.append(words.fallen(name, (older, newer), (ahead, number), found))
+        messages += [words.beyond(record, self._bounds.called(record.name)) for record in self._beyond]
+        self.findings.messages = messages + self._malformed[:MOST_MESSAGES]
 
 
 class _Bounds:

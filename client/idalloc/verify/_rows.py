@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from idalloc import _log
-from idalloc.verify._columns import Bits
+from idalloc.verify._columns import Bits, factorize
 from idalloc.verify._json import parse
 from idalloc.verify._logs import COMMON, HALF, MOST_HEADER, ROW, EndsInHeader, Log, NoLog, Rows
 from idalloc.verify._names import Names, begins_name, is_head, is_name
@@ -31,8 +31,8 @@ class BinaryLog(Log):
     def rewind(self) -> None:
         """Goes back to the first record."""
         super().rewind()
-        self._numbers = np.empty((2, 0), np.int64)
-        self._texts: dict[int, bytes] = {}
+        # For each number of a name: its number as a sequence and as the beginning of document ids; -1 where it is none.
+        self._numbers: dict[int, tuple[int, int]] = {}
 
     def read(self, most: int) -> Rows:
         """Reads the next records, some if there are any left."""
@@ -128,19 +128,14 @@ class BinaryLog(Log):
         if not is_name(text) and not is_head(text):
             self._tell(f"the name in row {row} is no sequence, no period, and no beginning of document ids")
             return False
-        number, known = int(rows["name"][0]), self._numbers.shape[1]
-        if number > 2 * known + 1024:
-            self._tell(f"the name in row {row} has a number out of turn")
-            return True
-        if self._texts.setdefault(number, content[:length]) != content[:length]:
-            self._tell(f"the name in row {row} has the number of another name")
-        if number >= known:
-            more = np.full((2, max(number + 1, 2 * known) - known), -1, np.int64)
-            self._numbers = np.concatenate([self._numbers, more], axis=1)
-        self._numbers[:, number] = [
+        number = int(rows["name"][0])
+        numbers = (
             self._names.number(text) if is_name(text) else -1,
             self._names.number(text, doc_ids=True) if is_head(text) else -1,
-        ]
+        )
+        if self._numbers.get(number, numbers) != numbers:
+            self._tell(f"the name in row {row} has the number of another name")
+        self._numbers[number] = numbers
         return True
 
     def _sound(self, rows: Rows, first_row: int) -> Rows:
@@ -158,14 +153,11 @@ class BinaryLog(Log):
         return rows
 
     def _named(self, rows: Rows, first_row: int) -> Rows:
-        local = rows["name"]
-        known = local < self._numbers.shape[1]
+        different, places = factorize(rows["name"])
+        known = [self._numbers.get(number, (-1, -1)) for number in different.tolist()]
         doc_ids = (rows["flags"] & _log.DOC_IDS) // _log.DOC_IDS
-        if not self._numbers.shape[1]:
-            numbers = np.full(len(rows), -1, np.int64)
-        else:
-            numbers = self._numbers[doc_ids, np.where(known, local, 0)]
-        wrong = ~known | (numbers < 0)
+        numbers = np.array(known, np.int64).reshape(-1, 2)[places, doc_ids]
+        wrong = numbers < 0
         rows["name"] = numbers
         return self._without(rows, wrong, first_row, "has a name that was not introduced")
 

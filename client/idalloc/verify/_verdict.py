@@ -124,7 +124,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
             "beyond": findings.beyond,
             "malformed": findings.malformed,
         },
-        "told": findings.told,
+        "told": findings.messages,
         "sequences": [
             {
                 "sequence": counted.sequence,
@@ -183,7 +183,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         f"WRONG in {read}: {findings.twice:,} ids came twice, {findings.disordered:,} ranges are out of order, "
         f"{findings.beyond:,} are beyond what was exported, {findings.malformed:,} are malformed"
     )
-    yield from (f"  {finding}" for finding in findings.told)
+    yield from (f"  {finding}" for finding in findings.messages)
 
 
 def _counted(
