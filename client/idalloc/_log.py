@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, count
@@ -43,8 +44,13 @@ class IssuedLog:
         self._boot_time = time.time_ns() - _boot_clock()
         self._closed = False
         self._own = _Own(this_process())
-        self._own.file = self._start(self._path)
         _logs.add(self)
+        try:
+            self._start(self._own, self._path)
+        except BaseException:
+            if self._own.file is not None:  # a signal's handler raised after the last step
+                self._own.file.remove()
+            raise
 
     def now(self) -> int:
         """The time, in nanoseconds since 1970, by a clock that is not set while this log is written."""
@@ -100,14 +106,12 @@ class IssuedLog:
         with own.lock:
             if self._closed:
                 raise RuntimeError("the log of issued ids is closed")
-            file = own.file
-            if file is None:
-                file = own.file = self._start_own()
+            file = own.file or self._start_own(own)
             file.append(encode(file.form))
             file.form.written()
 
-    def _start(self, path: Path) -> "_File":
-        """Makes a file that has a header."""
+    def _start(self, own: "_Own", path: Path) -> "_File":
+        """Makes a file that has a header. An exception, also of a signal's handler, leaves no file."""
         header = {
             "idalloc_log": FORMAT,
             "boot_id": _boot_id(),
@@ -117,19 +121,20 @@ class IssuedLog:
         }
         file = _File(path, Lines() if self._path.name.endswith(JSON_LINES) else Rows())
         try:
+            file.create()
             file.append(file.form.header(dump(header)))
+            own.file = file
         except BaseException:
-            file.close()
-            path.unlink()  # else it could not be tried again under this name
+            file.remove()
             raise
         return file
 
-    def _start_own(self) -> "_File":
+    def _start_own(self, own: "_Own") -> "_File":
         """Makes the file of a forked process. A process id may come again: then the name has a number, too."""
-        own = f"{self._path}.{os.getpid()}"
-        for name in chain([own], (f"{own}.{number}" for number in count(2))):
+        path = f"{self._path}.{os.getpid()}"
+        for name in chain([path], (f"{path}.{number}" for number in count(2))):
             with suppress(FileExistsError):
-                return self._start(Path(name))
+                return self._start(own, Path(name))
         raise AssertionError
 
 
@@ -153,17 +158,29 @@ class _File:
 
     Attributes:
         form: What its records are written as.
+        close: Closes it, once.
     """
 
     def __init__(self, path: Path, form: Form) -> None:
         self.form = form
-        self._path = str(path)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        self._file = os.open(path, flags, 0o666)
+        self._path = path
         self._size = 0  # of its whole pieces
         self._is_torn = False  # whether more than those may be in it
-        self.close = weakref.finalize(self, os.close, self._file)
+        self._descriptors: list[int] = []  # one, once it is created
+        self.close = weakref.finalize(self, deque, map(os.close, self._descriptors), 0)
         self.close.atexit = False  # other threads may still write then
+
+    def create(self) -> None:
+        """Creates it. FileExistsError: there is one."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        # All of it runs in C: no exception of a signal's handler comes between the file and its descriptor in the list.
+        self._descriptors.extend(map(os.open, [self._path], [flags], [0o666]))
+
+    def remove(self) -> None:
+        """Removes it, if this object created it: then another one can be created under its name."""
+        if self._descriptors:
+            self.close()
+            self._path.unlink()
 
     def append(self, data: bytes) -> None:
         """Writes all of it or, with an exception, nothing: what it left is cut off before the next piece."""
@@ -172,18 +189,18 @@ class _File:
             self._is_torn = True
             written = 0
             while written < len(data):
-                written += os.write(self._file, data[written:])
+                written += os.write(self._descriptors[0], data[written:])
             self._size += written
             self._is_torn = False
         except OSError as error:
             with suppress(OSError):  # tried again before the next piece
                 self._cut()
-            error.filename = self._path
+            error.filename = str(self._path)
             raise
 
     def _cut(self) -> None:
         if self._is_torn:
-            os.ftruncate(self._file, self._size)
+            os.ftruncate(self._descriptors[0], self._size)
             self._is_torn = False
 
 
