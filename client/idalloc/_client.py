@@ -66,9 +66,9 @@ class Client:
     ``GRPC_ENABLE_FORK_SUPPORT=1`` is in the environment before Python starts, or if the parent's client was not
     connected yet; otherwise every call in the child raises ``RuntimeError``.
 
-    The handler of a signal may raise an exception amid any method: ids may be lost then, but none is given twice, and the
-    next call works; a stream that was interrupted is over. The handler must not call any method of a client that it may
-    interrupt, ``close`` included, which may wait for ever: it sets a flag or raises.
+    The handler of a signal may raise an exception amid any method: ids may be lost then, but none is given twice, and
+    the next call works; a stream that was interrupted is over. The handler must not call any method of a client that it
+    may interrupt, ``close`` included, which may wait for ever: it sets a flag or raises.
 
     Args:
         target: The server as ``host:port``, or any other name that gRPC resolves.

@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from idalloc._log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests import issued_log
 from tests.unit.fake_server import FakeServer, serving
-from tests.unit.signal_places import Interrupt, Places
+from tests.unit.signal_places import Conditions, Interrupt, Places
 
 # Of coroutines that were made and then not begun, and of generators that an exception found when they were closed.
 pytestmark = [
@@ -147,6 +148,33 @@ def test_an_exception_anywhere_leaves_shared_calls_usable(server: FakeServer) ->
             assert not client._shared_calls._lines
 
     assert at_each_place(lambda places: run(use(places))) > 100
+
+
+@pytest.mark.parametrize("way", ["call", "stream"])
+def test_a_lock_that_grpc_left_locked_hangs_no_call(server: FakeServer, way: str) -> None:
+    """A stream, a call and ids() work after an exception that left a condition of gRPC locked."""
+    with idalloc.Client(server.target, timeout=5) as client:
+        kept = client.ids("orders")
+
+        def use(which: str, ids: Iterator[int]) -> None:
+            if which == "stream":
+                deque(client.stream_ranges("orders", 20, 5, timeout=5), maxlen=0)
+            elif which == "call":
+                client.allocate_range("orders")
+            else:
+                deque(islice(ids, 50), maxlen=0)
+
+        for number in count(1):
+            conditions = Conditions(number)
+            conditions.watch()
+            with suppress(Exception):  # gRPC may report it as an error of its own
+                use(way, client.ids("orders"))
+            conditions.end()
+            if not conditions.raised:
+                break
+            for which in ("stream", "call", "ids"):
+                use(which, kept)
+        assert number > 2
 
 
 @pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
