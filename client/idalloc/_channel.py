@@ -8,12 +8,13 @@ own deadline, or ends the process by a signal; here it raises ``RuntimeError`` i
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, Generic, Protocol, TypeVar
 
+import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 from idalloc._access import Access
@@ -58,6 +59,7 @@ class Holder(Protocol):
 
 
 Stubs = TypeVar("Stubs")
+T = TypeVar("T")
 
 
 class Connection(Generic[Stubs]):
@@ -98,23 +100,31 @@ class Connection(Generic[Stubs]):
             return self._stubs
 
     @contextmanager
-    def starting(self, stubs: Stubs) -> Iterator[None]:
-        """Starts a call that gRPC serves in a thread of the channel.
+    def inside_grpc(self, stubs: Stubs, call: object = None) -> Iterator[None]:
+        """Runs code of gRPC for a call: what starts it, waits for it, or cancels it.
 
-        An exception from a signal's handler may leave gRPC's count of such calls wrong, and then the thread missing:
-        after an exception, the next call opens another channel.
+        A signal's handler may raise amid that code, after which a lock of the channel may stay locked for ever, or the
+        channel's thread be missing. After any exception but gRPC's own, the next call opens another channel. The old
+        channel and the call are never closed: to close them takes those locks.
+
+        Args:
+            stubs: The channel's.
+            call: The call, once it has begun.
         """
         try:
             yield
+        except (grpc.RpcError, grpc.FutureCancelledError, GeneratorExit):
+            raise
         except BaseException:
-            self.renew(stubs)
+            leave_behind((stubs, call))
+            if self._stubs is stubs:
+                self._stubs = None
             raise
 
-    def renew(self, stubs: Stubs) -> None:
-        """Has the next call open another channel. This one is never closed: that waits for its calls."""
-        leave_behind(stubs)
-        if self._stubs is stubs:
-            self._stubs = None
+    def responses(self, stubs: Stubs, call: Iterable[T]) -> Iterator[T]:
+        """Returns the responses of a stream of gRPC for threads, received ``inside_grpc``."""
+        with self.inside_grpc(stubs, call):
+            yield from call
 
     def add(self, holder: Holder) -> None:
         """Has a holder of ids forget them when the client is closed, and in the child of a fork."""

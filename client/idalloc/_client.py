@@ -66,6 +66,10 @@ class Client:
     ``GRPC_ENABLE_FORK_SUPPORT=1`` is in the environment before Python starts, or if the parent's client was not
     connected yet; otherwise every call in the child raises ``RuntimeError``.
 
+    The handler of a signal may raise an exception amid any method: ids may be lost then, but none is given twice, and
+    the next call works; a stream that was interrupted is over. The handler must not call any method of a client that it
+    may interrupt, ``close`` included, which may wait for ever: it sets a flag or raises.
+
     Args:
         target: The server as ``host:port``, or any other name that gRPC resolves.
         timeout: How many seconds a call may take, retries included. Streams take their own.
@@ -323,8 +327,9 @@ class Client:
         request: AnyRequest,
     ) -> AnyResponse:
         with translated(self.target):
-            stub = method(self._connection.get())
-            return stub(request, timeout=self.timeout, metadata=self._access.metadata)
+            stubs = self._connection.get()
+            with self._connection.inside_grpc(stubs):
+                return method(stubs)(request, timeout=self.timeout, metadata=self._access.metadata)
 
     def _allocate(self, request: pb.AllocateRangeRequest) -> pb.AllocateRangeResponse:
         if self._log is None:
@@ -366,24 +371,27 @@ class Client:
                 message = request(resumption.missing)
                 asked = 0 if self._log is None else self._log.now()
                 process = this_process()
-                with translated(self.target), connection.starting(stubs):
+                with translated(self.target), connection.inside_grpc(stubs):
                     call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
                 try:
                     with translated(self.target):
-                        for response in call:
+                        for response in connection.responses(stubs, call):
+                            if not next(process):
+                                break  # in the child of a fork, where the call is the parent's
                             if self._log is not None:
                                 log_chunk(self._log, message, response, asked)
                             resumption.received(count_ids(response))
                             yield convert(response)
                             connection.get()  # refuses when the client was closed, or gRPC is not usable after a fork
                             if not next(process):
-                                break  # in the child of a fork, where the call is the parent's
+                                break
                         else:
                             resumption.ended()
                 except IdallocError as error:
                     time.sleep(resumption.pause(error))
                 finally:
                     if next(process):
-                        call.cancel()
+                        with connection.inside_grpc(stubs, call):
+                            call.cancel()
                     else:
                         leave_behind(call)

@@ -30,7 +30,7 @@ def wiped_on_fork(value: float) -> Iterator[float]:
     try:
         page = _page()
     except OSError as error:
-        if error.errno != errno.ENOMEM:  # the error of a signal's handler
+        if error.errno not in (errno.ENOMEM, errno.EAGAIN, errno.EPERM):  # the error of a signal's handler
             raise
         return _by_process_id(value)  # this process may have no more pages
     view = memoryview(page).cast("d")

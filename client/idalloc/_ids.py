@@ -35,7 +35,8 @@ class Ids(Iterator[int]):
     client is closed, ids at hand are dropped, and more of them are refused by ``RuntimeError``.
 
     The handler of a signal may raise an exception at any moment: ids may be lost then, but none is given twice, and the
-    next id may be asked for again. The handler itself must not ask for ids of the ``Ids`` that it interrupts.
+    next id may be asked for again. The handler must not call any method of the client or of its ``Ids``, ``close``
+    included: it sets a flag or raises.
 
     Raises:
         SequenceExhausted: After the sequence's last id.
@@ -73,9 +74,13 @@ class Ids(Iterator[int]):
 
     def _more(self) -> Iterator[int]:
         """Returns ids, which any number of threads may take from until it ends."""
-        self._client._connection.get()  # refuses when the client was closed
+        stubs = self._client._connection.get()  # refuses when the client was closed
         deadline = time.monotonic() + self._client.timeout
         with self._lock:
+            if self._coming is not None and self._coming.stubs is not stubs:
+                # Another call was interrupted on that channel, whose thread may deliver no answer any more.
+                leave_behind(self._coming)
+                self._coming = None
             while not self._pool.advance():
                 self._receive(deadline)
             if self._coming is None and self._pool.wants_more():
@@ -89,7 +94,7 @@ class Ids(Iterator[int]):
         log = self._client._log
         logged = 0 if log is None else log.now()
         metadata = self._client._access.metadata
-        with translated(self._client.target), connection.starting(stubs):
+        with translated(self._client.target), connection.inside_grpc(stubs):
             future = stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout, metadata=metadata)
         return _Coming(asked, logged, future, stubs)
 
@@ -99,11 +104,12 @@ class Ids(Iterator[int]):
         ahead = coming is not None
         if coming is None:
             coming = self._coming = self._ask()
+        connection = self._client._connection
         try:
-            response = coming.future.result(self._client.timeout + OVERDUE)
+            with connection.inside_grpc(coming.stubs, coming.future):
+                response = coming.future.result(self._client.timeout + OVERDUE)
         except grpc.FutureTimeoutError:
             self._coming = None
-            self._client._connection.renew(coming.stubs)
             raise DeadlineExceeded(f"no answer from {self._client.target} in time") from None
         except grpc.RpcError as error:
             self._coming = None
@@ -113,11 +119,14 @@ class Ids(Iterator[int]):
                 time.sleep(self._pool.pause(refusal, deadline))
         except grpc.FutureCancelledError:
             self._coming = None
-            self._client._connection.get()  # says that the client was closed
+            connection.get()  # says that the client was closed
+            raise
+        except BaseException:  # of a signal's handler: another thread that waits for this call may wait for ever
+            self._coming = None
             raise
         else:
             self._coming = None
-            if self._client._log is not None:
+            if self._client._log is not None and next(coming.asked.process):  # else the handler of a signal forked
                 self._client._log.range(coming.asked.request, response, coming.logged)
             self._pool.accept(coming.asked, response)
 

@@ -314,9 +314,15 @@ class Client:
 
     def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Starts a task that ends with the client at the latest."""
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        try:
+            task = asyncio.create_task(coroutine)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        except BaseException:  # of a signal's handler: nobody would wait for the task, or end it
+            for each in asyncio.all_tasks():
+                if each.get_coro() is coroutine:
+                    each.cancel()
+            raise
         return task
 
 

@@ -6,6 +6,7 @@ is in the code of the Python that runs.
 
 import dis
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -82,6 +83,39 @@ class Places:
             name = frame.f_code.co_filename.removeprefix(_CLIENT)
             self.raised = f"{name}:{frame.f_lineno} in {frame.f_code.co_name}, {what}"
             raise Interrupt
+
+
+class Conditions:
+    """Raises right after a condition of gRPC was locked, which nothing unlocks then.
+
+    Args:
+        number: After which one to raise, from 1.
+
+    Attributes:
+        raised: Whether it raised.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.raised = False
+        self._left = number
+
+    def watch(self) -> None:
+        """Looks at what this thread runs from now on."""
+        sys.settrace(self._trace)
+
+    def end(self) -> None:
+        """Looks no longer."""
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code is not threading.Condition.__enter__.__code__:
+            return None
+        if event == "return":
+            self._left -= 1
+            if self._left == 0:
+                self.raised = True
+                raise Interrupt
+        return self._trace
 
 
 @cache

@@ -1,8 +1,11 @@
 """An exception from a signal's handler, inside the client: no id twice, no lock that stays taken, no hang."""
 
 import asyncio
+import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
+from contextlib import suppress
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from idalloc._log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests import issued_log
 from tests.unit.fake_server import FakeServer, serving
-from tests.unit.signal_places import Interrupt, Places
+from tests.unit.signal_places import Conditions, Interrupt, Places
 
 # Of coroutines that were made and then not begun, and of generators that an exception found when they were closed.
 pytestmark = [
@@ -147,6 +150,33 @@ def test_an_exception_anywhere_leaves_shared_calls_usable(server: FakeServer) ->
     assert at_each_place(lambda places: run(use(places))) > 100
 
 
+@pytest.mark.parametrize("way", ["call", "stream"])
+def test_a_lock_that_grpc_left_locked_hangs_no_call(server: FakeServer, way: str) -> None:
+    """A stream, a call and ids() work after an exception that left a condition of gRPC locked."""
+    with idalloc.Client(server.target, timeout=5) as client:
+        kept = client.ids("orders")
+
+        def use(which: str, ids: Iterator[int]) -> None:
+            if which == "stream":
+                deque(client.stream_ranges("orders", 20, 5, timeout=5), maxlen=0)
+            elif which == "call":
+                client.allocate_range("orders")
+            else:
+                deque(islice(ids, 50), maxlen=0)
+
+        for number in count(1):
+            conditions = Conditions(number)
+            conditions.watch()
+            with suppress(Exception):  # gRPC may report it as an error of its own
+                use(way, client.ids("orders"))
+            conditions.end()
+            if not conditions.raised:
+                break
+            for which in ("stream", "call", "ids"):
+                use(which, kept)
+        assert number > 2
+
+
 @pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
 def test_an_exception_anywhere_leaves_the_log_whole(tmp_path: Path, name: str) -> None:
     """P1: what was written down is in the log once, and every record of it can be read."""
@@ -170,6 +200,84 @@ def test_an_exception_anywhere_leaves_the_log_whole(tmp_path: Path, name: str) -
         assert [number for number in issued_log.read(path).ids if number in logged] == logged
 
     assert at_each_place(write) > 40
+
+
+@pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
+def test_an_exception_anywhere_leaves_no_file_of_a_child(tmp_path: Path, name: str) -> None:
+    """P1: after a fork, all records go to one file, which is whole, wherever its making was interrupted."""
+
+    def write(places: Places) -> None:
+        path = tmp_path / f"{places._number}-{name}"
+        log = IssuedLog(path)
+        log.leave_to_parent()  # as in the child of a fork
+        logged = []
+        places.watch()
+        for number in range(1, 4):
+            try:
+                log.range(pb.AllocateRangeRequest(sequence="orders"), single(number), 0)
+                logged.append(number)
+            except Interrupt:
+                places.watch()
+            assert not log._own.lock.locked()
+        places.end()
+        log.close()
+        own = Path(f"{path}.{os.getpid()}")
+        assert set(tmp_path.glob(f"{path.name}*")) == {path, own}
+        assert [number for number in issued_log.read(own).ids if number in logged] == logged
+
+    assert at_each_place(write) > 40
+
+
+@pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
+def test_an_exception_anywhere_lets_a_log_be_made_again(tmp_path: Path, name: str) -> None:
+    """A log that could not be made leaves neither a file nor a descriptor."""
+
+    def make(places: Places) -> None:
+        path = tmp_path / f"{places._number}-{name}"
+        log = None
+        places.watch()
+        with suppress(Interrupt):
+            log = IssuedLog(path)
+        places.end()
+        if log is None:
+            assert path not in open_files()
+            log = IssuedLog(path)
+        log.close()
+
+    assert at_each_place(make) > 20
+
+
+@pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
+def test_an_exception_anywhere_leaves_doc_ids_whole(tmp_path: Path, name: str) -> None:
+    """P1: runs of document ids that were written down are in the log once."""
+
+    def write(places: Places) -> None:
+        path = tmp_path / f"{places._number}-{name}"
+        log = IssuedLog(path)
+        logged: list[str] = []
+        places.watch()
+        for number in range(3):
+            texts = [f"{prefix:04x}6b017bcf{number + 1:016x}" for prefix in (100, number, 200)]
+            try:
+                log.doc_ids(pb.GenerateDocIdResponse(doc_ids=texts), 0)
+                logged += texts
+            except Interrupt:
+                places.watch()
+        places.end()
+        log.close()
+        assert [text for text in issued_log.read(path).texts if text in logged] == logged
+
+    assert at_each_place(write) > 40
+
+
+def single(number: int) -> pb.AllocateRangeResponse:
+    """A range of one id."""
+    return pb.AllocateRangeResponse(range=pb.IdRange(first_id=number, last_id=number, step=1, id_count=1))
+
+
+def open_files() -> list[Path]:
+    """The files that this process has open, where the system lists them."""
+    return [link.resolve() for link in Path("/proc/self/fd").glob("*")]
 
 
 def run(coroutine: object) -> None:

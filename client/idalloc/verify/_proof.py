@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from idalloc._log import DOC_IDS, RISING
+from idalloc._log_format import DOC_IDS, RISING
 from idalloc.verify._clock import batches
 from idalloc.verify._columns import Bits, Ints, combine, distance, total
 from idalloc.verify._files import Exported, Files
