@@ -81,6 +81,7 @@ class Connection(Generic[Stubs]):
         self._closed = False
         self._lock = threading.Lock()
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self._pending: set[object] = set()
         _connections.add(self)
 
     def get(self) -> Stubs:
@@ -121,6 +122,15 @@ class Connection(Generic[Stubs]):
                 self._stubs = None
             raise
 
+    def keep(self, future: "grpc.Future[Any]") -> None:
+        """Keeps a call until it has ended. To be called ``inside_grpc``.
+
+        gRPC takes a lock of a call to collect it, in whatever code drops the last reference. An exception of a signal's
+        handler there would leave the lock taken, and the channel's thread would wait for it when the answer comes.
+        """
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+
     def responses(self, stubs: Stubs, call: Iterable[T]) -> Iterator[T]:
         """Returns the responses of a stream of gRPC for threads, received ``inside_grpc``."""
         with self.inside_grpc(stubs, call):
@@ -152,6 +162,8 @@ class Connection(Generic[Stubs]):
         """Starts afresh in the child of a fork."""
         self._lock = threading.Lock()
         self.streams = set()
+        leave_behind(self._pending)
+        self._pending = set()
         for holder in list(self._holders):
             holder.forget()
         if self._stubs is not None:

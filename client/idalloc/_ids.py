@@ -96,6 +96,7 @@ class Ids(Iterator[int]):
         metadata = self._client._access.metadata
         with translated(self._client.target), connection.inside_grpc(stubs):
             future = stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout, metadata=metadata)
+            connection.keep(future)
         return _Coming(asked, logged, future, stubs)
 
     def _receive(self, deadline: float) -> None:

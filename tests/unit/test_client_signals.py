@@ -150,7 +150,7 @@ def test_an_exception_anywhere_leaves_shared_calls_usable(server: FakeServer) ->
     assert at_each_place(lambda places: run(use(places))) > 100
 
 
-@pytest.mark.parametrize("way", ["call", "stream"])
+@pytest.mark.parametrize("way", ["call", "stream", "ids"])
 def test_a_lock_that_grpc_left_locked_hangs_no_call(server: FakeServer, way: str) -> None:
     """A stream, a call and ids() work after an exception that left a condition of gRPC locked."""
     with idalloc.Client(server.target, timeout=5) as client:
