@@ -80,6 +80,9 @@ class Answered:
     def result(self, timeout: float | None = None) -> pb.AllocateRangeResponse:
         return self._response
 
+    def add_done_callback(self, done: Callable[["Answered"], object]) -> None:
+        done(self)
+
 
 def main(target: str, log: str, signals: int, seed: int) -> None:
     """Takes ids in several ways until so many signals were delivered; without a target, of no server."""
