@@ -55,7 +55,7 @@ RECORD, NAME = 1, 2
 RISING, DOC_IDS = 1, 2
 # Between a sequence and its period in a name, as in the store.
 PERIOD_MARK = "\x1f"
-# How many characters of a document id are its name in rows, and what is taken off its serial, which has no sign.
+# How many characters of a document id are its name in rows. Its unsigned serial is stored less the offset.
 HEAD = 12
 SERIAL_OFFSET = 2**63
 

@@ -135,7 +135,7 @@ class TestDeadlines:
         await server.stop(None)
         limited, unlimited = left
         assert limited is not None
-        assert 20 < limited < 31  # gRPC rounds what it sends
+        assert 20 < limited < 31  # 30.1 was seen on a busy machine: gRPC converts the deadline between two clocks
         assert unlimited is None or unlimited > 1e9
 
 

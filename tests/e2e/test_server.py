@@ -202,14 +202,14 @@ class TestStopping:
 
     def test_a_stream_that_ends_soon_ends_well(self, tmp_path: Path) -> None:
         with running(tmp_path) as server, grpc.insecure_channel(server.address) as channel:
-            request = pb.StreamRangesRequest(sequence="orders", total_id_count=100, chunk_id_count=1)
+            request = pb.StreamRangesRequest(sequence="orders", total_id_count=300, chunk_id_count=1)
             stream = stub_of(channel).StreamRanges(request)
             received = [next(stream).range]
             server.send(signal.SIGTERM)
             received += [reply.range for reply in stream]
-            assert len(received) == 100
+            assert len(received) == 300
             assert server.process.wait(20) == 0
-        assert last_value(tmp_path) == 100
+        assert last_value(tmp_path) == 300
 
     def test_draining_refuses_new_calls_turns_health_and_ends_long_streams_in_time(self, tmp_path: Path) -> None:
         with running(tmp_path, drain_timeout="5s") as server, grpc.insecure_channel(server.address) as channel:
