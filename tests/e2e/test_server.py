@@ -132,8 +132,9 @@ class TestServing:
 
         with running(tmp_path, node_prefix=5) as one, running(tmp_path, node_prefix=5) as two:
             assert len(ids(one) | ids(two)) == 2_000
-            assert one.log.read_text() == ""
-            warning = json.loads(two.log.read_text().splitlines()[0])
+            first, second = ([json.loads(line) for line in each.log.read_text().splitlines()] for each in (one, two))
+        assert all(line["level"] == "info" for line in first)
+        warning = second[0]
         assert warning["level"] == "warning"
         assert "prefix" in warning["event"]
 
