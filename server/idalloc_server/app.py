@@ -47,7 +47,7 @@ from idalloc_server.domain.terms import Terms
 from idalloc_server.domain.uuid7 import Uuids
 from idalloc_server.role import Role
 from idalloc_server.store.open import open_store
-from idalloc_server.telemetry.logs import log_burned, watch_burned
+from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 
 # The share of drain_timeout after which streams that still run are told to go elsewhere.
@@ -261,7 +261,7 @@ class _Node:
 
     def _counts(self) -> Counts:
         burned = Counter({str(cause): count for cause, count in self._allocator.burned.by_cause.items()})
-        return Counts(self._metrics, burned, self._allocator.lease_count)
+        return Counts(self._metrics, burned, self._allocator.lease_count, lost_lines())
 
     async def _drain(self) -> None:
         """Refuses new calls, sends connections elsewhere, and lets running calls end; streams that last are told to."""

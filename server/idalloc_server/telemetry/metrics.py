@@ -70,11 +70,13 @@ class Counts:
         calls: Its calls.
         burned: The ids that it took and did not issue, by cause.
         lease_count: How many leases it holds.
+        log_lines_lost: How many lines its log lost, by ``Share``.
     """
 
     calls: CallMetrics = field(default_factory=CallMetrics)
     burned: Counter[str] = field(default_factory=Counter)
     lease_count: int = 0
+    log_lines_lost: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
         """Returns all as JSON can say it."""
@@ -82,7 +84,12 @@ class Counts:
             name: [calls.started, dict(calls.handled), calls.seconds, calls.buckets]
             for name, calls in self.calls.methods.items()
         }
-        return {"methods": methods, "burned": dict(self.burned), "lease_count": self.lease_count}
+        return {
+            "methods": methods,
+            "burned": dict(self.burned),
+            "lease_count": self.lease_count,
+            "log_lines_lost": dict(self.log_lines_lost),
+        }
 
     def add(self, counts: Mapping[str, Any]) -> None:
         """Adds what another process counted, as its ``to_json`` returned it."""
@@ -94,6 +101,7 @@ class Counts:
             calls.buckets = [mine + more for mine, more in zip(calls.buckets, buckets, strict=True)]
         self.burned.update(counts["burned"])
         self.lease_count += counts["lease_count"]
+        self.log_lines_lost.update(counts["log_lines_lost"])
 
     def end(self) -> None:
         """Notes that the process ended: calls that ran in it broke off, which callers see as UNAVAILABLE.
