@@ -18,7 +18,8 @@ LINES_AT_ONCE = 100
 
 _ALWAYS = structlog.make_filtering_bound_logger(logging.NOTSET)
 _log = structlog.get_logger("idalloc")
-# The audit is written whatever ``log_level`` is: it is no matter of how much somebody wants to read.
+# Why calls fail, and the audit, are written whatever ``log_level`` is.
+failed_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS)
 audit_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=(Share.AUDIT,))
 refused_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=(Share.REFUSED,))
 

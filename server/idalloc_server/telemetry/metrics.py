@@ -9,8 +9,13 @@ from typing import Any
 
 import structlog
 
+from idalloc_server.telemetry.logs import failed_log
+
 # Upper bounds in seconds, those of Prometheus' own default histogram.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+# So many causes of a reason are logged each second; what else comes then, is one more.
+MAX_CAUSES = 5
 
 _log = structlog.get_logger("idalloc.rpc")
 
@@ -60,6 +65,48 @@ class CallMetrics:
     def in_flight(self) -> int:
         """How many calls began and have not ended."""
         return sum(calls.started - calls.handled.total() for calls in self.methods.values())
+
+
+class FailedCalls:
+    """Why calls failed since the last line about it."""
+
+    def __init__(self) -> None:
+        self._sums: Counter[tuple[str, str, str, str]] = Counter()
+        self._causes: Counter[str] = Counter()
+
+    def add(self, method: str, code: str, reason: str, why: str) -> bool:
+        """Counts a call that failed.
+
+        Args:
+            method: Its full name.
+            code: Its status code.
+            reason: Its reason in the catalogue; empty for none.
+            why: The cause, for people.
+
+        Returns:
+            Whether it is the first of its kind.
+        """
+        key = (method, code, reason, why)
+        if key not in self._sums:
+            # Of each reason by itself: mistakes of callers, which may be very many, hide nothing of the store.
+            if self._causes[reason] >= MAX_CAUSES:
+                key = (method, code, reason, "others")
+            self._causes[reason] += 1
+        self._sums[key] += 1
+        return self._sums[key] == 1
+
+    def log(self) -> None:
+        """Logs what was counted since the last call, and forgets it."""
+        sums, self._sums, self._causes = self._sums, Counter(), Counter()
+        for (method, code, reason, why), count in sums.items():
+            named = {"reason": reason} if reason else {}
+            failed_log.warning("calls_failed", method=method, code=code, **named, count=count, why=why)
+
+    async def run(self) -> None:
+        """Logs each second, for ever. Its owner cancels it."""
+        while True:
+            await asyncio.sleep(1)
+            self.log()
 
 
 @dataclass
