@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 50) -> None:
 
 
 class Reader:
-    """The other end of the pipe; reads nothing until it is told to."""
+    """The other end of the pipe; reads nothing before ``start``."""
 
     def __init__(self, end: int) -> None:
         self._end = end
@@ -123,7 +123,7 @@ def test_calls_and_a_stop_go_on_while_nobody_reads_the_log(tmp_path: Path, worke
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_lost_lines_are_counted_and_told_when_it_flows(tmp_path: Path, workers: int) -> None:
+def test_lost_lines_are_counted_and_reported(tmp_path: Path, workers: int) -> None:
     """No line is lost in silence: those that came, and those that were counted, are all."""
     with stalled(tmp_path, workers=workers, log_level="info") as (server, reader):
         administrate(server, LONG, MANY)

@@ -39,8 +39,9 @@ def health(
         print(json.dumps({"status": status, "failing": failing} if failing else {"status": status}))
     elif status == "SERVING":
         print(status)
-    for name, why in failing.items():
-        print(f"{name}: NOT_SERVING: {why}", file=sys.stderr)
+    if not as_json:
+        for name, why in failing.items():
+            print(f"{name}: NOT_SERVING: {why}", file=sys.stderr)
     if status != "SERVING":
         print(f"{status}: {service or 'the server'} at {target}", file=sys.stderr)
         raise typer.Exit(1)
