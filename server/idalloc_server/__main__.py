@@ -26,6 +26,7 @@ from idalloc_server.role import Alone
 from idalloc_server.store.open import has_secret, open_store
 from idalloc_server.supervisor import Supervisor
 from idalloc_server.telemetry import logs
+from idalloc_server.telemetry.log_queue import STDERR
 
 if sys.platform == "win32":
     run = asyncio.run
@@ -267,7 +268,7 @@ def _summarize(done: transfer.Import, now: float) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"idalloc: {message}", file=sys.stderr)
+    logs.print_line(f"idalloc: {message}", STDERR)
     raise typer.Exit(code)
 
 

@@ -47,7 +47,7 @@ from idalloc_server.domain.terms import Terms
 from idalloc_server.domain.uuid7 import Uuids
 from idalloc_server.role import Role
 from idalloc_server.store.open import open_store
-from idalloc_server.telemetry.logs import log_burned, watch_burned
+from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 
 # The share of drain_timeout after which streams that still run are told to go elsewhere.
@@ -188,6 +188,7 @@ class _Node:
         self._calls = Calls(
             self._metrics,
             door,
+            self._allocator.store_check,
             log_each=settings.log_level == "debug",
             push_back=transport.can_push_back(settings.transport),
         )
@@ -236,6 +237,8 @@ class _Node:
                     self._role.watch(self._counts),
                     watch_burned(self._allocator.burned.pop_new),
                     self._door.tell_sums(),
+                    self._calls.failed.run(),
+                    self._allocator.store_check.run(lambda error: self._health.turn_store(works=not error)),
                 ]
                 if self._access_file:
                     watches.append(self._access_file.follow(self._use))
@@ -243,6 +246,7 @@ class _Node:
                 await self._server.start()
                 await self._role.join(self._doc_ids, self._door, welcome)
                 self._health.turn(serving=True)
+                self._health.turn_store(works=True)  # it was opened, and a start timestamp was claimed
                 # What is here now stays: collections need not look at it again for every few calls.
                 gc.collect()
                 gc.freeze()
@@ -261,7 +265,7 @@ class _Node:
 
     def _counts(self) -> Counts:
         burned = Counter({str(cause): count for cause, count in self._allocator.burned.by_cause.items()})
-        return Counts(self._metrics, burned, self._allocator.lease_count)
+        return Counts(self._metrics, burned, self._allocator.lease_count, lost_lines())
 
     async def _drain(self) -> None:
         """Refuses new calls, sends connections elsewhere, and lets running calls end; streams that last are told to."""
@@ -284,6 +288,7 @@ class _Node:
         """Gives back to the store what it may have back."""
         in_time = await self._has_released(self._close())
         self._door.audit.tell_sums()
+        self._calls.failed.log()
         for burn in self._allocator.burned.pop_new():
             log_burned(*burn)
         if await self._role.leave() and in_time:

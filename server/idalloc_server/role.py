@@ -10,6 +10,7 @@ from idalloc_server.address import Address
 from idalloc_server.api.door import Door
 from idalloc_server.api.node import Workers
 from idalloc_server.domain.doc_id import DocIds, Keeper
+from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
 
 _log = structlog.get_logger("idalloc")
@@ -103,7 +104,7 @@ class Alone:
 
     def joined(self) -> None:
         """See ``Role.joined``."""
-        print(self._welcome, flush=True)
+        logs.print_line(self._welcome)
 
     async def watch(self, counts: Callable[[], Counts]) -> None:
         """See ``Role.watch``."""
@@ -119,6 +120,6 @@ class Alone:
 
 
 def log_stopped(counts: Counts) -> None:
-    """Logs the end of a server, and what it burned."""
-    burned = dict(counts.burned)
-    _log.info("stopped", **{"burned": burned} if burned else {})
+    """Logs the end of a server, what it burned, and how many lines its log lost."""
+    totals = {"burned": dict(counts.burned), "log_lines_lost": dict(counts.log_lines_lost)}
+    _log.info("stopped", **{name: total for name, total in totals.items() if total})

@@ -10,6 +10,7 @@ import math
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ from idalloc_server.domain.errors import Refusal, StartRefused, WorkerFailed
 from idalloc_server.persisted import Persisted
 from idalloc_server.pipe import Message, Pipe, pack, unpack
 from idalloc_server.role import log_stopped
+from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
 
 # A worker that served that long is replaced at once when it dies; any other one after a pause that grows.
@@ -158,8 +160,8 @@ class Supervisor:
         self._fault: BaseException | None = None
 
     def counts(self) -> Counts:
-        """Returns what all workers counted, those that ended included; no more than about a second old."""
-        total = Counts()
+        """Returns what all processes counted, those that ended included; no more than about a second old."""
+        total = Counts(log_lines_lost=Counter(logs.lost_lines()))
         for each in (self._past.to_json(), *(worker.counts for worker in self._workers.values())):
             total.add(each)
         return total
@@ -185,7 +187,7 @@ class Supervisor:
             await self._start_all()
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
-            print(f"{self._welcome}, {self._settings.workers} workers", flush=True)
+            logs.print_line(f"{self._welcome}, {self._settings.workers} workers")
             keepers = (self._keep(each) for each in range(1, self._settings.workers + 1))
             self._background = [self._begin(job) for job in (*keepers, log_calls(lambda: self.counts().calls))]
             await self._stopping.wait()

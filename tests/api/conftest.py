@@ -117,7 +117,7 @@ async def serving(
     doc_ids = DocIds(epoch, start)
     allocator = Allocator(store, clock, Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True))
     metrics = CallMetrics()
-    calls = Calls(metrics, door, log_each=True, push_back=can_push_back(transport))
+    calls = Calls(metrics, door, allocator.store_check, log_each=True, push_back=can_push_back(transport))
     server = make_server(transport, reuse_port=False)
 
     request_ids = RequestIds(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
@@ -135,6 +135,7 @@ async def serving(
     reflection.enable(added, services, door, calls)
     health = HealthServicer(services)
     health.turn(serving=True)
+    health.turn_store(works=True)
     health_pb2_grpc.add_HealthServicer_to_server(health, added)
 
     if credentials is None:

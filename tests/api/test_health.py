@@ -30,13 +30,23 @@ def asked(service: str = "") -> health_pb2.HealthCheckRequest:
 
 async def test_each_service_is_told_and_no_other(stub: Any, guarded: Served) -> None:
     listed = (await stub.List(health_pb2.HealthListRequest(), timeout=20)).statuses  # type: ignore[attr-defined]
-    assert {name: each.status for name, each in listed.items()} == dict.fromkeys(SERVICES, SERVING)
+    assert {name: each.status for name, each in listed.items()} == dict.fromkeys(SERVICES | {"store"}, SERVING)
     guarded.health.turn(serving=False)
     for service in SERVICES:
         assert (await stub.Check(asked(service), timeout=20)).status == NOT_SERVING
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await stub.Check(asked("none"), timeout=20)
     assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_health_names_the_check_that_fails(stub: Any, guarded: Served) -> None:
+    """A store that fails is a check of its own: the server may still serve from its leases."""
+    replies = aiter(stub.Watch(asked("store"), timeout=20))
+    assert (await anext(replies)).status == SERVING
+    guarded.health.turn_store(works=False)
+    assert (await anext(replies)).status == NOT_SERVING
+    listed = (await stub.List(health_pb2.HealthListRequest(), timeout=20)).statuses  # type: ignore[attr-defined]
+    assert {name for name, each in listed.items() if each.status != SERVING} == {"store"}
 
 
 async def test_who_watches_learns_each_change_once(stub: Any, guarded: Served) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -13,8 +14,10 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.api import status
 from idalloc_server.domain import errors
 from idalloc_server.domain.sequence import MAX_ID
+from idalloc_server.telemetry.metrics import MAX_CAUSES
 from tests.api.conftest import Served
 from tests.api.errors import details_of
+from tests.fakes import rejected
 
 
 def test_every_reason_of_the_contract_has_a_status_and_the_other_way_round() -> None:
@@ -73,6 +76,43 @@ async def test_a_fault_of_the_server_is_internal_and_says_nothing_of_it(
     details = details_of(failed.value)
     assert (details.code, details.info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert "secret" not in details.message
+
+
+async def test_why_calls_fail_is_logged_in_sum(served: Served) -> None:
+    """The log has each cause with its count; callers' mistakes, however many, hide no failure of the store."""
+    with structlog.testing.capture_logs() as logs:
+        for number in range(20):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=-1 - number))
+        served.store.next("grant", *[rejected()] * 3)
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+        served.calls.failed.log()
+        served.calls.failed.log()
+    failed = [line for line in logs if line["event"] == "calls_failed"]
+    *mistakes, others, store = sorted(failed, key=lambda line: (line["reason"], line["why"] == "others"))
+    assert len(mistakes) == MAX_CAUSES
+    assert (others["why"], others["count"]) == ("others", 20 - MAX_CAUSES)
+    assert (store["code"], store["reason"], store["count"]) == ("UNAVAILABLE", "STORE_UNAVAILABLE", 3)
+    assert store["method"] == "/idalloc.v1.IdAllocatorService/AllocateRange"
+    assert store["why"] == "the store said no"
+
+
+async def test_a_fault_of_the_server_is_traced_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in every call has one traceback a second, and its count."""
+
+    def broken(sequence: str, count: int) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(served.allocator, "take", broken)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+        served.calls.failed.log()
+    assert [line["event"] for line in logs if line["event"] != "call"] == ["call_failed", "calls_failed"]
+    assert (logs[-1]["count"], logs[-1]["reason"], logs[-1]["why"]) == (3, "INTERNAL", "ZeroDivisionError()")
 
 
 async def test_a_draining_server_refuses_new_calls_and_lets_streams_end(served: Served) -> None:

@@ -50,9 +50,9 @@ async def served() -> AsyncIterator[Served]:
     store = MemoryStore(clock)
     allocator = Allocator(store, clock, Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True))
     servicer = SequencesServicer(Registry(store, clock, allocator, store_timeout=5.0))
-    Calls(CallMetrics(), Door(clock, max_ids_per_call=1_000), log_each=False).wrap(
-        servicer, pb.DESCRIPTOR.services_by_name["SequenceService"]
-    )
+    door = Door(clock, max_ids_per_call=1_000)
+    calls = Calls(CallMetrics(), door, allocator.store_check, log_each=False)
+    calls.wrap(servicer, pb.DESCRIPTOR.services_by_name["SequenceService"])
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     sequences_pb2_grpc.add_SequenceServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

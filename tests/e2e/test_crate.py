@@ -3,8 +3,9 @@
 import json
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -17,7 +18,7 @@ import pytest
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.faults.cratedb import URL, Cratedb
-from tests.processes import Server, environment, running, serve_command
+from tests.processes import IDALLOC, Server, environment, running, serve_command
 
 
 class Crate:
@@ -63,6 +64,13 @@ def crate(tmp_path: Path) -> Iterator[Crate]:
     crate = Crate(tmp_path / "crate.db")
     yield crate
     crate.kill()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
 
 
 @contextmanager
@@ -119,6 +127,59 @@ def test_a_store_that_is_down_is_unavailable_and_recovers_by_itself(crate: Crate
         crate.restart()
         later = stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=100_000), timeout=10).range
         assert later.first_id > served.last_id
+
+
+# As a real CrateDB answers them: a table that is blocked, a privilege that was revoked, a CHECK constraint.
+REFUSALS = {
+    "blocked": (
+        403,
+        4032,
+        'OperationOnInaccessibleRelationException[The relation "doc.sequences" doesn\'t allow UPDATE]',
+    ),
+    "revoked": (403, 4031, "MissingPrivilegeException[Missing 'DML' privilege for user 'idalloc']"),
+    "constraint": (400, 4000, "SQLParseException[Failed CONSTRAINT few CHECK (last_value < 10)]"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_log_and_health_say_why_calls_fail(crate: Crate, tmp_path: Path, why: str, workers: int) -> None:
+    """The cause is in the log with a count, `idalloc health` names the check, and both end when the store works."""
+
+    def lines(event: str) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in server.log.read_text().splitlines()]
+        return [line for line in found if line["event"] == event]
+
+    def health(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [IDALLOC, "--server", server.address, "health", "--timeout", "20s", *arguments]
+        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=40)
+
+    status, code, message = REFUSALS[why]
+    request = pb.AllocateRangeRequest(sequence="orders")
+    with running(tmp_path, store=crate.url, workers=workers, log_level="error") as server, calling(server) as stub:
+        crate.fail(
+            {"kind": "error", "times": -1, "match": "UPDATE", "status": status, "code": code, "message": message}
+        )
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError):
+                stub.AllocateRange(request, timeout=20)
+        wait_until(lambda: sum(line["count"] for line in lines("calls_failed")) == 3)
+        for line in lines("calls_failed"):
+            assert line["method"] == "/idalloc.v1.IdAllocatorService/AllocateRange"
+            assert line["reason"].startswith("STORE_")
+            assert message in line["why"]
+        if workers == 1:  # else another worker may answer
+            asked = health()
+            assert (asked.returncode, asked.stdout) == (0, "SERVING\n")
+            assert asked.stderr.startswith("store: NOT_SERVING: CrateDB at ")
+            assert message in asked.stderr
+            assert json.loads(health("--json").stdout)["failing"]["store"].endswith(message)
+            assert health("store").returncode == 1
+        crate.kill()
+        crate.restart()
+        stub.AllocateRange(request, timeout=20)
+        wait_until(lambda: health("store").returncode == 0)
+        assert health().stderr == ""
 
 
 def test_document_ids_are_made_while_the_store_is_down(crate: Crate, tmp_path: Path) -> None:

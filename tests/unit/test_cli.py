@@ -141,6 +141,17 @@ def test_the_health_request_is_what_its_own_class_reads(service: str) -> None:
     assert health_pb2.HealthCheckRequest.FromString(_health._request(service)).service == service
 
 
+def test_health_names_a_store_that_fails_and_why(server: FakeServer, run: Run) -> None:
+    """The server may still serve from its leases, so the exit code is that of the server."""
+    server.health.set("store", health_pb2.HealthCheckResponse.NOT_SERVING)
+    server.node.store_error = "CrateDB is away"
+    reply = {"status": "SERVING", "failing": {"store": "CrateDB is away"}}
+    assert json.loads(run("health", "--json")) == reply
+    assert run.fails(1, "health", "store").startswith("NOT_SERVING")
+    server.fail_next("GetNode", "PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED)
+    assert json.loads(run("health", "--json"))["failing"] == {"store": "its log says why"}
+
+
 @pytest.mark.parametrize("number", health_pb2.HealthCheckResponse.ServingStatus.values())
 def test_the_health_reply_is_what_its_own_class_writes(number: Any) -> None:
     name = health_pb2.HealthCheckResponse.ServingStatus.Name(number)

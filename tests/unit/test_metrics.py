@@ -29,6 +29,15 @@ def test_a_sum_has_all_of_each() -> None:
     assert (total.burned, total.lease_count, total.calls.in_flight) == ({"expired": 6}, 4, 1)
 
 
+def test_lines_that_logs_lost_are_summed_by_share() -> None:
+    """What a worker lost counts after its end, too."""
+    total = Counts(log_lines_lost=Counter(log=1))
+    for each in (Counts(log_lines_lost=Counter(log=2, audit=3)), Counts(log_lines_lost=Counter(audit=4))):
+        each.end()
+        total.add(json.loads(json.dumps(each.to_json())))
+    assert total.log_lines_lost == {"log": 3, "audit": 7}
+
+
 def test_of_a_process_that_ended_no_call_runs_and_no_lease_lives() -> None:
     counts = counted(0.5, running=2)
     calls = counts.calls.method(METHOD)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idalloc.cli._options import Json, Server, Timeout, arguments, settings
+from idalloc.cli._options import Json, Server, Timeout, arguments, connect, settings
 
 if TYPE_CHECKING:
     from idalloc._access import Arguments
 
+# What the server calls the check of its store.
+STORE = "store"
 STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 
 
@@ -23,16 +25,37 @@ def health(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Ask whether the server serves; the exit code is 0 only if it does."""
+    """Ask whether the server serves; the exit code is 0 only if it does.
+
+    A store that fails is named, with the cause: the server may still serve from its leases.
+    """
     target, limit = settings(context, server, timeout)
-    status = check(target, service, limit, arguments(context, target))
+    shown = arguments(context, target)
+    status = check(target, service, limit, shown)
+    failing = {}
+    if not service and check(target, STORE, limit, shown) == "NOT_SERVING":
+        failing[STORE] = _why(context, server, timeout)
     if as_json:
-        print(json.dumps({"status": status}))
+        print(json.dumps({"status": status, "failing": failing} if failing else {"status": status}))
     elif status == "SERVING":
         print(status)
+    if not as_json:
+        for name, why in failing.items():
+            print(f"{name}: NOT_SERVING: {why}", file=sys.stderr)
     if status != "SERVING":
         print(f"{status}: {service or 'the server'} at {target}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _why(context: typer.Context, server: str | None, timeout: str | None) -> str:
+    """Returns why the store fails, which callers with the role `read` may know."""
+    from idalloc import IdallocError
+
+    try:
+        with connect(context, server, timeout) as client:
+            return client.node().store_error or "its log says why"
+    except IdallocError:
+        return "its log says why"
 
 
 def check(target: str, service: str, timeout: float, shown: "Arguments") -> str:

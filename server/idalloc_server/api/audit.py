@@ -8,14 +8,17 @@ from typing import Any
 from idalloc_server.api.status import CODES
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.witness import Settings, told
-from idalloc_server.telemetry.logs import audit_log
+from idalloc_server.telemetry.logs import audit_log, refused_log
 
 # The most different records that are summed up in one second; what else comes then, is one more.
 MAX_SUMS = 1_000
 
 
 class Audit:
-    """Writes the records. None ever has a token, or anything else of a request but what is named here."""
+    """Writes the records. None ever has a token, or anything else of a request but what is named here.
+
+    A record of an administrative call has a share of the log's queue that neither the log nor refused callers can fill.
+    """
 
     def __init__(self) -> None:
         self._sums: Counter[tuple[str | None, str, str, str]] = Counter()
@@ -23,7 +26,7 @@ class Audit:
     def refused(self, refusal: Refusal, *, identity: str | None, peer: str, method: str, sequence: str | None) -> None:
         """Records a call that was refused at the door."""
         who = {"identity": identity, "peer": peer, "method": method}
-        audit_log.info("audit", **who, **_named(sequence), **_outcome(refusal), why=str(refusal))
+        refused_log.info("audit", **who, **_named(sequence), **_outcome(refusal), why=str(refusal))
 
     def count(self, refusal: Refusal, *, identity: str | None, method: str, subject: str) -> None:
         """Counts one of those of which there may be very many: they are recorded once a second, in sum."""
@@ -37,7 +40,7 @@ class Audit:
         sums, self._sums = self._sums, Counter()
         for (identity, method, reason, subject), count in sums.items():
             outcome = {"code": CODES[reason].name, "reason": reason}
-            audit_log.info("audit", identity=identity, method=method, subject=subject, **outcome, count=count)
+            refused_log.info("audit", identity=identity, method=method, subject=subject, **outcome, count=count)
 
     @contextmanager
     def deed(self, *, identity: str, peer: str, method: str, **what: Any) -> Iterator[None]:

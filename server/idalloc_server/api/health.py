@@ -17,13 +17,16 @@ MAX_WATCHES = 2_000
 MAX_WATCHES_OF_HOST = 200
 MAX_REQUEST_BYTES = 1_000
 
+# The name of the check of the store: where that fails, a server may still serve from its leases.
+STORE = "store"
+
 _Response = health_pb2.HealthCheckResponse
 # Older packages have neither this nor the method.
 _ListResponse: Any = getattr(health_pb2, "HealthListResponse", None)
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """See health.proto. One status for all services; NOT_SERVING at first.
+    """See health.proto. One status for all services, and one for the store; NOT_SERVING at first.
 
     That of the package grpcio-health-checking writes while it holds a lock: a client that never reads would keep the
     others, and the server's stop, waiting for it.
@@ -34,25 +37,34 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset(["", *services])
-        self._status: int = _Response.NOT_SERVING
+        self._statuses: dict[str, int] = dict.fromkeys([*self._services, STORE], _Response.NOT_SERVING)
         self._changed = asyncio.Event()
         self._watches: Counter[str] = Counter()
 
     def turn(self, *, serving: bool) -> None:
         """Tells all who watch, and all who ask from now on."""
-        self._status = _Response.SERVING if serving else _Response.NOT_SERVING
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._turn(self._services, serving)
+
+    def turn_store(self, *, works: bool) -> None:
+        """Does the same for the store."""
+        self._turn([STORE], works)
+
+    def _turn(self, names: Iterable[str], serving: bool) -> None:
+        statuses = self._statuses | dict.fromkeys(names, _Response.SERVING if serving else _Response.NOT_SERVING)
+        if statuses != self._statuses:
+            self._statuses = statuses
+            self._changed.set()
+            self._changed = asyncio.Event()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         """See health.proto."""
-        if request.service not in self._services:
+        if request.service not in self._statuses:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
-        return _Response(status=self._status)
+        return _Response(status=self._statuses[request.service])
 
     async def List(self, request: Any, context: Context) -> Any:
         """See health.proto."""
-        return _ListResponse(statuses={service: _Response(status=self._status) for service in self._services})
+        return _ListResponse(statuses={name: _Response(status=each) for name, each in self._statuses.items()})
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         """See health.proto."""
@@ -66,7 +78,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             told = None
             while True:
                 changed = self._changed
-                status = self._status if request.service in self._services else _Response.SERVICE_UNKNOWN
+                status = self._statuses.get(request.service, _Response.SERVICE_UNKNOWN)
                 if status != told:
                     await context.write(_Response(status=status))
                     told = status

@@ -17,7 +17,8 @@ from idalloc_server.api import status
 from idalloc_server.api.decoding import UNREADABLE, unreadable
 from idalloc_server.api.door import Context, Door, StreamHandler, UnaryHandler
 from idalloc_server.domain.errors import Refusal, ServerDraining
-from idalloc_server.telemetry.metrics import CallMetrics, MethodCalls
+from idalloc_server.domain.store_check import StoreCheck
+from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls
 
 _log = structlog.get_logger("idalloc.rpc")
 
@@ -30,10 +31,18 @@ class Calls:
         log_each: Whether each call is logged, at debug.
         push_back: Whether the transport can send the trailer that gRPC's own retry policy heeds.
         door: Lets calls in.
+        store_check: Judges by calls whether the store works.
+
+    Attributes:
+        failed: Why calls failed.
     """
 
-    def __init__(self, metrics: CallMetrics, door: Door, *, log_each: bool, push_back: bool = True) -> None:
+    def __init__(
+        self, metrics: CallMetrics, door: Door, store_check: StoreCheck, *, log_each: bool, push_back: bool = True
+    ) -> None:
+        self.failed = FailedCalls()
         self._metrics = metrics
+        self._store_check = store_check
         self._log_each = log_each
         self._push_back = push_back
         self._door = door
@@ -110,6 +119,7 @@ class Calls:
                 return await handle(request, context)
             except asyncio.CancelledError:
                 code = "CANCELLED"
+                self.failed.add(name, code, "", "the caller left, its deadline passed, or the server stopped")
                 raise
             except Exception as error:
                 answer = self._answer(name, error)
@@ -144,6 +154,11 @@ class Calls:
 
     def _answer(self, name: str, error: Exception) -> status.Status:
         if isinstance(error, Refusal):
-            return status.from_refusal(error)
-        _log.error("call_failed", method=name, exc_info=error)
-        return status.internal()
+            answer = status.from_refusal(error)
+            self.failed.add(name, answer.code.name, error.reason, answer.message)
+            self._store_check.failed(error)
+            return answer
+        answer = status.internal()
+        if self.failed.add(name, answer.code.name, "INTERNAL", repr(error)):
+            _log.error("call_failed", method=name, exc_info=error)
+        return answer

@@ -17,6 +17,7 @@ from idalloc_server.domain.range import Range
 from idalloc_server.domain.rate import Rates
 from idalloc_server.domain.sequence import Sequence, check_name
 from idalloc_server.domain.store import Store
+from idalloc_server.domain.store_check import StoreCheck
 from idalloc_server.domain.terms import Shared, Terms
 
 # A lane that issued nothing for one to two of these parts of a lease's life is dropped.
@@ -54,14 +55,16 @@ class Allocator:
     Attributes:
         burned: The ids that were taken and not issued.
         rates: How fast sequences are used.
+        store_check: Whether the store works.
     """
 
     def __init__(self, store: Store, clock: Clock, terms: Terms) -> None:
         self.burned = Burned()
         self.rates = Rates(clock)
+        self.store_check = StoreCheck()
         self._terms = terms
         self._marks = Marks()
-        self._shared = Shared(store, clock, terms, self._marks, self.burned, self.rates)
+        self._shared = Shared(store, clock, terms, self._marks, self.burned, self.rates, self.store_check)
         self._lanes: dict[str, Lane | Periods] = {}
         # Those that are out of use and not closed yet.
         self._closing: set[Lane] = set()

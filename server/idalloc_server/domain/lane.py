@@ -79,6 +79,7 @@ class Lane:
         self._marks = shared.marks
         self._burned = shared.burned
         self._rates = shared.rates
+        self._store_check = shared.store_check
         self._lease = Lease(period)
         self._renew_at = 0.0
         self._waiters: deque[_Waiter] = deque()
@@ -349,6 +350,7 @@ class Lane:
         asked_at = self._clock.boot()
         grant = await self._write(wanted)
         self._outcome_unknown = False
+        self._store_check.worked()
         if grant is None:
             if self._name in self._marks:
                 raise self._marks.missing(self._name)
@@ -449,7 +451,7 @@ class Lane:
         self._renew_at = self._clock.boot() + RENEW_AGAIN_SECONDS
         self._reserve.failed()
         if not self._waiters:
-            _log.warning("renewal_failed", sequence=self._title, error=str(error))
+            self._store_check.failed(error)
         while self._waiters:
             answer = self._waiters.popleft().answer
             if not answer.done():

@@ -7,6 +7,7 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.mark import Marks
 from idalloc_server.domain.rate import Rates
 from idalloc_server.domain.store import Store
+from idalloc_server.domain.store_check import StoreCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Shared:
         marks: What was seen of each counter.
         burned: Counts the ids that were taken and not issued.
         rates: Watches how fast sequences are used.
+        store_check: Judges by refills whether the store works.
     """
 
     store: Store
@@ -49,3 +51,4 @@ class Shared:
     marks: Marks
     burned: Burned
     rates: Rates
+    store_check: StoreCheck

@@ -1,24 +1,31 @@
-"""Logs: JSON lines, or colours on a terminal; always on standard error."""
+"""Logs: JSON lines, or colours on a terminal; always on standard error, written by a thread (``log_queue``)."""
 
 import asyncio
+import atexit
 import logging
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from typing import TextIO, cast
+from typing import Any
 
 import structlog
 
-# So many lines are written in one go, so that very many do not hold up the event loop.
+from idalloc_server.telemetry.log_queue import STDOUT, LogQueue, Share
+
+# So many lines are queued in one go, so that very many do not hold up the event loop.
 LINES_AT_ONCE = 100
 
+_ALWAYS = structlog.make_filtering_bound_logger(logging.NOTSET)
 _log = structlog.get_logger("idalloc")
-# The audit is written whatever ``log_level`` is: it is no matter of how much somebody wants to read.
-audit_log = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET))
+# Why calls fail, and the audit, are written whatever ``log_level`` is.
+failed_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS)
+audit_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=(Share.AUDIT,))
+refused_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=(Share.REFUSED,))
 
 
 def configure(level: str, **always: object) -> None:
-    """Sets up logging for the whole process.
+    """Sets up logging for the whole process, also of what libraries log and of exceptions that nobody catches.
 
     Args:
         level: debug, info, warning or error; what lies below costs nothing.
@@ -37,10 +44,64 @@ def configure(level: str, **always: object) -> None:
             else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        # It writes each line in one go: several processes may share the stream.
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Lossy(sys.stderr))),
+        logger_factory=_Lines,
         cache_logger_on_first_use=True,
     )
+    # All of these print to standard error otherwise, and so wait for its reader.
+    logging.basicConfig(handlers=[_Records()], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = lambda *error: _log.critical("crashed", exc_info=error)
+    threading.excepthook = sys.unraisablehook = _log_unhandled
+
+
+def print_line(text: str, stream: int = STDOUT) -> None:
+    """Prints a line as it is, without waiting for its reader.
+
+    Args:
+        text: The line.
+        stream: ``STDOUT`` or ``STDERR``.
+    """
+    _queue.put(Share.LOG, text, stream)
+
+
+def lost_lines() -> Counter[str]:
+    """Returns how many lines of this process's log were lost, by ``Share``."""
+    return _queue.lost
+
+
+class _Lines:
+    """What structlog writes its lines to."""
+
+    def __init__(self, name: object = None) -> None:
+        self._share = name if isinstance(name, Share) else Share.LOG
+
+    def msg(self, line: str) -> None:
+        _queue.put(self._share, line)
+
+    debug = info = warning = error = critical = exception = msg
+
+
+class _Records(logging.Handler):
+    """Logs what libraries give to the standard library's logging, such as asyncio and grpcio."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+        except Exception:
+            message = repr((record.msg, record.args))
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
+        _log.log(level, "library", logger=record.name, message=message, exc_info=record.exc_info)
+
+
+def _log_unhandled(found: Any) -> None:
+    """Logs an exception that ended a thread, or that was raised where Python cannot pass it on."""
+    _log.error("unhandled", exc_info=(found.exc_type, found.exc_value, found.exc_traceback))
+
+
+def _lost_line(lost: Counter[str]) -> str:
+    """Returns the line that says how many were lost: it has its own way to the stream."""
+    line: str = _lost_log.warning("log_lines_lost", **lost)
+    return line
 
 
 def _printable(logger: object, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
@@ -51,19 +112,10 @@ def _printable(logger: object, method: str, line: structlog.types.EventDict) -> 
     }
 
 
-class _Lossy:
-    """A stream that loses what cannot be written, as on a disk that is full: no log is worth a call, or the server."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        with suppress(OSError):
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self._stream.flush()
+# Returns each line instead of writing it.
+_lost_log = structlog.wrap_logger(structlog.testing.ReturnLogger(), wrapper_class=_ALWAYS)
+_queue = LogQueue(_lost_line)
+atexit.register(_queue.flush)
 
 
 async def watch_burned(pop_new: Callable[[], Iterable[tuple[str, str, str, int]]]) -> None:

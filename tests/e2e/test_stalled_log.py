@@ -1,0 +1,187 @@
+"""A server whose log nobody reads goes on serving, counts what its log lost, and stops in time: real pipes."""
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import grpc
+import pytest
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
+from idalloc_server.telemetry.log_queue import FLUSH_SECONDS
+from tests.processes import Server, environment, serve_command
+
+# Linux's smallest pipe.
+PIPE_BYTES = 4096
+# A name whose line in the audit has over 2,000 bytes: more of them than a process queues.
+LONG = "\x01" * 255
+MANY = 700
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 50) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+class Reader:
+    """The other end of the pipe; reads nothing before ``start``."""
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+        self._content = b""
+        self._thread = Thread(target=self._read)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Returns the whole lines that came."""
+        found = self._content.split(b"\n")[:-1]
+        return [json.loads(line) for line in found if line.startswith(b"{")]
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if line["event"] == event]
+
+    def close(self) -> None:
+        """Reads the rest, if it reads, until the process has ended."""
+        if self._end < 0:
+            return
+        if self._thread.ident is not None:
+            self._thread.join()
+        os.close(self._end)
+        self._end = -1
+
+    def _read(self) -> None:
+        while chunk := os.read(self._end, 2**16):
+            self._content += chunk
+
+
+@contextmanager
+def stalled(folder: Path, **settings: object) -> Iterator[tuple[Server, Reader]]:
+    """Runs a server whose standard error is a pipe that nobody reads yet."""
+    ours, theirs = os.pipe()
+    fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    reader = Reader(ours)
+    command = serve_command(store=f"sqlite://{folder}/ids.db", **settings)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment())
+    os.close(theirs)
+    assert process.stdout
+    try:
+        welcome = process.stdout.readline().strip()
+        assert "serves on " in welcome
+        yield Server(process, welcome.split("serves on ")[1].split(",")[0], welcome, folder), reader
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stdout.close()
+        reader.close()
+
+
+def call(server: Server, times: int) -> None:
+    """Calls one after the other; each has to be answered."""
+    with grpc.insecure_channel(server.address) as channel:
+        stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+        for _ in range(times):
+            stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=20)
+
+
+def administrate(server: Server, name: str, times: int = 1) -> None:
+    """Makes calls that are refused, and in the audit."""
+
+    async def work() -> None:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub: Any = sequences_pb2_grpc.SequenceServiceStub(channel)
+            request = sequences_pb2.DeleteSequenceRequest(name=name)
+            calls = (stub.DeleteSequence(request, timeout=60) for _ in range(times))
+            refused = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(each, grpc.aio.AioRpcError) for each in refused)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_calls_and_a_stop_go_on_while_nobody_reads_the_log(tmp_path: Path, workers: int) -> None:
+    """A full pipe on standard error holds up no call, and a stop for FLUSH_SECONDS of each process at most."""
+    with stalled(tmp_path, workers=workers, log_level="debug") as (server, _):
+        call(server, 100)
+        began = time.monotonic()
+        assert server.stop(timeout=60) == 0
+        assert time.monotonic() - began > FLUSH_SECONDS  # it was stalled
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_lost_lines_are_counted_and_reported(tmp_path: Path, workers: int) -> None:
+    """No line is lost in silence: those that came, and those that were counted, are all."""
+    with stalled(tmp_path, workers=workers, log_level="info") as (server, reader):
+        administrate(server, LONG, MANY)
+        call(server, 1)
+        reader.start()
+        wait_until(lambda: bool(reader.named("log_lines_lost")))
+        administrate(server, "nothing")
+        wait_until(lambda: any(line["sequence"] == "nothing" for line in reader.named("audit")))
+        assert server.stop(timeout=60) == 0
+        server.process.wait()
+        reader.close()
+        lost = sum(line["audit"] for line in reader.named("log_lines_lost"))
+        assert 0 < lost < MANY
+        assert len(reader.named("audit")) + lost == MANY + 1
+        [stopped] = reader.named("stopped")
+        assert stopped["log_lines_lost"] == {"audit": lost}
+        # Lines of another kind had their own place.
+        assert sum(line["count"] for line in reader.named("calls_failed")) == MANY + 1
+
+
+@contextmanager
+def full_pipe() -> Iterator[int]:
+    """Gives the writing end of a pipe that is full and that nobody reads."""
+    ours, theirs = os.pipe()
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    os.write(theirs, b"x" * PIPE_BYTES)
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+def test_a_server_starts_while_nobody_reads_its_output(tmp_path: Path) -> None:
+    """A full pipe on standard output holds up no start."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = serve_command(store=f"sqlite://{tmp_path}/ids.db", listen=address)
+    with full_pipe() as pipe:
+        process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment())
+        try:
+            with grpc.insecure_channel(address) as channel:
+                stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+                request = pb.AllocateRangeRequest(sequence="orders")
+                for _ in range(20):
+                    stub.AllocateRange(request, timeout=30, wait_for_ready=True)
+                process.terminate()
+                assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_refused_start_ends_while_nobody_reads_why(tmp_path: Path, workers: int) -> None:
+    """A full pipe on standard error holds up no exit: what restarts the server sees its exit code."""
+    (tmp_path / "notes.db").write_text("not a database, but long enough to be taken for one " * 20)
+    command = serve_command(store=f"sqlite://{tmp_path}/notes.db", workers=workers)
+    with full_pipe() as pipe:
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=pipe, env=environment(), timeout=40)
+    assert done.returncode == 2

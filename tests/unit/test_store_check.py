@@ -1,0 +1,51 @@
+"""The store's health is judged by what was asked of it."""
+
+import asyncio
+
+import structlog
+
+from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.errors import SequenceNotFound
+from idalloc_server.domain.terms import Terms
+from tests.fakes import FakeClock, MemoryStore, rejected
+
+TERMS = Terms(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
+
+
+async def settle() -> None:
+    """Lets a refill from a store in memory run to its end."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_refill_that_fails_without_callers_is_seen() -> None:
+    """Callers served from a lease notice nothing; health and the log say why the store fails, once a second."""
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    node = Allocator(store, clock, TERMS)
+    for _ in range(5):
+        await node.allocate("orders", 10)
+    clock.advance(70)  # a third of the lease is gone: it is to be renewed
+    store.next("grant", rejected())
+    assert node.take("orders", 1) is not None
+    await settle()
+    with structlog.testing.capture_logs() as logs:
+        node.store_check.judge()
+        node.store_check.judge()
+    assert node.store_check.error == "the store said no"
+    assert [(line["event"], line["count"]) for line in logs] == [("store_fails", 1)]
+    clock.advance(2)
+    assert node.take("orders", 1) is not None
+    await settle()
+    with structlog.testing.capture_logs() as logs:
+        node.store_check.judge()
+    assert node.store_check.error == ""
+    assert [line["event"] for line in logs] == ["store_works_again"]
+
+
+async def test_a_mistake_of_a_caller_is_no_fault_of_the_store() -> None:
+    """Only errors of the store count."""
+    check = Allocator(MemoryStore(FakeClock()), FakeClock(), TERMS).store_check
+    check.failed(SequenceNotFound("orders"))
+    check.judge()
+    assert check.error == ""
