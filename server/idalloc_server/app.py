@@ -6,6 +6,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import suppress
 from importlib.metadata import version
 
 import grpc
@@ -54,11 +55,13 @@ from idalloc_server.telemetry.metrics import CallMetrics, Counts
 STREAMS_SHARE = 0.8
 # How soon a store that was away at the start is tried again.
 OPEN_AGAIN_SECONDS = 1.0
-# A stop closes the port when no call came for so long: one that came just then would be answered with CANCELLED, which
-# its caller need not try again. Those that were refused wait a second before they do.
+# A stop closes the port when no call came for so long, and none runs: grpc answers one that comes just then with
+# CANCELLED, which its caller need not try again.
 SILENT_SECONDS = 0.1
-# How long it waits for that, where callers do not wait.
+# How long it waits for that, where calls last or callers do not wait for earlier calls.
 FALL_SILENT_SECONDS = 1.0
+# How long clients may take to read the last replies, and to acknowledge that their connection ends.
+LAST_REPLIES_SECONDS = 5.0
 # How long a stop waits for the store to take unused ids back.
 RELEASE_SECONDS = 5.0
 
@@ -224,7 +227,7 @@ class _Node:
         self._calls.wrap(node, _NODE)
         node_pb2_grpc.add_NodeServiceServicer_to_server(node, added)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, added)
-        reflection.enable(added, [*_SERVICES, SERVICE_NAME], door, self._calls)
+        self._reflection = reflection.enable(added, [*_SERVICES, SERVICE_NAME], door, self._calls)
 
     async def run(self, welcome: str) -> None:
         """Serves until SIGTERM or SIGINT, then drains. Before this they end the process at once."""
@@ -268,16 +271,38 @@ class _Node:
         return Counts(self._metrics, burned, self._allocator.lease_count, lost_lines())
 
     async def _drain(self) -> None:
-        """Refuses new calls, sends connections elsewhere, and lets running calls end; streams that last are told to."""
+        """Refuses new calls, sends connections elsewhere, and lets running calls end; streams that last are ended."""
         timeout = self._role.drain_timeout
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def left(share: float = 1.0) -> float:
+            return max(0.0, began + timeout * share - loop.time())
+
         _log.info("draining", calls=self._metrics.in_flight, drain_timeout=timeout)
         self._health.turn(serving=False)
+        if self._can_turn_away:
+            self._calls.hold()
+        else:
+            self._calls.drain()
+        await self._calls.fall_silent(SILENT_SECONDS, within=min(FALL_SILENT_SECONDS, timeout / 2))
+        leaving = None
+        if self._can_turn_away:
+            leaving = asyncio.create_task(self._server.stop(left()))
+            await asyncio.sleep(0)  # It has sent GOAWAY: refusals arrive after it, and their callers connect anew.
+        with suppress(TimeoutError):  # one that hangs is killed later
+            await asyncio.wait_for(self._role.closed(), FALL_SILENT_SECONDS)
         self._calls.drain()
-        await self._calls.fall_silent(SILENT_SECONDS, within=min(FALL_SILENT_SECONDS, timeout))
-        leaving = asyncio.create_task(self._server.stop(timeout)) if self._can_turn_away else None
-        if not await self._calls.all_ended(within=timeout * STREAMS_SHARE):
+        if not await self._calls.all_ended(within=left(STREAMS_SHARE)):
             self._calls.end_streams()
-            await self._calls.all_ended(within=timeout * (1 - STREAMS_SHARE))
+            await self._calls.all_ended(within=left())
+        self._health.end()
+        self._reflection.end()
+        if leaving:
+            # It ends when each client has read all that was written to it, and its connection is closed.
+            await asyncio.wait({leaving}, timeout=min(LAST_REPLIES_SECONDS, left()))
+        else:
+            await asyncio.sleep(SILENT_SECONDS)  # Native's threads write the last replies; its stop does not wait.
         await self._server.stop(None)
         if leaving:
             await leaving

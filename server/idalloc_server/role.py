@@ -59,6 +59,10 @@ class Role(Protocol):
         """Passes on what is counted, each second, for ever. Its owner cancels it."""
         ...
 
+    async def closed(self) -> None:
+        """Waits until the whole server takes no connection, once this process does not."""
+        ...
+
     async def leave(self) -> bool:
         """Waits until the whole server has drained, once this process has.
 
@@ -109,6 +113,9 @@ class Alone:
     async def watch(self, counts: Callable[[], Counts]) -> None:
         """See ``Role.watch``."""
         await log_calls(lambda: counts().calls)
+
+    async def closed(self) -> None:
+        """See ``Role.closed``: there is no other process."""
 
     async def leave(self) -> bool:
         """See ``Role.leave``."""

@@ -29,8 +29,7 @@ from idalloc_server.telemetry.metrics import Counts, log_calls
 
 # A worker that served that long is replaced at once when it dies; any other one after a pause that grows.
 STEADY_SECONDS = 10.0
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 30.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 # How long a worker waits that drained without being told to: a signal to all processes may reach us last.
 OWN_END_SECONDS = 1.0
 # How much longer than drain_timeout a stop may take in all: to give ids back, and to release the prefix.
@@ -38,8 +37,7 @@ END_SECONDS = 15.0
 # A worker that takes longer than this for what it was told, its calls to the store apart, hangs. A change (the store's
 # clock, and a claim) and a start have so many of those, one after the other; each may take store_timeout.
 ANSWER_SECONDS = 10.0
-CHANGE_CALLS = 2
-START_CALLS = 5
+CHANGE_CALLS, START_CALLS = 2, 5
 # What UpdateNode changes, and the setting that it is.
 _SETTINGS = {"prefix": "node_prefix", "offset": "auto_increment_offset", "increment": "auto_increment_increment"}
 
@@ -57,7 +55,7 @@ class WorkerProcess:
         number: Which one it is, from 1 on; the one that replaces it has the same.
         counts: What it counted, as it told last.
         serves: Whether it serves, and health may say so.
-        drained: Set when none of its calls runs any more, and its leases are given back.
+        closed, drained: Set when it takes no more connections, and when its leases are given back.
         ended: The task that ends with the process, and returns its exit code.
         began: When it began to serve, in seconds of the loop's clock; infinite before.
     """
@@ -66,7 +64,7 @@ class WorkerProcess:
         self.number = number
         self.counts = Counts().to_json()
         self.serves = False
-        self.drained = asyncio.Event()
+        self.closed, self.drained = asyncio.Event(), asyncio.Event()
         self.process = process
         self.tell = pipe.tell
         self.began = math.inf
@@ -95,12 +93,15 @@ class WorkerProcess:
                     supervisor.asked(self, message)
                 case "asks":
                     supervisor.ask_who_calls()
+                case "closed":
+                    self.closed.set()
                 case "drained":
                     self.drained.set()
                     supervisor.drained(self)
                 case _:
                     self._replies.put_nowait(message)
         self.serves = False
+        self.closed.set()
         self.drained.set()
         self._replies.put_nowait(None)
         await self._pipe.close()
@@ -377,8 +378,10 @@ class Supervisor:
         return code
 
     async def _end(self, workers: list[WorkerProcess]) -> None:
+        await asyncio.gather(*(each.closed.wait() for each in workers))
         for each in workers:
-            await each.drained.wait()
+            each.tell("refuse")
+        await asyncio.gather(*(each.drained.wait() for each in workers))
         for each in workers:
             each.tell("end", all=True)
         await asyncio.gather(*(asyncio.shield(each) for each in self._hearing.values()))

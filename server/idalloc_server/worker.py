@@ -54,6 +54,8 @@ class Worker:
         self._doc_ids: DocIds | None = None
         self._door: Door | None = None
         self._all_serve = asyncio.Event()
+        self._all_stop = False
+        self._all_closed = asyncio.Event()
         self._may_end: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._agreed: asyncio.Future[bool] | None = None
         self._questions: dict[int, asyncio.Future[Message]] = {}
@@ -80,7 +82,10 @@ class Worker:
                     if not question.done():  # else its caller went away
                         question.set_result(message)
                 case "stop":
+                    self._all_stop = True
                     self.stopping.set()
+                case "refuse":
+                    self._all_closed.set()
                 case "end":
                     self._let_end(message["all"])
         self._orphaned()
@@ -121,6 +126,12 @@ class Worker:
         while True:
             await asyncio.sleep(1)
             self._pipe.tell("counts", counts=counts().to_json())
+
+    async def closed(self) -> None:
+        """See ``Role.closed``: callers that this one refuses connect anew, and not to one that is about to close."""
+        self._pipe.tell("closed")
+        if self._all_stop:
+            await self._all_closed.wait()
 
     async def leave(self) -> bool:
         """See ``Role.leave``."""
@@ -193,6 +204,7 @@ class Worker:
     def _orphaned(self) -> None:
         self.drain_timeout = min(self.drain_timeout, ORPHAN_DRAIN_SECONDS)
         self.stopping.set()
+        self._all_closed.set()
         self._let_end(True)
         if self._agreed is not None and not self._agreed.done():
             self._agreed.set_result(False)

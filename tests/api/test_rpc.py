@@ -15,7 +15,7 @@ from idalloc_server.api import status
 from idalloc_server.domain import errors
 from idalloc_server.domain.sequence import MAX_ID
 from idalloc_server.telemetry.metrics import MAX_CAUSES
-from tests.api.conftest import Served
+from tests.api.conftest import Served, until
 from tests.api.errors import details_of
 from tests.fakes import rejected
 
@@ -134,6 +134,20 @@ async def test_a_draining_server_refuses_new_calls_and_lets_streams_end(served: 
     assert details_of(failed.value).info.reason == "SERVER_DRAINING"
     assert await served.calls.all_ended(within=1)
     assert served.metrics.in_flight == 0
+
+
+async def test_a_held_call_waits_for_its_refusal(served: Served) -> None:
+    """At a stop a call that came too late is neither served nor refused before its client can go elsewhere."""
+    served.calls.hold()
+    call = asyncio.ensure_future(served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders")))
+    await until(lambda: served.metrics.started == 1)
+    assert await served.calls.all_ended(within=0)  # of those that run
+    assert not call.done()
+    served.calls.drain()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    assert details_of(failed.value).info.reason == "SERVER_DRAINING"
+    assert served.store.calls_of("grant") == []
 
 
 async def test_reflection_finds_services_methods_and_files(served: Served) -> None:

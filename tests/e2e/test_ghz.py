@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +92,26 @@ def test_every_call_of_the_configuration_succeeds(ghz: str, server: Server, conf
     assert done.returncode == 0, done.stderr
     # ghz exits with 0 also where every call failed.
     assert json.loads(done.stdout)["statusCodeDistribution"] == {"OK": 100}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("transport", ["grpcio", "native"])
+@pytest.mark.parametrize("call", ["AllocateRange", "StreamRanges"])
+def test_no_call_is_cancelled_at_a_stop(ghz: str, tmp_path: Path, call: str, transport: str, workers: int) -> None:
+    """With 64 calls in flight at SIGTERM, each is served or refused; ghz calls on until its time is over."""
+    data = {"sequence": "orders"} | ({"total_id_count": "30", "chunk_id_count": "1"} if call == "StreamRanges" else {})
+    options = ["--concurrency=64", "--connections=8", "--duration=6s", "--duration-stop=wait", "--format=json"]
+    with running(tmp_path, transport=transport, workers=workers) as server:
+        command = [ghz, "--insecure", f"--call=idalloc.v1.IdAllocatorService/{call}", f"--data={json.dumps(data)}"]
+        command += [*options, server.address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as load:
+            while '"event": "calls"' not in server.log.read_text() and load.poll() is None:
+                time.sleep(0.05)
+            assert server.stop() == 0
+            report, errors = load.communicate(timeout=60)
+    assert load.returncode == 0, errors
+    assert set(json.loads(report)["statusCodeDistribution"]) == {"OK", "Unavailable"}
+    assert "Cancelling all calls" not in report
 
 
 def test_every_rpc_that_gives_ids_has_a_configuration() -> None:

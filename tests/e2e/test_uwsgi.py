@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import pytest
 
 import idalloc
+from tests.environments import uwsgi
 from tests.processes import environment, running
-from tests.uwsgi_environment import uwsgi
 
 ROOT = Path(__file__).parents[2]
 CLIENT = Path(idalloc.__file__).parents[1]

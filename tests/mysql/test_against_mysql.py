@@ -11,7 +11,7 @@ import pytest
 
 from idalloc_server.domain.doc_id import DocIds
 from idalloc_server.domain.epoch import Epoch
-from tests import mysqlx_environment
+from tests import environments
 from tests.fakes import FakeClock, MemoryStore
 from tests.mysql import server
 
@@ -27,7 +27,7 @@ Insert = Callable[[int, int, int, int], list[str]]
 @pytest.fixture
 def insert() -> Iterator[Insert]:
     """Inserts documents into a fresh server, by (offset, increment, prefix, count)."""
-    interpreter = mysqlx_environment.python()
+    interpreter = environments.mysqlx_python()
     with server.running() as port:
         client = subprocess.Popen(
             [interpreter, Path(__file__).with_name("insert_documents.py"), str(port)],

@@ -9,7 +9,7 @@ import pytest
 
 from idalloc_server.domain.doc_id import DocIdRun
 from idalloc_server.xproto.notice import document_ids_frame, insert_id_frame
-from tests import mysqlx_environment
+from tests import environments
 from tests.unit import recordings
 
 # Installing takes some seconds, where it has not been done.
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def mysqlx() -> Path:
-    return mysqlx_environment.python()
+    return environments.mysqlx_python()
 
 
 def read(mysqlx: Path, *frames: bytes) -> Any:

@@ -320,8 +320,12 @@ class TestStopping:
             server._signalled(signal.SIGTERM)
             for worker in (one, other):
                 await worker.hears("stop")
+            one.pipe.tell("closed")
             one.pipe.tell("drained")
             if ends:
+                other.pipe.tell("closed")
+                for worker in (one, other):
+                    await worker.hears("refuse")
                 other.pipe.tell("drained")
                 for worker in (one, other):
                     await worker.hears("end")
@@ -331,6 +335,25 @@ class TestStopping:
         assert killed == ([] if ends else [([1, 2], 1)])
         assert one.ended.is_set()
         assert other.ended.is_set()
+
+    async def test_calls_are_refused_once_all_workers_closed(self, workers: FakeWorkers) -> None:
+        """No caller is sent from a worker that closed to one that is about to."""
+        settings = Settings.model_validate({"listen": "127.0.0.1:0", "workers": 2})
+        server = Supervisor(settings, Persisted(None, "127.0.0.1:0"))
+        running = asyncio.create_task(server.run())
+        one, other = await both_serve(workers)
+        server._signalled(signal.SIGTERM)
+        for worker in (one, other):
+            await worker.hears("stop")
+        one.pipe.tell("closed")
+        one.asks("lease_count")
+        await one.answered()  # and no "refuse" before it
+        await other.end()
+        await one.hears("refuse")
+        one.pipe.tell("drained")
+        await one.hears("end")
+        await one.end()
+        assert await asyncio.wait_for(running, SECONDS) == 0
 
 
 class TestCounting:

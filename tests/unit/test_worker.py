@@ -109,3 +109,21 @@ async def test_a_worker_tells_once_that_it_asks_who_calls(pipes: tuple[Pipe, Pip
     worker.ask()
     worker.joined()
     assert [(await supervisor.hear() or {})["what"] for _ in range(3)] == ["asks", "serves", "joined"]
+
+
+@pytest.mark.parametrize("all_stop", [True, False])
+async def test_a_worker_that_closed_waits_for_the_others(pipes: tuple[Pipe, Pipe], all_stop: bool) -> None:
+    """A worker that stops by itself does not wait: the others go on."""
+    supervisor, ours = pipes
+    worker = Worker(ours, 2, 1.0)
+    hearing = asyncio.create_task(worker.hear())
+    async with asyncio.timeout(10):
+        if all_stop:
+            supervisor.tell("stop")
+            await worker.stopping.wait()
+        closed = asyncio.create_task(worker.closed())
+        assert await supervisor.hear() == {"what": "closed"}
+        assert closed.done() is not all_stop
+        supervisor.tell("refuse")
+        await closed
+    hearing.cancel()

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from idalloc_server.api.door import Context
 from idalloc_server.api.failures import host_of
+from idalloc_server.domain.errors import ServerDraining
 
 # The most that watch at a time, and of these the most from one host. Each costs some kB, and the size of its request,
 # for as long as it likes, and need not say who it is.
@@ -39,6 +40,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._services = frozenset(["", *services])
         self._statuses: dict[str, int] = dict.fromkeys([*self._services, STORE], _Response.NOT_SERVING)
         self._changed = asyncio.Event()
+        self._ending = False
         self._watches: Counter[str] = Counter()
 
     def turn(self, *, serving: bool) -> None:
@@ -55,6 +57,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             self._statuses = statuses
             self._changed.set()
             self._changed = asyncio.Event()
+
+    def end(self) -> None:
+        """Ends all watches, which would last as long as their clients."""
+        self._ending = True
+        self._changed.set()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         """See health.proto."""
@@ -82,6 +89,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                 if status != told:
                     await context.write(_Response(status=status))
                     told = status
+                if self._ending:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, str(ServerDraining()))
                 await changed.wait()
         finally:
             self._watches[host] -= 1

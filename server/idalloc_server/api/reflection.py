@@ -1,5 +1,6 @@
 """Server reflection that ghz and grpcurl both understand."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -10,14 +11,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from idalloc_server.api.door import Context, Door
 from idalloc_server.api.rpc import Calls
-from idalloc_server.domain.errors import Refusal
+from idalloc_server.domain.errors import Refusal, ServerDraining
 
 # Its own annotations say that it is a coroutine, which it is not.
 _Base: Any = reflection.aio.ReflectionServicer
 _METHOD = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
-def enable(server: grpc.aio.Server, services: Sequence[str], door: Door, calls: Calls) -> None:
+def enable(server: grpc.aio.Server, services: Sequence[str], door: Door, calls: Calls) -> "_Guarded":
     """Lets clients ask a server for the protos of these services, and of reflection itself.
 
     Args:
@@ -25,9 +26,13 @@ def enable(server: grpc.aio.Server, services: Sequence[str], door: Door, calls: 
         services: The services.
         door: Knows who may: whoever it knows.
         calls: Answers those who may not.
+
+    Returns:
+        Its streams, which a server that stops has to end.
     """
     servicer = _Guarded([*services, reflection.SERVICE_NAME], door, calls)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    return servicer
 
 
 class _Guarded(_Base):  # type: ignore[misc]
@@ -37,6 +42,14 @@ class _Guarded(_Base):  # type: ignore[misc]
         super().__init__(names, pool=_MethodAwarePool())
         self._door = door
         self._calls = calls
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Ends all streams, which would last as long as their clients."""
+        self._ending.set()
+        for stream in self._waiting:
+            stream.cancel()
 
     async def ServerReflectionInfo(self, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
         """See reflection.proto."""
@@ -49,9 +62,23 @@ class _Guarded(_Base):  # type: ignore[misc]
             await self._calls.refuse(refusal, context)
 
     async def _admitted(self, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
-        async for request in requests:
+        coming = aiter(requests)
+        stream: Any = asyncio.current_task()
+        while not self._ending.is_set():
+            self._waiting.add(stream)
+            try:
+                request = await anext(coming, None)
+            except asyncio.CancelledError:
+                if self._ending.is_set():
+                    break
+                raise
+            finally:
+                self._waiting.discard(stream)
+            if request is None:
+                return
             self._door.admit(_METHOD, context)
             yield request
+        raise ServerDraining
 
 
 class _MethodAwarePool:

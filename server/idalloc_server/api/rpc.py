@@ -47,6 +47,8 @@ class Calls:
         self._push_back = push_back
         self._door = door
         self._draining = False
+        self._refusing = asyncio.Event()
+        self._held = 0
         self._ending_streams = False
         self._ended = asyncio.Event()
 
@@ -58,9 +60,15 @@ class Calls:
             handle = self._written(handler) if method.server_streaming else handler
             setattr(servicer, method.name, self._around(name, self._metrics.method(name), handle))
 
-    def drain(self) -> None:
-        """Refuses new calls from now on."""
+    def hold(self) -> None:
+        """Lets new calls wait from now on, until ``drain`` refuses them."""
         self._draining = True
+        self._refusing.clear()
+
+    def drain(self) -> None:
+        """Refuses new calls from now on, and those that wait."""
+        self._draining = True
+        self._refusing.set()
 
     def end_streams(self) -> None:
         """Ends running streams before their next message."""
@@ -68,7 +76,7 @@ class Calls:
         self._door.end_streams()
 
     async def fall_silent(self, pause: float, within: float) -> None:
-        """Waits until no call came for a while: those who were refused wait before they try again, or are elsewhere.
+        """Waits until no call runs, and none came for a while: their callers wait for those that are held.
 
         Args:
             pause: For how long none came, in seconds.
@@ -76,12 +84,12 @@ class Calls:
         """
         deadline = perf_counter() + within
         known = -1
-        while known < self._metrics.started and perf_counter() + pause < deadline:
+        while (self._running or known < self._metrics.started) and perf_counter() + pause < deadline:
             known = self._metrics.started
             await asyncio.sleep(pause)
 
     async def all_ended(self, within: float) -> bool:
-        """Waits for the calls that run, once new ones are refused.
+        """Waits for the calls that run, once new ones are held or refused.
 
         Args:
             within: Seconds.
@@ -89,11 +97,16 @@ class Calls:
         Returns:
             Whether all ended in time.
         """
-        if self._metrics.in_flight:
+        if self._running:
             self._ended.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), within)
-        return not self._metrics.in_flight
+        return not self._running
+
+    @property
+    def _running(self) -> int:
+        """How many calls run, less those that are held."""
+        return self._metrics.in_flight - self._held
 
     async def refuse(self, refusal: Refusal, context: Context) -> None:
         """Ends a call with a refusal."""
@@ -111,6 +124,7 @@ class Calls:
             code = "OK"
             try:
                 if self._draining:
+                    await self._wait_for_refusal()
                     self._door.turn_away(name, context, ServerDraining())
                 if request is UNREADABLE:
                     self._door.turn_away(name, context, unreadable())
@@ -128,12 +142,19 @@ class Calls:
             finally:
                 seconds = perf_counter() - began
                 calls.end(code, seconds)
-                if self._draining and not self._metrics.in_flight:
+                if self._draining and not self._running:
                     self._ended.set()
                 if self._log_each:
                     _log.debug("call", method=name, code=code, ms=round(seconds * 1000, 3))
 
         return call
+
+    async def _wait_for_refusal(self) -> None:
+        self._held += 1
+        try:
+            await self._refusing.wait()
+        finally:
+            self._held -= 1
 
     def _written(self, handler: StreamHandler) -> UnaryHandler:
         async def write_all(request: Any, context: Context) -> None:

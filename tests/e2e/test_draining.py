@@ -1,0 +1,171 @@
+"""A stop under load: what each kind of call gets from a real server that stops."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import id_allocator_pb2_grpc
+from tests.faults import http2
+from tests.processes import Server, running
+
+CALLERS, CONNECTIONS = 64, 8
+STOPPING = (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+NO_ERROR = 0
+transports = pytest.mark.parametrize("transport", ["grpcio", "native"])
+
+
+class Load:
+    """Callers that never wait: each begins its next call as soon as the last one has ended, whatever came of it.
+
+    Attributes:
+        ended: How many calls ended, by code and text. Those that found no server are left out.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.ended: Counter[tuple[grpc.StatusCode, str]] = Counter()
+        self._busy = asyncio.Event()
+        options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+        self._channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(CONNECTIONS)]
+        self._callers: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Load":
+        await asyncio.gather(*(channel.channel_ready() for channel in self._channels))
+        self._callers = [asyncio.create_task(self._call(self._channels[n % CONNECTIONS])) for n in range(CALLERS)]
+        await self._busy.wait()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for caller in self._callers:
+            caller.cancel()
+        await asyncio.gather(*self._callers, return_exceptions=True)
+        for channel in self._channels:
+            await channel.close()
+
+    async def _call(self, channel: grpc.aio.Channel) -> None:
+        stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+        while True:
+            try:
+                await stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=30)
+                self.ended[grpc.StatusCode.OK, ""] += 1
+                if self.ended.total() > 10 * CALLERS:
+                    self._busy.set()
+            except grpc.aio.AioRpcError as error:
+                self.ended[error.code(), str(error.details())] += 1
+
+
+async def ended(process: "subprocess.Popen[str]") -> int:
+    return await asyncio.to_thread(process.wait, 30)
+
+
+@transports
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_64_calls_in_flight_are_served_or_refused(tmp_path: Path, transport: str, workers: int) -> None:
+    """Within drain_timeout a call is answered or refused, and never cancelled."""
+    with running(tmp_path, transport=transport, workers=workers) as server:
+        async with Load(server.address) as load:
+            server.send(signal.SIGTERM)
+            assert await ended(server.process) == 0
+    assert {code for code, _ in load.ended} == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+    assert [text for _, text in load.ended if "Cancelling" in text] == []
+
+
+def log_of(server: Server, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - another process does it
+            await asyncio.sleep(0.02)
+
+
+@transports
+async def test_callers_of_a_worker_that_is_replaced_are_refused(tmp_path: Path, transport: str) -> None:
+    """A worker that drains alone sends its callers to the others, and cancels none."""
+    with running(tmp_path, transport=transport, workers=2) as server:
+        async with Load(server.address) as load:
+            os.kill(log_of(server, "worker_started")[0]["pid"], signal.SIGTERM)
+            await until(lambda: len(log_of(server, "worker_started")) == 3)
+    assert {code for code, _ in load.ended} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+
+
+def replies(connection: socket.socket) -> Iterator[bytes]:
+    """Yields GOAWAYs and replies until the connection ends; answers pings late, and after the last reply."""
+    pings, at_end = [], False
+    with suppress(ConnectionError):
+        while True:
+            kind, flags, _, payload = http2.read_frame(connection)
+            if kind == http2.PING and not flags & http2.ACK:
+                pings.append(payload)
+            at_end |= kind == http2.HEADERS and bool(flags & http2.END_STREAM)
+            if kind in (http2.DATA, http2.GOAWAY):
+                yield bytes([kind]) + payload
+            while at_end and pings:
+                time.sleep(0.5)  # a server that does not wait for the answer has closed the connection by then
+                connection.sendall(http2.frame(http2.PING, http2.ACK, 0, pings.pop()))
+    assert at_end
+
+
+def messages_in(data: bytes) -> int:
+    """Counts gRPC's messages: each has a byte and its length before it."""
+    count = 0
+    while data:
+        data = data[5 + int.from_bytes(data[1:5], "big") :]
+        count += 1
+    return count
+
+
+@transports
+def test_a_client_that_reads_late_gets_all_replies(tmp_path: Path, transport: str) -> None:
+    """A connection ends when its client has read the last reply, and not by an error."""
+    request = pb.StreamRangesRequest(sequence="orders", total_id_count=300, chunk_id_count=1)
+    with running(tmp_path, transport=transport) as server, http2.connect(server.address) as connection:
+        connection.sendall(http2.headers(1, "StreamRanges") + http2.message(1, request.SerializeToString()))
+        coming = replies(connection)
+        received = [next(coming)]
+        server.send(signal.SIGTERM)
+        received += coming
+        assert server.process.wait(30) == 0
+    assert messages_in(b"".join(each[1:] for each in received if each[0] == http2.DATA)) == 300
+    errors = [int.from_bytes(each[5:9], "big") for each in received if each[0] == http2.GOAWAY]
+    assert set(errors) <= {NO_ERROR}
+
+
+@transports
+async def test_watches_and_reflection_end_in_time(tmp_path: Path, transport: str) -> None:
+    """Streams that last as long as their clients are refused at the end of a drain."""
+
+    async def questions() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        await asyncio.Event().wait()
+
+    with running(tmp_path, transport=transport) as server:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+            streams = [health.Watch(health_pb2.HealthCheckRequest()), reflection.ServerReflectionInfo(questions())]
+            for stream in streams:
+                await stream.read()
+            server.send(signal.SIGTERM)
+            assert (await streams[0].read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            for stream in streams:
+                with pytest.raises(grpc.aio.AioRpcError) as failed:
+                    await stream.read()
+                assert (failed.value.code(), failed.value.details()) == STOPPING
+            assert await ended(server.process) == 0
