@@ -22,6 +22,7 @@ from idalloc_server.domain import transfer, transfer_file
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreRetired, StoreUnavailable
 from idalloc_server.domain.store import Store
+from idalloc_server.domain.text import escaped
 from idalloc_server.role import Alone
 from idalloc_server.store.open import has_secret, open_store
 from idalloc_server.supervisor import Supervisor
@@ -177,7 +178,7 @@ def import_(
     except OSError as error:
         _fail(f"cannot read {file}: {error.strerror}", 2)
     found = transfer_file.read(content.splitlines())
-    _tell(found.problems)
+    _tell(found.problems + found.notes)
     if found.problems and not partial:
         _fail("nothing was imported; mend these lines, or leave them out with --partial", 1)
     clock = SystemClock()
@@ -251,7 +252,7 @@ def _check_exists(store: Store) -> None:
 
 def _tell(problems: list[transfer_file.Problem]) -> None:
     for problem in problems:
-        print(f"idalloc: line {problem.line}: {problem.why}", file=sys.stderr)
+        print(escaped(f"idalloc: line {problem.line}: {problem.why}"), file=sys.stderr)
 
 
 def _summarize(done: transfer.Import, now: float) -> None:
@@ -267,7 +268,7 @@ def _summarize(done: transfer.Import, now: float) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"idalloc: {message}", file=sys.stderr)
+    print(escaped(f"idalloc: {message}"), file=sys.stderr)
     raise typer.Exit(code)
 
 

@@ -172,8 +172,8 @@ class AllocateRangeRequest(_message.Message):
     VIEW_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     sequence: _builtins.str
-    """The sequence's name: 1 to 255 bytes of UTF-8 without control characters. A sequence that does not exist is created
-    where the server's setting auto_create_sequences is on (the default), starting at 1.
+    """The sequence's name: 1 to 255 bytes of UTF-8, as Sequence.name. A sequence that does not exist is created where the
+    server's setting auto_create_sequences is on (the default), starting at 1.
     """
     id_count: _builtins.int
     """How many ids to take. 0 (unset) means 1; at most the server's setting max_ids_per_call (default 1,000,000)."""

@@ -26,6 +26,7 @@ from idalloc_server.domain.sequence import Kind, Reset, Sequence
 from idalloc_server.domain.shortage import never_fits, too_few_left
 from idalloc_server.domain.store import Grant, Row, within
 from idalloc_server.domain.terms import Shared
+from idalloc_server.domain.text import check_text
 
 # Of what a sequence has left, no node takes more than one part in this many beyond what was asked for.
 AHEAD_SHARE = 1000
@@ -386,6 +387,7 @@ class Lane:
         """Sees that there is a row."""
         if not self._terms.auto_create_sequences:
             raise SequenceNotFound(self._title, ", and auto_create_sequences is off")
+        check_text("sequence", self._title)
         now = self._clock.wall()
         generation = generation_after(_NEW, 0, self._clock)
         row = Row(self._name, _NEW.before_start, _NEW, generation, created_at=now, changed_at=now)
