@@ -77,17 +77,19 @@ class Alone:
     Args:
         keeper: Who keeps settings over restarts.
         drain_timeout: How long running calls may go on at the end, in seconds.
+        created: What to print of a store that this start creates; empty for one that exists.
     """
 
     shares_port = False
     asks = False
     workers: Workers | None = None
 
-    def __init__(self, keeper: Keeper, drain_timeout: float) -> None:
+    def __init__(self, keeper: Keeper, drain_timeout: float, created: str = "") -> None:
         self.keeper: Keeper | None = keeper
         self.stopping = asyncio.Event()
         self.drain_timeout = drain_timeout
         self._address: Address | None = None
+        self._created = created
         self._welcome = ""
 
     def take(self, listen: str) -> None:
@@ -103,7 +105,7 @@ class Alone:
 
     def joined(self) -> None:
         """See ``Role.joined``."""
-        print(self._welcome, flush=True)
+        say_welcome(self._welcome, self._created)
 
     async def watch(self, counts: Callable[[], Counts]) -> None:
         """See ``Role.watch``."""
@@ -116,6 +118,11 @@ class Alone:
     def left(self, counts: Counts) -> None:
         """See ``Role.left``."""
         log_stopped(counts)
+
+
+def say_welcome(welcome: str, created: str) -> None:
+    """Print that the server serves, and which store it created."""
+    print("\n".join(filter(None, (welcome, created))), flush=True)
 
 
 def log_stopped(counts: Counts) -> None:

@@ -101,9 +101,11 @@ async def stored(served: Served, name: str, **settings: object) -> None:
 
 async def test_a_stored_sequence_with_marks_goes_on(served: Served) -> None:
     """What an older server accepted stays usable: ids, get, list, update of the rest, advance and delete."""
-    name, text = "\u200fשלום", "a\x1b]0;x\x07\u202eb"
+    name, text = "\u200fאב", "a\x1b]0;x\x07\u202eb"
     await stored(served, name, description=text, labels={text: text}, format="\u200f{value}")
-    reply = await served.ids.AllocateRange(id_allocator_pb2.AllocateRangeRequest(sequence=name, view=3))
+    reply = await served.ids.AllocateRange(
+        id_allocator_pb2.AllocateRangeRequest(sequence=name, view=id_allocator_pb2.RANGE_VIEW_TEXTS)
+    )
     assert (reply.range.first_id, list(reply.texts)) == (1, ["\u200f1"])
     shown = (await served.sequences.GetSequence(pb.GetSequenceRequest(name=name))).sequence
     assert (shown.description, dict(shown.labels)) == (text, {text: text})

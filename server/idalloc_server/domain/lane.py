@@ -103,6 +103,8 @@ class Lane:
         self._returning = 0
         self._abandoned = False
         self._idle_mark: object = None
+        # Whether this lane created the sequence, and no caller knows it yet.
+        self._created = False
 
     @property
     def has_lease(self) -> bool:
@@ -174,6 +176,11 @@ class Lane:
     async def prove(self) -> Range:
         """Returns the same, as the store says it now."""
         return await self.allocate(0)
+
+    def pop_created(self) -> bool:
+        """Return, once, whether a call of this lane created the sequence."""
+        created, self._created = self._created, False
+        return created
 
     def is_idle(self) -> bool:
         """Whether nothing was taken since the last call, and nothing is under way."""
@@ -391,7 +398,8 @@ class Lane:
         now = self._clock.wall()
         generation = generation_after(_NEW, 0, self._clock)
         row = Row(self._name, _NEW.before_start, _NEW, generation, created_at=now, changed_at=now)
-        await self._within_timeout(self._store.create(row), at_stake=0)
+        made = await self._within_timeout(self._store.create(row), at_stake=0)
+        self._created = made.generation == generation  # else another node was faster
 
     async def _within_timeout(self, call: Awaitable[_T], at_stake: int) -> _T:
         """Awaits a store call; where its outcome stays unknown, the ids at stake are burned."""
