@@ -1,11 +1,11 @@
 """`idalloc health`, in gRPC's own health protocol. It starts often, so it loads gRPC and nothing else."""
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from idalloc.cli import _output
 from idalloc.cli._options import Json, Server, Timeout, arguments, settings
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def health(
     target, limit = settings(context, server, timeout)
     status = check(target, service, limit, arguments(context, target))
     if as_json:
-        print(json.dumps({"status": status}))
+        _output.write_lines([json.dumps({"status": status})])
     elif status == "SERVING":
-        print(status)
+        _output.write_lines([status])
     if status != "SERVING":
-        print(f"{status}: {service or 'the server'} at {target}", file=sys.stderr)
+        _output.say(f"{status}: {service or 'the server'} at {target}")
         raise typer.Exit(1)
 
 
