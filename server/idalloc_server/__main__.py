@@ -214,11 +214,8 @@ def _with_store(
         store = open_store(settings.store, SystemClock(), settings.store_timeout)
         if must_exist:
             _check_exists(store)
-        created = _created(store)
         try:
             await store.open()
-            if created:
-                print(escaped(f"idalloc: {created}"), file=sys.stderr)
             await work(store)
         finally:
             await store.close()

@@ -74,17 +74,6 @@ def test_the_first_start_says_where_the_store_is(tmp_path: Path, workers: int) -
         assert rest == ([f"store created at {store}"] if first else [])
 
 
-def test_an_import_says_that_it_creates_the_store(tmp_path: Path) -> None:
-    """A mistyped path of an import makes a new store, and is noticed."""
-    (tmp_path / "counters.jsonl").write_text('{"idalloc_export": 1}\n')
-    command = [IDALLOC, "import", str(tmp_path / "counters.jsonl"), "--store", f"sqlite://{tmp_path}/ids.db"]
-    said = [
-        subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=50).stderr
-        for _ in range(2)
-    ]
-    assert said == [f"idalloc: store created at {tmp_path}/ids.db\n", ""]
-
-
 def test_a_failed_start_claims_no_store(tmp_path: Path) -> None:
     """The line comes when the store is open, not before."""
     (tmp_path / "file").write_text("")
