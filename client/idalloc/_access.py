@@ -55,7 +55,7 @@ class Access:
         options: Settings of the channel.
 
     Raises:
-        ValueError: The target is a URL, the token is none, or would be sent in the clear.
+        ValueError: The target is a URL or has no port, the token is none, or would be sent in the clear.
     """
 
     def __init__(
@@ -69,6 +69,8 @@ class Access:
     ) -> None:
         if re.match("(http|grpc)s?://", target):
             raise AccessRefused("server", "must be HOST:PORT, with nothing before it")
+        if not _has_port(target):
+            raise AccessRefused("server", f"must be HOST:PORT, as localhost:50051 or [::1]:50051, not {target!r}")
         self.credentials = credentials
         self.metadata: tuple[tuple[str, str], ...] | None = None
         self.options: list[tuple[str, str | int]] = []
@@ -95,6 +97,21 @@ class Access:
             )
         # gRPC would go by http_proxy also to this machine.
         self.options.append(("grpc.enable_http_proxy", 0))
+
+
+def _has_port(target: str) -> bool:
+    """Whether each address of a target has a port: gRPC would take 443. Other resolvers' targets are not looked at."""
+    scheme, _, rest = target.partition(":")
+    if scheme in ("ipv4", "ipv6"):
+        addresses = rest.lstrip("/").split(",")
+    elif scheme == "dns":
+        addresses = [rest.rpartition("/")[2]]
+    elif "/" in target or scheme in ("unix", "unix-abstract", "vsock"):
+        return True
+    else:
+        addresses = [target]
+    found = [re.fullmatch(r"(?:\[[^]]+\]|[^][:]+):([0-9]{1,5})", address) for address in addresses]
+    return all(match is not None and 1 <= int(match[1]) <= 65_535 for match in found)
 
 
 def is_local(target: str) -> bool:

@@ -174,7 +174,7 @@ class _File:
         """Creates it. FileExistsError: there is one."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         # All of it runs in C: no exception of a signal's handler comes between the file and its descriptor in the list.
-        self._descriptors.extend(map(os.open, [self._path], [flags], [0o666]))
+        self._descriptors.extend(map(os.open, [self._path], [flags], [0o600]))
 
     def remove(self) -> None:
         """Removes it, if this object created it: then another one can be created under its name."""

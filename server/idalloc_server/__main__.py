@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.markup import escape
 
 # Before gRPC is imported: its core would log, in its own form, what is told here in one line, such as a port in use.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -22,6 +23,7 @@ from idalloc_server.domain import transfer, transfer_file
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreRetired, StoreUnavailable
 from idalloc_server.domain.store import Store
+from idalloc_server.domain.text import escaped
 from idalloc_server.role import Alone
 from idalloc_server.store.open import has_secret, open_store
 from idalloc_server.supervisor import Supervisor
@@ -53,7 +55,8 @@ def _with_settings_as_flags(command: Any, only: Iterable[str] = tuple(Settings.m
         default = defaults[name]
         option = typer.Option(
             f"--{name.replace('_', '-')}",
-            help=f"{Settings.model_fields[name].description} Default: {default}",
+            # Typer's help takes [native] for markup.
+            help=escape(f"{Settings.model_fields[name].description} Default: {default}"),
             metavar="VALUE",
         )
         parameters.append(
@@ -75,9 +78,10 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
     try:
         settings, _, persisted = load(flags, config_file, os.environ)
         logs.configure(settings.log_level)
+        created = _created(open_store(settings.store, SystemClock()))
         if settings.workers == 1:
-            run(app.serve(settings, Alone(persisted, settings.drain_timeout)))
-        elif code := run(Supervisor(settings, persisted).run()):
+            run(app.serve(settings, Alone(persisted, settings.drain_timeout, created)))
+        elif code := run(Supervisor(settings, persisted, created).run()):
             raise typer.Exit(code)
     except StartRefused as error:
         _fail(str(error), 2)
@@ -178,7 +182,7 @@ def import_(
     except OSError as error:
         _fail(f"cannot read {file}: {error.strerror}", 2)
     found = transfer_file.read(content.splitlines())
-    _tell(found.problems)
+    _tell(found.problems + found.notes)
     if found.problems and not partial:
         _fail("nothing was imported; mend these lines, or leave them out with --partial", 1)
     clock = SystemClock()
@@ -242,17 +246,27 @@ def _check_moved_to(text: str, *, retire: bool) -> None:
 
 def _check_exists(store: Store) -> None:
     """Sees that the file of a SQLite store is there: opening would make it."""
-    kind, _, path = store.address.partition("://")
-    if kind == "sqlite":
+    if file := _file(store):
         try:
-            Path(path).stat()
+            file.stat()
         except OSError as error:
-            raise StartRefused("store", f"cannot read {path}: {error.strerror}") from None
+            raise StartRefused("store", f"cannot read {file}: {error.strerror}") from None
+
+
+def _created(store: Store) -> str:
+    """Return what to print once a store is open whose file is missing now; else an empty text."""
+    file = _file(store)
+    return f"store created at {file}" if file and not os.path.lexists(file) else ""
+
+
+def _file(store: Store) -> Path | None:
+    kind, _, path = store.address.partition("://")
+    return Path(path) if kind == "sqlite" else None
 
 
 def _tell(problems: list[transfer_file.Problem]) -> None:
     for problem in problems:
-        print(f"idalloc: line {problem.line}: {problem.why}", file=sys.stderr)
+        print(escaped(f"idalloc: line {problem.line}: {problem.why}"), file=sys.stderr)
 
 
 def _summarize(done: transfer.Import, now: float) -> None:
@@ -268,7 +282,7 @@ def _summarize(done: transfer.Import, now: float) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    logs.print_line(f"idalloc: {message}", STDERR)
+    logs.print_line(escaped(f"idalloc: {message}"), STDERR)
     raise typer.Exit(code)
 
 

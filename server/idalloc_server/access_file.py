@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, Patterns, SequenceQuota
 from idalloc_server.domain.errors import StartRefused, unreadable
+from idalloc_server.domain.text import is_safe
 
 # How often it is looked whether the file has changed.
 LOOK_SECONDS = 1.0
@@ -32,13 +33,20 @@ def _digest(value: str) -> str:
     return value
 
 
-def _name(value: str) -> str:
+def _pattern(value: str) -> str:
     if not 0 < len(value) <= 255 or _CONTROL.search(value):
         raise ValueError("must be 1 to 255 characters, and no control characters")
     return value
 
 
-_Names = tuple[Annotated[str, AfterValidator(_name)], ...]
+def _name(value: str) -> str:
+    if not is_safe(_pattern(value)):
+        raise ValueError("must not have line separators or bidirectional marks: it goes into errors and the audit")
+    return value
+
+
+# A sequence that was created by an older version may have what no new name may have, so patterns may have it too.
+_Names = tuple[Annotated[str, AfterValidator(_pattern)], ...]
 _Limit = Annotated[int, Field(ge=1, le=2**53, strict=True)]
 
 
@@ -67,7 +75,7 @@ class _Identity(_Entry):
 
 
 class _Quota(_Entry):
-    sequence: Annotated[str, AfterValidator(_name)]
+    sequence: Annotated[str, AfterValidator(_pattern)]
     ids_per_second: _Limit | None = None
     calls_per_second: _Limit | None = None
 

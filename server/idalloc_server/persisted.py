@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from idalloc_server.domain.errors import InvalidRequest, StartRefused
+from idalloc_server.store.permissions import FILE_MODE, make_folder
 
 # The settings that may be kept.
 NAMES = ("node_prefix", "auto_increment_offset", "auto_increment_increment")
@@ -81,10 +82,11 @@ class Persisted:
         assert self.path is not None  # noqa: S101 - `check` came first
         content = json.dumps(self.read() | dict(settings), indent=2) + "\n"
         folder = self.path.parent
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         handle, name = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=folder)
         temporary = Path(name)
         try:
+            temporary.chmod(FILE_MODE)
             with os.fdopen(handle, "w") as file:
                 file.write(content)
                 file.flush()

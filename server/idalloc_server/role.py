@@ -82,17 +82,19 @@ class Alone:
     Args:
         keeper: Who keeps settings over restarts.
         drain_timeout: How long running calls may go on at the end, in seconds.
+        created: What to print of a store that this start creates; empty for one that exists.
     """
 
     shares_port = False
     asks = False
     workers: Workers | None = None
 
-    def __init__(self, keeper: Keeper, drain_timeout: float) -> None:
+    def __init__(self, keeper: Keeper, drain_timeout: float, created: str = "") -> None:
         self.keeper: Keeper | None = keeper
         self.stopping = asyncio.Event()
         self.drain_timeout = drain_timeout
         self._address: Address | None = None
+        self._created = created
         self._welcome = ""
 
     def take(self, listen: str) -> None:
@@ -108,7 +110,7 @@ class Alone:
 
     def joined(self) -> None:
         """See ``Role.joined``."""
-        logs.print_line(self._welcome)
+        say_welcome(self._welcome, self._created)
 
     async def watch(self, counts: Callable[[], Counts]) -> None:
         """See ``Role.watch``."""
@@ -124,6 +126,11 @@ class Alone:
     def left(self, counts: Counts) -> None:
         """See ``Role.left``."""
         log_stopped(counts)
+
+
+def say_welcome(welcome: str, created: str) -> None:
+    """Print that the server serves, and which store it created."""
+    logs.print_line("\n".join(filter(None, (welcome, created))))
 
 
 def log_stopped(counts: Counts) -> None:

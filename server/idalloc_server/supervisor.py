@@ -23,7 +23,7 @@ from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused, WorkerFailed
 from idalloc_server.persisted import Persisted
 from idalloc_server.pipe import Message, Pipe, pack, unpack
-from idalloc_server.role import log_stopped
+from idalloc_server.role import log_stopped, say_welcome
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
 
@@ -141,10 +141,12 @@ class Supervisor:
     Args:
         settings: All settings.
         persisted: Where the node keeps those that are changed while it runs.
+        created: What to print of a store that this start creates; empty for one that exists.
     """
 
-    def __init__(self, settings: Settings, persisted: Persisted) -> None:
+    def __init__(self, settings: Settings, persisted: Persisted, created: str = "") -> None:
         self._settings = settings
+        self._created = created
         self._persisted = persisted
         self._workers: dict[int, WorkerProcess] = {}
         self._hearing: dict[int, asyncio.Task[int]] = {}
@@ -188,7 +190,7 @@ class Supervisor:
             await self._start_all()
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
-            logs.print_line(f"{self._welcome}, {self._settings.workers} workers")
+            say_welcome(f"{self._welcome}, {self._settings.workers} workers", self._created)
             keepers = (self._keep(each) for each in range(1, self._settings.workers + 1))
             self._background = [self._begin(job) for job in (*keepers, log_calls(lambda: self.counts().calls))]
             await self._stopping.wait()

@@ -10,6 +10,7 @@ import typer
 
 from idalloc_server.access_file import parse
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.text import escaped
 
 # Says what it is to whoever finds one, and to programs that look for secrets where none should be.
 PREFIX = "idalloc_"
@@ -45,7 +46,7 @@ def new(
     try:
         parse(entry.encode(), "the new entry")
     except StartRefused as refused:
-        print(f"idalloc: {refused}", file=sys.stderr)
+        print(escaped(f"idalloc: {refused}"), file=sys.stderr)
         raise typer.Exit(2) from None
     if json:
         print(json_format.dumps({"name": name, "token": token, "token_sha256": digest, "entry": entry}, indent=2))
@@ -63,4 +64,4 @@ def _entry(name: str, digest: str, roles: dict[str, list[str] | None]) -> str:
 
 def _toml(text: str) -> str:
     # TOML's basic strings are those of JSON, but for DEL, which must be escaped.
-    return json_format.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return escaped(json_format.dumps(text, ensure_ascii=False))

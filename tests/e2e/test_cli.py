@@ -24,7 +24,7 @@ def idalloc(server: Server | None, *arguments: str, timeout: float = 50) -> subp
 
 def test_allocate_prints_one_id_a_line(server: Server) -> None:
     done = idalloc(server, "allocate", "lines", "3")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n2\n3\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n2\n3\n", "created sequence 'lines'\n")
 
 
 def test_allocate_as_json_is_what_grpcurl_prints(server: Server) -> None:
@@ -101,7 +101,7 @@ def test_a_closed_pipe_ends_it_quietly(server: Server) -> None:
         text=True,
         timeout=50,
     )
-    assert (done.stdout, done.stderr) == ("1\n2\n", "")
+    assert (done.stdout, done.stderr) == ("1\n2\n", "created sequence 'pipe'\n")
 
 
 def test_a_stream_goes_on_over_a_restart_of_the_server(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A store in memory, its clock and an allocator, for every unit test that asks for them."""
 
+import os
+
 import pytest
 
 from idalloc_server.domain.allocator import Allocator
@@ -20,3 +22,11 @@ def store(clock: FakeClock) -> MemoryStore:
 @pytest.fixture
 def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
     return Allocator(store, clock, TERMS)
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without idalloc's variables, for a test to set some."""
+    for name in [name for name in os.environ if name.startswith("IDALLOC_")]:
+        monkeypatch.delenv(name)
+    return monkeypatch

@@ -239,3 +239,13 @@ class TestTokens:
             out, err = capsys.readouterr()
             assert not out
             assert "name: " in err
+
+
+@pytest.mark.parametrize("mark", ["\u202e", "\u200f", "\u2028", "\u061c"])
+def test_a_name_with_bidirectional_marks_is_refused(mark: str) -> None:
+    """An identity's name goes into errors and the audit; a pattern may have to match an old sequence's name."""
+    digest = "ab" * 32
+    entry = '[[identity]]\nname = "{}"\ntoken_sha256 = ["{}"]\nread = ["{}*"]\n'
+    with pytest.raises(StartRefused, match="bidirectional marks"):
+        parse(entry.format(f"a{mark}", digest, "a").encode(), "access.toml")
+    assert parse(entry.format("a", digest, f"a{mark}").encode(), "access.toml").identities

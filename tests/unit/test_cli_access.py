@@ -27,10 +27,8 @@ BENCH = ("bench", "--total", "20", "--concurrency", "4", "--warm-up", "0s", "--j
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in [name for name in os.environ if name.startswith("IDALLOC_")]:
-        monkeypatch.delenv(name)
-    return monkeypatch
+def environment(clean_environment: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    return clean_environment
 
 
 @pytest.fixture

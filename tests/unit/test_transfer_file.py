@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -250,3 +251,36 @@ def test_what_is_read_is_brought_and_counts_on_its_lattice(contents: Many[object
         assert (again.problems, again.created) == ([], done.created)
 
     asyncio.run(bring())
+
+
+UNSAFE = "a\x1b[2J\x7f\u202eb"
+
+
+def test_unsafe_texts_are_replaced_and_reported() -> None:
+    """Number 4: an import brings the counter, and no control character or bidirectional mark in a description."""
+    settings = {"description": UNSAFE, "labels": {UNSAFE: UNSAFE, "k": "v"}}
+    found = read([HEAD, json.dumps(line(settings)).encode(), json.dumps(line(sequence="b")).encode()])
+    sequence = found.items[0].row.sequence
+    clean = "a\ufffd[2J\ufffd\ufffdb"
+    assert (sequence.description, dict(sequence.labels)) == (clean, {clean: clean, "k": "v"})
+    assert not found.problems
+    assert [(note.line, note.why.partition(":")[0]) for note in found.notes] == [(2, "description"), (2, "labels")]
+
+
+def test_names_and_formats_are_imported_as_they_are() -> None:
+    """A move to another store changes no name and no text of an id, also where a new one would be refused."""
+    settings = {"format": "\u200f{value}"}
+    found = read([HEAD, json.dumps(line(settings, sequence="\u200fb")).encode()])
+    [item] = found.items
+    assert (item.row.name, item.row.sequence.format) == ("\u200fb", "\u200f{value}")
+    assert not found.problems
+    assert not found.notes
+
+
+def test_an_exported_line_is_safe_to_print() -> None:
+    """The export of stored text escapes what would change the terminal, and reads back as it was."""
+    row = read([HEAD, json.dumps(line()).encode()]).items[0].row
+    written = line_of_row(row._replace(name="\u202e\x9b", sequence=replace(row.sequence, description=UNSAFE)))
+    assert written.isascii()
+    assert written.isprintable()
+    assert json.loads(written)["settings"]["description"] == UNSAFE

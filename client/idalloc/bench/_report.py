@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 
+from idalloc._text import escaped
 from idalloc.bench._engine import Bench, Tally
 from idalloc.bench._latencies import PERCENTAGES, Latencies
 
@@ -91,7 +92,7 @@ def to_json(bench: Bench) -> dict[str, Any]:
 
 def to_text(bench: Bench) -> str:
     """The report for people."""
-    return "\n".join(_lines(bench)) + "\n"
+    return "\n".join(map(escaped, _lines(bench))) + "\n"
 
 
 def _lines(bench: Bench) -> Iterator[str]:

@@ -3,15 +3,15 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import cast
 
 import typer
 
 # Before gRPC is imported: its core would print, in its own form, what is told here in one line, or mended by itself.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from idalloc.cli import _bench, _health, _node, _options, _sequences, _verbs, _verify
+from idalloc.cli import _bench, _health, _node, _options, _output, _sequences, _verbs, _verify
 from idalloc.cli._plugins import Verbs
+from idalloc.cli._usage import explained
 
 # The command line's own errors, under their names in every version of typer.
 UsageError = typer.BadParameter.__mro__[1]
@@ -65,11 +65,11 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         if sys.flags.dev_mode:
             raise
-        return _tell(error)
+        return _tell(error, sys.argv[1:] if args is None else args)
     return code if isinstance(code, int) else 0
 
 
-def _tell(error: Exception) -> int:
+def _tell(error: Exception, args: Sequence[str]) -> int:
     """Says in one line what went wrong; returns the exit code."""
     from idalloc import IdallocError, ServerUnreachable, Unauthenticated  # only now: most runs need no error
 
@@ -83,7 +83,7 @@ def _tell(error: Exception) -> int:
     if isinstance(error, IdallocError):
         return _fail(f"{error.reason}: {error}", 1)
     if isinstance(error, UsageError):
-        message = cast(typer.BadParameter, error).format_message()
+        message = explained(error, args)
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         return _fail(f"idalloc: {message}{hint}", 2) if message else 2  # without a message, help was printed
@@ -93,5 +93,5 @@ def _tell(error: Exception) -> int:
 
 
 def _fail(line: str, code: int) -> int:
-    print(" ".join(line.split()), file=sys.stderr)
+    _output.say(line)
     return code

@@ -1,12 +1,11 @@
 """`idalloc bench`, which needs a package that the other verbs do not."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from idalloc.cli import _output
 from idalloc.cli._options import Log, Server, Timeout, arguments, count, opening_log, seconds, settings, whole_number
 
 SCENARIOS = ("unary", "stream", "docids", "mixed")
@@ -95,7 +94,7 @@ def bench(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "hdrh":
             raise
-        print("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'", file=sys.stderr)
+        _output.say("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'")
         raise typer.Exit(2) from error
     plan = _plan.Plan(
         target,
@@ -120,11 +119,11 @@ def bench(
     finally:
         if issued is not None:
             issued.close()
-    report = json.dumps(_report.to_json(done), indent=2, ensure_ascii=False) + "\n"
+    report = _output.to_json(_report.to_json(done))
     if output is not None:
         output.write_text(report, encoding="utf-8")
     if chart is not None:
         chart.write_text(_chart.to_html(done), encoding="utf-8")
-    sys.stdout.write(report if as_json else _report.to_text(done))
+    _output.write_report(report if as_json else _report.to_text(done))
     if not _report.succeeded(done):
         raise typer.Exit(1)

@@ -1,11 +1,11 @@
 """`idalloc health`, in gRPC's own health protocol. It starts often, so it loads gRPC and nothing else."""
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from idalloc.cli import _output
 from idalloc.cli._options import Json, Server, Timeout, arguments, connect, settings
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def health(
     if not service and check(target, STORE, limit, shown) == "NOT_SERVING":
         failing[STORE] = _why(context, server, timeout)
     if as_json:
-        print(json.dumps({"status": status, "failing": failing} if failing else {"status": status}))
+        _output.write_lines([json.dumps({"status": status, "failing": failing} if failing else {"status": status})])
     elif status == "SERVING":
-        print(status)
+        _output.write_lines([status])
     if not as_json:
         for name, why in failing.items():
-            print(f"{name}: NOT_SERVING: {why}", file=sys.stderr)
+            _output.say(f"{name}: NOT_SERVING: {why}")
     if status != "SERVING":
-        print(f"{status}: {service or 'the server'} at {target}", file=sys.stderr)
+        _output.say(f"{status}: {service or 'the server'} at {target}")
         raise typer.Exit(1)
 
 

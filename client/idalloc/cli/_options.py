@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from idalloc._defaults import DEFAULT_TARGET
+from idalloc.cli import _output
+from idalloc.cli._environment import warnings
+from idalloc.cli._plugins import is_others
 
 if TYPE_CHECKING:
     from idalloc import Client, InvalidRequest
@@ -53,7 +56,7 @@ def count_or_default(text: str | int) -> int:
 def show_version(wanted: bool) -> None:
     """Prints the version and ends."""
     if wanted:
-        print(f"idalloc {version('idalloc')}")
+        _output.write_lines([f"idalloc {version('idalloc')}"])
         raise typer.Exit
 
 
@@ -150,6 +153,9 @@ def remember(
     ] = False,
 ) -> None:
     """Keeps what was said before the verb."""
+    if not is_others(context.invoked_subcommand):  # the server itself refuses to start
+        for warning in warnings(os.environ):
+            _output.say(warning)
     shown = Shown(tls, ca, cert, key, server_name, token_file, insecure)
     context.obj = Settings(server or DEFAULT_TARGET, timeout or "5s", shown)
 
@@ -183,7 +189,9 @@ def arguments(context: typer.Context, target: str) -> "Arguments":
         read = read_access(**shown._asdict(), token=token)
         Access(target, **read)
     except AccessRefused as refused:
-        name = "IDALLOC_TOKEN" if refused.setting == "token" else f"'--{refused.setting.replace('_', '-')}'"
+        name = f"'--{refused.setting.replace('_', '-')}'"
+        if refused.setting == "token" or (refused.setting == "server" and target == os.environ.get("IDALLOC_SERVER")):
+            name = f"IDALLOC_{refused.setting.upper()}"
         raise typer.BadParameter(refused.problem, context.find_root(), param_hint=name) from None
     return read
 

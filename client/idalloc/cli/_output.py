@@ -1,10 +1,13 @@
-"""How replies are printed."""
+"""Prints all that the command prints: no text of a server, a file or an argument changes the terminal."""
 
+import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
+
+from idalloc._text import escaped
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -15,7 +18,19 @@ AT_ONCE = 50_000
 
 def write_lines(texts: Iterable[str]) -> None:
     """Prints texts one on a line, in one write."""
-    sys.stdout.write("\n".join(texts) + "\n")
+    lines = list(texts)
+    # Looked at in one piece, as escaping each of many ids costs ten times as much as printing them.
+    _write_lines(lines if "".join(lines).isprintable() else map(escaped, lines))
+
+
+def write_columns(cells: Iterable[str]) -> None:
+    """Prints texts on one line, divided by tabs."""
+    sys.stdout.write("\t".join(map(escaped, cells)) + "\n")
+
+
+def say(message: str) -> None:
+    """Prints a message as one line on standard error."""
+    sys.stderr.write(_encodable(escaped(" ".join(message.split())), sys.stderr) + "\n")
 
 
 def write_range(ids: range, *, as_range: bool) -> None:
@@ -24,14 +39,24 @@ def write_range(ids: range, *, as_range: bool) -> None:
         sys.stdout.write(f"{ids[0]} {ids[-1]} {ids.step}\n")
         return
     for start in range(0, len(ids), AT_ONCE):
-        write_lines(map(str, ids[start : start + AT_ONCE]))
+        _write_lines(map(str, ids[start : start + AT_ONCE]))
 
 
 def write_json(message: "Message", *, one_line: bool = False) -> None:
     """Prints a message in the JSON mapping of proto3."""
     from google.protobuf.json_format import MessageToJson
 
-    sys.stdout.write(MessageToJson(message, indent=None if one_line else 2) + "\n")
+    sys.stdout.write(MessageToJson(message, indent=None if one_line else 2, ensure_ascii=True) + "\n")
+
+
+def to_json(content: Any) -> str:
+    """Returns a report as JSON, all of it ASCII."""
+    return json.dumps(content, indent=2) + "\n"
+
+
+def write_report(text: str) -> None:
+    """Prints a report whose lines are safe already."""
+    sys.stdout.write(_encodable(text, sys.stdout))
 
 
 def write_fields(message: "Message") -> None:
@@ -55,7 +80,29 @@ def write_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
     table = Table(show_header=False, box=None)
     for name, value in pairs:
-        table.add_row(Text(name, style="dim"), Text(value))
+        table.add_row(Text(escaped(name), style="dim"), Text(escaped(value)))
+    Console().print(table)
+
+
+def write_table(columns: Sequence[str], numbers: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Prints a table on a terminal.
+
+    Args:
+        columns: Their headings.
+        numbers: Which of them have numbers.
+        rows: The style of each row, and its cells.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        number = column in numbers
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
+    for style, cells in rows:
+        # As Text: a name may hold what Rich takes for markup.
+        table.add_row(*(Text(escaped(cell)) for cell in cells), style=style)
     Console().print(table)
 
 
@@ -89,7 +136,7 @@ def wait(seconds: float) -> None:
     end = time.monotonic() + seconds
     if not sys.stderr.isatty():
         if seconds > 1:
-            print(f"waiting {seconds:.0f} s until it holds on all nodes (--no-wait does not)", file=sys.stderr)
+            say(f"waiting {seconds:.0f} s until it holds on all nodes (--no-wait does not)")
         time.sleep(max(0.0, seconds))
         return
     from rich.console import Console
@@ -103,3 +150,13 @@ def wait(seconds: float) -> None:
         while (left := end - time.monotonic()) > 0:
             bar.update(task, completed=seconds - left)
             time.sleep(min(left, 0.1))
+
+
+def _write_lines(safe: Iterable[str]) -> None:
+    sys.stdout.write("\n".join(safe) + "\n")
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """Escapes what the encoding of a stream does not have."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

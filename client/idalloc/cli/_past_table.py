@@ -2,11 +2,12 @@
 
 import logging
 import os
-import sys
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
+
+from idalloc.cli import _output
 
 FORM = "crate://user@host:4200/schema.table.column"
 # Where the user's password is: the variable that CrateDB's own shell, crash, reads.
@@ -103,5 +104,5 @@ def _refused() -> typer.BadParameter:
 
 
 def _gave_up(message: str, code: int) -> typer.Exit:
-    print(" ".join(message.split()), file=sys.stderr)
+    _output.say(message)
     return typer.Exit(code)

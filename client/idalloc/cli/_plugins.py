@@ -1,11 +1,12 @@
 """The server's verbs. They are listed without loading the server, which takes time and may not be installed."""
 
-import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from idalloc.cli import _output
 
 GROUP = "idalloc.commands"
 
@@ -39,6 +40,11 @@ class Verbs(TyperGroup):
         return args[0], _load(entry_point), args[1:]
 
 
+def is_others(verb: str | None) -> bool:
+    """Return whether a verb is another package's."""
+    return verb in _others()
+
+
 def _others() -> dict[str, EntryPoint]:
     return {entry_point.name: entry_point for entry_point in entry_points(group=GROUP)}
 
@@ -47,9 +53,8 @@ def _load(entry_point: EntryPoint) -> Any:
     try:
         loaded = entry_point.load()
     except ModuleNotFoundError as error:
-        print(
-            f"idalloc {entry_point.name} needs the server, and {error.name} is missing: pip install 'idalloc[server]'",
-            file=sys.stderr,
+        _output.say(
+            f"idalloc {entry_point.name} needs the server, and {error.name} is missing: pip install 'idalloc[server]'"
         )
         raise typer.Exit(2) from error
     if not isinstance(loaded, typer.Typer):

@@ -1,7 +1,6 @@
 """`idalloc sequences …`."""
 
 import re
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -262,7 +261,7 @@ def advance(
             smallest = client.sequences.get(name).step < 0
             past = _past_table.furthest(past_table, smallest=smallest, timeout=client.timeout)
         if past is None:
-            print(f"there is no id in {past_table.relation if past_table else ''}: nothing to do", file=sys.stderr)
+            _output.say(f"there is no id in {past_table.relation if past_table else ''}: nothing to do")
             return
         changed = client.sequences.advance(name, past, period=period, etag=etag)
     _finish(changed, no_wait=no_wait, as_json=as_json)
@@ -306,4 +305,4 @@ def _finish(changed: "Change", *, no_wait: bool, as_json: bool, wait: Callable[[
         _tables.write_sequence(changed.sequence, changed.effective_time)
     if _tables.is_exhausted(changed.sequence):
         period = f" in {changed.sequence.period}" if changed.sequence.period else ""
-        print(f"{changed.sequence.name} is exhausted{period}: no id is left", file=sys.stderr)
+        _output.say(f"{changed.sequence.name} is exhausted{period}: no id is left")

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from idalloc.cli._output import write_lines, write_pairs
+from idalloc.cli import _output
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -21,29 +21,20 @@ def write_sequence(sequence: "Sequence", effective_time: "Timestamp | None" = No
     pairs = list(_fields(sequence))
     if effective_time is not None:
         pairs.append(("effective time", moment(effective_time)))
-    write_pairs(pairs)
+    _output.write_pairs(pairs)
 
 
 def write_table(sequences: Iterable["Sequence"]) -> None:
     """Prints sequences: as a table on a terminal, else one on a line, its columns divided by tabs."""
-    if not sys.stdout.isatty():
-        lines = ["\t".join(text or "-" for text in _columns(sequence)) for sequence in sequences]
-        if lines:
-            write_lines(lines)
+    if sys.stdout.isatty():
+        rows = [("dim" if each.HasField("delete_time") else "", _columns(each)) for each in sequences]
+        if rows:
+            _output.write_table(COLUMNS, ("last value", "used", "rate"), rows)
+        else:
+            _output.write_lines(["no sequences"])
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in COLUMNS:
-        number = column in ("last value", "used", "rate")
-        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for sequence in sequences:
-        style = "dim" if sequence.HasField("delete_time") else ""
-        # As Text: a name may hold what Rich takes for markup.
-        table.add_row(*(Text(text) for text in _columns(sequence)), style=style)
-    Console().print(table if table.row_count else "no sequences")
+        _output.write_columns(text or "-" for text in _columns(sequence))
 
 
 def is_exhausted(sequence: "Sequence") -> bool:

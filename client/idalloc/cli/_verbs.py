@@ -1,15 +1,17 @@
 """The verbs that take ids, and `parse`."""
 
-import sys
 import uuid
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from idalloc.cli import _output
 from idalloc.cli._options import Json, Log, Server, Timeout, connect, count_or_default, whole_number
 from idalloc.cli._options import count as read_count
+
+if TYPE_CHECKING:
+    from idalloc.v1.id_allocator_pb2 import AllocateRangeResponse, StreamRangesResponse
 
 Sequence = Annotated[str, typer.Argument(metavar="SEQUENCE", help="The sequence's name.")]
 Count = Annotated[int, typer.Argument(metavar="COUNT", parser=read_count, help="How many ids.")]
@@ -54,8 +56,13 @@ Texts = Annotated[
 def _tell_periods(periods: Iterable[str]) -> None:
     """Says of ids that were printed as numbers, and that come again where the sequence starts over, whose they are."""
     for period in filter(None, periods):
-        told = f"ids of period {period}, and each other period has the same ones: --texts prints them with it"
-        print(told, file=sys.stderr)
+        _output.say(f"ids of period {period}, and each other period has the same ones: --texts prints them with it")
+
+
+def _say_created(reply: "AllocateRangeResponse | StreamRangesResponse", sequence: str) -> None:
+    """Says that the sequence is new: its name may be mistyped."""
+    if reply.created:
+        _output.say(f"created sequence {sequence!r}")
 
 
 # The server sends at most so many document ids in one message.
@@ -79,8 +86,8 @@ def allocate(
 ) -> None:
     """Take ids from a sequence, in one contiguous range, and print them one on a line.
 
-    A sequence that is not there comes into being, counting 1, 2, 3 … without a format, unless the server was told
-    otherwise (auto_create_sequences): check the name, and make one that has a format with `idalloc sequences create`.
+    A sequence that does not exist is created, counting 1, 2, 3 … without a format, unless the server's setting
+    auto_create_sequences is off. A line on standard error says so; `idalloc sequences create` makes one with a format.
     """
     from idalloc._messages import range_request, to_range
     from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
@@ -89,6 +96,7 @@ def allocate(
     view = RANGE_VIEW_TEXTS if texts else RANGE_VIEW_BASIC
     with connect(context, server, timeout, log) as client:
         reply = client._allocate(range_request(sequence, count, request_id=request_id, view=view))
+    _say_created(reply, sequence)
     if as_json:
         _output.write_json(reply)
     elif texts:
@@ -132,6 +140,7 @@ def stream(
             client.timeout if timeout else None,
         )
         for reply in replies:
+            _say_created(reply, sequence)
             if as_json:
                 _output.write_json(reply, one_line=True)
             elif texts:

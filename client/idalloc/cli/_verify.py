@@ -1,11 +1,11 @@
 """`idalloc verify`, which needs a package that the other verbs do not."""
 
-import json
-import sys
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
+
+from idalloc.cli import _output
 
 
 def verify(
@@ -32,23 +32,13 @@ def verify(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "numpy":
             raise
-        print("idalloc verify needs the package numpy: pip install 'idalloc[verify]'", file=sys.stderr)
+        _output.say("idalloc verify needs the package numpy: pip install 'idalloc[verify]'")
         raise typer.Exit(2) from error
     try:
         verdict = _verdict.verify(files)
     except _logs.NoLog as error:
-        print(_printable(" ".join(f"idalloc: {error}".split()), sys.stderr), file=sys.stderr)
+        _output.say(f"idalloc: {error}")
         raise typer.Exit(2) from error
-    if as_json:
-        text = json.dumps(_verdict.to_json(verdict), indent=2, ensure_ascii=False) + "\n"
-    else:
-        text = _verdict.to_text(verdict)
-    sys.stdout.write(_printable(text, sys.stdout))
+    _output.write_report(_output.to_json(_verdict.to_json(verdict)) if as_json else _verdict.to_text(verdict))
     if verdict.findings.any:
         raise typer.Exit(1)
-
-
-def _printable(text: str, stream: TextIO) -> str:
-    """Escapes what a stream cannot write, such as a file's name that is not UTF-8."""
-    encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)

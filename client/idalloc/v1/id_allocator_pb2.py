@@ -27,7 +27,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from idalloc.xprotocol.v1 import notice_pb2 as idalloc_dot_xprotocol_dot_v1_dot_notice__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1didalloc/v1/id_allocator.proto\x12\nidalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a!idalloc/xprotocol/v1/notice.proto\"\x87\x01\n\x14\x41llocateRangeRequest\x12\x15\n\x08sequence\x18\x01 \x01(\tB\x03\xe0\x41\x02\x12\x15\n\x08id_count\x18\x02 \x01(\x03\x42\x03\xe0\x41\x01\x12(\n\x04view\x18\x03 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x03\xe0\x41\x01\x12\x17\n\nrequest_id\x18\x04 \x01(\tB\x03\xe0\x41\x01\"\x8e\x02\n\x15\x41llocateRangeResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12-\n\nuse_within\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\x39\n\x06notice\x18\x05 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\r\n\x05texts\x18\x06 \x03(\t\x12\x0e\n\x06period\x18\x07 \x01(\t\x12\x0c\n\x04node\x18\x08 \x01(\x03\"\x90\x01\n\x13StreamRangesRequest\x12\x15\n\x08sequence\x18\x01 \x01(\tB\x03\xe0\x41\x02\x12\x1b\n\x0etotal_id_count\x18\x02 \x01(\x03\x42\x03\xe0\x41\x02\x12\x1b\n\x0e\x63hunk_id_count\x18\x03 \x01(\x03\x42\x03\xe0\x41\x01\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x03\xe0\x41\x01\"\xd2\x01\n\x14StreamRangesResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12-\n\nuse_within\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x0e\n\x06period\x18\x06 \x01(\t\x12\x0c\n\x04node\x18\x07 \x01(\x03\"\xa2\x01\n\x14GenerateDocIdRequest\x12\x15\n\x08id_count\x18\x01 \x01(\x03\x42\x03\xe0\x41\x01\x12\"\n\x15\x61uto_increment_offset\x18\x02 \x01(\x05\x42\x03\xe0\x41\x01\x12%\n\x18\x61uto_increment_increment\x18\x03 \x01(\x05\x42\x03\xe0\x41\x01\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x03\xe0\x41\x01\"\x9d\x01\n\x15GenerateDocIdResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\xc4\x01\n\x13StreamDocIdsRequest\x12\x1b\n\x0etotal_id_count\x18\x01 \x01(\x03\x42\x03\xe0\x41\x02\x12\x1b\n\x0e\x63hunk_id_count\x18\x02 \x01(\x03\x42\x03\xe0\x41\x01\x12\"\n\x15\x61uto_increment_offset\x18\x03 \x01(\x05\x42\x03\xe0\x41\x01\x12%\n\x18\x61uto_increment_increment\x18\x04 \x01(\x05\x42\x03\xe0\x41\x01\x12(\n\x04view\x18\x05 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x03\xe0\x41\x01\"\x9c\x01\n\x14StreamDocIdsResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\x84\x01\n\x13GenerateUuidRequest\x12\x15\n\x08id_count\x18\x01 \x01(\x03\x42\x03\xe0\x41\x01\x12-\n\x07version\x18\x02 \x01(\x0e\x32\x17.idalloc.v1.UuidVersionB\x03\xe0\x41\x01\x12\'\n\x04view\x18\x03 \x01(\x0e\x32\x14.idalloc.v1.UuidViewB\x03\xe0\x41\x01\"9\n\x14GenerateUuidResponse\x12\r\n\x05uuids\x18\x01 \x03(\t\x12\x12\n\nuuid_bytes\x18\x02 \x03(\x0c\"L\n\x07IdRange\x12\x10\n\x08\x66irst_id\x18\x01 \x01(\x03\x12\x0f\n\x07last_id\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x10\n\x08id_count\x18\x04 \x01(\x03\"@\n\x08\x44ocIdRun\x12\x14\n\x0c\x66irst_doc_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x10\n\x08id_count\x18\x03 \x01(\x03*j\n\tRangeView\x12\x1a\n\x16RANGE_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10RANGE_VIEW_BASIC\x10\x01\x12\x15\n\x11RANGE_VIEW_NOTICE\x10\x02\x12\x14\n\x10RANGE_VIEW_TEXTS\x10\x03*S\n\x0bUuidVersion\x12\x1c\n\x18UUID_VERSION_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VERSION_4\x10\x04\x12\x12\n\x0eUUID_VERSION_7\x10\x07*N\n\x08UuidView\x12\x19\n\x15UUID_VIEW_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VIEW_TEXT\x10\x01\x12\x13\n\x0fUUID_VIEW_BYTES\x10\x02*\x8a\x01\n\tDocIdView\x12\x1b\n\x17\x44OC_ID_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10\x44OC_ID_VIEW_FULL\x10\x01\x12\x13\n\x0f\x44OC_ID_VIEW_IDS\x10\x02\x12\x17\n\x13\x44OC_ID_VIEW_COMPACT\x10\x03\x12\x1c\n\x18\x44OC_ID_VIEW_NOTICE_FRAME\x10\x04*W\n\x08Ordering\x12\x18\n\x14ORDERING_UNSPECIFIED\x10\x00\x12\x1c\n\x18ORDERING_RISING_PER_NODE\x10\x01\x12\x13\n\x0fORDERING_RISING\x10\x02\x32\xbd\x03\n\x12IdAllocatorService\x12T\n\rAllocateRange\x12 .idalloc.v1.AllocateRangeRequest\x1a!.idalloc.v1.AllocateRangeResponse\x12S\n\x0cStreamRanges\x12\x1f.idalloc.v1.StreamRangesRequest\x1a .idalloc.v1.StreamRangesResponse0\x01\x12T\n\rGenerateDocId\x12 .idalloc.v1.GenerateDocIdRequest\x1a!.idalloc.v1.GenerateDocIdResponse\x12S\n\x0cStreamDocIds\x12\x1f.idalloc.v1.StreamDocIdsRequest\x1a .idalloc.v1.StreamDocIdsResponse0\x01\x12Q\n\x0cGenerateUuid\x12\x1f.idalloc.v1.GenerateUuidRequest\x1a .idalloc.v1.GenerateUuidResponseB9\n\rio.idalloc.v1B\x10IdAllocatorProtoP\x01Z\x14idalloc/v1;idallocv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1didalloc/v1/id_allocator.proto\x12\nidalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x1egoogle/protobuf/duration.proto\x1a!idalloc/xprotocol/v1/notice.proto\"\x87\x01\n\x14\x41llocateRangeRequest\x12\x15\n\x08sequence\x18\x01 \x01(\tB\x03\xe0\x41\x02\x12\x15\n\x08id_count\x18\x02 \x01(\x03\x42\x03\xe0\x41\x01\x12(\n\x04view\x18\x03 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x03\xe0\x41\x01\x12\x17\n\nrequest_id\x18\x04 \x01(\tB\x03\xe0\x41\x01\"\x9f\x02\n\x15\x41llocateRangeResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12-\n\nuse_within\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\x39\n\x06notice\x18\x05 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\r\n\x05texts\x18\x06 \x03(\t\x12\x0e\n\x06period\x18\x07 \x01(\t\x12\x0c\n\x04node\x18\x08 \x01(\x03\x12\x0f\n\x07\x63reated\x18\t \x01(\x08\"\x90\x01\n\x13StreamRangesRequest\x12\x15\n\x08sequence\x18\x01 \x01(\tB\x03\xe0\x41\x02\x12\x1b\n\x0etotal_id_count\x18\x02 \x01(\x03\x42\x03\xe0\x41\x02\x12\x1b\n\x0e\x63hunk_id_count\x18\x03 \x01(\x03\x42\x03\xe0\x41\x01\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.RangeViewB\x03\xe0\x41\x01\"\xe3\x01\n\x14StreamRangesResponse\x12\"\n\x05range\x18\x01 \x01(\x0b\x32\x13.idalloc.v1.IdRange\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12-\n\nuse_within\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x08ordering\x18\x04 \x01(\x0e\x32\x14.idalloc.v1.Ordering\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x0e\n\x06period\x18\x06 \x01(\t\x12\x0c\n\x04node\x18\x07 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x08 \x01(\x08\"\xa2\x01\n\x14GenerateDocIdRequest\x12\x15\n\x08id_count\x18\x01 \x01(\x03\x42\x03\xe0\x41\x01\x12\"\n\x15\x61uto_increment_offset\x18\x02 \x01(\x05\x42\x03\xe0\x41\x01\x12%\n\x18\x61uto_increment_increment\x18\x03 \x01(\x05\x42\x03\xe0\x41\x01\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x03\xe0\x41\x01\"\x9d\x01\n\x15GenerateDocIdResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\xc4\x01\n\x13StreamDocIdsRequest\x12\x1b\n\x0etotal_id_count\x18\x01 \x01(\x03\x42\x03\xe0\x41\x02\x12\x1b\n\x0e\x63hunk_id_count\x18\x02 \x01(\x03\x42\x03\xe0\x41\x01\x12\"\n\x15\x61uto_increment_offset\x18\x03 \x01(\x05\x42\x03\xe0\x41\x01\x12%\n\x18\x61uto_increment_increment\x18\x04 \x01(\x05\x42\x03\xe0\x41\x01\x12(\n\x04view\x18\x05 \x01(\x0e\x32\x15.idalloc.v1.DocIdViewB\x03\xe0\x41\x01\"\x9c\x01\n\x14StreamDocIdsResponse\x12\x0f\n\x07\x64oc_ids\x18\x01 \x03(\t\x12\"\n\x04runs\x18\x02 \x03(\x0b\x32\x14.idalloc.v1.DocIdRun\x12\x39\n\x06notice\x18\x03 \x01(\x0b\x32).idalloc.xprotocol.v1.SessionStateChanged\x12\x14\n\x0cnotice_frame\x18\x04 \x01(\x0c\"\x84\x01\n\x13GenerateUuidRequest\x12\x15\n\x08id_count\x18\x01 \x01(\x03\x42\x03\xe0\x41\x01\x12-\n\x07version\x18\x02 \x01(\x0e\x32\x17.idalloc.v1.UuidVersionB\x03\xe0\x41\x01\x12\'\n\x04view\x18\x03 \x01(\x0e\x32\x14.idalloc.v1.UuidViewB\x03\xe0\x41\x01\"9\n\x14GenerateUuidResponse\x12\r\n\x05uuids\x18\x01 \x03(\t\x12\x12\n\nuuid_bytes\x18\x02 \x03(\x0c\"L\n\x07IdRange\x12\x10\n\x08\x66irst_id\x18\x01 \x01(\x03\x12\x0f\n\x07last_id\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x10\n\x08id_count\x18\x04 \x01(\x03\"@\n\x08\x44ocIdRun\x12\x14\n\x0c\x66irst_doc_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x10\n\x08id_count\x18\x03 \x01(\x03*j\n\tRangeView\x12\x1a\n\x16RANGE_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10RANGE_VIEW_BASIC\x10\x01\x12\x15\n\x11RANGE_VIEW_NOTICE\x10\x02\x12\x14\n\x10RANGE_VIEW_TEXTS\x10\x03*S\n\x0bUuidVersion\x12\x1c\n\x18UUID_VERSION_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VERSION_4\x10\x04\x12\x12\n\x0eUUID_VERSION_7\x10\x07*N\n\x08UuidView\x12\x19\n\x15UUID_VIEW_UNSPECIFIED\x10\x00\x12\x12\n\x0eUUID_VIEW_TEXT\x10\x01\x12\x13\n\x0fUUID_VIEW_BYTES\x10\x02*\x8a\x01\n\tDocIdView\x12\x1b\n\x17\x44OC_ID_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10\x44OC_ID_VIEW_FULL\x10\x01\x12\x13\n\x0f\x44OC_ID_VIEW_IDS\x10\x02\x12\x17\n\x13\x44OC_ID_VIEW_COMPACT\x10\x03\x12\x1c\n\x18\x44OC_ID_VIEW_NOTICE_FRAME\x10\x04*W\n\x08Ordering\x12\x18\n\x14ORDERING_UNSPECIFIED\x10\x00\x12\x1c\n\x18ORDERING_RISING_PER_NODE\x10\x01\x12\x13\n\x0fORDERING_RISING\x10\x02\x32\xbd\x03\n\x12IdAllocatorService\x12T\n\rAllocateRange\x12 .idalloc.v1.AllocateRangeRequest\x1a!.idalloc.v1.AllocateRangeResponse\x12S\n\x0cStreamRanges\x12\x1f.idalloc.v1.StreamRangesRequest\x1a .idalloc.v1.StreamRangesResponse0\x01\x12T\n\rGenerateDocId\x12 .idalloc.v1.GenerateDocIdRequest\x1a!.idalloc.v1.GenerateDocIdResponse\x12S\n\x0cStreamDocIds\x12\x1f.idalloc.v1.StreamDocIdsRequest\x1a .idalloc.v1.StreamDocIdsResponse0\x01\x12Q\n\x0cGenerateUuid\x12\x1f.idalloc.v1.GenerateUuidRequest\x1a .idalloc.v1.GenerateUuidResponseB9\n\rio.idalloc.v1B\x10IdAllocatorProtoP\x01Z\x14idalloc/v1;idallocv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -75,40 +75,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEUUIDREQUEST'].fields_by_name['version']._serialized_options = b'\340A\001'
   _globals['_GENERATEUUIDREQUEST'].fields_by_name['view']._loaded_options = None
   _globals['_GENERATEUUIDREQUEST'].fields_by_name['view']._serialized_options = b'\340A\001'
-  _globals['_RANGEVIEW']._serialized_start=1937
-  _globals['_RANGEVIEW']._serialized_end=2043
-  _globals['_UUIDVERSION']._serialized_start=2045
-  _globals['_UUIDVERSION']._serialized_end=2128
-  _globals['_UUIDVIEW']._serialized_start=2130
-  _globals['_UUIDVIEW']._serialized_end=2208
-  _globals['_DOCIDVIEW']._serialized_start=2211
-  _globals['_DOCIDVIEW']._serialized_end=2349
-  _globals['_ORDERING']._serialized_start=2351
-  _globals['_ORDERING']._serialized_end=2438
+  _globals['_RANGEVIEW']._serialized_start=1971
+  _globals['_RANGEVIEW']._serialized_end=2077
+  _globals['_UUIDVERSION']._serialized_start=2079
+  _globals['_UUIDVERSION']._serialized_end=2162
+  _globals['_UUIDVIEW']._serialized_start=2164
+  _globals['_UUIDVIEW']._serialized_end=2242
+  _globals['_DOCIDVIEW']._serialized_start=2245
+  _globals['_DOCIDVIEW']._serialized_end=2383
+  _globals['_ORDERING']._serialized_start=2385
+  _globals['_ORDERING']._serialized_end=2472
   _globals['_ALLOCATERANGEREQUEST']._serialized_start=146
   _globals['_ALLOCATERANGEREQUEST']._serialized_end=281
   _globals['_ALLOCATERANGERESPONSE']._serialized_start=284
-  _globals['_ALLOCATERANGERESPONSE']._serialized_end=554
-  _globals['_STREAMRANGESREQUEST']._serialized_start=557
-  _globals['_STREAMRANGESREQUEST']._serialized_end=701
-  _globals['_STREAMRANGESRESPONSE']._serialized_start=704
-  _globals['_STREAMRANGESRESPONSE']._serialized_end=914
-  _globals['_GENERATEDOCIDREQUEST']._serialized_start=917
-  _globals['_GENERATEDOCIDREQUEST']._serialized_end=1079
-  _globals['_GENERATEDOCIDRESPONSE']._serialized_start=1082
-  _globals['_GENERATEDOCIDRESPONSE']._serialized_end=1239
-  _globals['_STREAMDOCIDSREQUEST']._serialized_start=1242
-  _globals['_STREAMDOCIDSREQUEST']._serialized_end=1438
-  _globals['_STREAMDOCIDSRESPONSE']._serialized_start=1441
-  _globals['_STREAMDOCIDSRESPONSE']._serialized_end=1597
-  _globals['_GENERATEUUIDREQUEST']._serialized_start=1600
-  _globals['_GENERATEUUIDREQUEST']._serialized_end=1732
-  _globals['_GENERATEUUIDRESPONSE']._serialized_start=1734
-  _globals['_GENERATEUUIDRESPONSE']._serialized_end=1791
-  _globals['_IDRANGE']._serialized_start=1793
-  _globals['_IDRANGE']._serialized_end=1869
-  _globals['_DOCIDRUN']._serialized_start=1871
-  _globals['_DOCIDRUN']._serialized_end=1935
-  _globals['_IDALLOCATORSERVICE']._serialized_start=2441
-  _globals['_IDALLOCATORSERVICE']._serialized_end=2886
+  _globals['_ALLOCATERANGERESPONSE']._serialized_end=571
+  _globals['_STREAMRANGESREQUEST']._serialized_start=574
+  _globals['_STREAMRANGESREQUEST']._serialized_end=718
+  _globals['_STREAMRANGESRESPONSE']._serialized_start=721
+  _globals['_STREAMRANGESRESPONSE']._serialized_end=948
+  _globals['_GENERATEDOCIDREQUEST']._serialized_start=951
+  _globals['_GENERATEDOCIDREQUEST']._serialized_end=1113
+  _globals['_GENERATEDOCIDRESPONSE']._serialized_start=1116
+  _globals['_GENERATEDOCIDRESPONSE']._serialized_end=1273
+  _globals['_STREAMDOCIDSREQUEST']._serialized_start=1276
+  _globals['_STREAMDOCIDSREQUEST']._serialized_end=1472
+  _globals['_STREAMDOCIDSRESPONSE']._serialized_start=1475
+  _globals['_STREAMDOCIDSRESPONSE']._serialized_end=1631
+  _globals['_GENERATEUUIDREQUEST']._serialized_start=1634
+  _globals['_GENERATEUUIDREQUEST']._serialized_end=1766
+  _globals['_GENERATEUUIDRESPONSE']._serialized_start=1768
+  _globals['_GENERATEUUIDRESPONSE']._serialized_end=1825
+  _globals['_IDRANGE']._serialized_start=1827
+  _globals['_IDRANGE']._serialized_end=1903
+  _globals['_DOCIDRUN']._serialized_start=1905
+  _globals['_DOCIDRUN']._serialized_end=1969
+  _globals['_IDALLOCATORSERVICE']._serialized_start=2475
+  _globals['_IDALLOCATORSERVICE']._serialized_end=2920
 # @@protoc_insertion_point(module_scope)

@@ -172,8 +172,8 @@ class AllocateRangeRequest(_message.Message):
     VIEW_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     sequence: _builtins.str
-    """The sequence's name: 1 to 255 bytes of UTF-8 without control characters. A sequence that does not exist is created
-    where the server's setting auto_create_sequences is on (the default), starting at 1.
+    """The sequence's name: 1 to 255 bytes of UTF-8, as Sequence.name. A sequence that does not exist is created where the
+    server's setting auto_create_sequences is on (the default), starting at 1.
     """
     id_count: _builtins.int
     """How many ids to take. 0 (unset) means 1; at most the server's setting max_ids_per_call (default 1,000,000)."""
@@ -215,6 +215,7 @@ class AllocateRangeResponse(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     PERIOD_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The sequence's generation. It grows when a sequence's settings change, when it is advanced, and when it is deleted
     and created again.
@@ -230,6 +231,10 @@ class AllocateRangeResponse(_message.Message):
     two processes on one store ever have the same, and it stays what it was when the prefix is changed. Where the
     ordering is ORDERING_RISING_PER_NODE, it is the ranges of one node that rise in the order of calls. A request_id's
     repeated ids carry the node that answers. 0 means unknown: the server is older than this field.
+    """
+    created: _builtins.bool
+    """Whether this call created the sequence, as its first use, which may be a mistyped name. Of the calls that waited for
+    that, one says so; a repeated request_id does not.
     """
     @_builtins.property
     def range(self) -> Global___IdRange:
@@ -260,10 +265,11 @@ class AllocateRangeResponse(_message.Message):
         texts: _abc.Iterable[_builtins.str] | None = ...,
         period: _builtins.str = ...,
         node: _builtins.int = ...,
+        created: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "range", b"range", "use_within", b"use_within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "node", b"node", "notice", b"notice", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "generation", b"generation", "node", b"node", "notice", b"notice", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -318,6 +324,7 @@ class StreamRangesResponse(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     PERIOD_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The sequence's generation, as in AllocateRangeResponse."""
     ordering: Global___Ordering.ValueType
@@ -326,6 +333,8 @@ class StreamRangesResponse(_message.Message):
     """As in AllocateRangeResponse."""
     node: _builtins.int
     """Which process took the range, as in AllocateRangeResponse; all chunks of one stream have the same."""
+    created: _builtins.bool
+    """Whether the sequence was created for this chunk, as in AllocateRangeResponse."""
     @_builtins.property
     def range(self) -> Global___IdRange:
         """The ids of this chunk."""
@@ -348,10 +357,11 @@ class StreamRangesResponse(_message.Message):
         texts: _abc.Iterable[_builtins.str] | None = ...,
         period: _builtins.str = ...,
         node: _builtins.int = ...,
+        created: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range", "use_within", b"use_within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "node", b"node", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "generation", b"generation", "node", b"node", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -142,9 +142,12 @@ class Sequence(_message.Message):
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     DELETE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name: 1 to 255 bytes of UTF-8 without control characters. It identifies the sequence and stays for ever."""
+    """The name: 1 to 255 bytes of UTF-8 without control characters and, of a new sequence, without line separators and
+    bidirectional marks (U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069). It identifies the sequence and
+    stays for ever.
+    """
     description: _builtins.str
-    """What it is for, for people; at most 1,000 characters."""
+    """What it is for, for people; at most 1,000 characters, none of which a name may not have. No line breaks either."""
     kind: Global___SequenceKind.ValueType
     """What its values are. The default is SEQUENCE_KIND_COUNTER. Stays for ever."""
     start: _builtins.int
@@ -214,7 +217,7 @@ class Sequence(_message.Message):
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Words of the user's own, at most 64, each key and value at most 63 characters."""
+        """Words of the user's own, at most 64, each key and value at most 63 characters that a name may have."""
 
     @_builtins.property
     def exhausted_at(self) -> _timestamp_pb2.Timestamp:
@@ -444,7 +447,7 @@ class ListSequencesResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """For the next page; empty on the last one. Not to be looked into. Pages may have fewer than page_size, also before the
-    last one.
+    last one: a page ends before its sequences have more than 1,000,000 bytes.
     """
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sequence]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from idalloc._text import escaped
 from idalloc.verify._files import Exported, find
 from idalloc.verify._logs import NoLog
 from idalloc.verify._names import Names
@@ -149,7 +150,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
 
 def to_text(verdict: Verdict) -> str:
     """The report for people."""
-    return "\n".join(_lines(verdict)) + "\n"
+    return "\n".join(map(escaped, _lines(verdict))) + "\n"
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:

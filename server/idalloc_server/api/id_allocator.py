@@ -72,9 +72,10 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         if request.request_id:
             return await self._allocate_once(request, count)
         taken = self._allocator.take(request.sequence, count)
+        reply = pb.AllocateRangeResponse()
         if taken is None:
             taken = await self._allocator.allocate(request.sequence, count)
-        reply = pb.AllocateRangeResponse()
+            reply.created = self._allocator.pop_created(request.sequence)
         self._fill(reply, taken)
         if view > pb.RANGE_VIEW_BASIC:
             self._add_forms(reply, view, with_date(taken, self._clock.wall()), self._doc_ids.prefix)
@@ -93,9 +94,10 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         while left:
             count = min(chunk, left)
             taken = self._allocator.take(request.sequence, count)
+            reply = pb.StreamRangesResponse()
             if taken is None:
                 taken = await self._allocator.allocate(request.sequence, count)
-            reply = pb.StreamRangesResponse()
+                reply.created = self._allocator.pop_created(request.sequence)
             self._fill(reply, taken)
             if view == pb.RANGE_VIEW_TEXTS:
                 self._add_forms(reply, view, with_date(taken, self._clock.wall()), self._doc_ids.prefix)
@@ -147,6 +149,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         has_period = taken.sequence.reset != Reset.NEVER
         reply = pb.AllocateRangeResponse()
         self._fill(reply, taken if has_period else taken._replace(period=""))
+        reply.created = self._allocator.pop_created(request.sequence)
         self._add_forms(reply, request.view, taken, prefix)
         return reply
 

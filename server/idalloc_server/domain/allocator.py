@@ -125,6 +125,11 @@ class Allocator:
                 self._lanes[sequence] = Periods(sequence, lane, self._shared)
         return await self.allocate(sequence, count)
 
+    def pop_created(self, sequence: str) -> bool:
+        """Return, to one caller after ``allocate``, whether this node created the sequence by its first use."""
+        lane = self._lanes.get(sequence)
+        return isinstance(lane, Lane) and lane.pop_created()
+
     async def standing(self, sequence: str) -> Standing:
         """Returns what a sequence is, as the store proved it within a lease's life.
 

@@ -26,6 +26,7 @@ from idalloc_server.domain.sequence import Kind, Reset, Sequence
 from idalloc_server.domain.shortage import never_fits, too_few_left
 from idalloc_server.domain.store import Grant, Row, within
 from idalloc_server.domain.terms import Shared
+from idalloc_server.domain.text import check_text
 
 # Of what a sequence has left, no node takes more than one part in this many beyond what was asked for.
 AHEAD_SHARE = 1000
@@ -103,6 +104,8 @@ class Lane:
         self._returning = 0
         self._abandoned = False
         self._idle_mark: object = None
+        # Whether this lane created the sequence, and no caller knows it yet.
+        self._created = False
 
     @property
     def has_lease(self) -> bool:
@@ -174,6 +177,11 @@ class Lane:
     async def prove(self) -> Range:
         """Returns the same, as the store says it now."""
         return await self.allocate(0)
+
+    def pop_created(self) -> bool:
+        """Return, once, whether a call of this lane created the sequence."""
+        created, self._created = self._created, False
+        return created
 
     def is_idle(self) -> bool:
         """Whether nothing was taken since the last call, and nothing is under way."""
@@ -388,10 +396,12 @@ class Lane:
         """Sees that there is a row."""
         if not self._terms.auto_create_sequences:
             raise SequenceNotFound(self._title, ", and auto_create_sequences is off")
+        check_text("sequence", self._title)
         now = self._clock.wall()
         generation = generation_after(_NEW, 0, self._clock)
         row = Row(self._name, _NEW.before_start, _NEW, generation, created_at=now, changed_at=now)
-        await self._within_timeout(self._store.create(row), at_stake=0)
+        made = await self._within_timeout(self._store.create(row), at_stake=0)
+        self._created = made.generation == generation  # else another node was faster
 
     async def _within_timeout(self, call: Awaitable[_T], at_stake: int) -> _T:
         """Awaits a store call; where its outcome stays unknown, the ids at stake are burned."""

@@ -28,7 +28,7 @@ from idalloc_server.domain.listing import few_at_a_time, rows_of_page
 from idalloc_server.domain.overview import Overview, etag_of, overview
 from idalloc_server.domain.period import check_period, period_at
 from idalloc_server.domain.retirement import RETIREMENT, refuse_retired
-from idalloc_server.domain.rules import check_change, new_bound, settle
+from idalloc_server.domain.rules import check_change, check_texts, new_bound, settle
 from idalloc_server.domain.sequence import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.store import Revision, Row, Store, within
 from idalloc_server.domain.witness import changed_row
@@ -159,6 +159,7 @@ class Registry:
                 where others create and delete it all the time.
         """
         check_name(name, "name")
+        check_texts({**given, "name": name})
         sequence = settle(given)
         return await self._overview(await self._finish(name, self._create(name, sequence, author)))
 
@@ -183,6 +184,7 @@ class Registry:
             return _Plan(self._revision(row, after, author, ends_leases=ends_leases))
 
         check_name(name, "name")
+        check_texts(given)
         row, ends_leases = await self._finish(name, self._change(name, etag, author, plan))
         return await self._changed(row, ends_leases=ends_leases)
 

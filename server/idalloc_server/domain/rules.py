@@ -9,6 +9,7 @@ from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.format import compile_format
 from idalloc_server.domain.period import zone
 from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, MIN_ID, Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.text import check_text
 
 # Up to here JSON, JavaScript and doubles are exact.
 MAX_JSON_SAFE = 2**53 - 1
@@ -80,6 +81,23 @@ def settle(given: Mapping[str, Any], before: Sequence | None = None) -> Sequence
     zone(sequence.time_zone)
     compile_format(sequence.format).check(sequence)
     return sequence
+
+
+def check_texts(given: Mapping[str, Any]) -> None:
+    """Refuses new texts and labels with control characters or bidirectional marks. Stored ones are not looked at.
+
+    Args:
+        given: As for ``settle``, which checks the types; and the name of a new sequence.
+
+    Raises:
+        InvalidRequest: There are some; the error names the field.
+    """
+    for name in ("name", *_TEXTS):
+        if isinstance(text := given.get(name), str):
+            check_text(name, text)
+    if isinstance(labels := given.get("labels"), Mapping):
+        for word in (word for pair in labels.items() for word in pair if isinstance(word, str)):
+            check_text("labels", word)
 
 
 def check_change(before: Sequence, after: Sequence, last_value: int) -> None:

@@ -21,6 +21,7 @@ from idalloc_server.domain.retirement import RETIRED_BY
 from idalloc_server.domain.rules import settle
 from idalloc_server.domain.sequence import MAX_ID, PERIOD_MARK, Kind, Ordering, Reset, Sequence, check_name
 from idalloc_server.domain.store import Row
+from idalloc_server.domain.text import escaped, is_safe, replaced
 
 FORMAT = 1
 
@@ -37,6 +38,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _LOWEST = -MAX_ID - 1
 # Far more than there are, and room for as many more.
 _MOST_GENERATION = 2**62
+_REPLACED = "control characters or bidirectional marks were replaced by U+FFFD"
 _YEAR_10000 = 253_402_300_800
 _CENTURY_MS = 100 * 366 * 86_400_000
 
@@ -77,7 +79,7 @@ def line_of_row(row: Row) -> str:
 
 
 class Problem(NamedTuple):
-    """A line that was not brought to the store.
+    """A line that was not brought to the store, or not as it is.
 
     Attributes:
         line: Its number, from 1.
@@ -120,9 +122,11 @@ class File:
 
     Attributes:
         problems: The lines that could not be understood.
+        notes: The lines whose texts were changed.
     """
 
     problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
 
@@ -149,11 +153,13 @@ def read(lines: Iterable[bytes]) -> File:
             elif "period" in content:
                 counters.append(_to_counter(number, content))
             else:
+                unsafe = _make_safe(content.get("settings"))
                 item = Item(number, _to_row(content))
                 if item.row.name in by_name:
                     raise ValueError(f"sequence {item.row.name!r} is in line {by_name[item.row.name].line} already")
                 by_name[item.row.name] = item
                 file.items.append(item)
+                file.notes += [Problem(number, f"{name}: {_REPLACED}") for name in unsafe]
         except (ValueError, InvalidRequest) as error:
             file.problems.append(Problem(number, str(error)))
     if not number:
@@ -182,6 +188,29 @@ def _give_to_sequences(counters: Iterable[Counter], by_name: Mapping[str, Item])
             else:
                 # It may lie before a start that was raised since.
                 parent.periods.append(counter._replace(last_value=_on_lattice(sequence, counter.last_value)))
+
+
+def _make_safe(settings: object) -> list[str]:
+    """Replaces what a new description and new labels may not have; they are for people, and no reason to refuse ids.
+
+    Names and formats stay: another one would give another sequence, or other texts of its ids.
+
+    Returns:
+        The settings that were changed.
+    """
+    changed: list[str] = []
+    if not isinstance(settings, dict):
+        return changed
+    description, labels = settings.get("description"), settings.get("labels")
+    if isinstance(description, str) and not is_safe(description):
+        settings["description"] = replaced(description)
+        changed.append("description")
+    if isinstance(labels, dict):
+        words = [word for pair in labels.items() for word in pair]
+        if all(map(_is_text, words)) and not all(map(is_safe, words)):
+            settings["labels"] = {replaced(key): replaced(value) for key, value in labels.items()}
+            changed.append("labels")
+    return changed
 
 
 def _to_row(content: dict[str, Any]) -> Row:
@@ -283,7 +312,7 @@ def _check_fields(content: dict[str, Any], known: Set[str]) -> None:
 
 
 def _line(content: dict[str, Any]) -> str:
-    return json.dumps(content, ensure_ascii=False)
+    return escaped(json.dumps(content, ensure_ascii=False))
 
 
 def _integer(content: dict[str, Any], key: str, least: int = -MAX_ID, most: int = MAX_ID) -> int:

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.store.permissions import FILE_MODE
 from idalloc_server.store.sqlite_locks import lock_place
 
 _BESIDE = {"-wal": "write-ahead log", "-shm": "shared memory file (-shm)"}
@@ -63,7 +64,7 @@ class DatabaseFiles:
         self._real_path = real_path
         self._identities: dict[Path, tuple[int, int]] = {}
         # For writing, since an overlay shows another file once the first process opens it so.
-        self._descriptor = os.open(self._real_path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
+        self._descriptor = _open_or_create(self._real_path)
         try:
             self._refuse_other_names()
         except BaseException:
@@ -139,6 +140,18 @@ class DatabaseFiles:
                     f"the file {path} is mounted on its own, without the files that SQLite keeps beside it, and servers"
                     " inside and outside would issue the same ids; mount its folder",
                 )
+
+
+def _open_or_create(path: Path) -> int:
+    """Open a file; a new one is its owner's alone, whatever the umask. SQLite makes -wal and -shm with its mode."""
+    flags = os.O_RDWR | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE)
+    except FileExistsError:
+        # Another process created it just now, or another program did, whose mode is kept.
+        return os.open(path, flags | os.O_CREAT, FILE_MODE)
+    os.fchmod(descriptor, FILE_MODE)
+    return descriptor
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.store.permissions import make_folder
 from idalloc_server.store.sqlite_files import DatabaseFiles
 from idalloc_server.store.sqlite_locks import check_locks
 
@@ -106,14 +107,14 @@ def _mode(db: sqlite3.Connection) -> str:
 
 
 def _make_folder(folder: Path) -> list[Path]:
-    """Makes a folder, readable for its owner alone.
+    """Makes a folder where it is missing.
 
     Returns:
         The folders whose entries must reach the disk before the file in it is durable.
     """
     if folder.is_dir():
         return [folder]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     return [folder, *folder.parents]
 
 

@@ -1,0 +1,112 @@
+"""Texts of a hostile tenant, on a real server and its SQLite file (issue 15, 4)."""
+
+import json
+import re
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import grpc
+import pytest
+
+from idalloc.v1 import sequences_pb2 as pb
+from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
+from tests.processes import IDALLOC, Server, environment, running
+
+HOSTILE = "x\x1b]0;t\x07\x1b[2J\x9b1m\r\nPROVED\t\u202etxt\u2028y"
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# As many bytes as a tenant's labels may have.
+LABELS = {f"{number:02}" + "\U00010348" * 61: "\U00010348" * 63 for number in range(64)}
+
+
+def idalloc(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = environment(server=server.address)
+    return subprocess.run([IDALLOC, *arguments], env=env, capture_output=True, text=True, timeout=50)
+
+
+def plant(database: Path, settings: dict[str, object], *names: str) -> None:
+    """Writes rows past the server, as an older one or another program did."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as db:
+        for name in names:
+            text = json.dumps({"start": 1, **settings})
+            db.execute("INSERT INTO sequences (name, last_value, settings) VALUES (?, 0, ?)", (name, text))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> object:
+    with running(tmp_path) as server:
+        yield server
+
+
+def test_the_command_is_refused_and_says_which_character(server: Server) -> None:
+    """The flag is named, and the character by its number."""
+    done = idalloc(server, "sequences", "create", "orders", "--label", "k=a\x1b[2Jb")
+    said = "INVALID_REQUEST: --label: must not have control characters or bidirectional marks; has U+001B\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    done = idalloc(server, "allocate", "a\u202eb")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("has U+202E\n")
+
+
+@pytest.mark.timeout(180)
+def test_what_is_stored_is_printed_safe(server: Server, tmp_path: Path) -> None:
+    """Lists, fields, errors, exports and reports of imports show stored text, and obey none of it."""
+    plant(tmp_path / "ids.db", {"description": HOSTILE, "labels": {HOSTILE: HOSTILE}}, "a\u202eb")
+    store = f"sqlite://{tmp_path}/ids.db"
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"idalloc_export": 1}) + "\n" + json.dumps({"sequence": HOSTILE}))
+    for line in ("sequences list", "sequences list --json", "sequences show", "allocate", "parse", "export", "import"):
+        more = {
+            "sequences show": ["a\u202eb"],
+            "allocate": ["a\u202eb", "2000000"],
+            "parse": ["a\u202eb", HOSTILE],
+            "export": ["--store", store],
+            "import": [str(tmp_path / "bad.jsonl"), "--store", store],
+        }
+        done = idalloc(server, *line.split(), *more.get(line, []))
+        printed = done.stdout + done.stderr
+        assert printed
+        if line.startswith(("sequences", "export")):
+            assert "\\u202e" in printed, line
+        assert not UNSAFE.search(printed), (line, ascii(printed))
+        assert not re.search("^PROVED", printed, re.MULTILINE), line
+
+
+@pytest.mark.timeout(180)
+def test_an_export_with_hostile_texts_is_imported(server: Server, tmp_path: Path) -> None:
+    """A move keeps every name and counter; descriptions and labels come without what may not be in them."""
+    plant(tmp_path / "ids.db", {"description": HOSTILE, "labels": {"k": HOSTILE}}, "a\u202eb", "orders")
+    exported = idalloc(server, "export", "--store", f"sqlite://{tmp_path}/ids.db").stdout
+    (tmp_path / "all.jsonl").write_text(exported)
+    done = idalloc(server, "import", str(tmp_path / "all.jsonl"), "--store", f"sqlite://{tmp_path}/other.db")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("created 2,")
+    assert done.stderr.count("were replaced by U+FFFD") == 4
+    with closing(sqlite3.connect(tmp_path / "other.db")) as db:
+        rows = dict(db.execute("SELECT name, settings FROM sequences").fetchall())
+    assert set(rows) == {"a\u202eb", "orders"}
+    assert not any(UNSAFE.search(text) or "\n" in text for row in rows.values() for text in _texts(json.loads(row)))
+
+
+@pytest.mark.timeout(180)
+def test_a_tenants_labels_break_no_list(server: Server, tmp_path: Path) -> None:
+    """At gRPC's default limit of 4 MB, the largest page that can be asked for arrives, and all pages have all."""
+    names = [f"tenant-{number:03}" for number in range(200)]
+    plant(tmp_path / "ids.db", {"labels": LABELS}, *names)
+    found: list[str] = []
+    with grpc.insecure_channel(server.address) as channel:
+        stub, token = SequenceServiceStub(channel), ""
+        while token or not found:
+            page = stub.ListSequences(pb.ListSequencesRequest(page_size=1000, page_token=token), timeout=50)
+            assert page.ByteSize() < 1_001_000
+            found += [each.name for each in page.sequences]
+            token = page.next_page_token
+    assert found == names
+    done = idalloc(server, "sequences", "list")
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == names
+
+
+def _texts(settings: dict[str, object]) -> list[str]:
+    labels = settings.get("labels", {})
+    assert isinstance(labels, dict)
+    return [str(settings["description"]), *labels, *labels.values()]

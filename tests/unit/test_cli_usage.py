@@ -1,0 +1,177 @@
+"""What the command says of a wrong command line or environment: what was wrong, and what to write (issue 15, 11)."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import idalloc
+from idalloc import aio, cli
+from idalloc.cli import _environment
+from idalloc_server.config import _NOT_OURS, Settings
+from tests.unit.fake_server import FakeServer, serving
+
+
+@pytest.fixture(autouse=True)
+def environment(clean_environment: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    return clean_environment
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """Runs a command line that is wrong, and returns its one line on standard error."""
+    assert cli.main(args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    [line] = err.splitlines()
+    return line
+
+
+WITHOUT_PORT = [
+    "localhost", "10.0.0.1", "[::1]", "::1", "::1:50051", "idalloc.example", "localhost:", "localhost:0",
+    "localhost:65536", "localhost:abc", "dns:///idalloc.example", "dns:idalloc.example", "dns://8.8.8.8/idalloc.example",
+    "ipv4:10.0.0.1", "ipv4:10.0.0.1:1,10.0.0.2", "ipv6:[::1]", "ipv6:[::1]:1,[::2]", "a:1,b:2",
+]  # fmt: skip
+WITH_PORT = [
+    "localhost:50051", "10.0.0.1:443", "[::1]:50051", "dns:///idalloc.example:443", "dns:idalloc.example:1",
+    "dns://8.8.8.8/idalloc.example:1", "ipv4:10.0.0.1:1,10.0.0.2:2", "ipv6:[::1]:1,[::2]:2", "ipv4:///10.0.0.1:1",
+    "unix:/run/idalloc.sock", "unix:///run/idalloc.sock", "unix-abstract:idalloc", "xds:///idalloc",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", WITHOUT_PORT)
+def test_a_target_without_a_port_is_an_error(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """GRPC would call port 443, where some other server may listen, and the caller would wait."""
+    for args in (
+        ("--server", target, "health"),
+        ("allocate", "orders", "--server", target),
+        ("bench", "--server", target),
+    ):
+        line = error_of(capsys, *args)
+        assert line.startswith("idalloc: Invalid value for '--server': must be HOST:PORT, as localhost:50051")
+        assert line.endswith(f"not {target!r} (see idalloc --help)")
+
+
+@pytest.mark.parametrize("target", WITHOUT_PORT)
+def test_clients_refuse_a_target_without_a_port(target: str, environment: pytest.MonkeyPatch) -> None:
+    """The SDK has the rule of the command, also where the target comes from the environment."""
+    environment.setenv("IDALLOC_SERVER", target)
+    for make in (lambda: idalloc.Client(target), lambda: aio.Client(target)):
+        with pytest.raises(ValueError, match="server: must be HOST:PORT"):
+            make()
+    for of in (idalloc.Client, aio.Client):
+        with pytest.raises(ValueError, match="IDALLOC_SERVER: must be HOST:PORT"):
+            of.from_environment()
+
+
+@pytest.mark.parametrize("target", WITH_PORT)
+def test_targets_with_ports_and_sockets_are_accepted(target: str) -> None:
+    """No target that worked before is refused."""
+    idalloc.Client(target).close()
+
+
+def test_the_variable_is_named_where_it_is_wrong(
+    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who set IDALLOC_SERVER gave no flag."""
+    environment.setenv("IDALLOC_SERVER", "localhost")
+    assert "Invalid value for IDALLOC_SERVER: must be HOST:PORT" in error_of(capsys, "allocate", "orders")
+    assert "'--server': must be HOST:PORT" in error_of(capsys, "--server", "other", "allocate", "orders")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("allocate orders -3", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -3"),
+        ("allocate orders -30 --json", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -30"),
+        ("docid -1", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -1"),
+        ("uuid -25", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -25"),
+        ("allocate orders --count 3", "No such option: --count; COUNT has no flag: idalloc allocate SEQUENCE COUNT"),
+        ("allocate orders --count=3", "No such option: --count; COUNT has no flag: idalloc allocate SEQUENCE COUNT"),
+        ("allocate orders -n 3", "No such option: -n; COUNT has no flag: idalloc allocate SEQUENCE COUNT"),
+        ("docid --count 3", "No such option: --count; COUNT has no flag: idalloc docid COUNT"),
+        ("uuid -n 3", "No such option: -n; COUNT has no flag: idalloc uuid COUNT"),
+        ("stream orders --count 5", "No such option: --count; --total says how many ids"),
+        ("stream orders 100", "Missing option '--total': How many ids in all."),
+        ("stream orders", "Missing option '--total': How many ids in all."),
+        ("allocate", "Missing argument 'SEQUENCE': The sequence's name."),
+        ("allocate orders --jsn", "No such option: --jsn (Possible options: --json)"),
+    ],
+)
+def test_a_wrong_count_is_explained(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the argument, what was written and what to write."""
+    verb = line.split()[0]
+    assert error_of(capsys, *line.split()) == f"idalloc: {said} (see idalloc {verb} --help)"
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("IDALLOC_SERVR", "IDALLOC_SERVER"),
+        ("IDALLOC_TIMOUT", "IDALLOC_TIMEOUT"),
+        ("IDALLOC_TOKENFILE", "IDALLOC_TOKEN_FILE"),
+        ("IDALLOC_COLOUR_OF_LINES", ""),
+    ],
+)
+def test_a_mistyped_variable_is_warned_of(
+    server: FakeServer,
+    environment: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    meant: str,
+) -> None:
+    """The call goes on as if it were not set; its value is not repeated, since it may be a token."""
+    environment.setenv(variable, "secret")
+    assert cli.main(("--server", server.target, "allocate", "orders")) == 0
+    out, err = capsys.readouterr()
+    hint = f"; did you mean {meant}?" if meant else ""
+    assert (out, err) == ("1\n", f"idalloc: the environment variable {variable} is unknown and has no effect{hint}\n")
+
+
+def test_variables_of_the_server_and_of_kubernetes_are_known(
+    server: FakeServer, environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both halves may run in one environment, as in the image, in a cluster that names a service idalloc."""
+    for name in Settings.model_fields:
+        environment.setenv(f"IDALLOC_{name.upper()}", "x")
+    for name in ("CONFIG", "SERVICE_HOST", "SERVICE_PORT_GRPC", "PORT", "PORT_50051_TCP_ADDR", "TEST_SEED"):
+        environment.setenv(f"IDALLOC_{name}", "x")
+    assert cli.main(("--server", server.target, "allocate", "orders")) == 0
+    assert capsys.readouterr() == ("1\n", "")
+
+
+def test_the_client_and_the_server_know_the_same_variables() -> None:
+    """The server ignores what the client reads, and the client's list has every setting of the server."""
+    assert {name.upper() for name in Settings.model_fields} <= set(_environment.OF_SERVER)
+    assert all(_NOT_OURS.fullmatch(name) for name in _environment.OWN)
+
+
+def test_the_server_s_verbs_are_not_warned_twice(
+    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server refuses to start with an unknown variable, in one line."""
+    environment.setenv("IDALLOC_SERVR", "x")
+    assert error_of(capsys, "config", "show") == (
+        "idalloc: IDALLOC_SERVR: there is no such setting; `idalloc serve --help` lists all"
+    )
+
+
+@pytest.mark.parametrize("verb", [("serve",), ("config", "show")])
+def test_help_keeps_words_in_brackets(
+    verb: tuple[str, ...], environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rich takes [native] for markup: what to install vanished from the help."""
+    environment.setenv("COLUMNS", "300")
+    environment.setenv("TERMINAL_WIDTH", "300")
+    assert cli.main((*verb, "--help")) == 0
+    shown = capsys.readouterr().out
+    brackets = {
+        word for field in Settings.model_fields.values() for word in re.findall(r"\[\w+\]", str(field.description))
+    }
+    assert brackets == {"[native]"}
+    assert all(word in shown for word in brackets)
