@@ -1,8 +1,12 @@
 """The address that a server serves on: one server alone has it, also where its workers share the port."""
 
 import errno
+import os
 import socket
+import stat
 import sys
+from hashlib import sha256
+from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
 
@@ -19,10 +23,10 @@ class Address:
     all addresses of the port: it keeps all places that the port has, where any other address keeps one of them.
 
     Attributes:
-        name: HOST:PORT, with the port that was found where port 0 was asked for.
+        name: HOST:PORT, with the port that was found where port 0 was asked for; or unix:/PATH.
 
     Args:
-        listen: HOST:PORT.
+        listen: HOST:PORT or unix:/PATH.
         shared: Whether workers will share the port. It is kept for them, also while none of them lives.
 
     Raises:
@@ -33,7 +37,13 @@ class Address:
         host, _, port = listen.rpartition(":")
         self.name = listen
         self._kept: list[socket.socket] = []
+        path = unix_path(listen)
+        if path and shared:
+            raise StartRefused("workers", f"several processes can share a port, not {listen}; set it to 1")
         try:
+            if path:
+                self._keep_path(path)
+                return
             found = _addresses(host, int(port))
             _check_free(found)
             if shared:
@@ -48,6 +58,12 @@ class Address:
         """Leaves the address to others."""
         for each in self._kept:
             each.close()
+
+    def _keep_path(self, path: str) -> None:
+        if sys.platform == "linux":
+            # Hashed, since a name of the kernel's may have no more than 107 bytes.
+            self._keep(sha256(bytes(Path(path).resolve())).hexdigest())
+        _check_path_free(path)
 
     def _keep_port(self, found: "list[_Found]") -> int:
         """Binds, and does not listen: the kernel then gives the port to those only who share it."""
@@ -97,6 +113,11 @@ class Address:
                 return
 
 
+def unix_path(listen: str) -> str:
+    """Returns the path of a Unix socket; empty where the address is HOST:PORT."""
+    return listen.removeprefix("unix:") if listen.startswith("unix:/") else ""
+
+
 _Found = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
 
 
@@ -125,3 +146,28 @@ def _check_free(found: list[_Found]) -> None:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     raise
+
+
+def _check_path_free(path: str) -> None:
+    """Sees that nobody listens on a path, and removes the socket of a server that was killed.
+
+    gRPC takes the path of a server that runs, silently.
+
+    Raises:
+        OSError: It is in use, is something else, or its folder is missing.
+    """
+    file = Path(path)
+    file.parent.stat()
+    try:
+        mode = file.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "there is a file that is not a socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            file.unlink()
+        else:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 import socket
 from collections import Counter
@@ -24,7 +25,7 @@ from idalloc.v1 import (
 )
 from idalloc_server import transport
 from idalloc_server.access_file import AccessFile
-from idalloc_server.address import refused
+from idalloc_server.address import refused, unix_path
 from idalloc_server.api import reflection
 from idalloc_server.api.decoding import decoding
 from idalloc_server.api.door import Door
@@ -62,6 +63,8 @@ SILENT_SECONDS = 0.1
 FALL_SILENT_SECONDS = 1.0
 # How long clients may take to read the last replies, and to acknowledge that their connection ends.
 LAST_REPLIES_SECONDS = 5.0
+# A Unix socket is for the server's user and group.
+SOCKET_UMASK = 0o117
 # How long a stop waits for the store to take unused ids back.
 RELEASE_SECONDS = 5.0
 
@@ -127,12 +130,15 @@ async def serve(settings: Settings, role: Role) -> None:
 
 
 def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
-    """Takes the port; it answers only once the server is started."""
+    """Takes the address; it answers only once the server is started."""
+    before = os.umask(SOCKET_UMASK)
     try:
         taken = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
     except RuntimeError as error:
         raise refused(listen, error) from None
-    return f"{listen.rpartition(':')[0]}:{taken}"
+    finally:
+        os.umask(before)
+    return listen if unix_path(listen) else f"{listen.rpartition(':')[0]}:{taken}"
 
 
 async def _open(store: Store, patience: float) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
+from idalloc_server.address import unix_path
 from idalloc_server.domain.errors import InvalidRequest, StartRefused
 from idalloc_server.store.permissions import FILE_MODE, make_folder
 
@@ -23,17 +24,19 @@ class Persisted:
 
     Args:
         folder: The user's state folder of idalloc; None for a user without a home.
-        listen: The address, HOST:PORT.
+        listen: The address, HOST:PORT or unix:/PATH.
     """
 
     def __init__(self, folder: Path | None, listen: str) -> None:
         host, _, port = listen.rpartition(":")
+        number = None if unix_path(listen) else int(port)
         self._no_path = "the user has no home: set XDG_STATE_HOME" if folder is None else ""
-        if int(port) == 0:
+        if number == 0:
             self._no_path = "listen has port 0, so that the next start is another node"
         self.path: Path | None = None
         if folder is not None and not self._no_path:
-            self.path = folder / f"persisted-{quote(host.strip('[]'), safe='')}-{int(port)}.json"
+            name = listen if number is None else f"{host.strip('[]')}-{number}"
+            self.path = folder / f"persisted-{quote(name, safe='')}.json"
         self._fixed: dict[str, str] = {}
 
     def read(self) -> dict[str, int]:

@@ -11,14 +11,16 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
+from idalloc_server.address import unix_path
 from idalloc_server.api.door import MetadataReader, invocation_metadata
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import StartRefused
 
-# The most calls that one connection has under way; a client keeps further ones to itself until one has ended. A call
-# costs 5 kB and more from its arrival on. Who is always at the limit sees some refused (UNAVAILABLE) where another ends
-# just then, and who begins with more than that as well: no program that means well has so many.
-MAX_STREAMS_PER_CONNECTION = 4_000
+# The most calls that one connection has under way; its client keeps further ones to itself until one has ended. Calls
+# wait in one line, whichever connection they came on: so many calls of one connection can be ahead of another's. A call
+# costs 5 kB and more from its arrival on. Native has the least that RFC 9113 advises. grpcio refuses some calls
+# (UNAVAILABLE) of a client that has more than this to send, so it has room for more than an ordinary client sends.
+MAX_STREAMS_PER_CONNECTION = {"grpcio": 500, "native": 100}
 # The most calls that wait to be begun. grpcio's own limit is 1,000: of more it refuses some, whoever's they are.
 MAX_WAITING_CALLS = 100_000
 # The largest request: names, labels and a format take some kB; what is larger is refused before it is read.
@@ -62,11 +64,16 @@ def check(settings: Settings, *, asks: bool = False) -> None:
             missing.append("tls_cert")
         if missing:
             why = "nobody is asked who they are" if "access" in missing else "tokens and ids are not encrypted"
-            mends = [f"set {' and '.join(missing)}", "listen on 127.0.0.1", "say insecure = true (--insecure true)"]
+            steps = [
+                f"set {' and '.join(missing)}",
+                "listen on 127.0.0.1 or on unix:/PATH",
+                "say insecure = true (--insecure true)",
+            ]
             if settings.transport == "native":  # which would refuse tls_cert
-                mends = [*mends[1:], f"choose --transport grpcio and {mends[0]}"]
+                why += ", and native unpacks requests of any size before it authenticates a caller"
+                steps = [*steps[1:], f"choose --transport grpcio and {steps[0]}"]
             raise StartRefused(
-                "listen", f"others can reach {settings.listen}, and {why}: {', '.join(mends[:-1])}, or {mends[-1]}"
+                "listen", f"others can reach {settings.listen}, and {why}: {', '.join(steps[:-1])}, or {steps[-1]}"
             )
 
 
@@ -83,7 +90,7 @@ def make_server(transport: str, *, reuse_port: bool, max_connection_age: float =
     """
     options = [
         ("grpc.so_reuseport", int(reuse_port)),
-        ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION[transport]),
         ("grpc.server.max_pending_requests", MAX_WAITING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_WAITING_CALLS),
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -199,6 +206,8 @@ def _run(future: Future[T], fn: Callable[..., T], *args: Any, **kwargs: Any) -> 
 
 def _can_be_reached(listen: str) -> bool:
     """Tells whether others than this machine can connect. A name that leads nowhere is told by who takes the port."""
+    if unix_path(listen):
+        return False
     host, _, port = listen.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -209,6 +218,8 @@ def _can_be_reached(listen: str) -> bool:
 
 
 def _check_one_address(listen: str) -> None:
+    if unix_path(listen):
+        return
     host, _, port = listen.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

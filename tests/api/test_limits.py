@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import struct
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ import pytest
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server import transport as transports
 from tests.api.conftest import Served, serving
+from tests.api.identities import bearer
 from tests.faults import http2
+from tests.faults.floods import FLOODS
 
 KB = 1024
 # HTTP/2's number for the most streams that a peer may open.
@@ -69,16 +72,47 @@ class TestMetadata:
             assert await allocates(served, 0) == {grpc.StatusCode.OK}
 
 
-async def test_a_connection_is_told_that_it_may_have_4000_calls_under_way(served: Served) -> None:
-    def told() -> dict[int, int]:
-        host, _, port = served.address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=20) as connection:
-            connection.sendall(http2.PREFACE + http2.settings(0))
-            kind, _, _, payload = http2.read_frame(connection)
-        assert kind == http2.SETTINGS
-        return dict(struct.iter_unpack(">HI", payload))
+class TestCallsOfAConnection:
+    async def test_are_announced(self, served: Served, transport: str) -> None:
+        """README's "Limits": a connection may have 500 calls under way, 100 with native."""
+        announced = (await asyncio.to_thread(settings, served.address))[MAX_CONCURRENT_STREAMS]
+        assert announced == (100 if transport == "native" else 500)
 
-    assert (await asyncio.to_thread(told))[MAX_CONCURRENT_STREAMS] == 4_000
+    @pytest.mark.parametrize("kind", ["rejected_calls", "resets_of_calls"])
+    async def test_hold_up_another_connection_no_further(self, guarded: Served, transport: str, kind: str) -> None:
+        """A connection that floods puts no more calls before another's than it may have under way."""
+        method = guarded.metrics.method("/idalloc.v1.IdAllocatorService/AllocateRange")
+        mine = bearer("allocate")
+        await guarded.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), metadata=mine)  # is connected
+        began = method.started
+        batches = itertools.islice(FLOODS[kind], 40)
+        with http2.connect(guarded.address, 2**31 - 1) as connection:
+            # The event loop waits for this, so no call is begun before the server has read all of them.
+            connection.sendall(b"".join(batches) + http2.frame(http2.PING, 0, 0, bytes(8)))
+            until_answered(connection)
+            await guarded.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), metadata=mine, timeout=30)
+        assert method.started - began - 1 <= transports.MAX_STREAMS_PER_CONNECTION[transport]
+
+
+def until_answered(connection: socket.socket) -> None:
+    """Reads until the server answers a ping, or hangs up: it has read all that came before."""
+    try:
+        while True:
+            kind, flags, *_ = http2.read_frame(connection)
+            if kind == http2.PING and flags & http2.ACK:
+                return
+    except ConnectionError:
+        return
+
+
+def settings(address: str) -> dict[int, int]:
+    """The settings that a server announces."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(http2.PREFACE + http2.settings(0))
+        kind, _, _, payload = http2.read_frame(connection)
+    assert kind == http2.SETTINGS
+    return dict(struct.iter_unpack(">HI", payload))
 
 
 class TestPings:

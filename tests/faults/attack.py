@@ -6,6 +6,7 @@ It prints what came of it as JSON, and keeps open what it opened until its stand
 of its connections the server had kept.
 """
 
+import gzip
 import json
 import socket
 import struct
@@ -21,6 +22,7 @@ import grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.faults import http2
+from tests.faults.floods import flood
 
 MAX_INT64 = 2**63 - 1
 ORDERS = pb.AllocateRangeRequest(sequence="orders").SerializeToString()
@@ -142,6 +144,32 @@ def large_messages(target: str, number: int, abreast: int, size: int, **_others:
     return _codes(target, number, abreast, lambda _: ("AllocateRange", request))
 
 
+def gzip_bombs(target: str, number: int, abreast: int, size: int, **_others: Any) -> Seen:
+    """The same, packed to a thousandth, each on a connection of its own."""
+    packed = gzip.compress(pb.AllocateRangeRequest(sequence="x" * size).SerializeToString())
+    head = http2.headers(1, "AllocateRange", [("grpc-encoding", "gzip")])
+    bomb = head + http2.message(1, packed, is_packed=True)
+
+    def drop(_: int) -> str:
+        with http2.connect(target) as connection:
+            connection.settimeout(60)
+            connection.sendall(bomb)
+            try:
+                while http2.read_frame(connection)[2] != 1:
+                    pass
+            except OSError:
+                return "closed"
+        return "answered"
+
+    with ThreadPoolExecutor(abreast) as pool:
+        return Seen(pool.map(drop, range(number)))
+
+
+def unknown_bodies(target: str, number: int, abreast: int, size: int, **_others: Any) -> Seen:
+    """The same, of methods that do not exist."""
+    return _codes(target, number, abreast, lambda turn: (f"NoSuchMethod{turn}", bytes(size)))
+
+
 def half_messages(target: str, number: int, **_others: Any) -> Seen:
     """Messages that are announced as the longest there can be; some of it comes, and then nothing."""
     seen = Seen()
@@ -250,9 +278,12 @@ ATTACKS: dict[str, Callable[..., Seen]] = {
         tiny_calls,
         connections,
         large_messages,
+        gzip_bombs,
+        unknown_bodies,
         half_messages,
         metadata,
         wrong_requests,
+        flood,
     )
 }
 

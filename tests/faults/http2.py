@@ -45,9 +45,12 @@ def headers(stream: int, method: str, metadata: Iterable[tuple[str, str]] = (), 
     )
 
 
-def message(stream: int, request: bytes) -> bytes:
-    """The frame with the request of a call, and its end."""
-    return frame(DATA, END_STREAM, stream, struct.pack(">BI", 0, len(request)) + request)
+def message(stream: int, request: bytes, *, is_packed: bool = False) -> bytes:
+    """The frames with the request of a call, and its end."""
+    content = struct.pack(">BI", is_packed, len(request)) + request
+    pieces = [content[start : start + MAX_FRAME] for start in range(0, len(content), MAX_FRAME)]
+    last = frame(DATA, END_STREAM, stream, pieces.pop())
+    return b"".join(frame(DATA, 0, stream, piece) for piece in pieces) + last
 
 
 def connect(target: str, window: int = 65_535) -> socket.socket:

@@ -26,6 +26,8 @@ SLACK_MB = 40
 CALL_MB = 0.03
 # A reply with 10,000 ids twice over, as texts and as a notice, is 0.7 MB: one is built, one is on its way, one waits.
 READER_MB = 3
+# What one connection that floods may cost: calls that are refused are freed some time later.
+FLOOD_MB = 60
 # grpc's own threads come and go, and the server keeps some of those in which slow readers were waited for.
 MORE_THREADS = 4 + KEPT_THREADS
 # A well-behaved client's deadline: it has no error, so no answer took longer.
@@ -237,8 +239,22 @@ def test_a_flood_of_calls_is_taken_no_faster_than_it_is_worked_off(siege: Siege)
     with siege.attack("unread_calls", number, abreast=abreast, seconds=siege.scenario.pick(4, 15)) as attack:
         sent = attack.seen["sent"]
         siege.scenario.fault(sent)
-    under_way = abreast * MAX_STREAMS_PER_CONNECTION
+    under_way = abreast * MAX_STREAMS_PER_CONNECTION[siege.transport]
     assert sent > 2 * under_way
     siege.assert_memory(CALL_MB * under_way)
     siege.assert_calm()
     siege.prove(f"{answered:,} tiny calls; {sent:,} of which no answer was read")
+
+
+@pytest.mark.scenario(10, "floods of one connection")
+@pytest.mark.parametrize("kind", ["rapid_resets", "calls", "unknown_methods"])
+def test_a_flood_of_one_connection_starves_nobody(siege: Siege, kind: str) -> None:
+    """One connection that sends without a pause costs bounded memory, and others are served meanwhile."""
+    served = siege.witness.records
+    with siege.attack("flood", 10_000, abreast=1, seconds=siege.scenario.pick(2, 30), kind=kind) as attack:
+        siege.scenario.fault(attack.seen["sent"])
+        assert attack.seen["sent"] >= 1_000
+        assert siege.witness.records > served
+    siege.assert_memory(FLOOD_MB)
+    siege.assert_calm()
+    siege.prove(f"{attack.seen['sent']:,} {kind.replace('_', ' ')}")

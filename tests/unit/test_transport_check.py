@@ -27,16 +27,20 @@ def test_native_is_told_only_what_helps_it(asks: bool) -> None:
     missing = "tls_cert" if asks else "access and tls_cert"
     why = "tokens and ids are not encrypted" if asks else "nobody is asked who they are"
     assert said(native, asks=asks) == (
-        f"listen: others can reach 0.0.0.0:0, and {why}: listen on 127.0.0.1, say insecure = true (--insecure true), "
+        f"listen: others can reach 0.0.0.0:0, and {why}, and native unpacks requests of any size before it "
+        "authenticates a caller: listen on 127.0.0.1 or on unix:/PATH, say insecure = true (--insecure true), "
         f"or choose --transport grpcio and set {missing}"
     )
-    for mended in ({"listen": "127.0.0.1:0"}, {"insecure": True}):
-        check(Settings.model_validate(native | mended), asks=asks)
+    for allowed in ({"listen": "127.0.0.1:0"}, {"listen": "unix:/run/idalloc.sock"}, {"insecure": True}):
+        check(Settings.model_validate(native | allowed), asks=asks)
     check(Settings.model_validate(native | CERT | {"transport": "grpcio"}), asks=True)
 
 
 def test_grpcio_is_told_what_it_misses() -> None:
-    assert "set access and tls_cert, listen on 127.0.0.1, or say insecure = true (--insecure true)" in said(OPEN)
+    assert (
+        "set access and tls_cert, listen on 127.0.0.1 or on unix:/PATH, or say insecure = true (--insecure true)"
+        in said(OPEN)
+    )
     assert "set access, listen" in said(OPEN | CERT)
     assert "set tls_cert, listen" in said(OPEN, asks=True)
     check(Settings.model_validate(OPEN | CERT), asks=True)
