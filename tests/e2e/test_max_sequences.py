@@ -88,5 +88,6 @@ def test_each_worker_has_a_limit_of_its_own(tmp_path: Path) -> None:
                 with pytest.raises(idalloc.TooManySequences):
                     client.allocate_range("new", 1)
         assert server.stop() == 0
-        assert {line["worker"] for line in warnings(server)} <= {1, 2}
-        assert len(warnings(server)) == len({line["worker"] for line in warnings(server)})
+        warned = [line["worker"] for line in warnings(server)]
+    assert warned
+    assert len(warned) == len(set(warned))
