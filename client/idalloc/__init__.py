@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ServerUnreachable,
         StoreUnavailable,
         StoreWentBackwards,
+        TooManySequences,
         Unauthenticated,
         Unavailable,
     )
@@ -66,6 +67,7 @@ __all__ = [
     "ServerUnreachable",
     "StoreUnavailable",
     "StoreWentBackwards",
+    "TooManySequences",
     "Unauthenticated",
     "Unavailable",
     "aio",

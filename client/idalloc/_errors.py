@@ -5,6 +5,7 @@
     x SequenceNotFound            and the server does not create it on first use
     x SequenceExhausted           more ids were asked for than the sequence has left
     x SequenceInvalid             the sequence's row in the store cannot be counted on
+    x TooManySequences            the server process serves as many sequences as it may
     x SequenceExists              a sequence of that name exists
     x SequenceChanged             someone else changed the sequence meanwhile
     x RequestIdReused             the request_id was used before, for another request
@@ -110,6 +111,13 @@ class SequenceInvalid(IdallocError):
 
     default_reason = "SEQUENCE_INVALID"
     default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class TooManySequences(IdallocError):
+    """The server process serves as many sequences as its setting max_sequences allows. Nothing was done."""
+
+    default_reason = "TOO_MANY_SEQUENCES"
+    default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class SequenceExists(IdallocError):
@@ -260,6 +268,7 @@ _BY_REASON: dict[str, type[IdallocError]] = {
         SequenceExists,
         SequenceChanged,
         SequenceAheadOfClock,
+        TooManySequences,
         RequestIdReused,
         RequestIdBurned,
         PrefixInUse,

@@ -185,6 +185,7 @@ class _Node:
             max_clock_skew=settings.max_clock_skew,
             outage_reserve=settings.outage_reserve,
             max_reserved_ids=settings.max_reserved_ids,
+            max_sequences=settings.max_sequences,
         )
         self._allocator = Allocator(store, clock, terms)
         self._doc_ids = DocIds(

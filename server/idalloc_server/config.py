@@ -128,6 +128,9 @@ class Settings(BaseModel):
         1_000_000, description="The most ids of one range, or of one chunk of a stream."
     )
     auto_create_sequences: bool = Field(True, description="Whether a sequence is created on first use.")
+    max_sequences: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
+        1_000_000, description="The most sequences that a process serves until it is restarted; each takes memory."
+    )
     request_id_window: _Positive = Field(
         3600.0, description="How long a request id is remembered; a repetition after that takes new ids."
     )

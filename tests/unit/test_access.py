@@ -2,6 +2,7 @@
 
 import re
 from hashlib import sha256
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -42,8 +43,20 @@ def test_patterns_match_as_regular_expressions_would(patterns: list[str], name: 
     found = Patterns(patterns)
     assert found.match(name) == any(re.fullmatch(each, name) for each in expressions)
     assert bool(found) == bool(patterns)
-    if found.match(name):
-        assert name.startswith(found.common_prefix)
+
+
+@given(st.lists(st.text("ab*", max_size=4), max_size=5), st.text("ab", max_size=2), st.text("abc", max_size=4))
+def test_ranges_hold_every_matching_name_once(patterns: list[str], prefix: str, after: str) -> None:
+    """A list that reads the ranges in their order misses no matching name, shows none twice and keeps the order."""
+    found = Patterns(patterns)
+    names = sorted("".join(letters) for size in range(5) for letters in product("abc", repeat=size))
+    ranges = list(found.ranges(prefix))
+    read = [name for each in ranges for name in names if each.has(name)]
+    assert read == sorted(set(read))
+    assert all(name.startswith(prefix) for name in read)
+    assert {name for name in names if found.match(name) and name.startswith(prefix)} <= set(read)
+    for each in ranges:
+        assert each.is_before(after) == (not any(each.has(name) and name > after for name in [*names, "b" * 9]))
 
 
 def test_a_pattern_of_many_stars_takes_no_time() -> None:

@@ -93,6 +93,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     that nobody has. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
     "identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
     """
+    ERROR_REASON_TOO_MANY_SEQUENCES: _ErrorReason.ValueType  # 20
+    """This server process has served as many sequences since its start as its setting max_sequences allows (default
+    1,000,000), and this is another one. Status RESOURCE_EXHAUSTED; the same call to the same process fails until the
+    setting is raised and the server restarted. Metadata: sequence, max_sequences. Nothing was done.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed: the values of google.rpc.ErrorInfo.reason in the domain "idalloc". In ErrorInfo the name stands
@@ -169,5 +174,10 @@ ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 18
 """A quota is used up for now: of the caller, of all callers of a sequence, or of a host that showed too many tokens
 that nobody has. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
 "identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
+"""
+ERROR_REASON_TOO_MANY_SEQUENCES: ErrorReason.ValueType  # 20
+"""This server process has served as many sequences since its start as its setting max_sequences allows (default
+1,000,000), and this is another one. Status RESOURCE_EXHAUSTED; the same call to the same process fails until the
+setting is raised and the server restarted. Metadata: sequence, max_sequences. Nothing was done.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

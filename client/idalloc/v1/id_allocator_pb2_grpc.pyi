@@ -47,7 +47,7 @@ class IdAllocatorServiceStub:
     request_id it takes the same ids again.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
-    STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
+    TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
     """
     StreamRanges: _grpc.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]
     """Takes ids from a sequence chunk by chunk until the total is reached.
@@ -102,7 +102,7 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     request_id it takes the same ids again.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
-    STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
+    TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
     """
     StreamRanges: _aio.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]  # type: ignore[assignment]
     """Takes ids from a sequence chunk by chunk until the total is reached.
@@ -160,7 +160,7 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_id it takes the same ids again.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
-        STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
+        TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod

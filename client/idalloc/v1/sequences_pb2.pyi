@@ -172,17 +172,20 @@ class Sequence(_message.Message):
     such id that is not below start, or min_value. 1 to increment.
     """
     increment: _builtins.int
-    """How many installations there may be, at least 1. It stands instead of step. See offset."""
+    """How many installations there may be, 1 to 2^61. It replaces step. See offset."""
     ordering: _id_allocator_pb2.Ordering.ValueType
     """The order in which ids are handed out. The default is ORDERING_RISING_PER_NODE; of timestamps always
     ORDERING_RISING.
     """
     min_lease_size: _builtins.int
-    """The fewest ids that a node takes from the store at a time, near the end of the sequence fewer. 0 (unset): just what
-    is asked for at first, then what the observed rate needs. With ORDERING_RISING nothing is taken ahead.
+    """The fewest ids that a node takes from the store at a time, near the end of the sequence fewer. 0 to 10,000,000; 0
+    (unset): just what is asked for at first, then what the observed rate needs. With ORDERING_RISING nothing is taken
+    ahead.
     """
     max_lease_size: _builtins.int
-    """The most ids that a node takes from the store beyond what is asked for. 0 (unset) means 1,000,000."""
+    """The most ids that a node holds beyond what is asked for. 0 to 10,000,000; 0 (unset) means the server's setting
+    max_reserved_ids (default 100,000,000).
+    """
     format: _builtins.str
     """How an id is written as text, such as "INV-{year}-{value:06d}" or "{value:crockford:8}{check}"; see the README. It
     must give different texts for different ids; texts of an older format are not compared. Empty: the number in decimal digits.
@@ -203,7 +206,7 @@ class Sequence(_message.Message):
     """The share of its ids that has been handed to nodes, 0 to 1."""
     ids_per_second: _builtins.float
     """How many ids a second all nodes together took lately, as this node saw it; since the sequence was created where
-    this node saw too little. 0 until that is ten seconds.
+    this node saw too little. 0 until that is 10 s.
     """
     generation: _builtins.int
     """Which generation of leases is valid. It never falls."""
@@ -418,7 +421,10 @@ class ListSequencesRequest(_message.Message):
     page_token: _builtins.str
     """The next_page_token of the page before, to a request that is otherwise the same. Empty for the first page."""
     name_prefix: _builtins.str
-    """Only sequences whose names begin with this."""
+    """Only sequences whose names begin with this. For a caller who may read some sequences only, the server looks through
+    10,000 names for a page. Where it may show none of these, the call fails with INVALID_REQUEST (field name_prefix):
+    choose a longer one.
+    """
     show_deleted: _builtins.bool
     """Whether also deleted sequences are listed."""
     def __init__(

@@ -1,10 +1,10 @@
 """Who may do what: identities, their roles, and for which sequences."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 ANY = "*"
 
@@ -47,13 +47,36 @@ class Patterns:
         """Whether every name matches."""
         return ANY in self.patterns
 
-    @property
-    def common_prefix(self) -> str:
-        """What every name that matches begins with."""
-        beginnings = [pattern.partition(ANY)[0] for pattern in self.patterns] or [""]
-        first, last = min(beginnings), max(beginnings)
-        same = (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
-        return first[: next(same, len(first))]
+    def ranges(self, prefix: str) -> Iterator["NameRange"]:
+        """Yields the ranges of names that hold all matching names with a prefix, in their order and disjoint."""
+        found: dict[str, NameRange] = {}
+        for pattern in self.patterns:
+            beginning, star, _ = pattern.partition(ANY)
+            if star and prefix.startswith(beginning):
+                beginning = prefix
+            if beginning.startswith(prefix):
+                is_one = not star and found.get(beginning, NameRange("", True)).is_one
+                found[beginning] = NameRange(beginning, is_one)
+        last = None
+        for each in sorted(found.values()):
+            if last is None or last.is_one or not each.beginning.startswith(last.beginning):
+                last = each
+                yield each
+
+
+class NameRange(NamedTuple):
+    """The names with one beginning, or the one name that is equal to it."""
+
+    beginning: str
+    is_one: bool
+
+    def has(self, name: str) -> bool:
+        """Whether a name is in it."""
+        return name == self.beginning if self.is_one else name.startswith(self.beginning)
+
+    def is_before(self, name: str) -> bool:
+        """Whether it has no name behind this one."""
+        return self.beginning <= name and (self.is_one or not name.startswith(self.beginning))
 
 
 def _fits(parts: list[str], name: str) -> bool:

@@ -63,8 +63,10 @@ class Allocator:
         self.rates = Rates(clock)
         self.store_check = StoreCheck()
         self._terms = terms
-        self._marks = Marks()
-        self._shared = Shared(store, clock, terms, self._marks, self.burned, self.rates, self.store_check)
+        self._marks = Marks(terms.max_sequences)
+        self._shared = Shared(
+            store, clock, terms, self._marks, self.burned, self.rates, self.store_check, self._drop_unknown
+        )
         self._lanes: dict[str, Lane | Periods] = {}
         # Those that are out of use and not closed yet.
         self._closing: set[Lane] = set()
@@ -106,6 +108,7 @@ class Allocator:
 
         Raises:
             InvalidRequest: The name is malformed.
+            TooManySequences: The name is one too many for this process.
             SequenceNotFound: There is no such sequence, and none is created on first use.
             SequenceDeleted: It was deleted.
             SequenceExhausted: The sequence has fewer ids left; none was taken.
@@ -192,8 +195,14 @@ class Allocator:
         lane = self._lanes.get(sequence)
         if lane is None:
             check_name(sequence)
+            self._marks.admit(sequence)
             lane = self._lanes[sequence] = Lane(sequence, self._shared)
         return lane
+
+    def _drop_unknown(self, name: str) -> None:
+        """Drops the lane of a name without a mark, so that names that are refused cost no memory."""
+        self._marks.dismiss(name)
+        self._lanes.pop(name, None)
 
     def _pop_idle(self, names: Iterable[str]) -> list[Lane]:
         idle: list[Lane] = []

@@ -9,6 +9,7 @@
     x SequenceChanged
     x SequenceExhausted
     x SequenceInvalid
+    x TooManySequences
     x StoreWentBackwards
     x DocIdTimestampRefused
     x PrefixInUse
@@ -161,6 +162,25 @@ class SequenceInvalid(Refusal):
 
     def __init__(self, sequence: str, why: str) -> None:
         super().__init__(f"sequence {sequence!r} cannot be used: {why}", sequence=sequence)
+
+
+class TooManySequences(Refusal):
+    """The process keeps marks of as many sequences as it may, and this is another one. Nothing was done.
+
+    Args:
+        sequence: The sequence's name.
+        most: The setting max_sequences.
+    """
+
+    reason = "TOO_MANY_SEQUENCES"
+
+    def __init__(self, sequence: str, most: int) -> None:
+        super().__init__(
+            f"sequence {sequence!r} is refused: since its start this process has served {most} others, "
+            f"as many as max_sequences = {most} allows; raise max_sequences and restart the server",
+            sequence=sequence,
+            max_sequences=most,
+        )
 
 
 class StoreWentBackwards(Refusal):

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -27,6 +27,7 @@ from idalloc_server.domain.shortage import never_fits, too_few_left
 from idalloc_server.domain.store import Grant, Row, within
 from idalloc_server.domain.terms import Shared
 from idalloc_server.domain.text import check_text
+from idalloc_server.domain.waiter import Waiter
 
 # Of what a sequence has left, no node takes more than one part in this many beyond what was asked for.
 AHEAD_SHARE = 1000
@@ -42,16 +43,6 @@ _NEW = Sequence()
 
 class StartsOver(Exception):
     """The sequence has a reset: its ids come from the counters of its periods (``Periods``)."""
-
-
-class _Waiter(NamedTuple):
-    id_count: int
-    answer: asyncio.Future[Range]
-
-    @property
-    def is_served(self) -> bool:
-        """Whether it was given its ids."""
-        return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
 
 
 class Lane:
@@ -81,9 +72,10 @@ class Lane:
         self._burned = shared.burned
         self._rates = shared.rates
         self._store_check = shared.store_check
+        self._drop_unknown = shared.drop_unknown
         self._lease = Lease(period)
         self._renew_at = 0.0
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: deque[Waiter] = deque()
         self._refill: asyncio.Task[None] | None = None
         self._went_backwards: StoreWentBackwards | None = None
         self._look_at = 0.0
@@ -99,7 +91,7 @@ class Lane:
         self._writes = 0
         # For ``abandon``: those who wait or have not yet run since they were served, the ids of a write and of a tail
         # that are under way.
-        self._callers: set[_Waiter] = set()
+        self._callers: set[Waiter] = set()
         self._at_stake = 0
         self._returning = 0
         self._abandoned = False
@@ -149,7 +141,7 @@ class Lane:
             await self._look_again(self._went_backwards)
         if self._abandoned:
             raise ServerDraining
-        waiter = _Waiter(count, asyncio.get_running_loop().create_future())
+        waiter = Waiter(count, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._callers.add(waiter)
         self._start_refill()
@@ -271,6 +263,8 @@ class Lane:
             self._refill = None
             if self._waiters:
                 self._start_refill()
+            elif self._name not in self._marks:
+                self._drop_unknown(self._name)
 
     async def _refill_once(self) -> None:
         waiting = len(self._waiters)
@@ -431,7 +425,7 @@ class Lane:
             most: How many waiters are served.
         """
         now = self._clock.boot()
-        next_round: list[_Waiter] = []
+        next_round: list[Waiter] = []
         for _ in range(most):
             count, answer = waiter = self._waiters[0]
             if answer.done():

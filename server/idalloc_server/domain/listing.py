@@ -5,12 +5,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from idalloc_server.domain.access import Patterns
+from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.store import Row
 
 # How many rows at a time are looked through where a caller may see some of them only.
 ROWS_AT_ONCE = 1_000
-# How often that is done for a page that has something on it already.
-READS_AT_MOST = 10
+# How many rows are looked through for a page: behind that many, it is short.
+ROWS_AT_MOST = 10_000
 # How many rows are shown at a time: each may have a counter of a period to be read.
 SHOWN_AT_ONCE = 32
 
@@ -22,8 +23,9 @@ Read = Callable[[str, str, int], Awaitable[list[Row]]]
 async def rows_of_page(read: Read, prefix: str, after: str, most: int, shows: Patterns | None) -> tuple[list[Row], str]:
     """Returns the rows, and the name behind which the list goes on; empty where nothing follows.
 
-    Where names that the caller may see are rare, a page is short before the list is at its end. It is empty at the end
-    only: behind an empty one the list would go on at a name that the caller may not see.
+    The work for a page is bounded: only names that the caller's patterns can match are read, and at most
+    ``ROWS_AT_MOST`` rows. Where matching names are rare among those, a page is short before the list is at its end. It
+    is empty at the end only: behind an empty one the list would go on at a name that the caller may not see.
 
     Args:
         read: Reads rows.
@@ -31,24 +33,26 @@ async def rows_of_page(read: Read, prefix: str, after: str, most: int, shows: Pa
         after: Only names behind this one; empty for all.
         most: The most rows to return.
         shows: Which names may be shown; None for all.
+
+    Raises:
+        InvalidRequest: Among ``ROWS_AT_MOST`` names there was none that the caller may see, and more may follow.
     """
     if shows is None or shows.any_name:
         rows = await read(prefix, after, most + 1)
         return _cut(rows, most)
-    longer, shorter = sorted((prefix, shows.common_prefix), key=len, reverse=True)
-    if not longer.startswith(shorter):
-        return [], ""
     found: list[Row] = []
-    reads = 0
-    while True:
-        rows = await read(longer, after, ROWS_AT_ONCE)
-        reads += 1
-        found += [row for row in rows if shows.match(row.name)]
-        if len(found) > most or len(rows) < ROWS_AT_ONCE:
-            return _cut(found, most)
-        if found and reads >= READS_AT_MOST:
-            return found, found[-1].name
-        after = rows[-1].name
+    looked = 0
+    for names in shows.ranges(prefix):
+        at_end = names.is_before(after)
+        while not at_end and len(found) <= most:
+            if looked >= ROWS_AT_MOST:
+                return _short(found, looked)
+            rows = await read(names.beginning, after, 1 if names.is_one else ROWS_AT_ONCE)
+            looked += len(rows)
+            found += [row for row in rows if names.has(row.name) and shows.match(row.name)]
+            at_end = names.is_one or len(rows) < ROWS_AT_ONCE
+            after = after if at_end else rows[-1].name
+    return _cut(found, most)
 
 
 async def few_at_a_time(show: Callable[[Row], Awaitable[_T]], rows: list[Row]) -> list[_T]:
@@ -57,6 +61,13 @@ async def few_at_a_time(show: Callable[[Row], Awaitable[_T]], rows: list[Row]) -
     for start in range(0, len(rows), SHOWN_AT_ONCE):
         shown += await asyncio.gather(*(show(row) for row in rows[start : start + SHOWN_AT_ONCE]))
     return shown
+
+
+def _short(found: list[Row], looked: int) -> tuple[list[Row], str]:
+    if not found:
+        rule = f"must be longer: the server looked through {looked} names and found none that you may read"
+        raise InvalidRequest("name_prefix", rule)
+    return found, found[-1].name
 
 
 def _cut(rows: list[Row], most: int) -> tuple[list[Row], str]:

@@ -1,11 +1,20 @@
 """What this process saw of each sequence: how a store that went backwards is noticed (P3)."""
 
+import math
+from collections.abc import Container, Iterator
 from functools import cache
 from typing import NamedTuple
 
-from idalloc_server.domain.errors import StoreWentBackwards
-from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence
+import structlog
+
+from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
+from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence, name_of_period
 from idalloc_server.domain.store import NOTHING, Grant, Row, Seen
+
+# The share of max_sequences that is worth a warning.
+WARN_SHARE = 0.8
+
+_log = structlog.get_logger("idalloc.marks")
 
 
 class _Shape(NamedTuple):
@@ -32,14 +41,47 @@ class Marks:
     A mark outlives its lane: a process that saw a name never takes it for new again. Of reads only that of ``accept``
     moves it.
     The value of a sequence with a reset does not count: its ids come from the rows of its periods.
+
+    No mark is evicted in favor of another, so the number of sequences with a mark is limited. A sequence with a reset
+    counts once, whatever the number of its periods.
+
+    Args:
+        max_sequences: The most sequences with a mark.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_sequences: int) -> None:
+        self._max_sequences = max_sequences
+        self._warn_at = math.ceil(max_sequences * WARN_SHARE)
         self._marks: dict[str, _Mark] = {}
+        # How many of these are marks of sequences; by sequence, those of its periods' counters.
+        self._sequence_count = 0
+        self._counters: dict[str, set[str]] = {}
+        # Sequences that wait for the store's first answer about them, and have a place reserved for their mark.
+        self._admitted: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         """Whether a write of this process ever returned something of this sequence."""
         return name in self._marks
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields every name with a mark."""
+        return iter(self._marks)
+
+    def admit(self, sequence: str) -> None:
+        """Reserves a place for the mark of a sequence, unless it has one, until it gets the mark or ``dismiss``.
+
+        Raises:
+            TooManySequences: There is no place left.
+        """
+        if sequence in self._marks or sequence in self._admitted:
+            return
+        if self._sequence_count + len(self._admitted) >= self._max_sequences:
+            raise TooManySequences(sequence, self._max_sequences)
+        self._admitted.add(sequence)
+
+    def dismiss(self, sequence: str) -> None:
+        """Frees the place that was reserved for a sequence."""
+        self._admitted.discard(sequence)
 
     def advance(self, name: str, grant: Grant) -> None:
         """Moves the mark to what a write returned.
@@ -58,6 +100,8 @@ class Marks:
             if refused or grant.generation < mark.generation:
                 found = f"value {grant.value_before} in generation {grant.generation}"
                 raise self._backwards(name, found + _differences(mark.shape, shape))
+        else:
+            self._begin(name)
         self._marks[name] = _Mark(grant.generation, grant.last_value, shape)
 
     def seen(self, name: str) -> Seen:
@@ -99,9 +143,20 @@ class Marks:
         mark = self._marks.get(name)
         return mark.generation if mark else 0
 
-    def forget(self, name: str) -> None:
-        """Forgets a counter that is of no use any more: that of a period that is over."""
+    def forget_counter(self, sequence: str, period: str) -> None:
+        """Forgets the counter of a period that is over."""
+        name = name_of_period(sequence, period)
+        self._counters.get(sequence, set()).discard(name)
         self._marks.pop(name, None)
+
+    def forget_counters_before(self, sequence: str, period: str, but: Container[str]) -> None:
+        """Forgets the counters of the periods before one, but for some that are still in use."""
+        present = name_of_period(sequence, period)
+        for name in list(self._counters.get(sequence, ())):
+            other = name.removeprefix(sequence + PERIOD_MARK)
+            # Periods of another length are those of another sequence of that name.
+            if len(name) == len(present) and name < present and other not in but:
+                self.forget_counter(sequence, other)
 
     def give_back(self, name: str, generation: int, end: int, value: int) -> None:
         """Lets the counter be as low as ``value``, where a tail that ends at ``end`` starts.
@@ -111,6 +166,17 @@ class Marks:
         mark = self._marks.get(name)
         if mark is not None and (mark.generation, mark.value) == (generation, end):
             self._marks[name] = mark._replace(value=value)
+
+    def _begin(self, name: str) -> None:
+        """Counts the first mark of a name."""
+        sequence, _, period = name.partition(PERIOD_MARK)
+        if period:
+            self._counters.setdefault(sequence, set()).add(name)
+            return
+        self._admitted.discard(name)
+        self._sequence_count += 1
+        if self._sequence_count == self._warn_at:  # no mark of a sequence is ever removed: this is true once
+            _log.warning("many_sequences", sequences=self._sequence_count, max_sequences=self._max_sequences)
 
     def _backwards(self, name: str, found: str) -> StoreWentBackwards:
         mark = self._marks[name]

@@ -42,7 +42,7 @@ class PeriodLane(Lane):
         """See ``Lane.close``."""
         await super().close()
         if self.is_over:
-            self._marks.forget(self._name)
+            self._marks.forget_counter(self._title, self._period)
             self._rates.forget(self._name)
 
     async def _grant(self, wanted: int) -> Grant | None:
@@ -176,6 +176,8 @@ class Periods:
         lane = self._lanes.get(period)
         if lane is None:
             lane = self._lanes[period] = PeriodLane(self._name, period, self._shared)
+            # Also those of lanes that were dropped as idle before their period was over.
+            self._shared.marks.forget_counters_before(self._name, period, but=self._lanes)
         lane.enter(standing)
         return lane
 

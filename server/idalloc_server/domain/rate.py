@@ -8,6 +8,8 @@ from idalloc_server.domain.clock import Clock
 WINDOW_SECONDS = 60.0
 # What happened within less than this tells no rate: the first ids after a pause would pass for a flood.
 LEAST_SECONDS = 10.0
+# The most names with a rate. Nothing but what people are shown depends on one.
+MAX_RATES = 100_000
 
 
 class _Seen(NamedTuple):
@@ -17,6 +19,8 @@ class _Seen(NamedTuple):
 
 class Rates:
     """Remembers, by name, three points of a counter's way: the last one, and where two windows began.
+
+    Beyond ``MAX_RATES`` names, the one whose last refill is longest ago is evicted.
 
     Args:
         clock: Tells how long it took.
@@ -37,7 +41,10 @@ class Rates:
             older = newer = now
         elif now.at - newer.at >= WINDOW_SECONDS:
             older, newer = newer, now
+        self._seen.pop(name, None)  # the dict stays in the order of refills
         self._seen[name] = (older, newer, value, step)
+        if len(self._seen) > MAX_RATES:
+            del self._seen[next(iter(self._seen))]
 
     def forget(self, name: str) -> None:
         """Watches anew from the next note on, after a counter was moved without being used."""

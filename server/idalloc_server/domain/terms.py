@@ -1,5 +1,6 @@
 """What the lanes of a process are run by, and what they share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from idalloc_server.domain.burned import Burned
@@ -21,6 +22,7 @@ class Terms:
         max_clock_skew: How far timestamps may be ahead of the clock, in seconds.
         outage_reserve: For how long the ids of a lane are to last while the store is away, in seconds.
         max_reserved_ids: The most ids that a lane holds ahead of its callers.
+        max_sequences: The most sequences that the process keeps marks of.
     """
 
     lease_ttl: float
@@ -29,6 +31,7 @@ class Terms:
     max_clock_skew: float = 60.0
     outage_reserve: float = 90.0
     max_reserved_ids: int = 100_000_000
+    max_sequences: int = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Shared:
         burned: Counts the ids that were taken and not issued.
         rates: Watches how fast sequences are used.
         store_check: Judges by refills whether the store works.
+        drop_unknown: Called with a name when its lane has nothing to do and the store never returned anything of it.
     """
 
     store: Store
@@ -52,3 +56,4 @@ class Shared:
     burned: Burned
     rates: Rates
     store_check: StoreCheck
+    drop_unknown: Callable[[str], None]

@@ -1,0 +1,249 @@
+"""Defaults and limits as the protos and the documents should state them: each number comes from the code."""
+
+from dataclasses import MISSING, fields
+from datetime import UTC, datetime
+from math import ceil
+
+from idalloc import _defaults, _messages, _pool, _stream
+from idalloc_server import app, supervisor, transport
+from idalloc_server.api import door, failures, health, id_allocator, sequences
+from idalloc_server.config import Settings, load
+from idalloc_server.domain import (
+    doc_id,
+    epoch,
+    fencing,
+    format,
+    lane,
+    listing,
+    mark,
+    overview,
+    rate,
+    recorded,
+    reserve,
+    rules,
+    sequence,
+    terms,
+)
+from idalloc_server.domain.errors import StartRefused
+
+# What a document states in words is asserted to be what the code has.
+# By place (a field of a proto, a section of a document), the phrases that must be there.
+Claims = dict[str, list[str]]
+
+_KB = 1024
+
+
+def number(value: float) -> str:
+    """Returns it with separators."""
+    return f"{value:,g}" if value < 1e6 else f"{value:,.0f}"
+
+
+def power(value: int) -> str:
+    """Returns it by the power of two that it lies at or right below, such as -2^62 or 2^63-2."""
+    below = -abs(value) % 2 ** (abs(value) - 1).bit_length()
+    return f"{'-' if value < 0 else ''}2^{(abs(value) + below).bit_length() - 1}{-below or ''}"
+
+
+def default(setting: str) -> float:
+    """Returns the default of a numeric setting."""
+    value = Settings.model_fields[setting].default
+    assert isinstance(value, int | float)
+    return value
+
+
+def bounds(setting: str) -> str:
+    """Returns the range of a numeric setting, such as "0 to 65535"."""
+    found = {type(each).__name__: each for each in Settings.model_fields[setting].metadata}
+    return f"{found['Ge'].ge} to {found['Le'].le}"
+
+
+def lease_times() -> float:
+    """Returns how many times outage_reserve a lease must last, besides store_timeout."""
+    try:
+        load({"lease_ttl": "1s", "outage_reserve": "100s", "store_timeout": "1s"}, None, {})
+    except StartRefused as refused:
+        return (float(str(refused).rpartition(" ")[2].removesuffix("s")) - 1) / 100
+    raise AssertionError("a lease of 1 s was accepted")
+
+
+def reserve_times() -> float:
+    """Returns how many times outage_reserve the ids that a node holds last, at 1 id/s."""
+    steady = reserve.Reserve(100.0, 10**9, 0.0)
+    steady.refilled(0, 10_000, 10_000, 0.0, 0.0)
+    return steady.wanted(0, 0, 10_000.0) / 100
+
+
+def of_protos() -> Claims:
+    """Returns what the comments of messages, fields, RPCs and values must state."""
+    plain = sequence.Sequence()
+    name = f"1 to {sequence.MAX_NAME_BYTES} bytes of UTF-8"
+    id_range = f"{power(sequence.MIN_ID)} to {power(sequence.MAX_ID)}"
+    lease_sizes = f"0 to {number(rules.MAX_LEASE_SIZE)}"
+    texts, chunk = number(id_allocator.MAX_TEXTS_PER_MESSAGE), number(id_allocator.DEFAULT_CHUNK)
+    default_of = {method.rpartition("/")[2]: rule.default for method, rule in door.RULES.items() if rule.ids}
+    assert default_of["StreamRanges"] == default_of["StreamDocIds"] == id_allocator.DEFAULT_CHUNK
+    mysql = f"1 to {doc_id.MAX_STEP}"
+    assert mysql == bounds("auto_increment_offset") == bounds("auto_increment_increment")
+    prefixes = f"0 to {format.MAX_PREFIX}"
+    assert prefixes == bounds("node_prefix")
+    creates = "on" if Settings.model_fields["auto_create_sequences"].default else "off"
+    return {
+        "Sequence.name": [name],
+        "Sequence.description": [f"at most {number(rules.MAX_DESCRIPTION)} characters"],
+        "Sequence.labels": [f"at most {rules.MAX_LABELS}, each key and value at most {rules.MAX_LABEL} characters"],
+        "Sequence.start": [f"Of timestamps always {plain.start}."],
+        "Sequence.step": [
+            f"{power(-sequence.MAX_STEP)} to {power(sequence.MAX_STEP)}, not 0. The default is {plain.step}."
+        ],
+        "Sequence.min_value": [
+            f"{id_range}. The default is {plain.min_value}.",
+            f"Of timestamps always {plain.min_value}.",
+        ],
+        "Sequence.max_value": [
+            f"{id_range}. The default is {power(plain.max_value)},",
+            f"that of the year {datetime.fromtimestamp(rules._SECONDS_TO_2200, UTC).year}.",
+        ],
+        "Sequence.json_safe": [
+            f"max_value is then {power(rules.MAX_JSON_SAFE)} unless",
+            f"beyond {power(rules.MAX_JSON_SAFE)} on either side of 0",
+        ],
+        "Sequence.offset": ["1 to increment"],
+        "Sequence.increment": [f"1 to {power(sequence.MAX_STEP)}."],
+        "Sequence.min_lease_size": [f"{lease_sizes}; 0 (unset): just what"],
+        "Sequence.max_lease_size": [
+            f"{lease_sizes}; 0 (unset) means the server's setting max_reserved_ids "
+            f"(default {number(default('max_reserved_ids'))})"
+        ],
+        "Sequence.remaining": [f"{power(sequences.MAX_INT64)} stands for more"],
+        "Sequence.used_ratio": ["0 to 1"],
+        "Sequence.ids_per_second": [f"0 until that is {rate.LEAST_SECONDS:g} s."],
+        "Sequence.exhausted_at": [
+            "the rate is 0",
+            f"past the year {datetime.fromtimestamp(overview._YEAR_10000 - 1, UTC).year}",
+        ],
+        "ListSequencesRequest.page_size": [
+            f"0 (unset) means {sequences.DEFAULT_PAGE_SIZE}, "
+            f"more than {number(sequences.MAX_PAGE_SIZE)} means {number(sequences.MAX_PAGE_SIZE)}."
+        ],
+        "ListSequencesRequest.name_prefix": [f"the server looks through {number(listing.ROWS_AT_MOST)} names"],
+        "AllocateRangeRequest.sequence": [
+            name,
+            f"auto_create_sequences is {creates} (the default), starting at {plain.start}.",
+        ],
+        "AllocateRangeRequest.id_count": [
+            f"0 (unset) means {default_of['AllocateRange']};",
+            f"max_ids_per_call (default {number(default('max_ids_per_call'))})",
+        ],
+        "AllocateRangeRequest.request_id": [f"request_id_window (default {default('request_id_window') / 3600:g} h)"],
+        "AllocateRangeResponse.node": [f"{power(epoch.TIMESTAMP_END)} times the prefix"],
+        "StreamRangesRequest.chunk_id_count": [f"0 (unset) means {chunk};"],
+        "GenerateDocIdRequest.id_count": [
+            f"0 (unset) means {default_of['GenerateDocId']};",
+            f"at most {texts} in a view with texts",
+        ],
+        "GenerateDocIdRequest.auto_increment_offset": [f"{mysql}. 0 (unset) means the node's setting."],
+        "GenerateDocIdRequest.auto_increment_increment": [f"{mysql}. 0 (unset) means the node's setting."],
+        "StreamDocIdsRequest.chunk_id_count": [f"0 (unset) means {chunk};"],
+        "GenerateUuidRequest.id_count": [f"1 to {texts}. 0 (unset) means {default_of['GenerateUuid']}."],
+        "RangeView.RANGE_VIEW_TEXTS": [f"at most {texts} in a message"],
+        "Node.prefix": [f"{prefixes} (the setting node_prefix)"],
+        "Node.auto_increment_offset": [mysql],
+        "Node.auto_increment_increment": [mysql],
+        "ErrorReason.ERROR_REASON_DOC_ID_TIMESTAMP_REFUSED": [f"at or past {power(epoch.TIMESTAMP_END)} seconds"],
+        "ErrorReason.ERROR_REASON_TOO_MANY_SEQUENCES": [
+            f"max_sequences allows (default {number(default('max_sequences'))})"
+        ],
+    }
+
+
+def of_help() -> Claims:
+    """Returns what the descriptions of settings must state, by setting."""
+    return {"node_prefix": [bounds("node_prefix")]}
+
+
+def of_settings_table() -> Claims:
+    """Returns what the third column of the README's table of settings must state, by setting."""
+    assert lane.AHEAD_SHARE == 1_000
+    assert app.STREAMS_SHARE == 4 / 5
+    assert transport.MAX_CONNECTION_GRACE_SECONDS == 60
+    return {
+        "node_prefix": [bounds("node_prefix")],
+        "prefix_conflict": [f"after {epoch.STALE_AFTER:g} s"],
+        "auto_increment_offset": [bounds("auto_increment_offset")],
+        "auto_increment_increment": [bounds("auto_increment_increment")],
+        "lease_ttl": [f"at least {lease_times():g} times `outage_reserve` plus `store_timeout`"],
+        "max_reserved_ids": ["never more than a thousandth of what is left"],
+        "drain_timeout": ["after four fifths of it"],
+        "max_connection_age": ["within another minute"],
+    }
+
+
+def of_limits() -> Claims:
+    """Returns what the README's section "Limits" must state."""
+    return {
+        "Limits": [
+            f"| a request | {transport.MAX_REQUEST_BYTES // _KB} kB |",
+            f"| {transport.MAX_METADATA_BYTES // _KB} kB; from there some is refused at random, from "
+            f"{transport.LARGEST_METADATA_BYTES // _KB} kB all; `native` lets up to "
+            f"{transport.LARGEST_METADATA_BYTES // _KB} kB in |",
+            f"| {number(transport.MAX_STREAMS_PER_CONNECTION)} |",
+            f"| one in {transport.MIN_PING_SECONDS} s |",
+            f"| `max_sequences`, {number(default('max_sequences'))};",
+            f"| {number(rate.MAX_RATES)} of a process,",
+            f"| {number(listing.ROWS_AT_MOST)}, of those that begin as its patterns do.",
+            f"At {mark.WARN_SHARE * 100:g} % the log has one warning",
+            f"| {number(health.MAX_WATCHES)}, of one host {health.MAX_WATCHES_OF_HOST};",
+            f"| {number(id_allocator.MAX_TEXTS_PER_MESSAGE)}, or `max_ids_per_call` |",
+        ]
+    }
+
+
+def of_documents() -> Claims:
+    """Returns what the documents must state elsewhere, by document."""
+    plain = sequence.Sequence()
+    largest, times = power(sequence.MAX_ID), reserve_times()
+    return {
+        "README.md": [
+            f"(or `IDALLOC_SERVER`, default {_defaults.DEFAULT_TARGET})",
+            f"(or `IDALLOC_TIMEOUT`, default {_defaults.DEFAULT_TIMEOUT:g}s)",
+            f"which has to be some seconds ({_defaults.DEFAULT_TIMEOUT:g} by default)",
+            f"INVALID_REQUEST: id_count: must be between 1 and {default('max_ids_per_call'):.0f},",
+            f"`lease_ttl` and a second ({default('lease_ttl') + fencing.MARGIN_SECONDS:g} s by default)",
+            f"{plain.start}, {plain.step}, {plain.min_value} and {largest} by default",
+            f"no id beyond {power(rules.MAX_JSON_SAFE)}, where JavaScript loses digits",
+            f"room up to the year {datetime.fromtimestamp(rules._SECONDS_TO_2200, UTC).year}",
+            f"up to {times:g} times `outage_reserve`, {ceil(times * default('outage_reserve'))} s by default",
+            f"The largest id is {largest},",
+            f"at most {number(transport.MAX_BLOCKED_WRITES)} of them",
+            f"a request with more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
+            f"A host that shows {failures.BURST} wrong tokens at once",
+            f"up to {_stream.LONGEST_WAIT:g} s at a time",
+        ],
+        "SECURITY.md": [
+            f"serves {number(health.MAX_WATCHES)} who watch it, {health.MAX_WATCHES_OF_HOST} of one host",
+            f"look through {number(listing.ROWS_AT_MOST)} rows a page at most",
+            f"more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
+        ],
+        "docs/runbook.md": [
+            f"within a third of `lease_ttl` ({default('lease_ttl') / 3:g} s)",
+            f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
+            f"up to {supervisor.LONGEST_PAUSE_SECONDS:g} s.",
+        ],
+        "docs/architecture.md": [
+            f"all at once and for {app.RELEASE_SECONDS:g} s at most",
+            f"plus a margin of {fencing.MARGIN_SECONDS:g} s",
+        ],
+        "docs/strategies.md": [],
+    }
+
+
+def copies() -> list[tuple[float, float]]:
+    """Returns the defaults and limits that the code has twice."""
+    of_terms = [(each.default, default(each.name)) for each in fields(terms.Terms) if each.default is not MISSING]
+    return [
+        *of_terms,
+        (recorded.OLD_WINDOW, default("request_id_window")),
+        (door.DEFAULT_CHUNK, id_allocator.DEFAULT_CHUNK),
+        (_messages.MOST_UUIDS, id_allocator.MAX_TEXTS_PER_MESSAGE),
+        (_pool.LARGEST, default("max_ids_per_call")),
+    ]

@@ -1,0 +1,233 @@
+"""Every default and limit in the protos, the README and the documents is the one in the code."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from idalloc_server.config import Settings, load
+from idalloc_server.domain import rules
+from tests.unit import documented
+from tests.unit.documented import Claims
+
+ROOT = Path(__file__).parents[2]
+PROTOS = {path.name: path.read_text() for path in sorted((ROOT / "protos").rglob("*.proto"))}
+DOCUMENTS = {name: (ROOT / name).read_text() for name in documented.of_documents()}
+
+# Numbers that are no default and no limit, by place; what is left of the place then has no number that is not checked.
+FACTS: Claims = {
+    "IdAllocatorService.GenerateDocId": ["28 lower-case hexadecimal characters: 4 of", "8 of its", "16 of a serial"],
+    "IdAllocatorService.GenerateUuid": ["version 7", "RFC 9562, section 6.2", "version 4"],
+    "AllocateRangeRequest.request_id": ["version 4 as AIP-155 asks"],
+    "AllocateRangeResponse.period": ['"2026", "2026-11" or "2026-11-21"'],
+    "AllocateRangeResponse.node": ["0 means unknown"],
+    "StreamRangesRequest.total_id_count": ["at least 1"],
+    "GenerateDocIdRequest.auto_increment_increment": ["At 1 the offset is ignored"],
+    "StreamDocIdsRequest.total_id_count": ["at least 1"],
+    "GenerateUuidResponse.uuids": ["36 characters"],
+    "GenerateUuidResponse.uuid_bytes": ["16 bytes each"],
+    "IdRange.last_id": ["(id_count - 1)"],
+    "IdRange.step": ["never 0"],
+    "IdRange.id_count": ["at least 1"],
+    "DocIdRun.first_doc_id": ["28 hexadecimal characters", "the same first 12"],
+    "DocIdRun.step": ["the last 16 hexadecimal characters", "at least 1"],
+    "DocIdRun.id_count": ["at least 1"],
+    "UuidVersion": ["RFC 9562"],
+    "UuidVersion.UUID_VERSION_7": ["48 bits of milliseconds since 1970"],
+    "UuidView.UUID_VIEW_BYTES": ["16 bytes each"],
+    "UpdateNodeRequest.update_mask": ["not 0"],
+    "Node.start_timestamp": ["1970-01-01T00:00:00Z"],
+    "Node.version": ['"0.1.0"'],
+    "Node.workers": ["1 or more"],
+    "Sequence.format": ["{value:06d}", "{value:crockford:8}"],
+    "Sequence.period": ['"2026", "2026-11" or "2026-11-21"'],
+    "GetSequenceRequest.period": ['"2026-11"'],
+    "AdvanceSequenceRequest.past": ["where it is 0"],
+    "AdvanceSequenceRequest.period": ['"2026-11"'],
+    "ParseIdResponse.month": ["1 to 12"],
+    "ParseIdResponse.day": ["1 to 31"],
+    "SequenceKind.SEQUENCE_KIND_TIMESTAMP_MS": ["1970-01-01T00:00:00Z"],
+    "ErrorReason.ERROR_REASON_QUOTA_EXCEEDED": ['"host:10.0.0.7"'],
+    # Of MySQL's own contract.
+    "notice.proto": ["proto2", "type NOTICE (11)", "below 2^63", "28 characters"],
+    "listen": ["port 0 takes a free one"],
+    "auto_create_sequences": ["starting at 1"],
+    "workers": ["more than 1 on Linux only"],
+    "max_connection_age": ["`0s` for never", "0s for never"],
+    "transport": ["HTTP/2"],
+    "store": ["4200"],
+    # Measured, or of others' contracts.
+    "Limits": [
+        "600 bytes",
+        "58 bytes",
+        "0.3 kB, 0.5 kB with the longest name, and 2.3 kB",
+        "0.2 kB each",
+        "some 300 kB",
+    ],
+    "README.md": [
+        "`advance --past-table crate://user@host:4200/schema.table.column`",
+        "at most 40 bytes for each record",
+        "with at most 127 MB",
+        "with 2 workers, or nodes, an identity gets up to twice as much",
+    ],
+    "docs/architecture.md": ["about 300 bytes for each name ever served", "U+001F and the period"],
+    "docs/strategies.md": [
+        "at most three `idalloc sequences create parcels --offset 1 --increment 3`, on the others `--offset 2` and "
+        "`--offset 3`"
+    ],
+}
+# A number, and not a part of a name such as int64.
+NUMBER = re.compile(r"(?<![A-Za-z_0-9])-?[0-9]")
+# A sentence that states a default or a limit.
+STATES = re.compile(r"\b(defaults?|at most|up to|no more than|at least|the most|limits?|beyond|longest|largest)\b")
+
+
+def plain(text: str) -> str:
+    """Returns text on one line, with plain minus signs."""
+    return " ".join(text.replace("\N{MINUS SIGN}", "-").split())
+
+
+def comments(proto: str) -> dict[str, str]:
+    """Returns the comments of a proto by what they are about, such as Message.field."""
+    found: dict[str, str] = {}
+    scope, lines = "", []
+    for line in map(str.strip, proto.splitlines()):
+        if line.startswith("//"):
+            lines.append(line.removeprefix("//"))
+            continue
+        key = ""
+        if declared := re.match(r"(?:message|enum|service) (\w+)", line):
+            key = scope = declared[1]
+        elif member := re.match(r"rpc (\w+)|(?:[\w.<>, ]+ )?(\w+) = \d+", line):
+            key = f"{scope}.{member[1] or member[2]}"
+        if lines:
+            found[key] = plain(" ".join([found.get(key, ""), *lines]))
+        lines = []
+    return found
+
+
+def problems(texts: dict[str, str], claims: Claims, *, all_numbers: bool = True) -> list[str]:
+    """Returns which claims are missing, and what else states a number.
+
+    Args:
+        texts: What is checked, by place.
+        claims: What must be there.
+        all_numbers: Whether every number must be in a claim or a fact; else those of sentences that state a limit.
+    """
+    found = [f"{place}: is not there" for place in claims if place not in texts]
+    for place, text in texts.items():
+        found += [f"{place}: must have: {claim}" for claim in claims.get(place, []) if claim not in text]
+        for known in (*claims.get(place, []), *FACTS.get(place, [])):
+            text = text.replace(known, "…")
+        sentences = [text] if all_numbers else re.split(r"(?<=[.;:]) | \| ", text)
+        found += [
+            f"{place}: unchecked: {sentence}"
+            for sentence in sentences
+            if NUMBER.search(sentence) and (all_numbers or STATES.search(sentence))
+        ]
+    return found
+
+
+def settings_rows(readme: str) -> dict[str, tuple[str, str]]:
+    """Returns default and meaning of each setting in the README's table."""
+    table = readme.partition("## Settings")[2].partition("\n\n### ")[0]
+    rows: dict[str, tuple[str, str]] = {}
+    for row in re.findall(r"^\| (`.*?) \| (.*?) \| (.*) \|$", table, re.MULTILINE):
+        names, defaults, meaning = re.findall(r"`(\w+)`", row[0]), row[1].split(", "), plain(row[2])
+        rows |= {name: (defaults[min(at, len(defaults) - 1)], meaning) for at, name in enumerate(names)}
+    return rows
+
+
+def of_protos(change: Callable[[str], str] = str) -> list[str]:
+    texts = {place: text for name, proto in PROTOS.items() for place, text in comments(change(proto)).items() if place}
+    # The mirror of MySQL's own contract has no limits of ours.
+    mirror = {place for place in comments(PROTOS["notice.proto"]) if place}
+    return problems({place: text for place, text in texts.items() if place not in mirror}, documented.of_protos())
+
+
+def of_documents(change: Callable[[str], str] = str) -> list[str]:
+    found = []
+    for name, original in DOCUMENTS.items():
+        document = change(original)
+        claims = documented.of_documents()[name]
+        if name == "README.md":
+            limits = plain(document.partition("### Limits")[2].partition("\n### ")[0])
+            rows = settings_rows(document)
+            found += problems({"Limits": limits}, documented.of_limits())
+            found += problems({name: row[1] for name, row in rows.items()}, documented.of_settings_table())
+            found += [f"{name}: default {row[0]}" for name, row in rows.items() if not is_default(name, row[0])]
+            found += [f"{each}: has no row" for each in set(Settings.model_fields) ^ set(rows)]
+            document = re.sub(r"(?s)### Limits.*?(?=\n### )|\| setting \| default .*?\n\n", "", document)
+        text = plain(document)
+        found += [f"{name}: must have: {claim}" for claim in claims if claim not in text]
+        prose = re.sub(r"(?s)```.*?```", "", document)
+        blocks = [plain(block) for block in re.split(r"\n\s*\n|\n(?=[|*-])", prose)]
+        found += problems(
+            {name: " | ".join(blocks)}, {name: [c for c in claims if c in plain(prose)]}, all_numbers=False
+        )
+    return found
+
+
+def is_default(setting: str, said: str) -> bool:
+    """Whether a setting without a value, and with this one, is the same."""
+    said = said.strip("`")
+    if setting == "store":  # of the user who reads it
+        return said.startswith("sqlite://")
+    value = {"none": ""}.get(said, said)
+    loaded = dict(load({setting: value}, None, {}).settings)
+    return bool(loaded[setting] == Settings.model_fields[setting].default)
+
+
+def test_protos_state_the_defaults_and_limits_of_the_code() -> None:
+    """Every number in a comment of the contract is in the code, or is no default and no limit."""
+    assert of_protos() == []
+
+
+def test_documents_state_the_defaults_and_limits_of_the_code() -> None:
+    """The tables of settings and limits, and every sentence that states a limit, agree with the code."""
+    assert of_documents() == []
+
+
+def test_help_states_the_limits_of_the_code() -> None:
+    """So do the descriptions of settings that `idalloc serve --help` prints."""
+    texts = {name: str(field.description) for name, field in Settings.model_fields.items()}
+    assert problems(texts, documented.of_help()) == []
+
+
+def test_copies_of_a_limit_in_the_code_are_equal() -> None:
+    for one, other in documented.copies():
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    ("number", "other"), [("100,000,000", "1,000,000"), ("at most 64", "at most 65"), (" 50,", " 51,")]
+)
+def test_a_number_that_only_a_proto_changes_is_found(number: str, other: str) -> None:
+    assert of_protos(lambda proto: proto.replace(number, other))
+
+
+@pytest.mark.parametrize(
+    ("number", "other"),
+    [
+        ("`180s`", "`181s`"),
+        ("256 kB", "255 kB"),
+        ("| 100000000 |", "| 1000000 |"),
+        ("113 s by default", "90 s by default"),
+    ],
+)
+def test_a_number_that_only_a_document_changes_is_found(number: str, other: str) -> None:
+    assert of_documents(lambda document: document.replace(number, other))
+
+
+def test_a_limit_that_nothing_checks_is_found() -> None:
+    """A number that is new in a proto, or in a sentence of a document that states a limit, needs a claim."""
+    assert of_protos(lambda proto: proto.replace("The sequence's name.", "The sequence's name, at most 7."))
+    assert of_documents(lambda document: document + "\n\nThere are at most 7 of them.\n")
+
+
+def test_a_number_that_only_the_code_changes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "MAX_LABELS", 65)
+    monkeypatch.setattr(Settings.model_fields["lease_ttl"], "default", 200.0)
+    assert any("Sequence.labels" in each for each in of_protos())
+    assert any("lease_ttl" in each for each in of_documents())
