@@ -5,6 +5,9 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from ipaddress import ip_address
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +22,12 @@ LOOK_SECONDS = 1.0
 # A file that is wrong is told again after so many looks: until it is mended, nobody is shut out by it.
 LOOKS_UNTIL_TOLD_AGAIN = 60
 
+# What a name in a certificate is: the types of names (SANs) that are compared.
+NAME_TYPES = ("dns", "uri", "ip", "email")
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# As `idalloc token new` makes them.
+_TOKEN = re.compile(r"idalloc_[\w-]{43}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _log = structlog.get_logger("idalloc")
 
@@ -38,6 +46,34 @@ def _name(value: str) -> str:
     return value
 
 
+def _certificates(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in map(_name, values):
+        if _TOKEN.search(value):
+            # A token is never repeated.
+            raise ValueError("must be names in certificates; a token's SHA-256 goes into token_sha256")
+    typed = tuple(map(_typed, values))
+    for value in values:
+        if value.partition(":")[0] not in NAME_TYPES:
+            line = ", ".join(map(dumps, typed))
+            raise ValueError(f"{value!r} has no type, such as dns: or uri:; write certificate = [{line}]")
+    return typed
+
+
+def _typed(value: str) -> str:
+    """Returns a name in a certificate with its type, or with the one that it most likely has."""
+    kind, _, name = value.partition(":")
+    if kind == "ip":
+        try:
+            return f"ip:{ip_address(name)}"
+        except ValueError:
+            raise ValueError(f"{value!r} is no IP address") from None
+    if kind.lower() in NAME_TYPES:
+        return f"{kind.lower()}:{name}"
+    with suppress(ValueError):
+        return f"ip:{ip_address(value)}"
+    return f"{'uri' if '://' in value else 'email' if '@' in value else 'dns'}:{value}"
+
+
 _Names = tuple[Annotated[str, AfterValidator(_name)], ...]
 _Limit = Annotated[int, Field(ge=1, le=2**53, strict=True)]
 
@@ -49,7 +85,7 @@ class _Entry(BaseModel):
 class _Identity(_Entry):
     name: Annotated[str, AfterValidator(_name)]
     token_sha256: tuple[Annotated[str, AfterValidator(_digest)], ...] = ()
-    certificate: _Names = ()
+    certificate: Annotated[tuple[str, ...], AfterValidator(_certificates)] = ()
     allocate: _Names = ()
     read: _Names = ()
     admin: _Names = ()

@@ -25,6 +25,7 @@ from idalloc_server import transport
 from idalloc_server.access_file import AccessFile
 from idalloc_server.address import refused
 from idalloc_server.api import reflection
+from idalloc_server.api.client_certificates import ClientCertificates
 from idalloc_server.api.decoding import decoding
 from idalloc_server.api.door import Door
 from idalloc_server.api.health import HealthServicer
@@ -88,6 +89,7 @@ async def serve(settings: Settings, role: Role) -> None:
         access_file.read() if access_file else None,
         asks=role.asks,
         metadata_of=transport.metadata_reader(settings.transport),
+        certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
     )
     transport.check(settings, asks=door.asks)
     credentials = None
@@ -191,7 +193,7 @@ class _Node:
             log_each=settings.log_level == "debug",
             push_back=transport.can_push_back(settings.transport),
         )
-        self._health = HealthServicer(_SERVICES)
+        self._health = HealthServicer(_SERVICES, door.certificates)
 
         self._request_ids = RequestIds(
             self._allocator,

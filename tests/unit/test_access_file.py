@@ -20,12 +20,13 @@ from tests.api.conftest import until
 
 A, B = "a" * 64, "b" * 64
 SECRET = "idalloc_a-token-that-nobody-may-see"
+TOKEN = f"{SECRET}-since-it-is-whole"
 
 GOOD = f"""
 [[identity]]
 name = "billing"
 token_sha256 = ["{A}", "{B.upper()}"]
-certificate = ["billing.example.org", "spiffe://example.org/billing"]
+certificate = ["dns:billing.example.org", "uri:spiffe://example.org/billing"]
 allocate = ["invoices*", "orders"]
 read = ["*"]
 ids_per_second = 100_000
@@ -34,7 +35,7 @@ streams = 10
 
 [[identity]]
 name = "auditor"
-certificate = ["10.0.0.7"]
+certificate = ["ip:10.0.0.7"]
 
 [[quota]]
 sequence = "orders*"
@@ -45,7 +46,7 @@ ids_per_second = 1_000_000
 def test_all_that_can_be_said_is_read() -> None:
     billing, auditor = parse(GOOD.encode(), "access.toml").identities
     assert (billing.name, billing.tokens) == ("billing", (bytes.fromhex(A), bytes.fromhex(B)))
-    assert billing.certificates == ("billing.example.org", "spiffe://example.org/billing")
+    assert billing.certificates == ("dns:billing.example.org", "uri:spiffe://example.org/billing")
     assert [billing.roles[role].patterns for role in (ALLOCATE, READ, ADMIN)] == [("invoices*", "orders"), ("*",), ()]
     assert (billing.ids_per_second, billing.calls_per_second, billing.streams) == (100_000, 500, 10)
     assert (auditor.ids_per_second, auditor.calls_per_second, auditor.streams) == (None, None, None)
@@ -90,7 +91,19 @@ NUMBER_2 = r"access.toml: \[\[identity\]\] number 2 \('x'\): "
             "token_sha256: stands twice, 'billing' has the same",
         ),
         (f"{GOOD}[[identity]]\nname = 'x'\ntoken_sha256 = ['{B}']", "token_sha256: stands twice, 'billing'"),
-        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['10.0.0.7']", "certificate: stands twice, 'auditor'"),
+        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['ip:10.0.0.7']", "certificate: stands twice, 'auditor'"),
+        (
+            "[[identity]]\nname = 'x'\ncertificate = ['billing.example.org', 'uri:spiffe://x/y']",
+            r"certificate: 'billing.example.org' has no type, such as dns: or uri:; "
+            r'write certificate = \["dns:billing.example.org", "uri:spiffe://x/y"\]$',
+        ),
+        (
+            "[[identity]]\nname = 'x'\ncertificate = ['spiffe://x/y', 'a@b.example', '10.0.0.7', '2001:db8::7', 'DNS:z']",
+            r'\["uri:spiffe://x/y", "email:a@b.example", "ip:10.0.0.7", "ip:2001:db8::7", "dns:z"\]$',
+        ),
+        ("[[identity]]\nname = 'x'\ncertificate = ['ip:10.0.0']", "certificate: 'ip:10.0.0' is no IP address"),
+        (f"[[identity]]\nname = 'x'\ncertificate = ['{TOKEN}']", "a token's SHA-256 goes into token_sha256"),
+        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['ip:010.0.0.7']", "'ip:010.0.0.7' is no IP address"),
         ("[[quota]]\nids_per_second = 1", r"\[\[quota\]\] number 1: sequence: field required"),
         ("[[quota]]\nsequence = '*'", "ids_per_second: must be given, or calls_per_second"),
     ],
@@ -109,6 +122,12 @@ def test_what_is_no_toml_is_told_without_showing_it(content: bytes) -> None:
     with pytest.raises(StartRefused, match=r"access.toml is not TOML") as refused:
         parse(content, "access.toml")
     assert SECRET not in str(refused.value)
+
+
+def test_an_address_has_one_form_and_two_spellings_are_one_name() -> None:
+    """Names of the type ip are compared as addresses."""
+    [identity] = parse(b"[[identity]]\nname = 'x'\ncertificate = ['ip:2001:DB8:0::7']", "x").identities
+    assert identity.certificates == ("ip:2001:db8::7",)
 
 
 def test_a_file_that_is_not_there_refuses_the_start(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Identity:
         name: The name, for people and logs.
         tokens: SHA-256 of each token. They are random and long, so that nobody can try all: a hash that is slow on
             purpose, as for passwords, would cost each call and protect nothing more.
-        certificates: Names in client certificates (SANs): DNS, URI, e-mail or IP.
+        certificates: Names in client certificates (SANs) with their types, such as ``dns:billing.example.org``.
         roles: For which sequences it has each role.
         ids_per_second: How many ids it may take, None for any number.
         calls_per_second: How many calls it may make.
@@ -148,6 +148,6 @@ class Access:
         return found[1] if found is not None and compare_digest(found[0], digest) else None
 
     def by_certificate(self, names: Iterable[str]) -> Identity | None:
-        """Returns whose certificate has these names; None also where they are those of several identities."""
+        """Returns whose certificate has these names, types included; None where several identities share them."""
         found = {id(each): each for name in names if (each := self._by_certificate.get(name)) is not None}
         return found.popitem()[1] if len(found) == 1 else None
