@@ -127,10 +127,10 @@ class Door:
         self._ending_streams = False
 
     def use(self, access: Access) -> None:
-        """Goes on with others who may do something. Running streams of those who no longer may are ended."""
+        """Goes on with others who may do something. Ends the running streams of those who no longer may."""
         self._access = access
         self._known = {}
-        self.asks = self.asks or bool(access.identities)
+        self.asks = self.asks or bool(access.identities) or access.is_empty
         self._quotas.use(access)
 
     def ask(self) -> None:

@@ -137,6 +137,11 @@ class Access:
         self._by_token = {digest: (digest, each) for each in self.identities for digest in each.tokens}
         self._by_certificate = {name: each for each in self.identities for name in each.certificates}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither an identity nor a quota, as an access file without entries."""
+        return not self.identities and not self.quotas
+
     def by_token(self, token: str) -> Identity | None:
         """Returns whose token it is.
 
