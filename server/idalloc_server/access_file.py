@@ -140,7 +140,7 @@ class AccessFile:
 
         Raises:
             FileUnreadable: It cannot be read.
-            StartRefused: Something in it is wrong: the message names the entry and the mend, and nothing that may be
+            StartRefused: Something in it is wrong: the message names the entry and the fix, and nothing that may be
                 secret.
         """
         self._seen = None  # until it was read: what fails now is tried again
