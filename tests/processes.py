@@ -85,12 +85,15 @@ def serve_command(**settings: object) -> list[str]:
 
 
 @contextmanager
-def running(folder: Path, environ: Mapping[str, str] | None = None, /, **settings: object) -> Iterator[Server]:
+def running(
+    folder: Path, environ: Mapping[str, str] | None = None, own_session: bool = False, /, **settings: object
+) -> Iterator[Server]:
     """Runs a server until the end of the block.
 
     Args:
         folder: Where its log goes, and its store unless ``store`` is among the settings.
         environ: Its environment, without idalloc's own variables by default.
+        own_session: Whether it has no terminal, as under a service manager.
         settings: Settings to give as flags.
     """
     settings = {"store": f"sqlite://{folder}/ids.db"} | settings
@@ -102,6 +105,7 @@ def running(folder: Path, environ: Mapping[str, str] | None = None, /, **setting
             stderr=stderr,
             text=True,
             env=environment() if environ is None else dict(environ),
+            start_new_session=own_session,
         )
     assert process.stdout
     try:

@@ -5,6 +5,10 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from ipaddress import ip_address
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +24,15 @@ LOOK_SECONDS = 1.0
 # A file that is wrong is told again after so many looks: until it is mended, nobody is shut out by it.
 LOOKS_UNTIL_TOLD_AGAIN = 60
 
+# What a name in a certificate is: the types of names (SANs) that are compared.
+NAME_TYPES = ("dns", "uri", "ip", "email")
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# As `idalloc token new` makes them.
+_TOKEN = re.compile(r"idalloc_[\w-]{43}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# What tells that a file was changed: inode, size, times of its content and of its state; empty where it is missing.
+_Stat = tuple[int, ...]
 _log = structlog.get_logger("idalloc")
 
 
@@ -45,6 +56,34 @@ def _name(value: str) -> str:
     return value
 
 
+def _certificates(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in map(_name, values):
+        if _TOKEN.search(value):
+            # A token is never repeated.
+            raise ValueError("must be names in certificates; a token's SHA-256 goes into token_sha256")
+    typed = tuple(map(_typed, values))
+    for value in values:
+        if value.partition(":")[0] not in NAME_TYPES:
+            line = ", ".join(map(dumps, typed))
+            raise ValueError(f"{value!r} has no type, such as dns: or uri:; write certificate = [{line}]")
+    return typed
+
+
+def _typed(value: str) -> str:
+    """Returns a name in a certificate with its type, or with the one that it most likely has."""
+    kind, _, name = value.partition(":")
+    if kind == "ip":
+        try:
+            return f"ip:{ip_address(name)}"
+        except ValueError:
+            raise ValueError(f"{value!r} is no IP address") from None
+    if kind.lower() in NAME_TYPES:
+        return f"{kind.lower()}:{name}"
+    with suppress(ValueError):
+        return f"ip:{ip_address(value)}"
+    return f"{'uri' if '://' in value else 'email' if '@' in value else 'dns'}:{value}"
+
+
 # A sequence that was created by an older version may have what no new name may have, so patterns may have it too.
 _Names = tuple[Annotated[str, AfterValidator(_pattern)], ...]
 _Limit = Annotated[int, Field(ge=1, le=2**53, strict=True)]
@@ -57,7 +96,7 @@ class _Entry(BaseModel):
 class _Identity(_Entry):
     name: Annotated[str, AfterValidator(_name)]
     token_sha256: tuple[Annotated[str, AfterValidator(_digest)], ...] = ()
-    certificate: _Names = ()
+    certificate: Annotated[tuple[str, ...], AfterValidator(_certificates)] = ()
     allocate: _Names = ()
     read: _Names = ()
     admin: _Names = ()
@@ -95,77 +134,94 @@ class AccessFile:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._seen: tuple[int, int, int] | None = None
+        # What was read last, as a stat shows it; None before, and where that failed.
+        self._seen: _Stat | None = None
+        self._reloading = asyncio.Event()
         # Not the loop's own: slow readers may have all threads of that, see transport.py.
         self._reader = ThreadPoolExecutor(1, "access")
 
-    def read(self) -> Access:
+    def read(self, *, may_be_empty: bool = False) -> Access:
         """Reads it.
 
-        Raises:
-            StartRefused: It cannot be read, or something in it is wrong: the message names the entry and the mend, and
-                nothing that may be secret.
-        """
-        self._seen = self._look()
-        return parse(self._content(), str(self._path))
+        Args:
+            may_be_empty: Whether a file that is missing, or has no entry, authorizes nobody; else it is refused.
 
-    def read_again(self) -> Access | None:
-        """Reads it if it has changed since it was last read, or tried; None where it has not.
+        Raises:
+            FileUnreadable: It cannot be read.
+            StartRefused: Something in it is wrong: the message names the entry and the fix, and nothing that may be
+                secret.
+        """
+        self._seen = None  # until it was read: what fails now is tried again
+        try:
+            seen: _Stat = _stat(self._path)
+            content = self._path.read_bytes()
+        except OSError as error:
+            if not may_be_empty or not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise unreadable("access", self._path, error) from None
+            seen, content = (), b""
+        self._seen = seen
+        return parse(content, str(self._path), may_be_empty=may_be_empty)
+
+    def read_again(self, *, forced: bool = False) -> Access | None:
+        """Reads it if it has changed since it was last read; None where it has not. A missing one authorizes nobody.
+
+        Args:
+            forced: Whether to read it also where it has not changed.
 
         Raises:
             StartRefused: See ``read``.
         """
         try:
-            seen = self._look()
-        except StartRefused:
-            if self._seen is None:
-                return None  # That was told.
-            self._seen = None
-            raise
-        if seen == self._seen:
-            return None
-        return self.read()
+            seen: _Stat | None = _stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            seen = ()
+        except OSError:
+            seen = None
+        return self.read(may_be_empty=True) if forced or seen is None or seen != self._seen else None
+
+    def reload(self) -> None:
+        """Has ``follow`` read it now, also where it has not changed."""
+        self._reloading.set()
 
     async def follow(self, use: Callable[[Access], None]) -> None:
         """Has each change used, for ever. Its owner cancels it. A file that is wrong changes nothing."""
-        fault, looks = "", 0
+        event, fault, looks = "", "", 0
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            try:
-                access = await asyncio.get_running_loop().run_in_executor(self._reader, self.read_again)
-            except StartRefused as refused:
-                fault, looks = str(refused), 0
-                _log.error("access_not_reloaded", error=fault)
-                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._reloading.wait(), LOOK_SECONDS)
+            forced = self._reloading.is_set()
+            self._reloading.clear()
+            logged, access = "" if forced else fault, None
             looks += 1
-            if access is None:
-                if fault and looks % LOOKS_UNTIL_TOLD_AGAIN == 0:
-                    _log.error("access_not_reloaded", error=fault)
-            else:
-                fault = ""
+            try:
+                reading = partial(self.read_again, forced=forced)
+                access = await asyncio.get_running_loop().run_in_executor(self._reader, reading)
+            except StartRefused as refused:
+                event, fault = "access_not_reloaded", str(refused)
+            if access is not None:
                 use(access)
-                _log.info("access_reloaded", identities=len(access.identities), quotas=len(access.quotas))
-
-    def _look(self) -> tuple[int, int, int]:
-        try:
-            found = self._path.stat()
-        except OSError as error:
-            raise unreadable("access", self._path, error) from None
-        return found.st_ino, found.st_size, found.st_mtime_ns
-
-    def _content(self) -> bytes:
-        try:
-            return self._path.read_bytes()
-        except OSError as error:
-            raise unreadable("access", self._path, error) from None
+                if access.is_empty:
+                    event, fault = "access_empty", f"{self._path} has no entry: no call is authorized"
+                else:
+                    fault = ""
+                    _log.info("access_reloaded", identities=len(access.identities), quotas=len(access.quotas))
+            if fault and (fault != logged or looks % LOOKS_UNTIL_TOLD_AGAIN == 0):
+                looks = 0
+                _log.error(event, error=fault)
 
 
-def parse(content: bytes, path: str) -> Access:
+def _stat(path: Path) -> _Stat:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> Access:
     """Reads the content of an access file.
 
     Args:
         content: The content.
         path: Where it is from, for messages.
+        may_be_empty: Whether a file without an entry authorizes nobody; else it is refused.
 
     Raises:
         StartRefused: Something in it is wrong.
@@ -180,7 +236,7 @@ def parse(content: bytes, path: str) -> Access:
             raise StartRefused("access", f"{path}: there is no {name!r}; write [[identity]] or [[quota]]")
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             raise StartRefused("access", f"{path}: write [[{name}]], with two brackets")
-    if not any(tables.values()):
+    if not any(tables.values()) and not may_be_empty:
         raise StartRefused("access", f"{path} has no [[identity]] and no [[quota]]: `idalloc token new` makes one")
     identities = [_read(_Identity, "identity", each, number, path) for number, each in _numbered(tables, "identity")]
     quotas = [_read(_Quota, "quota", each, number, path) for number, each in _numbered(tables, "quota")]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from contextlib import suppress
 from importlib.metadata import version
+from typing import NamedTuple
 
 import grpc
 import structlog
@@ -27,6 +28,7 @@ from idalloc_server import transport
 from idalloc_server.access_file import AccessFile
 from idalloc_server.address import refused, unix_path
 from idalloc_server.api import reflection
+from idalloc_server.api.client_certificates import ClientCertificates
 from idalloc_server.api.decoding import decoding
 from idalloc_server.api.door import Door
 from idalloc_server.api.health import HealthServicer
@@ -76,7 +78,7 @@ _log = structlog.get_logger("idalloc")
 
 
 async def serve(settings: Settings, role: Role) -> None:
-    """Serves until SIGTERM or SIGINT, then drains and gives unused ids back.
+    """Serves until a signal says stop, then drains and gives unused ids back.
 
     Args:
         settings: All settings.
@@ -86,19 +88,23 @@ async def serve(settings: Settings, role: Role) -> None:
         StartRefused: A setting does not allow a start, or the store does not.
         StoreUnavailable: The store could not be reached within ``store_timeout``.
     """
+    if signal.SIGHUP not in role.stop_signals:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, role.reloading.set)
     clock = SystemClock()
     access_file = AccessFile(settings.access) if settings.access else None
     door = Door(
         clock,
         settings.max_ids_per_call,
-        access_file.read() if access_file else None,
+        access_file.read(may_be_empty=role.asks) if access_file else None,
         asks=role.asks,
         metadata_of=transport.metadata_reader(settings.transport),
+        certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
     )
     transport.check(settings, asks=door.asks)
-    credentials = None
+    certificates = None
     if settings.tls_cert:
-        credentials = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca).credentials()
+        certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    credentials = certificates.credentials() if certificates else None
     server = transport.make_server(
         settings.transport, reuse_port=role.shares_port, max_connection_age=settings.max_connection_age
     )
@@ -119,7 +125,8 @@ async def serve(settings: Settings, role: Role) -> None:
             prefix_conflict=settings.prefix_conflict,
             store_timeout=settings.store_timeout,
         )
-        node = _Node(settings, role, clock, store, server, epoch, await epoch.start(), name, door, access_file)
+        files = _Files(access_file, certificates)
+        node = _Node(settings, role, clock, store, server, epoch, await epoch.start(), name, door, files)
         if role.shares_port:
             _bind(server, address, credentials)
         welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
@@ -156,6 +163,13 @@ async def _open(store: Store, patience: float) -> None:
         await asyncio.sleep(OPEN_AGAIN_SECONDS)
 
 
+class _Files(NamedTuple):
+    """The files that a server reads again while it runs."""
+
+    access: AccessFile | None
+    certificates: Certificates | None
+
+
 class _Node:
     """A server on a store that is open, with a start timestamp of its own."""
 
@@ -170,14 +184,14 @@ class _Node:
         start: Start,
         name: str,
         door: Door,
-        access_file: AccessFile | None,
+        files: _Files,
     ) -> None:
         self._role = role
         self._server = server
         self._can_turn_away = transport.can_turn_away(settings.transport)
         self._epoch = epoch
         self._door = door
-        self._access_file = access_file
+        self._files = files
         terms = Terms(
             settings.lease_ttl,
             settings.store_timeout,
@@ -202,7 +216,7 @@ class _Node:
             log_each=settings.log_level == "debug",
             push_back=transport.can_push_back(settings.transport),
         )
-        self._health = HealthServicer(_SERVICES)
+        self._health = HealthServicer(_SERVICES, door.certificates)
 
         self._request_ids = RequestIds(
             self._allocator,
@@ -237,8 +251,8 @@ class _Node:
         self._reflection = reflection.enable(added, [*_SERVICES, SERVICE_NAME], door, self._calls)
 
     async def run(self, welcome: str) -> None:
-        """Serves until SIGTERM or SIGINT, then drains. Before this they end the process at once."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """Serves until a signal says stop, then drains. Before this such signals end the process at once."""
+        for number in self._role.stop_signals:
             asyncio.get_running_loop().add_signal_handler(number, self._role.stopping.set)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -249,9 +263,10 @@ class _Node:
                     self._door.tell_sums(),
                     self._calls.failed.run(),
                     self._allocator.store_check.run(lambda error: self._health.turn_store(works=not error)),
+                    self._reload(),
                 ]
-                if self._access_file:
-                    watches.append(self._access_file.follow(self._use))
+                if self._files.access:
+                    watches.append(self._files.access.follow(self._use))
                 background = [tasks.create_task(job) for job in (*jobs, *watches)]
                 await self._server.start()
                 await self._role.join(self._doc_ids, self._door, welcome)
@@ -267,6 +282,17 @@ class _Node:
                     task.cancel()
         finally:
             await self._release()
+
+    async def _reload(self) -> None:
+        """Has the files read again each time that it is asked for, for ever."""
+        while True:
+            await self._role.reloading.wait()
+            self._role.reloading.clear()
+            _log.info("reloading")
+            if self._files.access:
+                self._files.access.reload()
+            if self._files.certificates:
+                await asyncio.to_thread(self._files.certificates.reload)
 
     def _use(self, access: Access) -> None:
         self._door.use(access)

@@ -7,13 +7,13 @@ from pathlib import Path
 import grpc
 import structlog
 
-from idalloc_server.domain.errors import StartRefused, unreadable
+from idalloc_server.domain.errors import FileUnreadable, StartRefused, unreadable
 
 _log = structlog.get_logger("idalloc")
 
-# What tells that a file was changed: inode, size, time of change; None where it is missing. A link that is turned round
-# changes the inode.
-_Seen = list[tuple[int, int, int] | None]
+# What tells that a file was changed: inode, size, times of its content and of its state; None where it is missing. A
+# link that is turned round changes the inode.
+_Seen = list[tuple[int, int, int, int] | None]
 
 
 class Certificates:
@@ -34,7 +34,11 @@ class Certificates:
         if tls_client_ca:
             self._paths["tls_client_ca"] = Path(tls_client_ca)
         self._lock = threading.Lock()
+        # What was read last; None where that failed.
         self._seen: _Seen | None = None
+        # What was read and is yet to be used, from the next connection on.
+        self._new: grpc.ServerCertificateConfiguration | None = None
+        self._fault = ""
 
     def credentials(self) -> grpc.ServerCredentials:
         """Makes a server's credentials. TLS 1.2 is the oldest that gRPC speaks.
@@ -45,24 +49,39 @@ class Certificates:
         self._seen = self._look()
         return grpc.dynamic_ssl_server_credentials(
             self._read(),
-            self._read_again,  # type: ignore[arg-type]  # None stands for no change, which the stubs do not know
+            self._changed,  # type: ignore[arg-type]  # None stands for no change, which the stubs do not know
             require_client_authentication="tls_client_ca" in self._paths,
         )
 
-    def _read_again(self) -> grpc.ServerCertificateConfiguration | None:
+    def reload(self) -> None:
+        """Reads the files now, also where they have not changed."""
+        with self._lock:
+            self._fault = ""
+            self._read_again(self._look())
+
+    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Reads the files if they changed; None leaves all as it is."""
         with self._lock:
             seen = self._look()
-            if seen == self._seen:
-                return None
-            self._seen = seen  # also where they cannot be used: that is told once
-            try:
-                read = self._read()
-            except StartRefused as refused:
-                _log.error("certificates_not_reloaded", error=str(refused))
-                return None
-        _log.info("certificates_reloaded", certificate=str(self._paths["tls_cert"]))
-        return read
+            if seen != self._seen:
+                self._read_again(seen)
+            new, self._new = self._new, None
+            return new
+
+    def _read_again(self, seen: _Seen) -> None:
+        """Reads the files; a fault is logged once, however many connections see it."""
+        try:
+            self._new = self._read()
+        except StartRefused as refused:
+            # Files that cannot be read now are tried again at the next connection, others when they change.
+            self._seen = None if isinstance(refused, FileUnreadable) else seen
+            if str(refused) != self._fault:
+                self._fault = str(refused)
+                _log.error("certificates_not_reloaded", error=self._fault)
+        else:
+            self._seen = seen
+            self._fault = ""
+            _log.info("certificates_reloaded", certificate=str(self._paths["tls_cert"]))
 
     def _look(self) -> _Seen:
         seen: _Seen = []
@@ -72,7 +91,7 @@ class Certificates:
             except OSError:
                 seen.append(None)
             else:
-                seen.append((found.st_ino, found.st_size, found.st_mtime_ns))
+                seen.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
         return seen
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
@@ -93,7 +112,8 @@ class Certificates:
         try:
             # A passphrase would be asked for on the terminal.
             context.load_cert_chain(certificate, key, password=_no_passphrase)
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        except (OSError, ValueError) as error:
+            _check_readable("tls_cert", certificate, error)
             raise StartRefused(
                 "tls_cert", f"{certificate} and {key} are no certificate and its key: {_why(error)}"
             ) from None
@@ -101,9 +121,16 @@ class Certificates:
             try:
                 context.load_verify_locations(authorities)
             except (OSError, ValueError) as error:
+                _check_readable("tls_client_ca", authorities, error)
                 raise StartRefused(
                     "tls_client_ca", f"{authorities} has no certificates in PEM: {_why(error)}"
                 ) from None
+
+
+def _check_readable(name: str, path: Path, error: Exception) -> None:
+    """Tells a file that cannot be read, of which OpenSSL gives the system's error, from one that is wrong."""
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        raise unreadable(name, path, error) from None
 
 
 def _why(error: Exception) -> str:

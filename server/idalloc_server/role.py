@@ -1,6 +1,8 @@
 """What differs between a server that is one process and one that has several workers."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,6 +18,22 @@ from idalloc_server.telemetry.metrics import Counts, log_calls
 _log = structlog.get_logger("idalloc")
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Returns the signals that stop a server.
+
+    SIGHUP is one of them where it means that the terminal is closed which the server was started from; elsewhere, and
+    under nohup, it has files read again.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return numbers
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return numbers  # There is no terminal.
+    return (*numbers, signal.SIGHUP)
+
+
 class Role(Protocol):
     """What a serving process is: all of a server, or one of its workers.
 
@@ -23,7 +41,9 @@ class Role(Protocol):
         shares_port: Whether others serve on the same port.
         workers: All workers, where there are several.
         keeper: Who keeps settings over restarts; None where the process cannot do it alone.
+        stop_signals: The signals that drain and end the process; SIGHUP is ``reloading`` where it is none of them.
         stopping: Set when the process is to drain and to end.
+        reloading: Set when it is to read its access file and its certificates again.
         drain_timeout: How long running calls may then go on, in seconds.
         asks: Whether it asks who calls even where the access file names nobody who may.
     """
@@ -31,7 +51,9 @@ class Role(Protocol):
     shares_port: bool
     workers: Workers | None
     keeper: Keeper | None
+    stop_signals: tuple[signal.Signals, ...]
     stopping: asyncio.Event
+    reloading: asyncio.Event
     drain_timeout: float
     asks: bool
 
@@ -91,7 +113,9 @@ class Alone:
 
     def __init__(self, keeper: Keeper, drain_timeout: float, created: str = "") -> None:
         self.keeper: Keeper | None = keeper
+        self.stop_signals = stop_signals()
         self.stopping = asyncio.Event()
+        self.reloading = asyncio.Event()
         self.drain_timeout = drain_timeout
         self._address: Address | None = None
         self._created = created

@@ -23,7 +23,7 @@ from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused, WorkerFailed
 from idalloc_server.persisted import Persisted
 from idalloc_server.pipe import Message, Pipe, pack, unpack
-from idalloc_server.role import log_stopped, say_welcome
+from idalloc_server.role import log_stopped, say_welcome, stop_signals
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
 
@@ -170,7 +170,7 @@ class Supervisor:
         return total
 
     async def run(self) -> int:
-        """Serves until SIGTERM or SIGINT, then stops all workers in order; a second signal ends them at once.
+        """Serves until a signal says stop, then stops all workers in order; a second one ends them at once.
 
         Returns:
             The exit code: 0, 1 where a worker had to be killed, or as a shell says it of a second signal.
@@ -185,11 +185,14 @@ class Supervisor:
             self._asks = bool(AccessFile(self._settings.access).read().identities)
         address = Address(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
-        self._at_once = asyncio.get_running_loop().create_future()
+        loop, numbers = asyncio.get_running_loop(), stop_signals()
+        self._at_once = loop.create_future()
+        if signal.SIGHUP not in numbers:
+            loop.add_signal_handler(signal.SIGHUP, self._tell_all, "reload")
         try:
             await self._start_all()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+            for number in numbers:
+                loop.add_signal_handler(number, self._signalled, number)
             say_welcome(f"{self._welcome}, {self._settings.workers} workers", self._created)
             keepers = (self._keep(each) for each in range(1, self._settings.workers + 1))
             self._background = [self._begin(job) for job in (*keepers, log_calls(lambda: self.counts().calls))]
@@ -212,16 +215,18 @@ class Supervisor:
         if question["about"] == "change":
             self._begin(self._change(worker, question))
         else:
-            others = (each for each in self._workers.values() if each is not worker)
-            count = sum(each.counts["lease_count"] for each in others)
+            count = sum(each.counts["lease_count"] for each in self._workers.values() if each is not worker)
             worker.tell("answer", number=question["number"], lease_count=count)
 
     def ask_who_calls(self) -> None:
         """Has all workers ask who calls, since one does: not each of them sees all that the access file ever said."""
         if not self._asks:
             self._asks = True
-            for each in self._workers.values():
-                each.tell("asks")
+            self._tell_all("asks")
+
+    def _tell_all(self, what: str) -> None:
+        for each in self._workers.values():
+            each.tell(what)
 
     async def _start_all(self) -> None:
         numbers = range(1, self._settings.workers + 1)
@@ -349,7 +354,7 @@ class Supervisor:
     def _signalled(self, number: int) -> None:
         if not self._stopping.is_set():
             self._stopping.set()
-        elif self._at_once is not None and not self._at_once.done():
+        elif self._at_once is not None and not self._at_once.done() and number != signal.SIGHUP:  # which comes twice
             self._at_once.set_result(number)
 
     async def _stop_all(self) -> int:

@@ -41,12 +41,15 @@ class Worker:
     """
 
     shares_port = True
+    # SIGHUP of a terminal that is closed reaches the supervisor, too.
+    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
     keeper: Keeper | None = None  # it is the supervisor who keeps settings
 
     def __init__(self, pipe: Pipe, workers: int, drain_timeout: float, asks: bool = False) -> None:
         self.count = workers
         self.workers: Workers | None = self
         self.stopping = asyncio.Event()
+        self.reloading = asyncio.Event()
         self.drain_timeout = drain_timeout
         self.asks = asks
         self.has_joined = False
@@ -81,6 +84,8 @@ class Worker:
                     question = self._questions.pop(message["number"])
                     if not question.done():  # else its caller went away
                         question.set_result(message)
+                case "reload":
+                    self.reloading.set()
                 case "stop":
                     self._all_stop = True
                     self.stopping.set()

@@ -20,6 +20,7 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc_server.api import reflection
+from idalloc_server.api.client_certificates import ClientCertificates
 from idalloc_server.api.decoding import decoding
 from idalloc_server.api.door import Door
 from idalloc_server.api.health import HealthServicer
@@ -105,12 +106,14 @@ async def serving(
     Args:
         transport: What the server speaks with.
         access: Who may do what; None asks nobody.
-        credentials: The server's, for TLS; its port is localhost's then, and ``channel`` cannot be used.
-        door_clock: The clock that quotas are counted on; None for the machine's own.
+        credentials: The server's, for TLS with certificates of clients; its port is localhost's then, and ``channel``
+            cannot be used.
+        door_clock: The clock of quotas, and of certificates' ends; None for the machine's own.
         max_ids: The most ids of a call.
     """
     clock = SystemClock()
-    door = Door(door_clock or clock, max_ids, access, metadata_of=metadata_reader(transport))
+    certificates = ClientCertificates(door_clock or clock) if credentials else None
+    door = Door(door_clock or clock, max_ids, access, metadata_of=metadata_reader(transport), certificates=certificates)
     store = MemoryStore(clock)
     epoch = Epoch(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
     start = await epoch.start()
@@ -133,7 +136,7 @@ async def serving(
     calls.wrap(sequences, sequences_pb2.DESCRIPTOR.services_by_name["SequenceService"])
     sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, added)
     reflection.enable(added, services, door, calls)
-    health = HealthServicer(services)
+    health = HealthServicer(services, certificates)
     health.turn(serving=True)
     health.turn_store(works=True)
     health_pb2_grpc.add_HealthServicer_to_server(health, added)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ import grpc
 import pytest
 import trustme
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.processes import IDALLOC, Server, environment, running, serve_command
+from tests.unit.certificates import issue
 
 # Each starts several processes, which take their time on a machine that does other things.
 pytestmark = pytest.mark.timeout(180)
@@ -118,7 +115,7 @@ def test_a_client_certificate_says_who_calls(tmp_path: Path) -> None:
     access = tmp_path / "access.toml"
     access.write_text(
         "[[identity]]\nname = 'billing'\nallocate = ['invoices*']\n"
-        "certificate = ['billing.example.org', 'spiffe://example.org/billing']\n"
+        "certificate = ['dns:billing.example.org', 'uri:spiffe://example.org/billing']\n"
     )
     secured = {"tls_cert": files["cert"], "tls_key": files["key"], "tls_client_ca": files["ca"]}
     with running(tmp_path, access=access, **secured) as server:
@@ -139,23 +136,10 @@ def test_a_client_certificate_says_who_calls(tmp_path: Path) -> None:
 
 
 def write_certificate(authority: trustme.CA, name: x509.GeneralName, cert: Path, key: Path) -> None:
-    """Writes a certificate of this one name, and its key; trustme itself makes none for a URI."""
-    private, issuer = (
-        ec.generate_private_key(ec.SECP256R1()),
-        x509.load_pem_x509_certificate(authority.cert_pem.bytes()),
-    )
-    signer = load_pem_private_key(authority.private_key_pem.bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder(issuer.subject, x509.Name([]), private.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([name]), critical=True)
-        .sign(signer, SHA256())
-    )
-    cert.write_bytes(made.public_bytes(Encoding.PEM))
-    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    """Writes a certificate of this one name, and its key."""
+    issued = issue(authority, name)
+    cert.write_bytes(issued.cert)
+    key.write_bytes(issued.key)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,11 +1,52 @@
 """Certificates for one test, as objects and as files; nothing outlives it."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import grpc
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+
+class Issued(NamedTuple):
+    """A certificate and its key, in PEM."""
+
+    cert: bytes
+    key: bytes
+
+    def trust(self, server: trustme.CA) -> grpc.ChannelCredentials:
+        """Credentials that show it to servers of this authority."""
+        return grpc.ssl_channel_credentials(server.cert_pem.bytes(), self.key, self.cert)
+
+
+def issue(authority: trustme.CA, *names: x509.GeneralName, seconds: float = 3600) -> Issued:
+    """Issues a certificate of exactly these names (SANs), of any type: trustme chooses types by itself.
+
+    Args:
+        authority: Who signs it.
+        names: The names.
+        seconds: How long it is valid from now on.
+    """
+    private, issuer = (
+        ec.generate_private_key(ec.SECP256R1()),
+        x509.load_pem_x509_certificate(authority.cert_pem.bytes()),
+    )
+    signer = load_pem_private_key(authority.private_key_pem.bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(issuer.subject, x509.Name([]), private.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(seconds=seconds))
+        .add_extension(x509.SubjectAlternativeName(names), critical=True)
+        .sign(signer, SHA256())
+    )
+    key = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return Issued(made.public_bytes(Encoding.PEM), key)
 
 
 class Certificates:

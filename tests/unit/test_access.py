@@ -76,14 +76,14 @@ def test_a_role_is_for_the_names_that_match_and_for_no_other_role() -> None:
 
 def test_who_calls_is_known_by_token_or_certificate() -> None:
     digests = tuple(sha256(token).digest() for token in (b"old", b"new"))
-    billing = Identity("billing", digests, ("billing.example.org", "10.0.0.7"))
-    other = Identity("other", (sha256(b"third").digest(),), ("other.example.org",))
+    billing = Identity("billing", digests, ("dns:billing.example.org", "ip:10.0.0.7"))
+    other = Identity("other", (sha256(b"third").digest(),), ("dns:other.example.org",))
     access = Access([billing, other])
     assert access.by_token("old") is access.by_token("new") is billing
     assert access.by_token("third") is other
     for wrong in ("", "ol", "old ", "OLD", digests[0].hex(), "\ud800"):
         assert access.by_token(wrong) is None
-    assert access.by_certificate(["x", "10.0.0.7"]) is billing
-    assert access.by_certificate(["billing.example.org", "10.0.0.7"]) is billing
-    assert access.by_certificate(["billing.example.org", "other.example.org"]) is None
-    assert access.by_certificate(["*.example.org"]) is None
+    assert access.by_certificate(["x", "ip:10.0.0.7"]) is billing
+    assert access.by_certificate(["dns:billing.example.org", "ip:10.0.0.7"]) is billing
+    assert access.by_certificate(["dns:billing.example.org", "dns:other.example.org"]) is None
+    assert access.by_certificate(["dns:*.example.org"]) is None

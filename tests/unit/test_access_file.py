@@ -15,17 +15,18 @@ from idalloc.cli import main
 from idalloc_server import access_file
 from idalloc_server.access_file import AccessFile, parse
 from idalloc_server.domain.access import ADMIN, ALLOCATE, READ, Access
-from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.errors import FileUnreadable, StartRefused
 from tests.api.conftest import until
 
 A, B = "a" * 64, "b" * 64
 SECRET = "idalloc_a-token-that-nobody-may-see"
+TOKEN = f"{SECRET}-since-it-is-whole"
 
 GOOD = f"""
 [[identity]]
 name = "billing"
 token_sha256 = ["{A}", "{B.upper()}"]
-certificate = ["billing.example.org", "spiffe://example.org/billing"]
+certificate = ["dns:billing.example.org", "uri:spiffe://example.org/billing"]
 allocate = ["invoices*", "orders"]
 read = ["*"]
 ids_per_second = 100_000
@@ -34,7 +35,7 @@ streams = 10
 
 [[identity]]
 name = "auditor"
-certificate = ["10.0.0.7"]
+certificate = ["ip:10.0.0.7"]
 
 [[quota]]
 sequence = "orders*"
@@ -45,7 +46,7 @@ ids_per_second = 1_000_000
 def test_all_that_can_be_said_is_read() -> None:
     billing, auditor = parse(GOOD.encode(), "access.toml").identities
     assert (billing.name, billing.tokens) == ("billing", (bytes.fromhex(A), bytes.fromhex(B)))
-    assert billing.certificates == ("billing.example.org", "spiffe://example.org/billing")
+    assert billing.certificates == ("dns:billing.example.org", "uri:spiffe://example.org/billing")
     assert [billing.roles[role].patterns for role in (ALLOCATE, READ, ADMIN)] == [("invoices*", "orders"), ("*",), ()]
     assert (billing.ids_per_second, billing.calls_per_second, billing.streams) == (100_000, 500, 10)
     assert (auditor.ids_per_second, auditor.calls_per_second, auditor.streams) == (None, None, None)
@@ -90,7 +91,19 @@ NUMBER_2 = r"access.toml: \[\[identity\]\] number 2 \('x'\): "
             "token_sha256: stands twice, 'billing' has the same",
         ),
         (f"{GOOD}[[identity]]\nname = 'x'\ntoken_sha256 = ['{B}']", "token_sha256: stands twice, 'billing'"),
-        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['10.0.0.7']", "certificate: stands twice, 'auditor'"),
+        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['ip:10.0.0.7']", "certificate: stands twice, 'auditor'"),
+        (
+            "[[identity]]\nname = 'x'\ncertificate = ['billing.example.org', 'uri:spiffe://x/y']",
+            r"certificate: 'billing.example.org' has no type, such as dns: or uri:; "
+            r'write certificate = \["dns:billing.example.org", "uri:spiffe://x/y"\]$',
+        ),
+        (
+            "[[identity]]\nname = 'x'\ncertificate = ['spiffe://x/y', 'a@b.at', '10.0.0.7', '2001:db8::7', 'DNS:z']",
+            r'\["uri:spiffe://x/y", "email:a@b.at", "ip:10.0.0.7", "ip:2001:db8::7", "dns:z"\]$',
+        ),
+        ("[[identity]]\nname = 'x'\ncertificate = ['ip:10.0.0']", "certificate: 'ip:10.0.0' is no IP address"),
+        (f"[[identity]]\nname = 'x'\ncertificate = ['{TOKEN}']", "a token's SHA-256 goes into token_sha256"),
+        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['ip:010.0.0.7']", "'ip:010.0.0.7' is no IP address"),
         ("[[quota]]\nids_per_second = 1", r"\[\[quota\]\] number 1: sequence: field required"),
         ("[[quota]]\nsequence = '*'", "ids_per_second: must be given, or calls_per_second"),
     ],
@@ -109,6 +122,12 @@ def test_what_is_no_toml_is_told_without_showing_it(content: bytes) -> None:
     with pytest.raises(StartRefused, match=r"access.toml is not TOML") as refused:
         parse(content, "access.toml")
     assert SECRET not in str(refused.value)
+
+
+def test_an_address_has_one_form_and_two_spellings_are_one_name() -> None:
+    """Names of the type ip are compared as addresses."""
+    [identity] = parse(b"[[identity]]\nname = 'x'\ncertificate = ['ip:2001:DB8:0::7']", "x").identities
+    assert identity.certificates == ("ip:2001:db8::7",)
 
 
 def test_a_file_that_is_not_there_refuses_the_start(tmp_path: Path) -> None:
@@ -151,17 +170,59 @@ class TestChanges:
         assert changed is not None
         assert changed.identities[0].name == "y"
 
-    def test_a_broken_one_is_told_once_and_the_mended_one_is_read(self, path: Path) -> None:
+    def test_one_of_the_same_file_size_and_time_is_known_by_its_state(self, path: Path) -> None:
+        """A file that is written in place, and whose time is set back, has changed."""
+        file = AccessFile(str(path))
+        file.read()
+        before = path.stat()
+        path.write_text(ENTRY.replace("x", "y"))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+        changed = file.read_again()
+        assert changed is not None
+        assert changed.identities[0].name == "y"
+
+    def test_a_broken_one_is_read_once_and_the_next_one_is_read(self, path: Path) -> None:
         file = AccessFile(str(path))
         file.read()
         path.write_text("[[identity]]")
         with pytest.raises(StartRefused):
             file.read_again()
         assert file.read_again() is None
+        with pytest.raises(StartRefused):
+            file.read_again(forced=True)
+        path.write_text(ENTRY)
+        assert file.read_again() is not None
+
+    def test_one_that_cannot_be_read_is_tried_until_it_is(self, path: Path) -> None:
+        """A failed read loses no change, whatever made it fail."""
+        file = AccessFile(str(path))
+        file.read()
         path.unlink()
-        with pytest.raises(StartRefused, match="cannot read"):
-            file.read_again()
+        path.mkdir()
+        for _ in range(3):
+            with pytest.raises(FileUnreadable, match="Is a directory"):
+                file.read_again()
+        path.rmdir()
+        path.write_text(ENTRY)
+        assert file.read_again() is not None
         assert file.read_again() is None
+
+    @pytest.mark.parametrize("content", ["", " \n", "# nothing\n", "identity = []\n", None])
+    def test_one_without_entries_authorizes_nobody(self, path: Path, content: str | None) -> None:
+        """An emptied, commented out or removed file is a change like any other; at the start it is refused."""
+        file = AccessFile(str(path))
+        file.read()
+        path.unlink()
+        if content is not None:
+            path.write_text(content)
+        access = file.read_again()
+        assert access is not None
+        assert access.is_empty
+        assert file.read_again() is None
+        with pytest.raises(StartRefused):
+            AccessFile(str(path)).read()
+        assert AccessFile(str(path)).read(may_be_empty=True).is_empty
         path.write_text(ENTRY)
         assert file.read_again() is not None
 

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
+from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
 
 from idalloc_server.api.audit import Audit
+from idalloc_server.api.client_certificates import ClientCertificates
 from idalloc_server.api.failures import TRIES_PER_SECOND, Failures, host_of
 from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, Patterns, Role
 from idalloc_server.domain.clock import Clock
@@ -97,6 +99,7 @@ class Door:
         access: Who may do what; None where nobody is asked, and no quota kept.
         asks: Whether it asks who calls even where nobody is named.
         metadata_of: Reads the metadata of a call.
+        certificates: Checks client certificates; None where clients show none.
     """
 
     def __init__(
@@ -107,10 +110,12 @@ class Door:
         *,
         asks: bool = False,
         metadata_of: MetadataReader = invocation_metadata,
+        certificates: ClientCertificates | None = None,
     ) -> None:
         self.audit = Audit()
         self._max_ids = max_ids_per_call
-        self._is_open = access is None
+        self._is_open = access is None and certificates is None
+        self.certificates = certificates
         self._access = Access() if access is None else access
         self.asks = asks or bool(self._access.identities)
         self._metadata_of = metadata_of
@@ -122,10 +127,10 @@ class Door:
         self._ending_streams = False
 
     def use(self, access: Access) -> None:
-        """Goes on with others who may do something. Running streams of those who no longer may are ended."""
+        """Goes on with others who may do something. Ends the running streams of those who no longer may."""
         self._access = access
         self._known = {}
-        self.asks = self.asks or bool(access.identities)
+        self.asks = self.asks or bool(access.identities) or access.is_empty
         self._quotas.use(access)
 
     def ask(self) -> None:
@@ -169,6 +174,7 @@ class Door:
         Raises:
             Refusal: Unauthenticated; QuotaExceeded where the same host was refused too often.
         """
+        names = self._names(method, context)
         if not self.asks:
             return ANONYMOUS
         shown = None
@@ -180,15 +186,23 @@ class Door:
         if shown is not None:
             # Python's hashes of texts are keyed: how long it takes to find one tells nothing of others.
             return self._known.get(shown) or self._recognize(method, context, shown)
-        names = context.auth_context().get("x509_subject_alternative_name")
         if names:
-            identity = self._access.by_certificate([name.decode(errors="replace") for name in names])
+            identity = self._access.by_certificate(names)
             if identity is None:
                 self._refuse_stranger(method, context, "nobody, or more than one, has a certificate of these names")
             return identity
         refusal = Unauthenticated("this server asks who calls: show a token, or a client certificate")
         self._note_stranger(method, context, refusal)
         raise refusal
+
+    def _names(self, method: str, context: Context) -> tuple[str, ...]:
+        """Returns the names in the client's certificate, which is refused where it has ended."""
+        if self.certificates is None:
+            return ()
+        try:
+            return self.certificates.check(context)
+        except Unauthenticated as refusal:
+            self._refuse_stranger(method, context, str(refusal))
 
     def _recognize(self, method: str, context: Context, shown: str) -> Identity:
         if shown[:7].lower() != "bearer ":
@@ -299,6 +313,7 @@ class Door:
                             left -= ids
                             ids, taken = min(chunk, left), 0
                             while left > 0:
+                                self._names(method, context)
                                 if access is not self._access:
                                     access = self._access
                                     identity, sequence = self._let_in(method, rule, request, context)
@@ -376,12 +391,7 @@ class Door:
 
 
 def _sequence(rule: Rule, request: Any) -> str | None:
-    if not rule.sequence:
-        return None
-    if rule.sequence == "sequence.name":
-        name: str = request.sequence.name
-    else:
-        name = getattr(request, rule.sequence)
+    name: str | None = attrgetter(rule.sequence)(request) if rule.sequence else None
     return name
 
 

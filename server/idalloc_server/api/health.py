@@ -8,9 +8,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from idalloc_server.api.client_certificates import ClientCertificates
 from idalloc_server.api.door import Context
 from idalloc_server.api.failures import host_of
-from idalloc_server.domain.errors import ServerDraining
+from idalloc_server.domain.errors import ServerDraining, Unauthenticated
 
 # The most that watch at a time, and of these the most from one host. Each costs some kB, and the size of its request,
 # for as long as it likes, and need not say who it is.
@@ -34,9 +35,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     Args:
         services: The names it is asked for, besides the empty one.
+        certificates: Checks client certificates; None where clients show none.
     """
 
-    def __init__(self, services: Iterable[str]) -> None:
+    def __init__(self, services: Iterable[str], certificates: ClientCertificates | None = None) -> None:
+        self._certificates = certificates
         self._services = frozenset(["", *services])
         self._statuses: dict[str, int] = dict.fromkeys([*self._services, STORE], _Response.NOT_SERVING)
         self._changed = asyncio.Event()
@@ -65,12 +68,14 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         """See health.proto."""
+        await self._check_certificate(context)
         if request.service not in self._statuses:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return _Response(status=self._statuses[request.service])
 
     async def List(self, request: Any, context: Context) -> Any:
         """See health.proto."""
+        await self._check_certificate(context)
         return _ListResponse(statuses={name: _Response(status=each) for name, each in self._statuses.items()})
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
@@ -87,6 +92,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                 changed = self._changed
                 status = self._statuses.get(request.service, _Response.SERVICE_UNKNOWN)
                 if status != told:
+                    await self._check_certificate(context)
                     await context.write(_Response(status=status))
                     told = status
                 if self._ending:
@@ -96,3 +102,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             self._watches[host] -= 1
             if not self._watches[host]:
                 del self._watches[host]
+
+    async def _check_certificate(self, context: Context) -> None:
+        """Ends the call where the client's certificate has ended."""
+        if self._certificates is not None:
+            try:
+                self._certificates.check(context)
+            except Unauthenticated as refusal:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(refusal))

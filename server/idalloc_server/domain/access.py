@@ -101,7 +101,7 @@ class Identity:
         name: The name, for people and logs.
         tokens: SHA-256 of each token. They are random and long, so that nobody can try all: a hash that is slow on
             purpose, as for passwords, would cost each call and protect nothing more.
-        certificates: Names in client certificates (SANs): DNS, URI, e-mail or IP.
+        certificates: Names in client certificates (SANs) with their types, such as ``dns:billing.example.org``.
         roles: For which sequences it has each role.
         ids_per_second: How many ids it may take, None for any number.
         calls_per_second: How many calls it may make.
@@ -160,6 +160,11 @@ class Access:
         self._by_token = {digest: (digest, each) for each in self.identities for digest in each.tokens}
         self._by_certificate = {name: each for each in self.identities for name in each.certificates}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither an identity nor a quota, as an access file without entries."""
+        return not self.identities and not self.quotas
+
     def by_token(self, token: str) -> Identity | None:
         """Returns whose token it is.
 
@@ -171,6 +176,6 @@ class Access:
         return found[1] if found is not None and compare_digest(found[0], digest) else None
 
     def by_certificate(self, names: Iterable[str]) -> Identity | None:
-        """Returns whose certificate has these names; None also where they are those of several identities."""
+        """Returns whose certificate has these names, types included; None where several identities share them."""
         found = {id(each): each for name in names if (each := self._by_certificate.get(name)) is not None}
         return found.popitem()[1] if len(found) == 1 else None

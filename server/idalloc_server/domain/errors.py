@@ -374,12 +374,16 @@ class StartRefused(Exception):
         self.setting = setting
 
 
-def unreadable(setting: str, path: Path, error: OSError) -> StartRefused:
+class FileUnreadable(StartRefused):
+    """A file cannot be read, which another try may do."""
+
+
+def unreadable(setting: str, path: Path, error: OSError) -> FileUnreadable:
     """Returns the refusal of a start that needs a file which cannot be read.
 
     A path is told only where it is a whole one: what is none may be a secret that was given in place of its file.
     """
-    return StartRefused(setting, f"cannot read {told(path)}: {error.strerror}")
+    return FileUnreadable(setting, f"cannot read {told(path)}: {error.strerror}")
 
 
 def told(path: Path) -> str:
