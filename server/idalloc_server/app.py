@@ -78,7 +78,7 @@ async def serve(settings: Settings, role: Role) -> None:
 
     Raises:
         StartRefused: A setting does not allow a start, or the store does not.
-        StoreUnavailable: The store could not be reached within ``store_timeout``.
+        StoreFailure: The store could not be reached within ``store_timeout``, or refused a statement.
     """
     clock = SystemClock()
     access_file = AccessFile(settings.access) if settings.access else None

@@ -6,7 +6,9 @@ from typing import Any
 from idalloc_server.domain.errors import (
     SequenceDeleted,
     SequenceInvalid,
+    StoreFailure,
     StoreOutcomeUnknown,
+    StoreRefused,
     StoreRetired,
     StoreUnavailable,
 )
@@ -242,6 +244,7 @@ class CrateStore:
 
         Raises:
             StoreOutcomeUnknown: It could not be read, so the write may have been overtaken by a retirement.
+            StoreRefused: The same, until an operator acts.
         """
         try:
             return await self.get(RETIREMENT)
@@ -259,7 +262,7 @@ class CrateStore:
         return row
 
     async def _granted(self, name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PERIOD)) -> Grant | None:
-        """Reads the answer to a grant; gives it back where the row was made after the store was retired."""
+        """Reads the answer to a grant; gives it back if the store is retired, or cannot be read by this user."""
         try:
             grant = _grant_of(name, rows, of)
         except SequenceDeleted:
@@ -270,15 +273,15 @@ class CrateStore:
             return grant
         try:
             refuse_retired(await self._mark_after_write(), name)
-        except StoreRetired as retirement:
+        except (StoreRetired, StoreRefused) as refusal:
             try:
                 is_back = not grant.granted or await self.give_back(name, grant.granted, grant.version)
-            except StoreUnavailable:
+            except StoreFailure:
                 is_back = False
             if is_back:
                 raise
-            # So that the ids are counted as burned. The next call says that the store is retired.
-            raise StoreOutcomeUnknown(f"ids were granted by a retired store: {retirement}") from retirement
+            # So that the ids are counted as burned. The next call gets the refusal itself.
+            raise StoreOutcomeUnknown(f"ids were granted and cannot be given back: {refusal}") from refusal
         if len(self._looked_at) >= _MOST_LOOKED_AT:
             self._looked_at.clear()
         self._looked_at[name] = grant.generation
