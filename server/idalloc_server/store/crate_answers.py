@@ -121,7 +121,7 @@ def one_line(what: object) -> str:
 
 
 def _recovers(rejected: StoreRejected) -> bool:
-    # What has no code is not from CrateDB but from what stands before it, which may be starting too.
+    # An answer without a code is from a proxy in front of CrateDB, which may be starting too.
     return (
         rejected.code is None
         or rejected.code in (_NO_ROOM, *_CONFLICTS)
