@@ -244,12 +244,11 @@ class CrateStore:
 
         Raises:
             StoreOutcomeUnknown: It could not be read, so the write may have been overtaken by a retirement.
-            StoreRefused: The same, until an operator acts.
         """
         try:
             return await self.get(RETIREMENT)
-        except StoreUnavailable as error:
-            raise StoreOutcomeUnknown(f"CrateDB did not say whether the store is retired: {error}") from error
+        except StoreFailure as error:
+            raise _unseen(error) from error
 
     async def _lives(self, row: Row) -> Row:
         """Returns a row that was written; ends it where the store was retired in the meantime."""
@@ -272,7 +271,9 @@ class CrateStore:
         if grant is None or PERIOD_MARK in name or self._looked_at.get(name) == grant.generation:
             return grant
         try:
-            refuse_retired(await self._mark_after_write(), name)
+            refuse_retired(await self.get(RETIREMENT), name)
+        except StoreUnavailable as error:
+            raise _unseen(error) from error
         except (StoreRetired, StoreRefused) as refusal:
             try:
                 is_back = not grant.granted or await self.give_back(name, grant.granted, grant.version)
@@ -286,6 +287,10 @@ class CrateStore:
             self._looked_at.clear()
         self._looked_at[name] = grant.generation
         return grant
+
+
+def _unseen(error: StoreFailure) -> StoreOutcomeUnknown:
+    return StoreOutcomeUnknown(f"CrateDB did not say whether the store is retired: {error}")
 
 
 def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None]) -> Grant | None:
