@@ -29,6 +29,34 @@ def check_columns(table: sqlite3.Row, columns: Sequence[str]) -> None:
             raise SqlError(404, 4043, f"ColumnUnknownException[Column {name} unknown]")
 
 
+def check_usable(table: sqlite3.Row, operation: str) -> None:
+    """Refuses an operation on a table that is closed or blocked: what each block refuses was recorded."""
+    settings = json.loads(table["settings"])
+    message = f"""The relation "{table["schema"]}.{table["name"]}" doesn't support or allow {operation} operations"""
+    if json.loads(table["more"])["closed"] and operation != "OPEN":
+        raise SqlError(400, 4007, f"OperationOnInaccessibleRelationException[{message}, as it is currently closed.]")
+    writes = ("INSERT", "UPDATE", "DELETE")
+    for block, operations in {
+        "write": writes,
+        "read_only": (*writes, "REFRESH", "ALTER"),
+        "read": ("READ",),
+        "metadata": ("ALTER",),
+    }.items():
+        if settings.get(f"blocks.{block}") == "true" and operation in operations:
+            raise SqlError(400, 4007, f"OperationOnInaccessibleRelationException[{message}]")
+    if settings.get("blocks.read_only_allow_delete") == "true" and operation in (*writes, "DROP"):
+        block = "RELATION_READ_DELETE_ONLY/12/index read-only / allow delete (api)"
+        raise SqlError(403, 4037, f"ClusterBlockException[blocked by: [{block}];]")
+
+
+def check_table(db: sqlite3.Connection, table: sqlite3.Row) -> None:
+    """Refuses rows that violate a CHECK; each statement is a transaction."""
+    for name, (clause, _) in json.loads(table["more"])["checks"].items():
+        sql = f'SELECT 1 FROM "{table["schema"]}.{table["name"]}" WHERE NOT ({clause})'
+        if db.execute(sql).fetchone():
+            raise SqlError(400, 4000, f"SQLParseException[Failed CONSTRAINT {name} CHECK ({clause}) for values: […]]")
+
+
 def check_sets(found: re.Match[str]) -> None:
     """Refuses to update the key."""
     if found["sets"] and re.match(rf"(.*,\s*)?{found['key']}\s*=", found["sets"]):

@@ -11,6 +11,7 @@
     x RequestIdReused             the request_id was used before, for another request
     x RequestIdBurned             the ids taken under the request_id may not be given any more
     x PrefixInUse                 another live node holds the prefix
+    x StoreRefused                the store refuses until an operator acts; a retry does not help
     x StoreWentBackwards          the store is older than what the server saw before
     x DocIdTimestampRefused       no start timestamp for document ids can be claimed
     x InternalError               a fault of the server
@@ -164,6 +165,16 @@ class PrefixInUse(IdallocError):
     default_code = grpc.StatusCode.FAILED_PRECONDITION
 
 
+class StoreRefused(IdallocError):
+    """The server's store refuses the statement until an operator acts. Do not retry; the message names the next step.
+
+    ``metadata`` has the store's own ``code`` and ``http_status``, where it gave one.
+    """
+
+    default_reason = "STORE_REFUSED"
+    default_code = grpc.StatusCode.FAILED_PRECONDITION
+
+
 class StoreWentBackwards(IdallocError):
     """The store is behind what the server saw before: it was restored from an older copy, or lost data."""
 
@@ -207,7 +218,7 @@ class Unavailable(IdallocError):
 
 
 class StoreUnavailable(Unavailable):
-    """The server's store is down, too slow, or refused the statement."""
+    """The server's store is down, too slow, or refused the statement for now."""
 
     default_reason = "STORE_UNAVAILABLE"
 
@@ -261,6 +272,7 @@ _BY_REASON: dict[str, type[IdallocError]] = {
         SequenceExhausted,
         SequenceInvalid,
         StoreUnavailable,
+        StoreRefused,
         StoreWentBackwards,
         ServerDraining,
         DocIdTimestampRefused,

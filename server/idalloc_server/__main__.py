@@ -21,7 +21,7 @@ from idalloc_server import app
 from idalloc_server.config import Settings, load
 from idalloc_server.domain import transfer, transfer_file
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.errors import Refusal, StartRefused, StoreRetired, StoreUnavailable
+from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRefused, StoreRetired
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.text import escaped
 from idalloc_server.role import Alone
@@ -85,8 +85,8 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
             raise typer.Exit(code)
     except StartRefused as error:
         _fail(str(error), 2)
-    except StoreUnavailable as error:
-        _fail(f"store: {error}", 1)
+    except StoreFailure as error:
+        _fail(f"store: {error}", 2 if isinstance(error, StoreRefused) else 1)
 
 
 @config.command("show")
@@ -227,7 +227,7 @@ def _with_store(
         run(open_and_work(settings))
     except StartRefused as error:
         _fail(str(error), 2)
-    except StoreUnavailable as error:
+    except StoreFailure as error:
         _fail(f"store: {error}", 1)
     except StoreRetired as error:
         _fail(f"store: {error}; `idalloc import --unretire FILE` undoes that", 1)

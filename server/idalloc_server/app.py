@@ -86,7 +86,7 @@ async def serve(settings: Settings, role: Role) -> None:
 
     Raises:
         StartRefused: A setting does not allow a start, or the store does not.
-        StoreUnavailable: The store could not be reached within ``store_timeout``.
+        StoreFailure: The store could not be reached within ``store_timeout``, or refused a statement.
     """
     if signal.SIGHUP not in role.stop_signals:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, role.reloading.set)

@@ -177,7 +177,7 @@ class Supervisor:
 
         Raises:
             StartRefused: A setting does not allow a start, or the store does not.
-            StoreUnavailable: The store could not be reached within ``store_timeout``.
+            StoreFailure: The store could not be reached within ``store_timeout``, or refused a statement.
         """
         if sys.platform != "linux":
             raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")

@@ -19,7 +19,7 @@ from idalloc_server.api.node import Workers
 from idalloc_server.config import Settings
 from idalloc_server.domain import witness
 from idalloc_server.domain.doc_id import DocIds, Keeper
-from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreUnavailable, WorkerFailed
+from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreFailure, WorkerFailed
 from idalloc_server.pipe import Message, Pipe, pack, unpack
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
@@ -260,7 +260,7 @@ async def work(connection: socket.socket) -> None:
         serving.cancel()  # nobody waits for it any more
     try:
         await serving
-    except (StartRefused, StoreUnavailable) as error:
+    except (StartRefused, StoreFailure) as error:
         pipe.tell("failed", error=pack(error))
     except asyncio.CancelledError:
         pass

@@ -192,7 +192,7 @@ def test_a_file_that_was_replaced_is_refused_until_all_were_stopped(scenario: Sc
     scenario.wait_for_records(documents, more=20)
     in_use = max(last_record(client)[1] for client in clients)
     said = idalloc("sequences", "advance", "orders", "--past", in_use, "--server", nodes[0].address, exit_code=1)
-    assert said.startswith("STORE_UNAVAILABLE: ")
+    assert said.startswith("STORE_REFUSED: ")
     assert f"{store.file} was replaced" in said
 
     # As the runbook has it: all end, what belonged to the old file goes, and nobody calls before it was advanced.

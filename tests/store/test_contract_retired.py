@@ -173,7 +173,7 @@ class TestRacesOfCrateDB:
     async def test_a_grant_that_cannot_look_is_unknown(self, standin: CrateStandin, stores: Stores) -> None:
         """P9: the ids of a grant after which the mark could not be read are burned, and counted as such."""
         await stores[1].create(made("orders"))
-        standin.inject(Fault("error", match="SELECT name", times=-1, status=400, code=4000))
+        standin.inject(Fault("error", match="SELECT name", times=-1, status=403, code=4037))
         with pytest.raises(StoreUnavailable, match="whether the store is retired") as refused:
             await stores[0].grant("orders", 5, 1000)
         assert type(refused.value).__name__ == "StoreOutcomeUnknown"
@@ -183,7 +183,7 @@ class TestRacesOfCrateDB:
         await stores[1].create(made("orphan"))
         await stores[1].create(MARK)
         standin.inject(Fault("error", match="last_value - ", status=400, code=4000))
-        with pytest.raises(StoreUnavailable, match="by a retired store") as refused:
+        with pytest.raises(StoreUnavailable, match="cannot be given back: this store was retired") as refused:
             await stores[0].grant("orphan", 5, 1000)
         assert type(refused.value).__name__ == "StoreOutcomeUnknown"
         assert (await row_of(stores[1], "orphan")).last_value == 5

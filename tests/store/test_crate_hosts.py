@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 import pytest
 
-from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRejected, StoreUnavailable, StoreUnreachable
+from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused, StoreUnavailable, StoreUnreachable
 from idalloc_server.domain.sequence import Sequence
 from idalloc_server.domain.store import Revision
 from idalloc_server.store.crate_http import CrateHttp, HostTimeouts
@@ -299,7 +299,7 @@ class TestReturningHosts:
             await soon(http.write(ADD, 1, "s"))
         await nodes[0].start()
         nodes[0].state = "knows no table"
-        with pytest.raises(StoreUnreachable, match="does not know idalloc's tables"):
+        with pytest.raises(StoreRefused, match="does not know idalloc's tables; restore them"):
             await soon(http.write(ADD, 1, "s"))
         nodes[0].state = "serves"
         assert await soon(http.write(ADD, 1, "s")) == [[1]]
@@ -312,13 +312,13 @@ class TestReturningHosts:
         assert [node.writes for node in nodes] == [1, 1, 0]
 
     async def test_a_read_of_an_unknown_table_goes_on(self, nodes: list[Node], make_http: MakeHttp) -> None:
-        """The same for a read; where all hosts say so, it is rejected."""
+        """The same for a read; where all hosts say so and are up, it is refused."""
         http = make_http(*nodes)
         nodes[0].state = "knows no table"
         assert await soon(http.read(READ, "s")) == [[0]]
         for node in nodes:
             node.state = "knows no table"
-        with pytest.raises(StoreRejected, match="SchemaUnknownException"):
+        with pytest.raises(StoreRefused, match=r"SchemaUnknownException.*; restore the table"):
             await soon(http.read(READ, "s"))
 
 

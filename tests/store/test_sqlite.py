@@ -20,6 +20,7 @@ from idalloc_server.domain.errors import (
     SequenceInvalid,
     StartRefused,
     StoreOutcomeUnknown,
+    StoreRefused,
     StoreRejected,
     StoreWentBackwards,
 )
@@ -180,9 +181,9 @@ class TestAReplacedFile:
         assert await last_of(another) == 1
         with pytest.raises(StoreWentBackwards, match="found another file there"):
             await store.grant("s", 1, 1000)
-        with pytest.raises(StoreRejected, match="was replaced"):
+        with pytest.raises(StoreRefused, match="was replaced"):
             await store.claim_start(0, 1000, "me", 60)
-        with pytest.raises(StoreRejected, match="was replaced"):
+        with pytest.raises(StoreRefused, match="was replaced"):
             await store.give_back("s", 1, (1, 1, 1))
         assert await last_of(another) == 2
         await another.close()
@@ -266,7 +267,7 @@ class TestFailures:
     async def test_a_database_that_became_read_only(self, store: SqliteStore) -> None:
         assert store._connection is not None
         await store._call(lambda: store._connection.execute("PRAGMA query_only = ON"))  # type: ignore[union-attr]
-        with pytest.raises(StoreRejected, match="readonly"):
+        with pytest.raises(StoreRefused, match="readonly"):
             await store.grant("s", 5, 1000)
         await store._call(lambda: store._connection.execute("PRAGMA query_only = OFF"))  # type: ignore[union-attr]
         assert await last_of(store) == 1
@@ -438,7 +439,7 @@ class TestRows:
     async def test_a_replaced_file_is_not_read_either(self, store: SqliteStore, path: Path) -> None:
         path.unlink()
         for asked in (store.get("s"), store.recorded("r"), store.claimed_starts()):
-            with pytest.raises(StoreRejected, match="was replaced"):
+            with pytest.raises(StoreRefused, match="was replaced"):
                 await asked
         with pytest.raises(StoreWentBackwards):
             await store.grant_timestamps("s", 1, 1000, 1, 1)

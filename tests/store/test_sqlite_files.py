@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRejected, StoreWentBackwards
+from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRefused, StoreWentBackwards
 from idalloc_server.store.sqlite import SqliteStore
 from idalloc_server.store.sqlite_locks import lock_place
 from tests.fakes import FakeClock
@@ -55,7 +55,7 @@ class TestWhileOpen:
         beside(path, "-shm").unlink()
         with pytest.raises(StoreWentBackwards, match=r"found no shared memory file \(-shm\) there"):
             await store.grant("s", 1, 1000)
-        with pytest.raises(StoreRejected, match=r"was replaced: no shared memory file \(-shm\) there; restart"):
+        with pytest.raises(StoreRefused, match=r"was replaced: no shared memory file \(-shm\) there; restart"):
             await store.get("s")
 
     async def test_a_lock_file_begun_anew_stops_grants(self, store: SqliteStore, path: Path) -> None:
@@ -74,7 +74,7 @@ class TestWhileOpen:
         link.hardlink_to(beside(path, suffix))
         with pytest.raises(StoreWentBackwards, match=r"found 2 hard links to the .*: remove all links but one"):
             await store.grant("s", 1, 1000)
-        with pytest.raises(StoreRejected, match="has another name: 2 hard links"):
+        with pytest.raises(StoreRefused, match="has another name: 2 hard links"):
             await store.create(made("t"))
         link.unlink()
         assert await last_of(store) == 2

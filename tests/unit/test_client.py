@@ -233,6 +233,20 @@ def test_what_will_not_change_is_not_tried_again(server: FakeServer, client: ida
     assert len(server.requests["AllocateRange"]) == 1
 
 
+def test_a_store_that_refuses_is_not_asked_again(server: FakeServer, client: idalloc.Client) -> None:
+    """STORE_REFUSED needs an operator: neither a call, nor a stream, nor ids() repeats what got it."""
+    for method, take in (
+        ("AllocateRange", lambda: client.allocate_range("orders", 10)),
+        ("StreamRanges", lambda: list(client.stream_ranges("orders", 10, chunk=5))),
+        ("AllocateRange", lambda: next(client.ids("orders"))),
+    ):
+        server.requests[method].clear()
+        server.fail_next(method, "STORE_REFUSED", grpc.StatusCode.FAILED_PRECONDITION)
+        with pytest.raises(idalloc.StoreRefused):
+            take()
+        assert len(server.requests[method]) == 1
+
+
 def test_no_server_is_said_at_once() -> None:
     with idalloc.Client("127.0.0.1:1") as client, pytest.raises(idalloc.ServerUnreachable):
         client.allocate_range("orders")

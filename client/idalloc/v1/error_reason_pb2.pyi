@@ -41,8 +41,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     other. Status FAILED_PRECONDITION. Metadata: sequence.
     """
     ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 5
-    """The store is down, too slow, or refused the statement. Status UNAVAILABLE with RetryInfo. Ids may have been burned,
-    none was issued twice.
+    """The store is down, too slow, or refused the statement for now: it may recover by itself. Status UNAVAILABLE with
+    RetryInfo. Metadata: code, http_status (the store's own, where it gave one). Ids may have been burned, none was
+    issued twice.
     """
     ERROR_REASON_STORE_WENT_BACKWARDS: _ErrorReason.ValueType  # 6
     """The store is behind what this node saw before: it was restored from an older copy, or lost data. Status
@@ -93,6 +94,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     that nobody has. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
     "identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
     """
+    ERROR_REASON_STORE_REFUSED: _ErrorReason.ValueType  # 19
+    """The store refused the statement, and refuses it again until an operator acts: its table is blocked, closed or
+    missing, a privilege is missing, a constraint is violated, its file is read-only or corrupt. Status
+    FAILED_PRECONDITION; a retry does not help. The message has the store's own error and the next step for the
+    operator. Metadata: code, http_status (the store's own, where it gave one). The statement was not applied. Example:
+
+      {"reason": "STORE_REFUSED", "domain": "idalloc", "metadata": {"code": "4007", "http_status": "400"}}
+    """
     ERROR_REASON_TOO_MANY_SEQUENCES: _ErrorReason.ValueType  # 20
     """This server process has served as many sequences since its start as its setting max_sequences allows (default
     1,000,000), and this is another one. Status RESOURCE_EXHAUSTED; the same call to the same process fails until the
@@ -123,8 +132,9 @@ ERROR_REASON_SEQUENCE_INVALID: ErrorReason.ValueType  # 4
 other. Status FAILED_PRECONDITION. Metadata: sequence.
 """
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 5
-"""The store is down, too slow, or refused the statement. Status UNAVAILABLE with RetryInfo. Ids may have been burned,
-none was issued twice.
+"""The store is down, too slow, or refused the statement for now: it may recover by itself. Status UNAVAILABLE with
+RetryInfo. Metadata: code, http_status (the store's own, where it gave one). Ids may have been burned, none was
+issued twice.
 """
 ERROR_REASON_STORE_WENT_BACKWARDS: ErrorReason.ValueType  # 6
 """The store is behind what this node saw before: it was restored from an older copy, or lost data. Status
@@ -174,6 +184,14 @@ ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 18
 """A quota is used up for now: of the caller, of all callers of a sequence, or of a host that showed too many tokens
 that nobody has. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
 "identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
+"""
+ERROR_REASON_STORE_REFUSED: ErrorReason.ValueType  # 19
+"""The store refused the statement, and refuses it again until an operator acts: its table is blocked, closed or
+missing, a privilege is missing, a constraint is violated, its file is read-only or corrupt. Status
+FAILED_PRECONDITION; a retry does not help. The message has the store's own error and the next step for the
+operator. Metadata: code, http_status (the store's own, where it gave one). The statement was not applied. Example:
+
+  {"reason": "STORE_REFUSED", "domain": "idalloc", "metadata": {"code": "4007", "http_status": "400"}}
 """
 ERROR_REASON_TOO_MANY_SEQUENCES: ErrorReason.ValueType  # 20
 """This server process has served as many sequences since its start as its setting max_sequences allows (default

@@ -84,7 +84,8 @@ class IdAllocatorServiceServicer(object):
         request_id it takes the same ids again.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
-        TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
+        TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
+        SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,8 +111,8 @@ class IdAllocatorServiceServicer(object):
         that all callers of the process share. The start timestamp is claimed in the store, so that no two processes ever
         make the same id, even under the same prefix.
 
-        Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE (only when the serial has overflowed),
-        SERVER_DRAINING.
+        Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE and STORE_REFUSED (only when the serial has
+        overflowed), SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

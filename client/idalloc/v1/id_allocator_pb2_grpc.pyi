@@ -47,7 +47,8 @@ class IdAllocatorServiceStub:
     request_id it takes the same ids again.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
-    TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
+    TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
+    SERVER_DRAINING.
     """
     StreamRanges: _grpc.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]
     """Takes ids from a sequence chunk by chunk until the total is reached.
@@ -65,8 +66,8 @@ class IdAllocatorServiceStub:
     that all callers of the process share. The start timestamp is claimed in the store, so that no two processes ever
     make the same id, even under the same prefix.
 
-    Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE (only when the serial has overflowed),
-    SERVER_DRAINING.
+    Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE and STORE_REFUSED (only when the serial has
+    overflowed), SERVER_DRAINING.
     """
     StreamDocIds: _grpc.UnaryStreamMultiCallable[_id_allocator_pb2.StreamDocIdsRequest, _id_allocator_pb2.StreamDocIdsResponse]
     """Makes document ids in batches until the total is reached, each batch as GenerateDocId would.
@@ -102,7 +103,8 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     request_id it takes the same ids again.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
-    TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
+    TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
+    SERVER_DRAINING.
     """
     StreamRanges: _aio.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]  # type: ignore[assignment]
     """Takes ids from a sequence chunk by chunk until the total is reached.
@@ -120,8 +122,8 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
     that all callers of the process share. The start timestamp is claimed in the store, so that no two processes ever
     make the same id, even under the same prefix.
 
-    Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE (only when the serial has overflowed),
-    SERVER_DRAINING.
+    Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE and STORE_REFUSED (only when the serial has
+    overflowed), SERVER_DRAINING.
     """
     StreamDocIds: _aio.UnaryStreamMultiCallable[_id_allocator_pb2.StreamDocIdsRequest, _id_allocator_pb2.StreamDocIdsResponse]  # type: ignore[assignment]
     """Makes document ids in batches until the total is reached, each batch as GenerateDocId would.
@@ -160,7 +162,8 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_id it takes the same ids again.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
-        TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED, SERVER_DRAINING.
+        TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
+        SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -190,8 +193,8 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         that all callers of the process share. The start timestamp is claimed in the store, so that no two processes ever
         make the same id, even under the same prefix.
 
-        Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE (only when the serial has overflowed),
-        SERVER_DRAINING.
+        Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE and STORE_REFUSED (only when the serial has
+        overflowed), SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod

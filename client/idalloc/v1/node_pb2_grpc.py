@@ -65,7 +65,8 @@ class NodeServiceServicer(object):
         at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
         server has several workers, all of them are changed or none: each claims a start timestamp of its own.
 
-        Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
+        SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,8 @@ class NodeServiceStub:
     at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
     server has several workers, all of them are changed or none: each claims a start timestamp of its own.
 
-    Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, SERVER_DRAINING.
+    Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
+    SERVER_DRAINING.
     """
 
 @_typing.type_check_only
@@ -61,7 +62,8 @@ class NodeServiceAsyncStub(NodeServiceStub):
     at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
     server has several workers, all of them are changed or none: each claims a start timestamp of its own.
 
-    Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, SERVER_DRAINING.
+    Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
+    SERVER_DRAINING.
     """
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -88,7 +90,8 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
         server has several workers, all of them are changed or none: each claims a start timestamp of its own.
 
-        Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
+        SERVER_DRAINING.
         """
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -94,7 +94,7 @@ class SequenceServiceServicer(object):
         """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last value, in a new generation.
 
         Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it all the
-        time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, SERVER_DRAINING.
+        time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +103,7 @@ class SequenceServiceServicer(object):
     def GetSequence(self, request, context):
         """Gets a sequence: its settings, its counter, and when it will be exhausted.
 
-        Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,7 +114,7 @@ class SequenceServiceServicer(object):
         refused with SEQUENCE_INVALID, which names it. Mend that row in the store, or list by a name_prefix that it does not
         have.
 
-        Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,7 +124,7 @@ class SequenceServiceServicer(object):
         """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, stay for ever.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-        STORE_UNAVAILABLE, SERVER_DRAINING.
+        STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,7 +134,7 @@ class SequenceServiceServicer(object):
         """Deletes a sequence. Its name stays known, so that no id comes again when it is created once more.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-        STORE_UNAVAILABLE, SERVER_DRAINING.
+        STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,7 +148,7 @@ class SequenceServiceServicer(object):
         already, since nodes may hold older ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-        STORE_UNAVAILABLE, SERVER_DRAINING.
+        STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,7 +158,7 @@ class SequenceServiceServicer(object):
         """Takes the text of an id apart, by the sequence's present format. Whether that id was ever issued is not looked at.
 
         Errors: INVALID_REQUEST (field text: it is none of this format, or its check characters are wrong),
-        SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+        SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

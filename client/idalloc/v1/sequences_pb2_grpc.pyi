@@ -45,31 +45,31 @@ class SequenceServiceStub:
     """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last value, in a new generation.
 
     Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it all the
-    time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, SERVER_DRAINING.
+    time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     GetSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.GetSequenceRequest, _sequences_pb2.GetSequenceResponse]
     """Gets a sequence: its settings, its counter, and when it will be exhausted.
 
-    Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+    Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ListSequences: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.ListSequencesRequest, _sequences_pb2.ListSequencesResponse]
     """Lists sequences by name, page by page. None is left out: where the row of one cannot be read, its page is
     refused with SEQUENCE_INVALID, which names it. Mend that row in the store, or list by a name_prefix that it does not
     have.
 
-    Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+    Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     UpdateSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.UpdateSequenceRequest, _sequences_pb2.UpdateSequenceResponse]
     """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, stay for ever.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-    STORE_UNAVAILABLE, SERVER_DRAINING.
+    STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     DeleteSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.DeleteSequenceRequest, _sequences_pb2.DeleteSequenceResponse]
     """Deletes a sequence. Its name stays known, so that no id comes again when it is created once more.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-    STORE_UNAVAILABLE, SERVER_DRAINING.
+    STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     AdvanceSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.AdvanceSequenceRequest, _sequences_pb2.AdvanceSequenceResponse]
     """Moves a sequence's counter past a value, as after an import of rows that have ids already. It never moves back.
@@ -79,13 +79,13 @@ class SequenceServiceStub:
     already, since nodes may hold older ids.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-    STORE_UNAVAILABLE, SERVER_DRAINING.
+    STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ParseId: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.ParseIdRequest, _sequences_pb2.ParseIdResponse]
     """Takes the text of an id apart, by the sequence's present format. Whether that id was ever issued is not looked at.
 
     Errors: INVALID_REQUEST (field text: it is none of this format, or its check characters are wrong),
-    SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+    SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
 
 @_typing.type_check_only
@@ -105,31 +105,31 @@ class SequenceServiceAsyncStub(SequenceServiceStub):
     """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last value, in a new generation.
 
     Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it all the
-    time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, SERVER_DRAINING.
+    time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     GetSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.GetSequenceRequest, _sequences_pb2.GetSequenceResponse]  # type: ignore[assignment]
     """Gets a sequence: its settings, its counter, and when it will be exhausted.
 
-    Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+    Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ListSequences: _aio.UnaryUnaryMultiCallable[_sequences_pb2.ListSequencesRequest, _sequences_pb2.ListSequencesResponse]  # type: ignore[assignment]
     """Lists sequences by name, page by page. None is left out: where the row of one cannot be read, its page is
     refused with SEQUENCE_INVALID, which names it. Mend that row in the store, or list by a name_prefix that it does not
     have.
 
-    Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+    Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     UpdateSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.UpdateSequenceRequest, _sequences_pb2.UpdateSequenceResponse]  # type: ignore[assignment]
     """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, stay for ever.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-    STORE_UNAVAILABLE, SERVER_DRAINING.
+    STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     DeleteSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.DeleteSequenceRequest, _sequences_pb2.DeleteSequenceResponse]  # type: ignore[assignment]
     """Deletes a sequence. Its name stays known, so that no id comes again when it is created once more.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-    STORE_UNAVAILABLE, SERVER_DRAINING.
+    STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     AdvanceSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.AdvanceSequenceRequest, _sequences_pb2.AdvanceSequenceResponse]  # type: ignore[assignment]
     """Moves a sequence's counter past a value, as after an import of rows that have ids already. It never moves back.
@@ -139,13 +139,13 @@ class SequenceServiceAsyncStub(SequenceServiceStub):
     already, since nodes may hold older ids.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-    STORE_UNAVAILABLE, SERVER_DRAINING.
+    STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ParseId: _aio.UnaryUnaryMultiCallable[_sequences_pb2.ParseIdRequest, _sequences_pb2.ParseIdResponse]  # type: ignore[assignment]
     """Takes the text of an id apart, by the sequence's present format. Whether that id was ever issued is not looked at.
 
     Errors: INVALID_REQUEST (field text: it is none of this format, or its check characters are wrong),
-    SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+    SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
 
 class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -168,7 +168,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last value, in a new generation.
 
         Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it all the
-        time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, SERVER_DRAINING.
+        time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -179,7 +179,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_sequences_pb2.GetSequenceResponse, _abc.Awaitable[_sequences_pb2.GetSequenceResponse]]:
         """Gets a sequence: its settings, its counter, and when it will be exhausted.
 
-        Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -192,7 +192,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         refused with SEQUENCE_INVALID, which names it. Mend that row in the store, or list by a name_prefix that it does not
         have.
 
-        Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -204,7 +204,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, stay for ever.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-        STORE_UNAVAILABLE, SERVER_DRAINING.
+        STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -216,7 +216,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Deletes a sequence. Its name stays known, so that no id comes again when it is created once more.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-        STORE_UNAVAILABLE, SERVER_DRAINING.
+        STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -232,7 +232,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         already, since nodes may hold older ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
-        STORE_UNAVAILABLE, SERVER_DRAINING.
+        STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -244,7 +244,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes the text of an id apart, by the sequence's present format. Whether that id was ever issued is not looked at.
 
         Errors: INVALID_REQUEST (field text: it is none of this format, or its check characters are wrong),
-        SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, SERVER_DRAINING.
+        SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
 
 def add_SequenceServiceServicer_to_server(servicer: SequenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -18,6 +18,9 @@
     x Unauthenticated
     x PermissionDenied
     x WorkerFailed              a fault of the server itself
+    * StoreFailure            the store did not do what it was asked
+        x StoreRefused          it does not recover by itself: an operator must act
+        * StoreUnavailable      it may recover by itself; also Retryable
     * Retryable               the same call may succeed later
         x ServerDraining
         x SequenceAheadOfClock
@@ -333,7 +336,7 @@ class QuotaExceeded(Retryable):
         self.retry_after = retry_after
 
 
-class StoreUnavailable(Retryable):
+class StoreFailure(Refusal):
     """The store did not do what it was asked.
 
     Attributes:
@@ -341,13 +344,26 @@ class StoreUnavailable(Retryable):
         http_status: The status of its HTTP answer, if there was one.
     """
 
-    reason = "STORE_UNAVAILABLE"
-
     def __init__(self, message: str, *, code: int | None = None, http_status: int | None = None) -> None:
         known = {"code": code, "http_status": http_status}
         super().__init__(message, **{name: value for name, value in known.items() if value is not None})
         self.code = code
         self.http_status = http_status
+
+
+class StoreRefused(StoreFailure):
+    """The store refused the statement, and refuses it again until an operator acts. The message names the next step.
+
+    The statement itself was not applied.
+    """
+
+    reason = "STORE_REFUSED"
+
+
+class StoreUnavailable(StoreFailure, Retryable):
+    """The store did not do what it was asked, and may recover by itself."""
+
+    reason = "STORE_UNAVAILABLE"
 
 
 class StoreUnreachable(StoreUnavailable):

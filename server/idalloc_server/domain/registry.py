@@ -20,7 +20,7 @@ from idalloc_server.domain.errors import (
     SequenceExists,
     SequenceInvalid,
     SequenceNotFound,
-    StoreUnavailable,
+    StoreFailure,
 )
 from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period, generation_after
 from idalloc_server.domain.format import Parts, compile_format
@@ -106,7 +106,7 @@ class Registry:
             period: Which period's counter; empty for the present one.
 
         Raises:
-            Refusal: InvalidRequest (name, period), SequenceNotFound, SequenceInvalid, StoreUnavailable.
+            Refusal: InvalidRequest (name, period), SequenceNotFound, SequenceInvalid, StoreFailure.
         """
         check_name(name, "name")
         row = await self._existing(name)
@@ -140,7 +140,7 @@ class Registry:
         """Takes the text of an id apart.
 
         Raises:
-            Refusal: InvalidRequest (sequence, text), SequenceNotFound, SequenceInvalid, StoreUnavailable.
+            Refusal: InvalidRequest (sequence, text), SequenceNotFound, SequenceInvalid, StoreFailure.
         """
         check_name(name)
         row = await self._existing(name)
@@ -155,7 +155,7 @@ class Registry:
             author: Who does it.
 
         Raises:
-            Refusal: InvalidRequest (name, settings), SequenceExists, RequestIdReused, StoreUnavailable; SequenceChanged
+            Refusal: InvalidRequest (name, settings), SequenceExists, RequestIdReused, StoreFailure; SequenceChanged
                 where others create and delete it all the time.
         """
         check_name(name, "name")
@@ -174,7 +174,7 @@ class Registry:
 
         Raises:
             Refusal: InvalidRequest (name, settings), SequenceNotFound, SequenceInvalid, SequenceChanged,
-                RequestIdReused, StoreUnavailable.
+                RequestIdReused, StoreFailure.
         """
 
         async def plan(row: Row) -> _Plan:
@@ -198,7 +198,7 @@ class Registry:
 
         Raises:
             Refusal: InvalidRequest (name), SequenceNotFound, SequenceInvalid, SequenceChanged, RequestIdReused,
-                StoreUnavailable.
+                StoreFailure.
         """
 
         async def plan(row: Row) -> _Plan:
@@ -220,7 +220,7 @@ class Registry:
 
         Raises:
             Refusal: InvalidRequest (name, past, period), SequenceNotFound, SequenceInvalid, SequenceChanged,
-                RequestIdReused, StoreUnavailable.
+                RequestIdReused, StoreFailure.
         """
 
         async def plan(row: Row) -> _Plan:
@@ -365,7 +365,7 @@ class Registry:
     async def _run(self, name: str, change: Coroutine[Any, Any, _T]) -> _T:
         try:
             done = await change
-        except StoreUnavailable:
+        except StoreFailure:
             await self._allocator.forget(name)  # It may have been applied.
             raise
         await self._allocator.forget(name)

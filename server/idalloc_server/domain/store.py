@@ -169,8 +169,9 @@ class Store(Protocol):
     Every write is sent once. A write whose answer did not come may have been applied, once or more often, and may
     still be: all are made so that this burns ids at worst.
 
-    Every method raises ``StoreUnavailable``: ``StoreUnreachable`` or ``StoreRejected`` where nothing was applied,
-    ``StoreOutcomeUnknown`` where that is not certain. Calls may run concurrently; none blocks the event loop.
+    Every method raises ``StoreFailure``: ``StoreUnreachable`` or ``StoreRejected`` where nothing was applied,
+    ``StoreOutcomeUnknown`` where that is not certain, ``StoreRefused`` where it fails until an operator
+    acts. Calls may run concurrently; none blocks the event loop.
     """
 
     @property

@@ -82,11 +82,11 @@ class Hosts:
         The next host is probed when one fails, and also when one has not answered for a while: that one may still win.
 
         Args:
-            probe: Raises ``StoreUnavailable`` if a host cannot serve.
+            probe: Raises ``StoreFailure`` if a host cannot serve.
             pause: How long to wait before the next host is probed too, in seconds.
 
         Raises:
-            StoreUnavailable: All failed; this is the last failure.
+            StoreFailure: All failed; this is the last failure.
         """
         left = list(self._order)
         running: dict[asyncio.Task[None], Host] = {}

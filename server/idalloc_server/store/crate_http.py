@@ -8,22 +8,43 @@ import asyncio
 import json
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import aiohttp
 
-from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRejected, StoreUnavailable, StoreUnreachable
+from idalloc_server.domain.errors import (
+    StoreFailure,
+    StoreOutcomeUnknown,
+    StoreRefused,
+    StoreRejected,
+    StoreUnreachable,
+)
+from idalloc_server.store import crate_answers
+from idalloc_server.store.crate_answers import Row, is_unauthorized, may_be_starting, of_read, one_line, refused
 from idalloc_server.store.crate_hosts import Host, Hosts
 
-_HTTP_OK = 200
-_HTTP_REQUEST_TIMEOUT = 408
 _HTTP_UNAVAILABLE = 503
-# RelationUnknown and SchemaUnknownException: a node that returns answers them before it knows the cluster's tables.
-_NO_SUCH_TABLE = (4041, 4045)
-_LONGEST_MESSAGE = 300
 
-Row = list[Any]
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Request(Generic[_T]):
+    """What is sent to a host.
+
+    Attributes:
+        statement: The statement; empty for ``GET /``.
+        body: Its body.
+        parse: Reads the JSON of a good answer.
+    """
+
+    statement: str
+    body: bytes | None
+    parse: Callable[[Any], _T]
+
+
+_SEE_ALIVE = _Request("", None, crate_answers.version)
 
 
 class HostTimeouts(NamedTuple):
@@ -34,12 +55,14 @@ class HostTimeouts(NamedTuple):
         silence: For the answer to a write, before it is seen whether the host is alive.
         probe: For the answer that shows it, and for that to a probe, before the next host is probed too.
         read: For the answer to a read, before it goes to the next host.
+        start: For a host that does not know its user, before that is no longer put down to its start.
     """
 
     connect: float = 1.5
     silence: float = 2.0
     probe: float = 1.0
     read: float = 3.0
+    start: float = 60.0
 
 
 _HOST_TIMEOUTS = HostTimeouts()
@@ -85,18 +108,20 @@ class CrateHttp:
         self._timeout = timeout
         connect = min(connect_timeout, host_timeouts.connect) if len(hosts) > 1 else connect_timeout
         self._timeouts = aiohttp.ClientTimeout(total=None, connect=connect, sock_read=timeout)
-        self._required: bytes | None = None
+        self._required: _Request[list[Row]] | None = None
+        self._unauthorized_since: float | None = None
         self._turns = asyncio.Semaphore(max_connections)
         self._closed = False
 
     def require(self, statement: str, *arguments: object) -> None:
         """Makes each probe ask for this from now on: a host that returns no rows does not serve."""
-        self._required = _body(statement, arguments)
+        self._required = _sql(statement, arguments)
 
     async def write(self, statement: str, *arguments: object, anywhere: bool = True) -> list[Row]:
         """Sends a statement once; to the next host only if this one surely did not apply it.
 
-        That is so where no connection could be made, and where the host does not know the table.
+        That is so where no connection could be made, and where the host does not know the table or the user. Where the
+        last host does not know the table and is no longer starting, it gets the statement once more.
 
         Args:
             statement: The statement.
@@ -108,10 +133,11 @@ class CrateHttp:
 
         Raises:
             StoreUnreachable: It was sent to no host.
-            StoreRejected: The host answered with an HTTP status of 400 to 499.
+            StoreRejected: The host answered with an HTTP status of 400 to 499, and may do it later.
+            StoreRefused: The same, and an operator must act before.
             StoreOutcomeUnknown: It was sent, and no answer, or another one, came.
         """
-        return await self._write(_body(statement, arguments), _rows, anywhere)
+        return await self._write(_sql(statement, arguments), anywhere)
 
     async def write_each(self, statement: str, arguments: Sequence[Sequence[object]]) -> int:
         """Sends a statement without RETURNING once, to be run with each of these lists of arguments; to one host only.
@@ -122,10 +148,11 @@ class CrateHttp:
             With how many of them it changed a row.
 
         Raises:
-            StoreUnavailable: As ``write``.
+            StoreFailure: As ``write``.
         """
         body = json.dumps({"stmt": statement, "bulk_args": arguments}).encode()
-        results = await self._write(body, lambda answer: answer["results"], anywhere=False)
+        request: _Request[list[Any]] = _Request(statement, body, lambda answer: answer["results"])
+        results = await self._write(request, anywhere=False)
         return sum(result["rowcount"] == 1 for result in results)
 
     async def read(self, statement: str, *arguments: object) -> list[Row]:
@@ -133,9 +160,10 @@ class CrateHttp:
 
         Raises:
             StoreUnreachable: No host answered.
-            StoreRejected: A host answered with an error.
+            StoreRejected: A host answered with an error, and may do it later.
+            StoreRefused: The same, and an operator must act before.
         """
-        return await self._read("POST", "/_sql", _body(statement, arguments), _rows)
+        return await self._read(_sql(statement, arguments))
 
     async def version(self) -> str:
         """Returns the version of the first host that answers; needs no privilege.
@@ -144,7 +172,7 @@ class CrateHttp:
             StoreUnreachable: No host answered.
             StoreRejected: A host answered with an error, or is no CrateDB.
         """
-        return await self._read("GET", "/", None, _version)
+        return await self._read(_SEE_ALIVE)
 
     async def close(self) -> None:
         """Closes all idle connections; those in use close when their call ends."""
@@ -156,53 +184,86 @@ class CrateHttp:
         if self._closed:
             raise StoreUnreachable("the store is closed")
 
-    async def _write(self, body: bytes, parse: Callable[[Any], _T], anywhere: bool) -> _T:
+    async def _write(self, request: _Request[_T], anywhere: bool) -> _T:
         self._check_open()
         async with self._turns:
             for hosts_left in reversed(range(len(self._hosts) if anywhere else 1)):
                 host = self._hosts.first if self._hosts.ready else await self._choose()
                 try:
-                    answer = await self._watched(host, body, parse)
+                    answer = await self._watched(host, request)
                 except StoreUnreachable:
                     if not hosts_left:
                         raise
                 except StoreRejected as error:
-                    if not hosts_left or error.code not in _NO_SUCH_TABLE:
+                    if not may_be_starting(error):
                         raise
+                    if not hosts_left:
+                        return await self._ask_again(host, request, error)
                 else:
-                    self._hosts.answered(host, ready=True)
+                    self._answered(host, ready=True)
                     return answer
         raise AssertionError("the last host returns or raises")
 
-    async def _read(self, method: str, path: str, body: bytes | None, parse: Callable[[Any], _T]) -> _T:
+    async def _read(self, request: _Request[_T]) -> _T:
         self._check_open()
         hosts = tuple(self._hosts)
         limit = min(self._host_timeouts.read, self._timeout / (len(hosts) + 1)) if len(hosts) > 1 else None
-        failure: StoreUnavailable = StoreUnreachable("there is no CrateDB host to ask")
+        failure: StoreFailure = StoreUnreachable("there is no CrateDB host to ask")
         silent: list[Host] = []
         async with self._turns:
             for host in hosts:
                 try:
                     async with asyncio.timeout(limit):
-                        return await self._read_at(host, method, path, body, parse)
+                        return await self._read_at(host, request)
                 except TimeoutError:
                     silent.append(host)
-                except StoreUnavailable as error:
-                    if isinstance(error, StoreRejected) and error.code not in _NO_SUCH_TABLE:
+                except StoreFailure as error:
+                    if isinstance(error, StoreRejected | StoreRefused) and not may_be_starting(error):
                         raise
                     failure = error
             # It may take that long: the host preferred at the beginning gets it once more, with all the time.
             if silent:
                 try:
-                    return await self._read_at(silent[0], method, path, body, parse)
-                except StoreUnavailable as error:
+                    return await self._read_at(silent[0], request)
+                except StoreFailure as error:
                     failure = error
-        raise _of_read(failure)
+            elif may_be_starting(failure):
+                return await self._ask_again(hosts[-1], request, failure)
+        raise of_read(failure)
 
-    async def _read_at(self, host: Host, method: str, path: str, body: bytes | None, parse: Callable[[Any], _T]) -> _T:
-        answer = await self._reported(host, method, path, body, parse, is_read=True)
-        self._hosts.answered(host, ready=False)
+    async def _read_at(self, host: Host, request: _Request[_T]) -> _T:
+        answer = await self._reported(host, request, is_read=True)
+        self._answered(host, ready=False)
         return answer
+
+    async def _ask_again(self, host: Host, request: _Request[_T], error: StoreFailure) -> _T:
+        """Sees whether a host that does not know its user, or a table, has just started.
+
+        Nothing tells a wrong password from a user that the host has not loaded yet but the time that it lasts. For a
+        table, a host that is up gets the same statement again, which it did not apply: its first answer may have come
+        before it was.
+        """
+        if is_unauthorized(error):
+            raise self._lasting(error, request.statement) from error
+        try:
+            await self._probe(host)
+            answer = await self._reported(host, request)
+        except (StoreRejected, StoreRefused) as again:
+            is_settled = isinstance(again, StoreRefused) or may_be_starting(again)
+            raise refused(error, request.statement) if is_settled else again from error
+        self._answered(host, ready=True)
+        return answer
+
+    def _lasting(self, error: StoreFailure, statement: str) -> StoreFailure:
+        now = asyncio.get_running_loop().time()
+        if self._unauthorized_since is None:
+            self._unauthorized_since = now
+        has_lasted = now - self._unauthorized_since >= self._host_timeouts.start
+        return refused(error, statement) if has_lasted else error
+
+    def _answered(self, host: Host, *, ready: bool) -> None:
+        self._unauthorized_since = None
+        self._hosts.answered(host, ready=ready)
 
     async def _choose(self) -> Host:
         """Returns a host that passed a probe, within half of the time that a write has."""
@@ -216,23 +277,26 @@ class CrateHttp:
             ) from None
 
     async def _probe(self, host: Host) -> None:
-        """Raises ``StoreUnavailable`` if a host cannot serve; over a new connection, which is then kept."""
+        """Raises ``StoreFailure`` if a host cannot serve; over a new connection, which is then kept."""
         try:
             await self._see_alive(host)
-            if self._required and not await self._exchange(host, "POST", "/_sql", self._required, _rows):
-                raise StoreUnreachable(f"CrateDB at {host.name} does not know idalloc's tables")
-        except StoreUnavailable as error:
+            if self._required and not await self._exchange(host, self._required):
+                raise StoreRefused(
+                    f"CrateDB at {host.name} does not know idalloc's tables; restore them, or grant the user DQL and "
+                    "DML on their schema"
+                )
+        except StoreFailure as error:
             await self._leave(host)
-            raise _of_read(error) from error
+            raise (self._lasting(error, "") if is_unauthorized(error) else of_read(error)) from error
 
     async def _see_alive(self, host: Host) -> None:
-        """Raises ``StoreUnavailable`` if a node does not run, or has no master."""
-        await self._exchange(host, "GET", "/", None, _version, fresh=True)
+        """Raises ``StoreFailure`` if a node does not run, or has no master."""
+        await self._exchange(host, _SEE_ALIVE, fresh=True)
 
-    async def _watched(self, host: Host, body: bytes, parse: Callable[[Any], _T]) -> _T:
+    async def _watched(self, host: Host, request: _Request[_T]) -> _T:
         """Sends a write; ends it if its host stops answering anything, and there is another host."""
         if len(self._hosts) == 1:
-            return await self._reported(host, "POST", "/_sql", body, parse)
+            return await self._reported(host, request)
         loop = asyncio.get_running_loop()
         end = asyncio.timeout(None)
         watches: list[asyncio.Task[None]] = []
@@ -241,7 +305,7 @@ class CrateHttp:
         )
         try:
             async with end:
-                return await self._reported(host, "POST", "/_sql", body, parse)
+                return await self._reported(host, request)
         except TimeoutError:
             raise StoreOutcomeUnknown(
                 f"CrateDB at {host.name} was sent a statement and did not answer, nor did it answer GET /"
@@ -259,19 +323,10 @@ class CrateHttp:
                 async with asyncio.timeout(self._host_timeouts.probe):
                     await self._see_alive(host)
                 await asyncio.sleep(self._host_timeouts.silence)
-        except (StoreUnavailable, TimeoutError):
+        except (StoreFailure, TimeoutError):
             end.reschedule(asyncio.get_running_loop().time())
 
-    async def _reported(
-        self,
-        host: Host,
-        method: str,
-        path: str,
-        body: bytes | None,
-        parse: Callable[[Any], _T],
-        *,
-        is_read: bool = False,
-    ) -> _T:
+    async def _reported(self, host: Host, request: _Request[_T], *, is_read: bool = False) -> _T:
         """Sends one request, and leaves the host where it failed.
 
         A write ends early only when its host is silent. A read may end because its caller has no time left, or because
@@ -279,11 +334,11 @@ class CrateHttp:
         """
         serves = is_read
         try:
-            answer = await self._exchange(host, method, path, body, parse)
+            answer = await self._exchange(host, request)
             serves = True
             return answer
-        except StoreUnavailable as error:
-            serves = error.http_status not in (None, _HTTP_UNAVAILABLE) and error.code not in _NO_SUCH_TABLE
+        except StoreFailure as error:
+            serves = error.http_status not in (None, _HTTP_UNAVAILABLE) and not may_be_starting(error)
             raise
         finally:
             if not serves:
@@ -294,38 +349,30 @@ class CrateHttp:
         self._hosts.failed(host)
         await _close_idle(host)
 
-    async def _exchange(
-        self,
-        host: Host,
-        method: str,
-        path: str,
-        body: bytes | None,
-        parse: Callable[[Any], _T],
-        *,
-        fresh: bool = False,
-    ) -> _T:
+    async def _exchange(self, host: Host, request: _Request[_T], *, fresh: bool = False) -> _T:
         """Sends one request over one connection, and keeps the connection only if all went well."""
         session = self._new_session() if fresh or not host.idle else host.idle.pop()
-        scheme = "http" if self._tls is None else "https"
+        method, path = ("GET", "/") if request.body is None else ("POST", "/_sql")
+        url = f"{'http' if self._tls is None else 'https'}://{host.name}{path}"
         keep = False
         try:
             # aiohttp itself never repeats a POST; it would follow a redirect with one.
             async with session.request(
-                method, f"{scheme}://{host.name}{path}", data=body, headers=self._headers, allow_redirects=False
+                method, url, data=request.body, headers=self._headers, allow_redirects=False
             ) as response:
                 content = await response.read()
-            answer = _answer(host.name, response.status, content, parse)
+            answer = crate_answers.read_answer(host.name, response.status, content, request.parse, request.statement)
             keep = not self._closed
             return answer
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise StoreUnreachable(f"cannot connect to CrateDB at {host.name}: {_one_line(error)}") from error
+            raise StoreUnreachable(f"cannot connect to CrateDB at {host.name}: {one_line(error)}") from error
         except aiohttp.ClientResponseError as error:
             raise StoreOutcomeUnknown(
                 f"what answers at {host.name} is not CrateDB's HTTP endpoint, whose port is usually 4200"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise StoreOutcomeUnknown(
-                f"CrateDB at {host.name} was sent a statement and did not answer: {_one_line(error)}"
+                f"CrateDB at {host.name} was sent a statement and did not answer: {one_line(error)}"
             ) from error
         finally:
             if keep:
@@ -346,48 +393,5 @@ async def _close_idle(host: Host) -> None:
         await host.idle.pop().close()
 
 
-def _of_read(failure: StoreUnavailable) -> StoreUnavailable:
-    """Returns the failure of a request that changes nothing, and so has no outcome to be unsure of."""
-    if not isinstance(failure, StoreOutcomeUnknown):
-        return failure
-    kind = StoreUnreachable if failure.http_status is None else StoreRejected
-    return kind(str(failure), code=failure.code, http_status=failure.http_status)
-
-
-def _body(statement: str, arguments: Sequence[object]) -> bytes:
-    return json.dumps({"stmt": statement, "args": arguments}).encode()
-
-
-def _rows(answer: Any) -> list[Row]:
-    rows = answer["rows"]
-    if not isinstance(rows, list):
-        raise TypeError("rows")
-    return rows
-
-
-def _version(answer: Any) -> str:
-    return str(answer["version"]["number"])
-
-
-def _answer(host: str, status: int, content: bytes, parse: Callable[[Any], _T]) -> _T:
-    """Reads an answer, or raises the error that says whether the statement may have been applied."""
-    code: int | None = None
-    text = content.decode(errors="replace")
-    try:
-        answer = json.loads(text)
-        if status == _HTTP_OK:
-            return parse(answer)
-        code, text = int(answer["error"]["code"]), str(answer["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        pass  # authentication, and whatever stands before CrateDB, answer in plain text
-    message = f"CrateDB at {host} answered {status}{f' ({code})' if code else ''}: {_one_line(text)}"
-    # A balancer's 408 says that it lost patience, not that nothing was passed on. A 503 is no refusal either: the
-    # node that answers it has tried, and its tries may have reached the shard.
-    surely_not_applied = 400 <= status < 500 and status != _HTTP_REQUEST_TIMEOUT
-    kind = StoreRejected if surely_not_applied else StoreOutcomeUnknown
-    raise kind(message, code=code, http_status=status)
-
-
-def _one_line(what: object) -> str:
-    text = " ".join(str(what).split()) or type(what).__name__
-    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
+def _sql(statement: str, arguments: Sequence[object]) -> _Request[list[Row]]:
+    return _Request(statement, json.dumps({"stmt": statement, "args": arguments}).encode(), crate_answers.rows)

@@ -10,8 +10,8 @@ of integers are exact and truncate towards 0; ``ABS`` is not exact; no overflow 
 # ruff: noqa: S608 - the schema's name was checked, and nothing else that is not our own gets into a statement
 
 from idalloc_server.domain.sequence import MAX_ID, PERIOD_MARK, Kind, Sequence
-from idalloc_server.store import crate_schema
 from idalloc_server.store.bounds import LOWEST
+from idalloc_server.store.crate_table import ALLOCATIONS, SEQUENCES, STARTS
 from idalloc_server.store.settings import (
     DEFAULT_GENERATION,
     DEFAULT_MIN_VALUE,
@@ -103,9 +103,9 @@ class Statements:
     """
 
     def __init__(self, schema: str) -> None:
-        sequences = self._sequences = crate_schema.SEQUENCES.reference(schema)
-        starts = crate_schema.STARTS.reference(schema)
-        allocations = self._allocations = crate_schema.ALLOCATIONS.reference(schema)
+        sequences = self._sequences = SEQUENCES.reference(schema)
+        starts = STARTS.reference(schema)
+        allocations = self._allocations = ALLOCATIONS.reference(schema)
 
         # ids, lease_ms, name, what was seen
         self.grant = (

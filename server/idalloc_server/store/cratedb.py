@@ -6,7 +6,9 @@ from typing import Any
 from idalloc_server.domain.errors import (
     SequenceDeleted,
     SequenceInvalid,
+    StoreFailure,
     StoreOutcomeUnknown,
+    StoreRefused,
     StoreRetired,
     StoreUnavailable,
 )
@@ -245,8 +247,8 @@ class CrateStore:
         """
         try:
             return await self.get(RETIREMENT)
-        except StoreUnavailable as error:
-            raise StoreOutcomeUnknown(f"CrateDB did not say whether the store is retired: {error}") from error
+        except StoreFailure as error:
+            raise _unseen(error) from error
 
     async def _lives(self, row: Row) -> Row:
         """Returns a row that was written; ends it where the store was retired in the meantime."""
@@ -259,7 +261,7 @@ class CrateStore:
         return row
 
     async def _granted(self, name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PERIOD)) -> Grant | None:
-        """Reads the answer to a grant; gives it back where the row was made after the store was retired."""
+        """Reads the answer to a grant; gives it back if the store is retired, or cannot be read by this user."""
         try:
             grant = _grant_of(name, rows, of)
         except SequenceDeleted:
@@ -269,20 +271,26 @@ class CrateStore:
         if grant is None or PERIOD_MARK in name or self._looked_at.get(name) == grant.generation:
             return grant
         try:
-            refuse_retired(await self._mark_after_write(), name)
-        except StoreRetired as retirement:
+            refuse_retired(await self.get(RETIREMENT), name)
+        except StoreUnavailable as error:
+            raise _unseen(error) from error
+        except (StoreRetired, StoreRefused) as refusal:
             try:
                 is_back = not grant.granted or await self.give_back(name, grant.granted, grant.version)
-            except StoreUnavailable:
+            except StoreFailure:
                 is_back = False
             if is_back:
                 raise
-            # So that the ids are counted as burned. The next call says that the store is retired.
-            raise StoreOutcomeUnknown(f"ids were granted by a retired store: {retirement}") from retirement
+            # So that the ids are counted as burned. The next call gets the refusal itself.
+            raise StoreOutcomeUnknown(f"ids were granted and cannot be given back: {refusal}") from refusal
         if len(self._looked_at) >= _MOST_LOOKED_AT:
             self._looked_at.clear()
         self._looked_at[name] = grant.generation
         return grant
+
+
+def _unseen(error: StoreFailure) -> StoreOutcomeUnknown:
+    return StoreOutcomeUnknown(f"CrateDB did not say whether the store is retired: {error}")
 
 
 def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None]) -> Grant | None:

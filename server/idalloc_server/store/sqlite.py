@@ -13,6 +13,7 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     StartRefused,
     StoreOutcomeUnknown,
+    StoreRefused,
     StoreRejected,
     StoreUnreachable,
     StoreWentBackwards,
@@ -21,8 +22,9 @@ from idalloc_server.domain.recorded import Recorded, Retention
 from idalloc_server.domain.sequence import Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
 from idalloc_server.store import sqlite_allocations, sqlite_rows, sqlite_schema
+from idalloc_server.store.sqlite_errors import code, failure_of, is_busy
 from idalloc_server.store.sqlite_files import DatabaseFiles, FilesChanged
-from idalloc_server.store.sqlite_schema import code, is_busy, roll_back
+from idalloc_server.store.sqlite_schema import roll_back
 
 _T = TypeVar("_T")
 
@@ -195,7 +197,7 @@ class SqliteStore:
         try:
             return await self._call(lambda: self._transaction(work, begin))
         except FilesChanged as error:
-            raise StoreRejected(f"the file {self._path} {error}; restart this node") from error
+            raise StoreRefused(f"the file {self._path} {error}; restart this node") from error
 
     async def _call(self, job: Callable[[], _T]) -> _T:
         try:
@@ -215,7 +217,11 @@ class SqliteStore:
             files.check()
             answer = work(db)
         except (sqlite3.Error, OverflowError) as error:
-            raise StoreRejected(f"SQLite at {self._path}: {error}", code=code(error)) from error
+            raise failure_of(self._path, error) from error
+        except PermissionError as error:
+            raise StoreRefused(
+                f"the file {error.filename} cannot be examined: {error.strerror}; let the user of this server read it"
+            ) from error
         except OSError as error:
             raise StoreRejected(f"the file {error.filename} cannot be examined: {error.strerror}") from error
         else:

@@ -8,10 +8,14 @@ from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.permissions import make_folder
+from idalloc_server.store.sqlite_errors import is_busy
 from idalloc_server.store.sqlite_files import DatabaseFiles
 from idalloc_server.store.sqlite_locks import check_locks
 
 APPLICATION_ID = 0x69646C63  # "idlc": whose file it is
+
+# PRAGMA user_version of a file; it grows with a change that older servers cannot read.
+_SCHEMA_VERSION = 0
 
 # `writes` counts the writes of idalloc to a row. With last_value it tells whether anyone wrote it: the value alone
 # does not, since it comes back to what it was when another process gives its tail back, or stays where it renews.
@@ -31,6 +35,8 @@ _SEQUENCES = {
     "created_at": "REAL",
     "changed_at": "REAL",
 }
+# The columns that get a value in every row that idalloc makes.
+_WRITTEN = ("name", "last_value", "step", "min_value", "max_value", "generation", "settings")
 _STARTS = "prefix INTEGER PRIMARY KEY, last_start INTEGER NOT NULL, holder TEXT, seen_at REAL"
 _ALLOCATIONS = (
     "request_id TEXT PRIMARY KEY, sequence TEXT NOT NULL, first_id INTEGER NOT NULL, id_count INTEGER NOT NULL,"
@@ -89,16 +95,6 @@ def roll_back(db: sqlite3.Connection) -> None:
             db.execute("ROLLBACK")
 
 
-def is_busy(error: Exception) -> bool:
-    """Whether an error says no more than that another process is writing."""
-    return code(error) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def code(error: Exception) -> int:
-    """Returns SQLite's extended result code; 0 for an error of Python's own."""
-    return getattr(error, "sqlite_errorcode", None) or 0
-
-
 def _mode(db: sqlite3.Connection) -> str:
     """Returns the journal's mode. Reading makes ``-wal`` and ``-shm``, which stay until the last process closes."""
     db.execute("PRAGMA schema_version").fetchone()
@@ -154,7 +150,7 @@ def _check_ours(db: sqlite3.Connection, path: Path) -> set[str]:
         name
         for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     }
-    columns = {name: key for _, name, _, _, _, key in db.execute("PRAGMA table_info(sequences)")}
+    columns = {name: key for _, name, _, _, _, key, _ in db.execute("PRAGMA table_xinfo(sequences)")}
     ours = application_id == APPLICATION_ID or (application_id == 0 and tables <= {"sequences"})
     keys = [name for name, key in columns.items() if key]
     if not ours or (columns and (keys != ["name"] or "last_value" not in columns)):
@@ -162,7 +158,29 @@ def _check_ours(db: sqlite3.Connection, path: Path) -> set[str]:
             "store",
             f"{path} is a SQLite database of something else than idalloc; choose another file",
         )
+    if (version := db.execute("PRAGMA user_version").fetchone()[0]) > _SCHEMA_VERSION:
+        raise StartRefused(
+            "store",
+            f"{path} was written by a newer idalloc: its user_version is {version}, and this one knows "
+            f"{_SCHEMA_VERSION}; upgrade this server",
+        )
+    _check_columns(db, path)
     return set(columns)
+
+
+def _check_columns(db: sqlite3.Connection, path: Path) -> None:
+    """Refuses an adopted table on which idalloc's statements would fail."""
+    for _, name, _, not_null, default, _, hidden in db.execute("PRAGMA table_xinfo(sequences)"):
+        if hidden and name in _SEQUENCES:
+            why = "is generated, and idalloc writes it"
+        elif not_null and default is None and not hidden and name not in _WRITTEN:
+            why = "is NOT NULL without a default, and idalloc does not write it in every row"
+        else:
+            continue
+        raise StartRefused(
+            "store",
+            f"the column {name} of the table sequences in {path} {why}: run ALTER TABLE sequences DROP COLUMN {name}",
+        )
 
 
 def _switch_to_wal(db: sqlite3.Connection, path: Path, deadline: float) -> None:

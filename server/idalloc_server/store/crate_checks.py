@@ -1,0 +1,152 @@
+"""Refuses a CrateDB table on which idalloc's statements would fail, or lose ids; each with the statement to run."""
+
+# ruff: noqa: S608 - the schema's name was checked, and nothing else that is not our own gets into a statement
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import structlog
+
+from idalloc_server.domain.errors import StartRefused, StoreRefused
+from idalloc_server.store.crate_answers import quoted
+from idalloc_server.store.crate_http import CrateHttp
+from idalloc_server.store.crate_table import Table
+
+_log = structlog.get_logger(__name__)
+
+KEY = "SELECT column_name FROM information_schema.key_column_usage WHERE table_schema = ? AND table_name = ?"
+_COLUMNS = (
+    "SELECT column_name, is_nullable, column_default, is_generated, ordinal_position FROM information_schema.columns"
+    " WHERE table_schema = ? AND table_name = ?"
+)
+_SETTINGS = (
+    "SELECT number_of_replicas, settings['translog']['durability'], partitioned_by FROM information_schema.tables"
+    " WHERE table_schema = ? AND table_name = ?"
+)
+
+
+class _Column(NamedTuple):
+    """A column, as information_schema has it; ``position`` is what constraints name it by."""
+
+    name: str
+    is_nullable: str
+    default: str | None
+    is_generated: str
+    position: int
+
+
+async def check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -> None:
+    """Checks a table that is there, before idalloc adds columns to it.
+
+    Args:
+        http: The way to the cluster.
+        schema: Its schema.
+        table: The table.
+        nodes: How many nodes the cluster has; None where the user may not see them.
+
+    Raises:
+        StartRefused: The table cannot be used.
+        StoreFailure: The cluster cannot be reached, or fails.
+    """
+    where = (schema, table.name)
+    # Without it every statement would be an update by query, which sees an old snapshot.
+    if await http.read(KEY, *where) != [[table.key]]:
+        raise _refused(schema, table, f"its primary key must be {table.key} alone; choose another schema (?schema=…)")
+    columns = [_Column(*row) for row in await http.read(_COLUMNS, *where)]
+    _check_settings(schema, table, await http.read(_SETTINGS, *where), nodes, columns)
+    _check_columns(schema, table, columns)
+    await _check_constraints(http, schema, table, columns)
+
+
+async def check_privileges(http: CrateHttp, schema: str, table: Table) -> None:
+    """Reads and writes nothing, with the privileges that this takes.
+
+    Raises:
+        StartRefused: The user lacks a privilege, or the table is blocked or closed.
+        StoreFailure: The cluster cannot be reached, or fails.
+    """
+    nobody: object = "" if table.columns[table.key] == "TEXT" else -1
+    last = list(table.columns)[1]
+    reference = table.reference(schema)
+    try:
+        await http.read(f"SELECT {last} FROM {reference} WHERE {table.key} = ?", nobody)
+        await http.write(f"UPDATE {reference} SET {last} = {last} WHERE {table.key} = ?", nobody)
+    except StoreRefused as error:
+        raise _refused(schema, table, f"it cannot be used: {error}") from error
+
+
+def _refused(schema: str, table: Table, message: str) -> StartRefused:
+    return StartRefused("store", f"the table {schema}.{table.name}: {message}")
+
+
+def _check_settings(
+    schema: str, table: Table, rows: Sequence[Sequence[Any]], nodes: int | None, columns: Sequence[_Column]
+) -> None:
+    reference = table.reference(schema)
+    replicas, durability, partitioned_by = rows[0] if rows else (None, None, None)
+    if str(durability).upper() == "ASYNC":
+        raise _refused(
+            schema,
+            table,
+            f"it loses acknowledged writes in a crash: run ALTER TABLE {reference} SET"
+            """ ("translog.durability" = 'REQUEST')""",
+        )
+    if partitioned_by:
+        copy = replace(table, name=f"{table.name}_unpartitioned")
+        names = ", ".join(column.name for column in columns if column.name in table.columns)
+        raise _refused(
+            schema,
+            table,
+            f"it is PARTITIONED BY ({', '.join(partitioned_by)}), and each row would make a partition; stop all that "
+            f"write to it, then run {copy.definition(schema)}; INSERT INTO {copy.reference(schema)} ({names}) SELECT "
+            f"{names} FROM {reference}; ALTER CLUSTER SWAP TABLE {copy.reference(schema)} TO {reference}",
+        )
+    if nodes is not None and nodes > 1 and str(replicas) in ("0", "0-0"):
+        _log.warning(
+            "the table has no replica: its sequences are lost with its node",
+            table=f"{schema}.{table.name}",
+            mend=f"ALTER TABLE {reference} SET (number_of_replicas = '0-2')",
+        )
+
+
+def _check_columns(schema: str, table: Table, columns: Sequence[_Column]) -> None:
+    for column in columns:
+        alter = f"ALTER TABLE {table.reference(schema)}"
+        name = quoted(column.name)
+        is_ours = column.name in table.columns
+        is_generated = column.is_generated == "ALWAYS"
+        if is_ours and is_generated:
+            why = f"CrateDB generates its column {column.name}, which idalloc writes"
+        elif is_ours and column.is_nullable == "NO" and column.name not in table.written:
+            why = f"its column {column.name} is NOT NULL, and idalloc writes NULL into it"
+        elif not is_ours and column.is_nullable == "NO" and column.default is None and not is_generated:
+            raise _refused(
+                schema,
+                table,
+                f"its column {column.name} is NOT NULL without a default, and idalloc does not write it: run "
+                f"{alter} ALTER COLUMN {name} SET DEFAULT with a value of yours, or {alter} DROP COLUMN {name}",
+            )
+        else:
+            continue
+        if column.name in list(table.columns)[:2]:
+            raise _refused(schema, table, f"{why}; choose another schema (?schema=…)")
+        raise _refused(schema, table, f"{why}: run {alter} DROP COLUMN {name}; a start adds it again")
+
+
+async def _check_constraints(http: CrateHttp, schema: str, table: Table, columns: Sequence[_Column]) -> None:
+    """Refuses a CHECK of a column that idalloc writes; in its new rows the others are NULL, which passes a CHECK."""
+    reference = table.reference(schema)
+    ours = {column.position: column.name for column in columns if column.name in table.columns}
+    for name, positions in await http.read(
+        f"SELECT conname, conkey FROM pg_catalog.pg_constraint WHERE conrelid = '{reference}'::regclass"
+        " AND contype = 'c'"
+    ):
+        checked = [ours[position] for position in positions or ours if position in ours]
+        if checked:
+            raise _refused(
+                schema,
+                table,
+                f"idalloc's values may violate its CHECK constraint {name} of {', '.join(checked)}: run "
+                f'ALTER TABLE {reference} DROP CONSTRAINT "{name}"',
+            )

@@ -1,0 +1,302 @@
+"""The tables of the CrateDB stand-in: how they are made, changed, blocked and described."""
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.crate_functions import add_functions
+from tests.crate_refusals import SqlError, UnknownStatement, check_usable
+
+Answer = dict[str, Any]
+Form = tuple[str, Callable[[re.Match[str], Sequence[Any]], Answer]]
+
+TYPES = {"TEXT": 4, "INTEGER": 9, "BIGINT": 10, "TIMESTAMP WITH TIME ZONE": 11}
+_OF_TABLE = r" WHERE table_schema = \? AND table_name = \?"
+_COLUMN = re.compile(
+    r'"?(?P<name>\w+)"? (?P<type>TEXT|INTEGER|BIGINT|TIMESTAMP WITH TIME ZONE)(?P<key> PRIMARY KEY)?'
+    r"(?: GENERATED ALWAYS AS (?P<generated>.+?))?(?P<needed> NOT NULL)?(?: DEFAULT (?P<default>'[^']*'|\d+))?"
+    r"(?: CONSTRAINT (?P<check>\w+) CHECK \((?P<clause>.+)\))?",
+    re.IGNORECASE,
+)
+
+
+class Tables:
+    """Tables, and what the user may do with them.
+
+    Attributes:
+        versions: One of each node.
+        denied: The privileges that the user lacks: of DQL, DML, DDL; and "sys" where its tables are hidden.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.versions = ["6.4.3"]
+        self.denied: set[str] = set()
+        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.row_factory = sqlite3.Row
+        add_functions(self._db)
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS _tables (schema TEXT, name TEXT, columns TEXT, keys TEXT, settings TEXT,"
+            " more TEXT, writes INTEGER DEFAULT 0, PRIMARY KEY (schema, name))"
+        )
+
+    def close(self) -> None:
+        """Closes the database below."""
+        self._db.close()
+
+    @property
+    def _table_forms(self) -> list[Form]:
+        return [
+            (
+                r"CREATE TABLE (?P<lenient>IF NOT EXISTS )?REFERENCE \((?P<columns>.+?)\)"
+                r"(?: CLUSTERED INTO 1 SHARDS)?(?: PARTITIONED BY \((?P<partitioned_by>\w+)\))?"
+                r"(?: WITH \((?P<settings>.+)\))?",
+                self._create,
+            ),
+            (r"ALTER TABLE REFERENCE ADD COLUMN (?P<name>\w+) (?P<type>[A-Z ]+)", self._add_column),
+            (r'ALTER TABLE REFERENCE DROP COLUMN "?(?P<name>\w+)"?', self._drop_column),
+            (r'ALTER TABLE REFERENCE DROP CONSTRAINT "?(?P<name>\w+)"?', self._drop_constraint),
+            (
+                r'ALTER TABLE REFERENCE ALTER COLUMN "?(?P<name>\w+)"? SET DEFAULT (?P<value>VALUE_)',
+                self._set_default,
+            ),
+            (r"ALTER TABLE REFERENCE SET \((?P<settings>.+)\)", self._set),
+            (r"ALTER TABLE REFERENCE (?P<what>CLOSE|OPEN)", self._close_or_open),
+            (r"DROP TABLE (?P<lenient>IF EXISTS )?REFERENCE", self._drop),
+            (r"REFRESH TABLE REFERENCE", self._refresh),
+            (r"(?P<what>GRANT|REVOKE) (?P<names>[A-Z, ]+) ON SCHEMA .+ (?:TO|FROM) .+", self._grant),
+            (r"(?:CREATE|DROP) USER .+", lambda *_: count_of(1)),
+            (r"SELECT version\['number'\] FROM sys\.nodes", self._versions),
+            (
+                r"SELECT column_name, data_type FROM information_schema\.columns" + _OF_TABLE,
+                self._types_of,
+            ),
+            (
+                r"SELECT column_name, is_nullable, column_default, is_generated, ordinal_position"
+                r" FROM information_schema\.columns" + _OF_TABLE,
+                self._columns_of,
+            ),
+            (
+                r"SELECT column_name FROM information_schema\.key_column_usage" + _OF_TABLE,
+                self._keys_of,
+            ),
+            (
+                r"SELECT number_of_replicas, settings\['translog'\]\['durability'\], partitioned_by"
+                r" FROM information_schema\.tables" + _OF_TABLE,
+                self._settings_of,
+            ),
+            (
+                r"SELECT conname, conkey FROM pg_catalog\.pg_constraint WHERE conrelid = 'REFERENCE'::regclass"
+                r" AND contype = 'c'",
+                self._constraints_of,
+            ),
+        ]
+
+    def _find(self, found: re.Match[str], privilege: str, operation: str) -> sqlite3.Row:
+        schema, table = found["schema"] or "doc", found["table"]
+        # Whoever has no privilege at all on a schema is told that it is not there.
+        if self.denied >= {"DQL", "DML", "DDL"}:
+            raise SqlError(404, 4045, f"SchemaUnknownException[Schema '{schema}' unknown]")
+        row = self._db.execute("SELECT * FROM _tables WHERE schema = ? AND name = ?", (schema, table)).fetchone()
+        if row is None:
+            known = self._db.execute("SELECT 1 FROM _tables WHERE schema = ?", (schema,)).fetchone()
+            if schema == "doc" or known:
+                raise SqlError(404, 4041, f"RelationUnknown[Relation '{schema}.{table}' unknown]")
+            raise SqlError(404, 4045, f"SchemaUnknownException[Schema '{schema}' unknown]")
+        assert isinstance(row, sqlite3.Row)
+        check_usable(row, operation)
+        self._need(privilege)
+        return row
+
+    def _need(self, privilege: str) -> None:
+        if privilege in self.denied:
+            message = f"MissingPrivilegeException[Missing '{privilege}' privilege for user 'someone']"
+            raise SqlError(401, 4011, message)
+
+    def _grant(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        names = set(found["names"].replace(" ", "").split(","))
+        self.denied = self.denied - names if found["what"] == "GRANT" else self.denied | names
+        return count_of(len(names))
+
+    def _create(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        self._need("DDL")
+        schema, table = found["schema"] or "doc", found["table"]
+        if self._db.execute("SELECT 1 FROM _tables WHERE schema = ? AND name = ?", (schema, table)).fetchone():
+            if found["lenient"]:
+                return count_of(0)
+            raise SqlError(409, 4093, f"RelationAlreadyExists[Relation '{schema}.{table}' already exists.]")
+        columns, definitions, keys = {}, [], []
+        more: dict[str, Any] = {"checks": {}, "defaults": {}, "generated": [], "needed": [], "closed": False}
+        for definition in found["columns"].split(", "):
+            column = _COLUMN.fullmatch(definition)
+            if column is None:
+                raise UnknownStatement(found[0])
+            name = column["name"]
+            columns[name] = column["type"].upper()
+            keys += [name] if column["key"] else []
+            more["generated"] += [name] if column["generated"] else []
+            more["needed"] += [name] if column["key"] or column["needed"] else []
+            if column["default"]:
+                more["defaults"][name] = column["default"]
+            if column["check"]:
+                more["checks"][column["check"]] = [column["clause"], [name]]
+            null = "NOT NULL" if name in more["needed"] else ""
+            definitions.append(f'"{name}" {_sqlite_type(column["type"])} {null}')
+        more["partitioned_by"] = [found["partitioned_by"]] if found["partitioned_by"] else None
+        self._db.execute(
+            f'CREATE TABLE "{schema}.{table}" ({", ".join(definitions)}, _seq_no INTEGER, _primary_term INTEGER,'
+            f" _version INTEGER, PRIMARY KEY ({', '.join(keys)})) STRICT"
+        )
+        self._db.execute(
+            "INSERT INTO _tables (schema, name, columns, keys, settings, more) VALUES (?, ?, ?, ?, ?, ?)",
+            (schema, table, *map(json.dumps, (columns, keys, _settings(found["settings"] or ""), more))),
+        )
+        return count_of(1)
+
+    def _add_column(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        table = self._find(found, "DDL", "ALTER")
+        columns, name, kind = json.loads(table["columns"]), found["name"], found["type"].upper()
+        full_name = f"{table['schema']}.{table['name']}"
+        if name in columns:
+            raise SqlError(400, 4000, f"SQLParseException[The table {full_name} already has a column named {name}]")
+        if kind not in TYPES:
+            raise UnknownStatement(found[0])
+        self._db.execute(f'ALTER TABLE "{full_name}" ADD COLUMN "{name}" {_sqlite_type(kind)}')
+        return self._changed(table, columns={**columns, name: kind})
+
+    def _drop_column(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        table = self._find(found, "DDL", "ALTER")
+        name, columns, more = found["name"], json.loads(table["columns"]), json.loads(table["more"])
+        self._db.execute(f'ALTER TABLE "{table["schema"]}.{table["name"]}" DROP COLUMN "{name}"')
+        del columns[name]
+        more["defaults"].pop(name, None)
+        for part in ("generated", "needed"):
+            more[part] = [each for each in more[part] if each != name]
+        return self._changed(table, columns=columns, more=more)
+
+    def _drop_constraint(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        table = self._find(found, "DDL", "ALTER")
+        more = json.loads(table["more"])
+        del more["checks"][found["name"]]
+        return self._changed(table, more=more)
+
+    def _set_default(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        table = self._find(found, "DDL", "ALTER")
+        more = json.loads(table["more"])
+        more["defaults"][found["name"]] = found["value"]
+        return self._changed(table, more=more)
+
+    def _set(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        table = self._find(found, "DDL", "SET")
+        return self._changed(table, settings={**json.loads(table["settings"]), **_settings(found["settings"])})
+
+    def _close_or_open(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        table = self._find(found, "DDL", found["what"].upper())
+        return self._changed(table, more={**json.loads(table["more"]), "closed": found["what"].upper() == "CLOSE"})
+
+    def _changed(self, table: sqlite3.Row, **parts: Any) -> Answer:
+        for name, value in parts.items():
+            self._db.execute(
+                f"UPDATE _tables SET {name} = ? WHERE schema = ? AND name = ?",
+                (json.dumps(value), table["schema"], table["name"]),
+            )
+        return count_of(-1)
+
+    def _drop(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        try:
+            table = self._find(found, "DDL", "DROP")
+        except SqlError:
+            if found["lenient"]:
+                return count_of(0)
+            raise
+        self._db.execute(f'DROP TABLE "{table["schema"]}.{table["name"]}"')
+        self._db.execute(f"DROP TABLE IF EXISTS {refreshed(table)}")
+        self._db.execute("DELETE FROM _tables WHERE schema = ? AND name = ?", (table["schema"], table["name"]))
+        return count_of(1)
+
+    def _refresh(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        table = self._find(found, "DQL", "REFRESH")
+        self._db.execute(f"DROP TABLE IF EXISTS {refreshed(table)}")
+        self._db.execute(f'CREATE TABLE {refreshed(table)} AS SELECT * FROM "{table["schema"]}.{table["name"]}"')
+        return count_of(1)
+
+    # What the cluster tells of itself
+
+    def _versions(self, _: re.Match[str], __: Sequence[Any]) -> Answer:
+        if "sys" in self.denied:
+            raise SqlError(404, 4045, "SchemaUnknownException[Schema 'sys' unknown]")
+        return rows_of(["version['number']"], [[version] for version in self.versions], [4])
+
+    def _described(self, args: Sequence[Any]) -> sqlite3.Row | None:
+        if self.denied >= {"DQL", "DML", "DDL"}:
+            return None
+        found: sqlite3.Row | None = self._db.execute(
+            "SELECT * FROM _tables WHERE schema = ? AND name = ?", args
+        ).fetchone()
+        return found
+
+    def _types_of(self, _: re.Match[str], args: Sequence[Any]) -> Answer:
+        table = self._described(args)
+        columns = json.loads(table["columns"]) if table else {}
+        return rows_of(["column_name", "data_type"], [[name, kind.lower()] for name, kind in columns.items()], [4, 4])
+
+    def _columns_of(self, _: re.Match[str], args: Sequence[Any]) -> Answer:
+        table = self._described(args)
+        columns = json.loads(table["columns"]) if table else {}
+        more = json.loads(table["more"]) if table else {}
+        names = ["column_name", "is_nullable", "column_default", "is_generated", "ordinal_position"]
+        rows = [
+            [
+                name,
+                "NO" if name in more["needed"] else "YES",
+                more["defaults"].get(name),
+                "ALWAYS" if name in more["generated"] else "NEVER",
+                position,
+            ]
+            for position, name in enumerate(columns, 1)
+        ]
+        return rows_of(names, rows, [4, 4, 4, 4, 9])
+
+    def _keys_of(self, _: re.Match[str], args: Sequence[Any]) -> Answer:
+        table = self._described(args)
+        return rows_of(["column_name"], [[key] for key in json.loads(table["keys"])] if table else [], [4])
+
+    def _settings_of(self, _: re.Match[str], args: Sequence[Any]) -> Answer:
+        names = ["number_of_replicas", "settings['translog']['durability']", "partitioned_by"]
+        table = self._described(args)
+        if table is None:
+            return rows_of(names, [], [4, 4, [100, 4]])
+        settings = json.loads(table["settings"])
+        row = [settings.get("number_of_replicas", "0-1"), settings.get("translog.durability", "REQUEST")]
+        return rows_of(names, [[*row, json.loads(table["more"])["partitioned_by"]]], [4, 4, [100, 4]])
+
+    def _constraints_of(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+        table = self._described([found["schema"], found["table"]])
+        columns = list(json.loads(table["columns"])) if table else []
+        checks = json.loads(table["more"])["checks"] if table else {}
+        rows = [[name, [columns.index(each) + 1 for each in of]] for name, (_clause, of) in checks.items()]
+        return rows_of(["conname", "conkey"], rows, [4, [100, 8]])
+
+
+def rows_of(columns: list[str], rows: list[list[Any]], types: list[Any]) -> Answer:
+    """Returns the answer with these rows."""
+    return {"cols": columns, "col_types": types, "rows": rows, "rowcount": len(rows)}
+
+
+def count_of(count: int) -> Answer:
+    """Returns the answer of a statement that returns no rows."""
+    return {"cols": [], "col_types": [], "rows": [[]], "rowcount": count}
+
+
+def refreshed(table: sqlite3.Row) -> str:
+    """Returns the name of the copy of a table that scans look at."""
+    return f'"{table["schema"]}.{table["name"]}.refreshed"'
+
+
+def _settings(text: str) -> dict[str, str]:
+    return dict(re.findall(r"\"?([\w.]+)\"? ?= ?'?([^',]+)'?", text))
+
+
+def _sqlite_type(kind: str) -> str:
+    return "TEXT" if kind.upper() == "TEXT" else "INTEGER"

@@ -1,0 +1,286 @@
+"""What does not recover by itself in CrateDB, at a start and while a server runs, also on a real one."""
+
+import contextlib
+import re
+import uuid
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreRejected
+from idalloc_server.domain.store import Store
+from idalloc_server.store.crate_http import CrateHttp, HostTimeouts
+from idalloc_server.store.cratedb import CrateStore
+from idalloc_server.store.open import open_store
+from tests.crate_standin import CrateStandin, Fault
+from tests.fakes import FakeClock
+from tests.store.backends import CrateBackend
+from tests.store.conftest import REAL_CRATEDB
+from tests.store.rows import row
+
+GUIDE = "name TEXT PRIMARY KEY, last_value BIGINT"
+
+
+class Cluster:
+    """A schema of its own, and a user who has privileges on it alone.
+
+    Attributes:
+        url: The store's URL for that user.
+        schema: The schema.
+        user: The user.
+        is_real: Whether it is no stand-in.
+    """
+
+    def __init__(self, host: str, superuser: str, *, is_real: bool) -> None:
+        self.is_real = is_real
+        self.schema = f"idalloc_test_{uuid.uuid4().hex[:12]}"
+        self.user = f"{self.schema}_user"
+        self.url = f"crate://{self.user}@{host}/?schema={self.schema}"
+        self._stores: list[Store] = []
+        self._backend = CrateBackend(f"crate://{superuser}@{host}/?schema={self.schema}")
+
+    async def sql(self, statement: str, *args: object) -> None:
+        """Runs a statement as the superuser; ``{}`` stands before a table's name."""
+        await self._backend.sql(statement, *args)
+
+    async def run(self, message: str) -> None:
+        """Runs the statements that a message names as the next step, for a user who has no name on the stand-in."""
+        for statement in message.rpartition("run ")[2].partition(", or ")[0].split("; "):
+            if statement.startswith(("ALTER", "CREATE", "INSERT", "GRANT")):
+                await self.sql(statement.replace("with a value of yours", "''").replace("someone", self.user))
+
+    async def grant(self, *privileges: str) -> None:
+        await self.sql(f'GRANT {", ".join(privileges)} ON SCHEMA "{self.schema}" TO "{self.user}"')
+
+    async def revoke(self, *privileges: str) -> None:
+        await self.sql(f'REVOKE {", ".join(privileges)} ON SCHEMA "{self.schema}" FROM "{self.user}"')
+
+    async def open(self) -> Store:
+        self._stores.append(open_store(self.url, FakeClock()))
+        await self._stores[-1].open()
+        return self._stores[-1]
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+        await self.grant("DDL", "DML", "DQL")
+        await self._backend.close()
+        await self.sql(f'DROP USER "{self.user}"')
+
+
+@pytest.fixture(params=["standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])])
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    """A schema of its own on the stand-in, or on a real CrateDB where one is named."""
+    async with contextlib.AsyncExitStack() as opened:
+        standin = None
+        if request.param == "standin":
+            standin = await opened.enter_async_context(CrateStandin())
+            cluster = Cluster(standin.host, "crate", is_real=False)
+        else:
+            superuser, _, hosts = urlsplit(REAL_CRATEDB).netloc.rpartition("@")
+            cluster = Cluster(hosts.partition(",")[0], superuser or "crate", is_real=True)
+        await cluster.sql(f'CREATE USER "{cluster.user}"')
+        await cluster.grant("DDL", "DML", "DQL")
+        yield cluster
+        await cluster.close()
+        assert standin is None or standin.unknown == []
+
+
+class TestWhileAServerRuns:
+    @pytest.mark.parametrize(
+        ("fault", "says"),
+        [
+            ('ALTER TABLE {}sequences SET ("blocks.write" = true)', "doesn't support or allow UPDATE operations"),
+            ('ALTER TABLE {}sequences SET ("blocks.read_only" = true)', "doesn't support or allow UPDATE operations"),
+            ("ALTER TABLE {}sequences CLOSE", "as it is currently closed"),
+            ("REVOKE DML ON SCHEMA {schema} FROM {user}", "Missing 'DML' privilege"),
+        ],
+    )
+    async def test_a_refusal_names_the_statement_that_ends_it(self, cluster: Cluster, fault: str, says: str) -> None:
+        """STORE_REFUSED has CrateDB's message and the next step; after that step the same server goes on."""
+        store = await cluster.open()
+        await store.create(row("s"))
+        await cluster.sql(fault.replace("{schema}", cluster.schema).replace("{user}", cluster.user))
+        with pytest.raises(StoreRefused, match=re.escape(says)):
+            await store.grant("s", 10, 1000)
+        with pytest.raises(StoreRefused, match=re.escape(says)) as caught:
+            await store.grant("s", 10, 1000)
+        await cluster.run(str(caught.value))
+        granted = await store.grant("s", 10, 1000)
+        assert granted is not None
+        assert granted.last_value == 10  # the refused grants were not applied
+
+    async def test_a_disk_without_room_recovers(self, cluster: Cluster) -> None:
+        """CrateDB sets read_only_allow_delete at its flood-stage watermark, and removes it by itself."""
+        store = await cluster.open()
+        await store.create(row("s"))
+        await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = true)')
+        with pytest.raises(StoreRejected, match="read-only / allow delete"):
+            await store.grant("s", 10, 1000)
+        await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = false)')
+        granted = await store.grant("s", 10, 1000)
+        assert granted is not None
+        assert granted.last_value == 10
+
+    @pytest.mark.parametrize("table", ["sequences", "start_timestamps"])
+    async def test_a_dropped_table_is_refused(self, cluster: Cluster, table: str) -> None:
+        """Also one of which the probe does not know, again and again, until it is restored."""
+        store = await cluster.open()
+        await cluster.sql(f"DROP TABLE {{}}{table}")
+        for _ in range(3):
+            with pytest.raises(StoreRefused, match="restore"):
+                await (store.grant("s", 1, 1000) if table == "sequences" else store.keep_prefix(1, "me", 60.0))
+        await cluster.open()  # makes the table again
+        assert await (store.grant("s", 1, 1000) if table == "sequences" else store.keep_prefix(1, "me", 60.0)) is None
+
+    async def test_a_dropped_column_is_refused(self, cluster: Cluster) -> None:
+        store = await cluster.open()
+        await store.create(row("s"))
+        await cluster.sql("ALTER TABLE {}sequences DROP COLUMN writes")
+        with pytest.raises(StoreRefused, match=r"ColumnUnknownException.*; restore that column"):
+            await store.grant("s", 1, 1000)
+
+    async def test_a_user_without_any_privilege_is_refused(self, cluster: Cluster) -> None:
+        """CrateDB then says that the schema is unknown."""
+        store = await cluster.open()
+        await cluster.revoke("DDL", "DML", "DQL")
+        for _ in range(2):
+            with pytest.raises(StoreRefused, match="grant the user DQL and DML"):
+                await store.get("s")
+            with pytest.raises(StoreRefused, match="grant the user DQL and DML"):
+                await store.grant("s", 1, 1000)
+
+    async def test_a_grant_that_cannot_be_checked_goes_back(self, cluster: Cluster) -> None:
+        """P9: without DQL the first grant of a generation cannot see whether the store is retired."""
+        store = await cluster.open()
+        await store.create(row("s"))
+        await cluster.revoke("DDL", "DQL")
+        for _ in range(2):
+            with pytest.raises(StoreRefused, match="Missing 'DQL' privilege"):
+                await store.grant("s", 10, 1000)
+        await cluster.grant("DQL")
+        granted = await store.grant("s", 10, 1000)
+        assert granted is not None
+        assert granted.last_value == 10
+
+
+class TestStarts:
+    @pytest.mark.parametrize(
+        ("columns", "says"),
+        [
+            (f"{GUIDE}, owner TEXT NOT NULL", "its column owner is NOT NULL without a default"),
+            (f"{GUIDE}, mode TEXT NOT NULL", "its column mode is NOT NULL, and idalloc writes NULL into it"),
+            (f"{GUIDE}, step BIGINT GENERATED ALWAYS AS last_value * 2", "CrateDB generates its column step"),
+            (
+                f"{GUIDE} CONSTRAINT positive CHECK (last_value > 0)",
+                "may violate its CHECK constraint positive of last_value",
+            ),
+        ],
+    )
+    async def test_a_table_is_refused_with_the_statement(self, cluster: Cluster, columns: str, says: str) -> None:
+        """The start changes nothing; after the statement that it names, it succeeds and the sequences go on."""
+        await cluster.sql(f"CREATE TABLE {{}}sequences ({columns}) CLUSTERED INTO 1 SHARDS")
+        with pytest.raises(StartRefused, match=re.escape(says)) as caught:
+            await cluster.open()
+        message = str(caught.value)
+        assert message.startswith(f"store: the table {cluster.schema}.sequences: ")
+        assert "\n" not in message
+        await cluster.run(message)
+        store = await cluster.open()
+        await store.create(row("s"))
+        granted = await store.grant("s", 10, 1000)
+        assert granted is not None
+        assert granted.last_value == 10
+
+    async def test_a_partitioned_table_is_refused(self, cluster: Cluster) -> None:
+        """The statements that it names copy the sequences into a table that is not partitioned."""
+        await cluster.sql(f"CREATE TABLE {{}}sequences ({GUIDE}) CLUSTERED INTO 1 SHARDS PARTITIONED BY (name)")
+        await cluster.sql("INSERT INTO {}sequences (name, last_value) VALUES ('s', 41)")
+        with pytest.raises(StartRefused, match=r"it is PARTITIONED BY \(name\)") as caught:
+            await cluster.open()
+        if not cluster.is_real:
+            return  # the stand-in copies no tables
+        await cluster.sql("REFRESH TABLE {}sequences")
+        await cluster.run(str(caught.value))
+        store = await cluster.open()
+        granted = await store.grant("s", 1, 1000)
+        assert granted is not None
+        assert granted.last_value == 42
+        await cluster.sql("DROP TABLE {}sequences_unpartitioned")
+
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            f"{GUIDE} NOT NULL, owner TEXT NOT NULL DEFAULT 'us', twice BIGINT GENERATED ALWAYS AS last_value * 2",
+            f"{GUIDE}, note TEXT CONSTRAINT noted CHECK (note <> '')",
+        ],
+    )
+    async def test_columns_of_others_that_do_no_harm_stay(self, cluster: Cluster, columns: str) -> None:
+        await cluster.sql(f"CREATE TABLE {{}}sequences ({columns}) CLUSTERED INTO 1 SHARDS")
+        store = await cluster.open()
+        await store.create(row("s"))
+        assert await store.grant("s", 10, 1000) is not None
+
+    @pytest.mark.parametrize("missing", ["DQL", "DML"])
+    async def test_a_missing_privilege_is_refused(self, cluster: Cluster, missing: str) -> None:
+        """DML without DQL serves the sequences that are known, and fails with the first new one."""
+        await cluster.open()
+        await cluster.revoke("DDL", missing)
+        with pytest.raises(StartRefused, match=f"Missing '{missing}' privilege") as caught:
+            await cluster.open()
+        await cluster.run(str(caught.value))
+        await cluster.open()
+
+    @pytest.mark.parametrize("fault", ['SET ("blocks.write" = true)', "CLOSE"])
+    async def test_a_blocked_table_is_refused_with_the_statement(self, cluster: Cluster, fault: str) -> None:
+        await cluster.open()
+        await cluster.sql(f"ALTER TABLE {{}}sequences {fault}")
+        with pytest.raises(StartRefused, match="it cannot be used") as caught:
+            await cluster.open()
+        await cluster.run(str(caught.value))
+        await cluster.open()
+
+    async def test_a_disk_without_room_is_waited_for(self, cluster: Cluster) -> None:
+        await cluster.open()
+        await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = true)')
+        with pytest.raises(StoreRejected, match="read-only / allow delete"):
+            await cluster.open()
+        await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = false)')
+        await cluster.open()
+
+
+class TestUnknownUsers:
+    """A node that starts says that a right password is wrong, for 8 s where it was measured."""
+
+    @pytest.mark.parametrize(("start", "error"), [(60.0, StoreRejected), (0.0, StoreRefused)])
+    async def test_a_wrong_password_is_refused_once_it_lasts(
+        self, standin: CrateStandin, start: float, error: type[Exception]
+    ) -> None:
+        http = CrateHttp([standin.host], host_timeouts=HostTimeouts(start=start))
+        store = CrateStore(http, "ids", "crate://")
+        await store.open()
+        standin.demand("alice", "new")
+        for _ in range(2):  # the second waits for a probe, which is refused too
+            with pytest.raises(error, match="password authentication failed"):
+                await store.grant("s", 1, 1000)
+            with pytest.raises(error, match="password authentication failed"):
+                await store.get("s")
+        standin.authorization = None
+        assert await store.grant("s", 1, 1000) is None
+        await store.close()
+
+    async def test_a_starting_host_is_left_for_the_next(self, standin: CrateStandin) -> None:
+        """P10: in a rolling restart the node that is back does not know its users yet; the others do."""
+        other = f"127.0.0.1:{await standin.listen()}"
+        http = CrateHttp([standin.host, other])
+        store = CrateStore(http, "ids", "crate://")
+        await store.open()
+        port = int(standin.host.rpartition(":")[2])
+        for _ in range(2):
+            standin.inject(
+                Fault("error", port=port, status=401, code=0, message='password authentication failed for user "a"')
+            )
+        assert await store.grant("s", 1, 1000) is None
+        assert await store.get("s") is None
+        await store.close()
