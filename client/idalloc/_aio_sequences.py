@@ -4,12 +4,11 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from idalloc._sequences import (
+    Pages,
     Settings,
     advance_request,
     create_request,
     delete_request,
-    list_request,
-    next_page,
     update_request,
 )
 from idalloc.v1 import sequences_pb2 as pb
@@ -38,13 +37,12 @@ class Sequences:
 
     async def list(self, prefix: str = "", *, show_deleted: bool = False) -> AsyncIterator[pb.Sequence]:
         """As ``idalloc.Client.sequences.list``; an asynchronous iterator."""
-        request = list_request(prefix, show_deleted)
-        while True:
-            response = await self._client._call(lambda stubs: stubs.sequences.ListSequences, request)
+        pages, more = Pages(prefix, show_deleted), True
+        while more:
+            response = await self._client._call(lambda stubs: stubs.sequences.ListSequences, pages.request)
+            more = pages.follow(response)
             for sequence in response.sequences:
                 yield sequence
-            if not next_page(request, response):
-                return
 
     async def update(self, name: str, *, etag: str = "", **settings: "Unpack[Settings]") -> pb.UpdateSequenceResponse:
         """As ``idalloc.Client.sequences.update``."""

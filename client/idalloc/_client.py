@@ -1,7 +1,6 @@
 """The client for threads."""
 
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Self, TypeVar
@@ -9,10 +8,9 @@ from typing import NamedTuple, Self, TypeVar
 import grpc
 
 from idalloc._access import Access, from_environment
-from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
+from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from idalloc._errors import IdallocError, translated
-from idalloc._fork import this_process
+from idalloc._errors import translated
 from idalloc._ids import Ids
 from idalloc._log import IssuedLog
 from idalloc._messages import (
@@ -20,9 +18,7 @@ from idalloc._messages import (
     AnyResponse,
     StreamRequest,
     StreamResponse,
-    count_ids,
     doc_ids_request,
-    log_chunk,
     range_request,
     stream_doc_ids_request,
     stream_ranges_request,
@@ -32,6 +28,8 @@ from idalloc._messages import (
     update_node_request,
     uuid_requests,
 )
+from idalloc._replies import checked
+from idalloc._resume import resume
 from idalloc._sequences import Sequences
 from idalloc._stream import Resumption
 from idalloc.v1 import id_allocator_pb2 as pb
@@ -87,7 +85,8 @@ class Client:
         sequences: Creates, shows, changes, advances and deletes sequences.
 
     Raises:
-        IdallocError: From all methods, when a call failed: one of its subclasses says why.
+        IdallocError: From all methods, when a call failed: one of its subclasses says why. ``ProtocolError``: the reply
+            breaks the contract, so nothing of it is given out.
         ValueError, TypeError: From all methods, for an argument that no request can hold.
         RuntimeError: From all methods, when the client was closed, or gRPC is not usable after a fork.
         OSError: The log cannot be made: FileExistsError where the file exists. From all methods that give ids: they
@@ -329,7 +328,8 @@ class Client:
         with translated(self.target):
             stubs = self._connection.get()
             with self._connection.inside_grpc(stubs):
-                return method(stubs)(request, timeout=self.timeout, metadata=self._access.metadata)
+                reply = method(stubs)(request, timeout=self.timeout, metadata=self._access.metadata)
+        return checked(request, reply)
 
     def _allocate(self, request: pb.AllocateRangeRequest) -> pb.AllocateRangeResponse:
         if self._log is None:
@@ -356,42 +356,4 @@ class Client:
         timeout: float | None,
     ) -> Iterator[T]:
         resumption = Resumption(total, timeout)  # here and not in the generator: what is wrong is told at once
-        return self._resuming(method, request, convert, resumption)
-
-    def _resuming(
-        self,
-        method: "Callable[[Stubs], grpc.UnaryStreamMultiCallable[StreamRequest, StreamResponse]]",
-        request: Callable[[int], StreamRequest],
-        convert: Callable[[StreamResponse], T],
-        resumption: Resumption,
-    ) -> Iterator[T]:
-        while resumption.missing > 0:
-            with least_busy(self._connections) as connection:
-                stubs = connection.get()
-                message = request(resumption.missing)
-                asked = 0 if self._log is None else self._log.now()
-                process = this_process()
-                with translated(self.target), connection.inside_grpc(stubs):
-                    call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
-                try:
-                    with translated(self.target):
-                        for response in connection.responses(stubs, call):
-                            if not next(process):
-                                break  # in the child of a fork, where the call is the parent's
-                            if self._log is not None:
-                                log_chunk(self._log, message, response, asked)
-                            resumption.received(count_ids(response))
-                            yield convert(response)
-                            connection.get()  # refuses when the client was closed, or gRPC is not usable after a fork
-                            if not next(process):
-                                break
-                        else:
-                            resumption.ended()
-                except IdallocError as error:
-                    time.sleep(resumption.pause(error))
-                finally:
-                    if next(process):
-                        with connection.inside_grpc(stubs, call):
-                            call.cancel()
-                    else:
-                        leave_behind(call)
+        return resume(self, method, request, convert, resumption)

@@ -15,6 +15,7 @@
     x StoreWentBackwards          the store is older than what the server saw before
     x DocIdTimestampRefused       no start timestamp for document ids can be claimed
     x InternalError               a fault of the server
+    x ProtocolError               a reply that breaks the service's contract; nothing of it was given out
     x Unauthenticated             the server does not know who this is
     x PermissionDenied            who this is may not do that
     * Unavailable                 the same call may succeed later
@@ -31,7 +32,8 @@ from contextlib import contextmanager
 from typing import ClassVar, Protocol, cast
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from idalloc._handshake import trouble
@@ -196,6 +198,18 @@ class InternalError(IdallocError):
     default_code = grpc.StatusCode.INTERNAL
 
 
+class ProtocolError(IdallocError):
+    """A reply that breaks the service's contract, such as ids that were not asked for, or a negative duration.
+
+    Nothing of it was given out, or written to the log of issued ids; what the server took for it is a gap. It is not
+    tried again: the server, or something before it, is at fault or is no idalloc. The message names the reply's
+    message and field, the value, and what was expected. ``metadata`` has the field.
+    """
+
+    default_reason = "PROTOCOL_ERROR"
+    default_code = grpc.StatusCode.INTERNAL
+
+
 class Unauthenticated(IdallocError):
     """The server does not know who this is: no token or certificate came with the call, or none that it knows."""
 
@@ -299,6 +313,36 @@ _BY_CODE: dict[grpc.StatusCode, type[IdallocError]] = {
 _NO_ANSWER = (ServerUnreachable, DeadlineExceeded)
 
 
+# The most seconds that a protobuf Duration may have: ten thousand years.
+_LONGEST_DURATION = 315_576_000_000
+# What gRPC says of a reply that is no message of protobuf.
+_UNREADABLE = "Exception deserializing response!"
+
+
+def broken(reply: Message, field: str, found: str, expected: str) -> ProtocolError:
+    """Makes the error for a reply that breaks the contract.
+
+    Args:
+        reply: The reply, or the detail of an error.
+        field: The path of the field that is wrong.
+        found: What is wrong, with the verb, such as ``is 0``.
+        expected: What was expected.
+    """
+    return ProtocolError(f"{type(reply).__name__}.{field} {found}; expected {expected}", metadata={"field": field})
+
+
+def check_duration(reply: Message, field: str, duration: Duration, longest: int) -> None:
+    """Checks that a duration is between 0 and so many seconds.
+
+    Raises:
+        ProtocolError: It is not.
+    """
+    seconds, nanos = duration.seconds, duration.nanos
+    if not (0 <= seconds <= longest and 0 <= nanos < 10**9):
+        found = f"is {seconds} s and {nanos} ns" if nanos else f"is {seconds} s"
+        raise broken(reply, field, found, f"0 to {longest} s")
+
+
 class FailedCall(Protocol):
     """What an error of grpc and one of grpc.aio have in common."""
 
@@ -325,8 +369,13 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
     """Turns gRPC's error, of a call to a target, into the one that its details name."""
     call = cast(FailedCall, error)
     code, message = call.code(), call.details() or ""
-    info, retry_after = _details(call.trailing_metadata())
+    try:
+        info, retry_after = _details(call.trailing_metadata())
+    except ProtocolError as broken_details:
+        return ProtocolError(f"{broken_details}; the error is {code.name}: {message}", metadata=broken_details.metadata)
     if info is None:
+        if message == _UNREADABLE:
+            return ProtocolError(f"the reply of {target} cannot be read; expected a message of protobuf")
         kind = _BY_CODE.get(code, IdallocError)
         reason = None if code in _BY_CODE else code.name
         if kind in _NO_ANSWER:
@@ -355,6 +404,7 @@ def _details(
             if detail.Unpack(found) and found.domain == DOMAIN:
                 info = found
             elif detail.Unpack(retry):
+                check_duration(retry, "retry_delay", retry.retry_delay, _LONGEST_DURATION)
                 retry_after = retry.retry_delay.ToTimedelta().total_seconds()
     return info, retry_after
 
@@ -368,4 +418,4 @@ def _status(value: bytes) -> status_pb2.Status:
 
 def _count(metadata: Mapping[str, str], name: str) -> int:
     text = metadata.get(name, "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) < 20 else 0  # below 2^63

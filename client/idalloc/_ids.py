@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import grpc
 
 from idalloc._channel import leave_behind
-from idalloc._errors import DeadlineExceeded, from_rpc_error, translated
+from idalloc._errors import DeadlineExceeded, ProtocolError, from_rpc_error, translated
 from idalloc._pool import Asked, Pool
+from idalloc._replies import checked
 from idalloc.v1 import id_allocator_pb2 as pb
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ class Ids(Iterator[int]):
         except grpc.RpcError as error:
             self._coming = None
             refusal = from_rpc_error(error, self._client.target)
-            if not self._pool.refused(refusal) and not ahead:
+            smaller = self._pool.refused(refusal) and time.monotonic() < deadline
+            if not smaller and (not ahead or isinstance(refusal, ProtocolError)):
                 refusal.__cause__ = error
                 time.sleep(self._pool.pause(refusal, deadline))
         except grpc.FutureCancelledError:
@@ -127,6 +129,7 @@ class Ids(Iterator[int]):
             raise
         else:
             self._coming = None
+            checked(coming.asked.request, response)
             if self._client._log is not None and next(coming.asked.process):  # else the handler of a signal forked
                 self._client._log.range(coming.asked.request, response, coming.logged)
             self._pool.accept(coming.asked, response)

@@ -134,13 +134,6 @@ def to_doc_ids(message: pb.GenerateDocIdResponse | pb.StreamDocIdsResponse) -> l
     return doc_ids
 
 
-def count_ids(message: pb.StreamRangesResponse | pb.StreamDocIdsResponse) -> int:
-    """How many ids a message of a stream brings."""
-    if isinstance(message, pb.StreamRangesResponse):
-        return message.range.id_count
-    return len(message.doc_ids) or sum(run.id_count for run in message.runs)
-
-
 def log_chunk(log: "IssuedLog", request: StreamRequest, response: StreamResponse, asked: int) -> None:
     """Writes down what a message of a stream brings."""
     if isinstance(response, pb.StreamDocIdsResponse):

@@ -8,6 +8,8 @@ from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
+from idalloc._errors import broken
+from idalloc._replies import shown
 from idalloc.v1 import sequences_pb2 as pb
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ AnyResponse = TypeVar("AnyResponse", bound=Message)
 
 # The most sequences that the server puts on a page.
 PAGE_SIZE = 1000
+# So many pages without a sequence may come in a row: a server looks through at least 1,000 rows for each.
+MAX_EMPTY_PAGES = 1_000
 
 
 class Settings(TypedDict, total=False):
@@ -85,15 +89,41 @@ def advance_request(name: str, past: int, period: str, etag: str) -> pb.AdvanceS
     )
 
 
-def list_request(prefix: str, show_deleted: bool) -> pb.ListSequencesRequest:
-    """Asks for the first page of sequences."""
-    return _message(pb.ListSequencesRequest, page_size=PAGE_SIZE, name_prefix=prefix, show_deleted=show_deleted)
+class Pages:
+    """The pages of one list: what to ask for next, and whether a page may follow those before it.
 
+    Attributes:
+        request: Asks for the next page.
+    """
 
-def next_page(request: pb.ListSequencesRequest, response: pb.ListSequencesResponse) -> bool:
-    """Makes the request one for the page that follows; returns whether there is one."""
-    request.page_token = response.next_page_token
-    return bool(response.next_page_token)
+    def __init__(self, prefix: str, show_deleted: bool) -> None:
+        self.request = _message(
+            pb.ListSequencesRequest, page_size=PAGE_SIZE, name_prefix=prefix, show_deleted=show_deleted
+        )
+        self._last = ""
+        self._tokens: set[int] = set()  # since the last name came; as hashes, since a token may be megabytes long
+
+    def follow(self, response: pb.ListSequencesResponse) -> bool:
+        """Takes in a page, and makes the request one for the next page. Returns whether there is one.
+
+        Raises:
+            ProtocolError: The names do not rise, or pages without a name never end.
+        """
+        for number, sequence in enumerate(response.sequences):
+            if sequence.name <= self._last:
+                found, expected = f"is {shown(sequence.name)}", f"a name behind {shown(self._last)}"
+                raise broken(response, f"sequences[{number}].name", found, expected)
+            self._last = sequence.name
+            self._tokens.clear()
+        token = response.next_page_token
+        if hash(token) in self._tokens:
+            raise broken(response, "next_page_token", f"is {shown(token)} again", "a page that was not there yet")
+        if len(self._tokens) >= MAX_EMPTY_PAGES:
+            found = f"is {shown(token)} behind {MAX_EMPTY_PAGES} empty pages"
+            raise broken(response, "next_page_token", found, "a page with a sequence, or the end of the list")
+        self._tokens.add(hash(token))
+        self.request.page_token = token
+        return bool(token)
 
 
 def enum_texts(field: str) -> list[str]:
@@ -105,7 +135,10 @@ def enum_texts(field: str) -> list[str]:
 def enum_text(field: str, number: int) -> str:
     """The text of a value of a setting that is an enum; empty where nothing was said."""
     enum = _enum(field)
-    return _text(enum, enum.values_by_number[number].name) if number else ""
+    known = enum.values_by_number.get(number)
+    if known is None:  # of a newer server
+        return str(number)
+    return _text(enum, known.name) if number else ""
 
 
 def _sequence(name: str, settings: Mapping[str, Any]) -> pb.Sequence:
@@ -196,12 +229,11 @@ class Sequences:
             prefix: Only those whose names begin with this.
             show_deleted: Whether also deleted ones.
         """
-        request = list_request(prefix, show_deleted)
-        while True:
-            response = self._call(lambda stubs: stubs.sequences.ListSequences, request)
+        pages, more = Pages(prefix, show_deleted), True
+        while more:
+            response = self._call(lambda stubs: stubs.sequences.ListSequences, pages.request)
+            more = pages.follow(response)
             yield from response.sequences
-            if not next_page(request, response):
-                return
 
     def update(self, name: str, *, etag: str = "", **settings: "Unpack[Settings]") -> pb.UpdateSequenceResponse:
         """Changes settings of a sequence.

@@ -3,7 +3,7 @@
 import random
 import time
 
-from idalloc._errors import IdallocError, ServerUnreachable, Unavailable
+from idalloc._errors import IdallocError, ProtocolError, ServerUnreachable, Unavailable
 from idalloc._messages import at_least_one
 
 # A stream that breaks and receives nothing more is tried again this often before its error is its caller's: with
@@ -15,6 +15,8 @@ FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 # Who has used up a quota may be told of a wait of hours; nothing should stand still for so long and not say why.
 LONGEST_WAIT = 30.0
+# A stream that has brought its total and does not end is cancelled after so many seconds.
+LONGEST_END = 5.0
 
 
 class Resumption:
@@ -40,22 +42,13 @@ class Resumption:
         self._failures = 0
         self._begun = True
 
-    def ended(self) -> None:
-        """Notes that the stream ended well.
-
-        Raises:
-            ServerUnreachable: Something is missing all the same.
-        """
-        if self.missing > 0:
-            raise ServerUnreachable(f"the stream ended with {self.missing} ids missing")
-
     def pause(self, error: IdallocError) -> float:
         """Says how many seconds to wait after an error before what is missing is asked for.
 
         Raises:
             IdallocError: The error itself, where asking again does not help, did not help, or would be too late.
         """
-        if self.missing <= 0:
+        if self.missing <= 0 and not isinstance(error, ProtocolError):
             return 0.0
         self._failures += 1
         nobody_there = isinstance(error, ServerUnreachable) and not self._begun

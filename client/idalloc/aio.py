@@ -2,14 +2,15 @@
 
 import asyncio
 import os
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import grpc
 
 from idalloc._access import Access, from_environment
+from idalloc._aio_ids import Ids
 from idalloc._aio_sequences import Sequences
 from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
 from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
@@ -21,7 +22,6 @@ from idalloc._messages import (
     AnyResponse,
     StreamRequest,
     StreamResponse,
-    count_ids,
     doc_ids_request,
     log_chunk,
     range_request,
@@ -33,9 +33,9 @@ from idalloc._messages import (
     update_node_request,
     uuid_requests,
 )
-from idalloc._pool import Asked, Pool
+from idalloc._replies import Chunks, checked
 from idalloc._shared_calls import SharedCalls
-from idalloc._stream import Resumption
+from idalloc._stream import LONGEST_END, Resumption
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
 from idalloc.v1.node_pb2 import GetNodeRequest, Node
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Ids"]
 
 T = TypeVar("T")
-
-# What comes of a range that was asked for ahead; an OSError is of the log.
-_Answer: TypeAlias = pb.AllocateRangeResponse | IdallocError | OSError
 
 
 class Stubs(NamedTuple):
@@ -159,7 +156,7 @@ class Client:
         request = ParseIdRequest(sequence=sequence, text=text)
         return await self._call(lambda stubs: stubs.sequences.ParseId, request)
 
-    def ids(self, sequence: str) -> "Ids":
+    def ids(self, sequence: str) -> Ids:
         """As ``idalloc.Client.ids``; an asynchronous iterator."""
         return Ids(self, sequence)
 
@@ -246,7 +243,8 @@ class Client:
         with translated(self.target):
             stub = method(self._connection.get())
             seconds = self.timeout if timeout is None else timeout
-            return await stub(request, timeout=seconds, metadata=self._access.metadata)
+            reply = await stub(request, timeout=seconds, metadata=self._access.metadata)
+        return checked(request, reply)
 
     async def _allocate(
         self, request: pb.AllocateRangeRequest, timeout: float | None = None
@@ -292,18 +290,21 @@ class Client:
                 stubs = connection.get()
                 message = request(resumption.missing)
                 asked = 0 if self._log is None else self._log.now()
-                process = this_process()
+                process, chunks = this_process(), Chunks(message)
                 call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
                 try:
                     with translated(self.target):
                         async for response in call:
+                            count = chunks.check(response)
                             if self._log is not None:
                                 log_chunk(self._log, message, response, asked)
-                            resumption.received(count_ids(response))
+                            resumption.received(count)
                             yield convert(response)
                             if not next(process):
                                 connection.get()  # refuses: the call is the parent's
-                        resumption.ended()
+                            if not chunks.missing:
+                                await _end(call, chunks)
+                        chunks.end()
                 except IdallocError as error:
                     await asyncio.sleep(resumption.pause(error))
                 finally:
@@ -326,82 +327,9 @@ class Client:
         return task
 
 
-class Ids(AsyncIterator[int]):
-    """The ids of one sequence, one by one, without end: as ``idalloc.Ids``.
-
-    Any number of tasks may share one: each id goes to one of them. A task that is cancelled while it waits takes none.
-    """
-
-    def __init__(self, client: Client, sequence: str) -> None:
-        self._client = client
-        self._pool = Pool(sequence)
-        self._coming: _Coming | None = None
-        client._connection.add(self)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> int:
-        while True:
-            for value in self._pool.piece.ids:
-                return value
-            await self._more()
-
-    def drop(self) -> None:
-        """Drops what is at hand."""
-        self._pool.drop()
-
-    def forget(self) -> None:
-        """Drops what the parent of this process has at hand."""
-        leave_behind(self._coming)
-        self._coming = None
-        self._pool.drop()
-
-    async def _more(self) -> None:
-        # Without a lock: to leave `async with` takes an await, before which a signal's handler may raise. What is done
-        # between two awaits is done by one task alone.
-        self._client._connection.get()  # refuses when the client was closed
-        deadline = time.monotonic() + self._client.timeout
-        while not self._pool.advance():
-            coming = self._coming
-            ahead = coming is not None
-            if coming is None:
-                coming = self._coming = self._ask()
-            # Who is cancelled while it waits leaves the range to the next one.
-            await asyncio.wait([coming.task])
-            if self._coming is coming:
-                self._coming = None
-                self._receive(coming, ahead, deadline)
-        if self._coming is None and self._pool.wants_more():
-            self._coming = self._ask()
-
-    def _ask(self) -> "_Coming":
-        self._client._connection.get()  # refuses when the client was closed
-        asked = self._pool.ask()
-        return _Coming(asked, self._client._own(self._fetch(asked.request)))
-
-    async def _fetch(self, request: pb.AllocateRangeRequest) -> _Answer:
-        try:
-            return await self._client._allocate(request)
-        except (IdallocError, OSError) as error:  # returned, for it may be that no one wants to know
-            return error
-
-    def _receive(self, coming: "_Coming", ahead: bool, deadline: float) -> None:
-        """Takes in what came. After a refusal for a quota, the end of a pause comes next."""
-        if coming.task.cancelled():
-            self._client._connection.get()  # says that the client was closed
-        answer = coming.task.result()
-        if isinstance(answer, OSError):
-            raise answer
-        if isinstance(answer, pb.AllocateRangeResponse):
-            self._pool.accept(coming.asked, answer)
-        elif answer is not None and not self._pool.refused(answer) and not ahead:
-            pause = self._pool.pause(answer, deadline)
-            self._coming = _Coming(coming.asked, self._client._own(asyncio.sleep(pause)))
-
-
-class _Coming(NamedTuple):
-    """A range that was asked for ahead, or the end of a pause: then its task gives None."""
-
-    asked: Asked
-    task: asyncio.Task[_Answer] | asyncio.Task[None]
+async def _end(call: AsyncIterable[StreamResponse], chunks: Chunks) -> None:
+    """Waits for the end of a stream that has brought its total. A message that comes in its place is refused."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LONGEST_END):
+            async for response in call:
+                chunks.check(response)

@@ -47,7 +47,7 @@ class FakeSequences(SequenceServiceServicer):
         first = int(request.page_token or 0)
         if self.empty_pages:
             self.empty_pages -= 1
-            return pb.ListSequencesResponse(next_page_token=str(first))
+            return pb.ListSequencesResponse(next_page_token=f"{first:0{self.empty_pages + 1}}")
         token = str(first + PAGE_SIZE) if first + PAGE_SIZE < len(names) else ""
         page = [self.sequences[name] for name in names[first : first + PAGE_SIZE]]
         return pb.ListSequencesResponse(sequences=page, next_page_token=token)

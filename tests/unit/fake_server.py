@@ -44,7 +44,8 @@ def trailers(
     values = {name: str(value) for name, value in metadata.items()}
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain="idalloc", metadata=values))
     if retry_after is not None:
-        delay = Duration(nanos=int(retry_after * 1e9))
+        delay = Duration()
+        delay.FromNanoseconds(int(retry_after * 1e9))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return (("grpc-status-details-bin", status.SerializeToString()),)
 

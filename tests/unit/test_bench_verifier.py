@@ -31,13 +31,11 @@ class Caller:
     def __init__(self, verifier: Verifier) -> None:
         self.verifier, self.trail = verifier, Trail()
 
-    def gets(self, answer: pb.AllocateRangeResponse, asked: int | None = None) -> None:
-        asked = answer.range.id_count if asked is None else asked
-        self.verifier.check_range(answer, asked, self.verifier.mark(), self.trail)
+    def gets(self, answer: pb.AllocateRangeResponse) -> None:
+        self.verifier.check_range(answer, self.verifier.mark(), self.trail)
 
     def gets_doc_ids(self, answer: pb.GenerateDocIdResponse) -> None:
-        asked = sum(run.id_count for run in answer.runs)
-        self.verifier.check_doc_ids(answer, asked, self.trail)
+        self.verifier.check_doc_ids(answer, self.trail)
 
 
 def found(verifier: Verifier) -> tuple[int, int, int]:
@@ -143,7 +141,7 @@ def test_the_chunks_of_a_stream_rise_though_all_are_of_one_call() -> None:
     for ordering in (PER_NODE, RISING):
         begun, trail = verifier.mark(), Trail()
         for first in (100, 110, 105):
-            verifier.check_range(reply(first + 1_000 * ordering, 5, ordering=ordering), 5, begun, trail)
+            verifier.check_range(reply(first + 1_000 * ordering, 5, ordering=ordering), begun, trail)
     assert found(verifier) == (0, 2, 0)
 
 
@@ -152,7 +150,7 @@ def test_a_rising_sequence_rises_over_all_callers_and_nodes() -> None:
     one, other = Caller(verifier), Caller(verifier)
     early = verifier.mark()
     one.gets(reply(100, ordering=RISING))
-    verifier.check_range(reply(90, ordering=RISING), 1, early, other.trail)  # began before that was answered
+    verifier.check_range(reply(90, ordering=RISING), early, other.trail)  # began before that was answered
     assert found(verifier) == (0, 0, 0)
     Caller(verifier).gets(reply(95, ordering=RISING))
     assert found(verifier) == (0, 1, 0)
@@ -167,7 +165,7 @@ def test_a_period_that_ends_does_not_hold_the_next_one_up() -> None:
     late = verifier.mark()
     Caller(verifier).gets(reply(100, period="2026", ordering=RISING))
     Caller(verifier).gets(reply(1, period="2027", ordering=RISING))
-    verifier.check_range(reply(101, period="2026", ordering=RISING), 1, late, Trail())
+    verifier.check_range(reply(101, period="2026", ordering=RISING), late, Trail())
     assert found(verifier) == (0, 0, 0)
     Caller(verifier).gets(reply(3, period="2027", ordering=RISING))
     Caller(verifier).gets(reply(2, period="2027", ordering=RISING))
@@ -183,13 +181,11 @@ def test_a_falling_sequence_that_is_rising_falls_over_all_callers() -> None:
     assert found(verifier) == (0, 1, 0)
 
 
-def test_a_reply_that_is_not_what_was_asked_for_is_found() -> None:
+def test_a_reply_that_breaks_the_contract_is_a_finding() -> None:
+    """A refused reply counts as malformed, and its reason is among the findings."""
     verifier = Verifier()
-    wrong = reply(20, 10)
-    wrong.range.last_id += 1
-    for answer, asked in ((reply(1, 10), 9), (wrong, 10), (reply(40, 1, 0), 1), (pb.AllocateRangeResponse(), 1)):
-        Caller(verifier).gets(answer, asked)
-    assert found(verifier) == (0, 0, 4)
+    verifier.refuse("range.step is 0")
+    assert (found(verifier), verifier.ids, verifier.told) == ((0, 0, 1), 0, ["range.step is 0"])
 
 
 def test_document_ids_are_looked_at_by_what_they_share_and_their_serials() -> None:

@@ -52,6 +52,14 @@ def test_what_the_details_say_is_on_the_exception() -> None:
     assert error.metadata == {"remaining": "7", "largest_range": "5"}
 
 
+def test_a_count_of_thousands_of_digits_is_not_read() -> None:
+    """A server cannot make a property of its error raise, or compute for long."""
+    details = trailers("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, remaining="9" * 5000, largest_range="\u00b2")
+    error = from_rpc_error(Failure(grpc.StatusCode.OUT_OF_RANGE, "none left", details), "here:1")
+    assert isinstance(error, idalloc.SequenceExhausted)
+    assert (error.remaining, error.largest_range) == (0, 0)
+
+
 def test_without_details_the_status_decides() -> None:
     unreachable = from_rpc_error(Failure(grpc.StatusCode.UNAVAILABLE, "Connection refused", None), "here:1")
     assert isinstance(unreachable, idalloc.ServerUnreachable)

@@ -5,6 +5,7 @@ import pytest
 from idalloc import (
     InternalError,
     PermissionDenied,
+    ProtocolError,
     QuotaExceeded,
     SequenceExhausted,
     ServerDraining,
@@ -74,12 +75,12 @@ def test_nothing_is_waited_for_that_would_come_too_late() -> None:
 def test_an_error_after_the_last_id_is_none() -> None:
     stream = Resumption(10, None)
     stream.received(10)
-    stream.ended()
     assert stream.pause(InternalError()) == 0.0
 
 
-def test_a_stream_that_ends_too_early_is_broken() -> None:
+def test_a_message_after_the_last_id_is_an_error() -> None:
+    """A stream that goes on after its total is not taken for one that ended well."""
     stream = Resumption(10, None)
-    stream.received(9)
-    with pytest.raises(ServerUnreachable, match="1 ids missing"):
-        stream.ended()
+    stream.received(10)
+    with pytest.raises(ProtocolError):
+        stream.pause(ProtocolError())

@@ -6,14 +6,23 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import grpc
 
 from idalloc._access import Access
-from idalloc._errors import PermissionDenied, ServerUnreachable, Unauthenticated, Unavailable, from_rpc_error
+from idalloc._errors import (
+    PermissionDenied,
+    ProtocolError,
+    ServerUnreachable,
+    Unauthenticated,
+    Unavailable,
+    from_rpc_error,
+)
 from idalloc._log import IssuedLog
+from idalloc._replies import check_chunk, checked
 from idalloc.bench._latencies import Latencies
 from idalloc.bench._plan import Call, Plan, calls
 from idalloc.bench._verifier import Mark, Trail, Verifier
@@ -29,7 +38,6 @@ PAUSE = 0.1
 _OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", -1),
     ("grpc.primary_user_agent", f"idalloc-bench/{version('idalloc')}"),
 ]
 
@@ -205,7 +213,8 @@ class Bench:
             await self._refused(call, error, counted)
             return
         ended = time.perf_counter_ns()
-        if self._received(caller, call, reply, call.ids, begin, ended, counted) and counted:
+        check = partial(checked, call.message)
+        if self._received(caller, call, reply, check, begin, ended, counted) and counted:
             self.tallies[call.rpc].latencies.add(ended - began)
 
     async def _stream(self, caller: Caller, call: Call) -> None:
@@ -218,7 +227,8 @@ class Bench:
         try:
             async for reply in stream:
                 now = time.perf_counter_ns()
-                count = self._received(caller, call, reply, min(call.chunk, missing), begin, now, self._counting)
+                check = partial(check_chunk, call.message, missing=missing)
+                count = self._received(caller, call, reply, check, begin, now, self._counting)
                 if not count:
                     return
                 missing -= count
@@ -242,24 +252,32 @@ class Bench:
         return Begin(self._log.now() if self._log else 0, self.verifier.mark() if self.verifier else None)
 
     def _received(
-        self, caller: Caller, call: Call, reply: Any, asked: int, begin: Begin, now: int, counted: bool
+        self,
+        caller: Caller,
+        call: Call,
+        reply: Any,
+        check: Callable[[Any], object],
+        begin: Begin,
+        now: int,
+        counted: bool,
     ) -> int:
         """Takes a reply in, the only place where one arrives; returns how many ids it brought; 0 if it failed."""
         try:
-            count = call.decode(reply)
-        except ValueError:
-            count = 0
-        if count < 1:
-            self._failed(call, grpc.StatusCode.UNKNOWN, "MALFORMED", "a reply brought no ids", counted)
+            check(reply)
+        except ProtocolError as error:
+            self._failed(call, error.code, error.reason, str(error), counted)
+            if self.verifier is not None:
+                self.verifier.refuse(str(error))
             return 0
+        count = call.decode(reply)
         if self._log is not None and call.of_doc_ids:
             self._log.doc_ids(reply, begin.at)
         elif self._log is not None:
             self._log.range(call.message, reply, begin.at)
         if self.verifier is not None and call.of_doc_ids:
-            self.verifier.check_doc_ids(reply, asked, caller.trail)
+            self.verifier.check_doc_ids(reply, caller.trail)
         elif self.verifier is not None and begin.mark is not None:
-            self.verifier.check_range(reply, asked, begin.mark, caller.trail)
+            self.verifier.check_range(reply, begin.mark, caller.trail)
         if counted:
             self.tallies[call.rpc].ids += count
             interval = (now - self._began) // INTERVAL_NS

@@ -38,7 +38,7 @@ class Trail:
 
 
 class Verifier:
-    """Looks at replies, in the order in which they arrive. All ranges are of one sequence.
+    """Looks at replies that the contract allows, in the order in which they arrive. All ranges are of one sequence.
 
     Order is looked at where one was promised: from one caller's reply to its next of the same node; and, of a sequence
     that rises over all nodes, from any reply to all calls that began after it.
@@ -47,7 +47,7 @@ class Verifier:
         ids: How many ids were looked at.
         twice: How many replies brought an id that was there before.
         disordered: How many brought ids out of order.
-        malformed: How many were not what was asked for, or contradict themselves.
+        malformed: How many replies broke the contract: see ``refuse``.
         told: The first findings, in words.
     """
 
@@ -77,22 +77,22 @@ class Verifier:
         """Notes how far ids have come, as a call begins."""
         return Mark(self._period, self._furthest)
 
-    def check_range(self, reply: Ranges, asked: int, mark: Mark, trail: Trail) -> None:
+    def refuse(self, why: str) -> None:
+        """Counts a reply that breaks the contract, of which no id is looked at."""
+        self.malformed += 1
+        self._tell(why)
+
+    def check_range(self, reply: Ranges, mark: Mark, trail: Trail) -> None:
         """Looks at a range of a sequence.
 
         Args:
             reply: The reply.
-            asked: How many ids it was to have.
             mark: What ``mark`` said when the call began.
             trail: What the caller got before.
         """
         ids, period = reply.range, reply.period
-        first, last, step, count = ids.first_id, ids.last_id, ids.step, ids.id_count
-        self.ids += count
-        if count != asked or not step or last != first + (count - 1) * step:
-            self.malformed += 1
-            self._tell(f"{first} to {last} in steps of {step} is not {asked} ids")
-            return
+        first, last, step = ids.first_id, ids.last_id, ids.step
+        self.ids += ids.id_count
         again = self._of("period", period).add(first, last, step)
         if again is not None:
             self.twice += 1
@@ -112,11 +112,10 @@ class Verifier:
         if rising and ahead and period >= self._period:
             self._period, self._furthest = period, last
 
-    def check_doc_ids(self, reply: DocIds, asked: int, trail: Trail) -> None:
+    def check_doc_ids(self, reply: DocIds, trail: Trail) -> None:
         """Looks at document ids in their compact form; the arguments are those of ``check_range``."""
-        count = 0
         for run in reply.runs:
-            count += run.id_count
+            self.ids += run.id_count
             doc_id = run.first_doc_id
             shared, first = doc_id[:12], int(doc_id[12:], 16)
             last = first + (run.id_count - 1) * run.step
@@ -129,10 +128,6 @@ class Verifier:
                 self.disordered += 1
                 self._tell(f"document id {doc_id} came after {shared}{before:016x}")
             trail.doc_ids[shared] = last
-        self.ids += count
-        if count != asked:
-            self.malformed += 1
-            self._tell(f"{count} document ids came where {asked} were asked for")
 
     def _of(self, kind: str, part: str) -> IssuedIds:
         key = kind, part

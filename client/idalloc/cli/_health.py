@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # What the server calls the check of its store.
 STORE = "store"
 STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
+_REPLIES = (b"", b"\x08\x01", b"\x08\x02", b"\x08\x03")
 
 
 def health(
@@ -97,6 +98,13 @@ def _request(service: str) -> bytes:
 
 
 def _status(reply: bytes) -> str:
-    """The status in a HealthCheckResponse: field 1, an enum, which is left out if it is 0."""
-    number = reply[1] if reply[:1] == b"\x08" else 0
-    return STATUSES[number] if number < len(STATUSES) else str(number)
+    """The status in a HealthCheckResponse: field 1, an enum, which is left out if it is 0.
+
+    Raises:
+        ProtocolError: It is no such message.
+    """
+    if reply in _REPLIES:
+        return STATUSES[_REPLIES.index(reply)]
+    from idalloc._errors import ProtocolError
+
+    raise ProtocolError(f"HealthCheckResponse is {reply[:20].hex()}; expected a status, such as 0801 for SERVING")

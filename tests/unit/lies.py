@@ -1,0 +1,364 @@
+"""A server that lies, and its lies: replies that the contract rules out."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import node_pb2, sequences_pb2
+
+INT64 = 2**63 - 1
+YEARS_10000 = 315_576_000_000
+HEAD = f"0007{1_700_000_000:08x}"
+SERVICES = {
+    file.services_by_name[service]: package
+    for file, service, package in (
+        (pb.DESCRIPTOR, "IdAllocatorService", pb),
+        (sequences_pb2.DESCRIPTOR, "SequenceService", sequences_pb2),
+        (node_pb2.DESCRIPTOR, "NodeService", node_pb2),
+        (health_pb2.DESCRIPTOR, "Health", health_pb2),
+    )
+}
+
+
+class Lie(NamedTuple):
+    """One lie.
+
+    Attributes:
+        name: What is wrong.
+        rpc: The method that lies.
+        tell: Makes the reply to a request, or the messages of a stream; bytes go out as they are.
+        says: What the error says of it.
+        honest: How many ids, or names, come before it, and are given out.
+        of: Which of the method's callers it is for, where it is not for all.
+    """
+
+    name: str
+    rpc: str
+    tell: Callable[[Any], Any]
+    says: str
+    honest: int = 0
+    of: str = ""
+
+
+class Refuse(Exception):
+    """The reply is an error, with details."""
+
+    def __init__(self, reason: str, code: grpc.StatusCode, *details: Any, metadata: dict[str, str] | None = None):
+        super().__init__(reason)
+        self.code = code
+        status = status_pb2.Status(code=code.value[0], message=reason)
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain="idalloc", metadata=metadata or {}))
+        for detail in details:
+            status.details.add().Pack(detail)
+        self.trailers = (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+@contextmanager
+def lying(lie: Lie) -> Iterator[str]:
+    """Runs a server whose method `lie.rpc` lies; yields its address. It has no other methods."""
+    service = next(each for each in SERVICES if lie.rpc in each.methods_by_name)
+    method = service.methods_by_name[lie.rpc]
+    request_type = getattr(SERVICES[service], method.input_type.name)
+
+    def unary(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return lie.tell(request)
+        except Refuse as refusal:
+            context.set_trailing_metadata(refusal.trailers)
+            context.abort(refusal.code, str(refusal))
+
+    def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        for message in lie.tell(request):
+            if not context.is_active():
+                return
+            yield message
+
+    kind = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+    handler = kind(
+        stream if method.server_streaming else unary,
+        request_deserializer=request_type.FromString,
+        response_serializer=_bytes,
+    )
+    server = grpc.server(ThreadPoolExecutor(max_workers=4))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, {lie.rpc: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def _bytes(message: Any) -> bytes:
+    data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
+    return data
+
+
+def ids(first: int, count: int, step: int = 1, **other: int) -> pb.IdRange:
+    """A range without a lie but for what is said besides."""
+    fields = {"first_id": first, "last_id": first + (count - 1) * step, "step": step, "id_count": count}
+    return pb.IdRange(**fields | other)
+
+
+def reply(issued: pb.IdRange, **other: Any) -> pb.AllocateRangeResponse:
+    return pb.AllocateRangeResponse(**{"range": issued, "use_within": Duration(seconds=60)} | other)
+
+
+def chunk(issued: pb.IdRange, **other: Any) -> pb.StreamRangesResponse:
+    return pb.StreamRangesResponse(**{"range": issued, "use_within": Duration(seconds=60)} | other)
+
+
+def run(serial: int, count: int, step: int = 1, head: str = HEAD) -> pb.DocIdRun:
+    return pb.DocIdRun(first_doc_id=f"{head}{serial:016x}", step=step, id_count=count)
+
+
+def texts(serials: Iterable[int]) -> list[str]:
+    return [f"{HEAD}{serial:016x}" for serial in serials]
+
+
+def _range(name: str, tell: Callable[[int], Any], says: str) -> Lie:
+    """A lie of AllocateRange, made of the number that was asked for."""
+    return Lie(name, "AllocateRange", lambda request: tell(request.id_count), says)
+
+
+def _within(name: str, says: str, **duration: int) -> Lie:
+    return _range(name, lambda n: reply(ids(1, n), use_within=Duration(**duration)), says)
+
+
+def _texts(name: str, tell: Callable[[int], list[str]], says: str) -> Lie:
+    return Lie(name, "AllocateRange", lambda r: reply(ids(1, r.id_count), texts=tell(r.id_count)), says, of="texts")
+
+
+def _stream(name: str, tell: Callable[[Any], Iterable[Any]], says: str, honest: int = 0) -> Lie:
+    return Lie(name, "StreamRanges", tell, says, honest)
+
+
+def _runs(name: str, tell: Callable[[int], list[pb.DocIdRun]], says: str) -> Lie:
+    return Lie(name, "GenerateDocId", lambda r: pb.GenerateDocIdResponse(runs=tell(r.id_count)), says)
+
+
+def _doc_ids(name: str, tell: Callable[[int], list[str]], says: str) -> Lie:
+    return Lie(name, "GenerateDocId", lambda r: pb.GenerateDocIdResponse(doc_ids=tell(r.id_count)), says, of="texts")
+
+
+def _batch(request: pb.StreamDocIdsRequest, first: int, count: int) -> pb.StreamDocIdsResponse:
+    """Document ids in the form that was asked for."""
+    if request.view == pb.DOC_ID_VIEW_COMPACT:
+        return pb.StreamDocIdsResponse(runs=[run(first, count)])
+    return pb.StreamDocIdsResponse(doc_ids=texts(range(first, first + count)))
+
+
+def _uuids(name: str, tell: Callable[[int], list[bytes]], says: str) -> Lie:
+    """A lie in both forms of UUIDs."""
+
+    def made(request: Any) -> pb.GenerateUuidResponse:
+        octets = tell(request.id_count)
+        if request.view == pb.UUID_VIEW_BYTES:
+            return pb.GenerateUuidResponse(uuid_bytes=octets)
+        written = (each.hex() for each in octets)
+        return pb.GenerateUuidResponse(uuids=[f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}" for h in written])
+
+    return Lie(name, "GenerateUuid", made, says)
+
+
+def _uuid(number: int, version: int = 7, variant: int = 8) -> bytes:
+    return bytes.fromhex(f"0193a5b6c7d8{version:x}000{variant:x}000{number:012x}")
+
+
+def sequence(name: str = "orders", **other: Any) -> sequences_pb2.Sequence:
+    fields: dict[str, Any] = {"name": name, "step": 1, "remaining": 7, "used_ratio": 0.5}
+    return sequences_pb2.Sequence(**fields | other)
+
+
+def _get(name: str, shown: sequences_pb2.Sequence | None, says: str) -> Lie:
+    return Lie(name, "GetSequence", lambda _: sequences_pb2.GetSequenceResponse(sequence=shown), says)
+
+
+def _advance(name: str, says: str, **other: Any) -> Lie:
+    fields = {"sequence": sequence(), "effective_time": Timestamp(seconds=1_790_000_000)} | other
+    return Lie(name, "AdvanceSequence", lambda _: sequences_pb2.AdvanceSequenceResponse(**fields), says)
+
+
+def _list(name: str, page: Callable[[str], tuple[list[str], str]], says: str, honest: int = 0) -> Lie:
+    """A lie of ListSequences, which makes of a page token the names on the page and the next token."""
+
+    def tell(request: sequences_pb2.ListSequencesRequest) -> sequences_pb2.ListSequencesResponse:
+        names, token = page(request.page_token)
+        return sequences_pb2.ListSequencesResponse(sequences=map(sequence, names), next_page_token=token)
+
+    return Lie(name, "ListSequences", tell, says, honest)
+
+
+def _quota(name: str, says: str, **delay: int) -> Lie:
+    def tell(_: Any) -> Any:
+        retry = error_details_pb2.RetryInfo(retry_delay=Duration(**delay))
+        raise Refuse("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED, retry)
+
+    return Lie(name, "AllocateRange", tell, says)
+
+
+def chunks(request: Any) -> Iterator[pb.StreamRangesResponse]:
+    """All that a stream is to bring."""
+    size = request.chunk_id_count
+    return (chunk(ids(1 + at, size)) for at in range(0, request.total_id_count, size))
+
+
+LIES = [
+    # Ranges
+    _range(
+        "fewer ids than asked for", lambda n: reply(ids(1, n - 1)) if n > 1 else reply(ids(1, 2)), "range.id_count is"
+    ),
+    _range("more ids than asked for", lambda n: reply(ids(1, n + 1)), "range.id_count is"),
+    _range("2^40 ids", lambda n: reply(ids(1, 2**40)), "range.id_count is 1099511627776"),
+    _range("no range", lambda _: reply(pb.IdRange()), "range.id_count is 0"),
+    _range("an empty reply", lambda _: b"", "range.id_count is 0"),
+    _range("a negative count", lambda n: reply(ids(1, n, id_count=-n)), "range.id_count is -"),
+    _range("step 0", lambda n: reply(ids(1, n, step=0)), "range.step is 0"),
+    _range("a last id too far", lambda n: reply(ids(1, n, last_id=n + 1000)), "range.last_id is"),
+    _range("a last id before the first", lambda n: reply(ids(7, n, last_id=-100)), "range.last_id is -100"),
+    _range("a step against the range", lambda n: reply(ids(10, n, last_id=20 + n, step=-1)), "range.last_id is"),
+    _range(
+        "ids that wrap at 2^63",
+        lambda n: reply(pb.IdRange(first_id=INT64 - 1, last_id=-(2**63) + max(n - 3, 0), step=1, id_count=n)),
+        "range.last_id is -9223372036854775",
+    ),
+    _range(
+        "ids that wrap to the first",
+        lambda n: reply(pb.IdRange(first_id=1, last_id=1 if n > 1 else 2, step=2**62, id_count=n)),
+        "range.last_id is",
+    ),
+    _range("the id 2^63-1", lambda n: reply(ids(INT64 - (n - 1), n)), "_id is 9223372036854775807"),
+    _range("the id 2^63-1 at first", lambda n: reply(ids(INT64, n, -1)), "range.first_id is 9223372036854775807"),
+    _range("bytes of no message", lambda _: b"\x0a\xff\xff\xff\xff\x07", "cannot be read"),
+    _range("a period of no calendar", lambda n: reply(ids(1, n), period="2026\n7"), r"period is '2026\\n7'"),
+    _within("a negative ttl", "use_within is -1 s", seconds=-1),
+    _within("a ttl of 10,000 years", "use_within is 315576000000 s", seconds=YEARS_10000),
+    _within("a ttl of 2^63-1 s", "use_within is 9223372036854775807 s", seconds=INT64),
+    _within("a ttl of 2^31-1 ns beside seconds", "use_within is 60 s and 2147483647 ns", seconds=60, nanos=2**31 - 1),
+    _within("a ttl of two signs", "use_within is 60 s and -5 ns", seconds=60, nanos=-5),
+    _quota("a negative wait for a quota", "retry_delay is -5 s", seconds=-5),
+    _quota("a wait for a quota of 2^63-1 s", "retry_delay is 9223372036854775807 s", seconds=INT64),
+    _quota("a wait for a quota of no nanoseconds", "retry_delay is 0 s and -2147483648 ns", nanos=-(2**31)),
+    # Texts
+    _texts("no texts", lambda n: [], "texts has 0 items"),
+    _texts("fewer texts", lambda n: [f"T{i}" for i in range(n - 1)], "texts has 4 items"),
+    _texts("more texts", lambda n: [f"T{i}" for i in range(n + 1)], "texts has 6 items"),
+    _texts("the same text twice", lambda n: ["T1"] * n, "texts has 'T1' twice"),
+    _texts("an empty text", lambda n: ["", *(f"T{i}" for i in range(n - 1))], "texts has an empty item"),
+    # Streams
+    _stream("an empty message", lambda _: [b""], "range.id_count is 0"),
+    _stream("empty messages without end", lambda _: (b"" for _ in count()), "range.id_count is 0"),
+    _stream("a chunk too large", lambda r: [chunk(ids(1, r.chunk_id_count + 1))], "range.id_count is 6"),
+    _stream("a chunk too small", lambda r: [chunk(ids(1, r.chunk_id_count - 1))], "range.id_count is 4"),
+    _stream("a chunk of 2^40", lambda r: [chunk(ids(1, 2**40))], "range.id_count is 1099511627776"),
+    _stream(
+        "a chunk beyond the total", lambda r: [chunk(ids(1, 5)), chunk(ids(6, 6))], "range.id_count is 6", honest=5
+    ),
+    _stream("a chunk twice", lambda r: (chunk(ids(1, 5)) for _ in count()), "range.first_id is 1", honest=5),
+    _stream("chunks that fall", lambda r: [chunk(ids(6, 5)), chunk(ids(1, 5))], "range.first_id is 1", honest=5),
+    _stream(
+        "step 0 in the second chunk", lambda r: [chunk(ids(1, 5)), chunk(ids(6, 5, step=0))], "step is 0", honest=5
+    ),
+    _stream("bytes of no message in a stream", lambda _: [b"\x0a\xff\xff\xff\xff\x07"], "cannot be read"),
+    _stream("an end before the total", lambda r: [chunk(ids(1, 5))], "ended with 5 of 10 ids missing", honest=5),
+    _stream("an end without a message", lambda r: [], "ended with 10 of 10 ids missing"),
+    _stream(
+        "a message after the total", lambda r: [*chunks(r), chunk(ids(100, 5))], "goes on after its 10 ids", honest=10
+    ),
+    _stream(
+        "a negative ttl in a stream",
+        lambda r: [chunk(ids(1, 5), use_within=Duration(seconds=-9))],
+        "use_within is -9 s",
+    ),
+    # Document ids
+    _runs("a run of 2^40 document ids", lambda n: [run(1, 2**40)], r"runs\[0\].id_count is 1099511627776"),
+    _runs("a run of 2^63-1 document ids", lambda n: [run(1, INT64)], r"runs\[0\].id_count is 9223372036854775807"),
+    _runs("no document ids", lambda n: [], "runs has 0 ids"),
+    _runs("fewer document ids", lambda n: [run(1, n - 1)], "runs has 4 ids"),
+    _runs("one run too many", lambda n: [run(1, n), run(100, 1)], r"runs\[1\].id_count is 1"),
+    _runs("counts that cancel each other out", lambda n: [run(1, -n), run(1, 2 * n)], r"runs\[0\].id_count is -5"),
+    _runs("empty runs without end", lambda n: [run(1, 0)] * 100_000, r"runs\[0\].id_count is 0"),
+    _runs("serials that stay", lambda n: [run(1, n, 0)], r"runs\[0\].step is 0"),
+    _runs("serials that fall", lambda n: [run(100, n, -1)], r"runs\[0\].step is -1"),
+    _runs("serials that overflow", lambda n: [run(2**64 - 2, n)], r"runs\[0\].step is 1"),
+    _runs("runs that overlap", lambda n: [run(1, n - 2), run(2, 2)], r"runs\[1\].first_doc_id is"),
+    _runs("a document id of other letters", lambda n: [run(1, n, head="xyzw" * 3)], r"runs\[0\].first_doc_id is 'xyzw"),
+    _runs("a document id in upper case", lambda n: [run(1, n, head="ABCDEF" * 2)], r"runs\[0\].first_doc_id is 'ABC"),
+    _runs("a document id too short", lambda n: [run(1, n, head="00")], r"runs\[0\].first_doc_id is '00"),
+    _runs(
+        "a document id of other digits",
+        lambda n: [pb.DocIdRun(first_doc_id=HEAD + "\u0661" * 16, step=1, id_count=n)],
+        r"runs\[0\].first_doc_id is",
+    ),
+    _runs(
+        "a document id of a megabyte",
+        lambda n: [pb.DocIdRun(first_doc_id="0" * 2**20, step=1, id_count=n)],
+        r"runs\[0\].first_doc_id is '0{60}'…",
+    ),
+    Lie(
+        "texts beside the runs",
+        "GenerateDocId",
+        lambda r: pb.GenerateDocIdResponse(runs=[run(1, 2**40)], doc_ids=texts(range(r.id_count))),
+        "runs|doc_ids",
+    ),
+    _doc_ids("fewer texts of document ids", lambda n: texts(range(n - 1)), "doc_ids has 4 items"),
+    _doc_ids("a document id twice", lambda n: texts([1] * n), r"doc_ids\[1\] is"),
+    _doc_ids("document ids that fall", lambda n: texts(range(n, 0, -1)), r"doc_ids\[1\] is"),
+    _doc_ids("texts of no document ids", lambda n: ["0" * 27 + "g"] * n, r"doc_ids\[0\] is"),
+    _doc_ids("texts of two lengths", lambda n: [*texts(range(n - 2)), "0" * 27, "0" * 29], r"doc_ids\[3\] is"),
+    Lie("an empty batch", "StreamDocIds", lambda _: [b""], "has 0"),
+    Lie("a batch of 2^40", "StreamDocIds", lambda _: [pb.StreamDocIdsResponse(runs=[run(1, 2**40)])], "runs|doc_ids"),
+    Lie(
+        "a batch twice",
+        "StreamDocIds",
+        lambda r: (_batch(r, 1, 5) for _ in count()),
+        "doc_id is|doc_ids.0. is",
+        honest=5,
+    ),
+    # UUIDs
+    _uuids("fewer UUIDs", lambda n: [_uuid(i) for i in range(n - 1)], "has 4 items"),
+    _uuids("a UUID twice", lambda n: [_uuid(1)] * n, "twice"),
+    _uuids("a UUID of 15 bytes", lambda n: [_uuid(1)[:15], *(_uuid(i) for i in range(n - 1))], r"\[0\] is"),
+    _uuids("UUIDs of another version", lambda n: [_uuid(i, 1) for i in range(n)], r"\[0\] is"),
+    _uuids("UUIDs of another variant", lambda n: [_uuid(i, 7, 15) for i in range(n)], r"\[0\] is"),
+    # Sequences
+    _list("a page token that repeats", lambda _: ([], "A"), "next_page_token is 'A'"),
+    _list("page tokens in a circle", lambda token: ([], "B" if token == "A" else "A"), "next_page_token is 'A'"),
+    _list("new page tokens without end", lambda token: ([], f"{int(token or 0) + 1}"), "next_page_token is"),
+    _list("a page twice", lambda _: (["a", "b"], "A"), "sequences.0..name is 'a'", honest=2),
+    _list("names out of order", lambda _: (["b", "a"], ""), "sequences.1..name is 'a'"),
+    _list("more than a page", lambda _: ([f"{i:04}" for i in range(1001)], ""), "sequences has 1001 items"),
+    _get("another sequence", sequence("invoices"), "sequence.name is 'invoices'"),
+    _get("no sequence", None, "sequence.name is ''"),
+    _get("a share that is no number", sequence(used_ratio=float("nan")), "used_ratio is nan"),
+    _get("an infinite rate", sequence(ids_per_second=float("inf")), "ids_per_second is inf"),
+    _get("a negative rest", sequence(remaining=-1), "remaining is -1"),
+    _get("the year 300,000", sequence(exhausted_at=Timestamp(seconds=9 * 10**12)), "exhausted_at is 9000000000000 s"),
+    _get("a time before the year 1", sequence(create_time=Timestamp(seconds=-(2**63))), "create_time is -9223"),
+    _get(
+        "nanoseconds of no time", sequence(update_time=Timestamp(nanos=10**9)), "update_time is 0 s and 1000000000 ns"
+    ),
+    _advance("a change effective before it", "effective_in is -3600 s", effective_in=Duration(seconds=-3600)),
+    _advance("a change effective in 10,000 years", "effective_in is", effective_in=Duration(seconds=YEARS_10000)),
+    _advance("a change effective in 2^63-1 s", "effective_in is", effective_in=Duration(seconds=INT64)),
+    _advance("a change effective at no time", "effective_time is", effective_time=Timestamp(seconds=INT64)),
+    _advance("a change of another sequence", "sequence.name is 'x'", sequence=sequence("x")),
+    # Nodes
+    Lie("no node", "GetNode", lambda _: b"", "node is missing"),
+    Lie(
+        "a prefix of 17 bits", "GetNode", lambda _: node_pb2.GetNodeResponse(node=node_pb2.Node(prefix=65536)), "prefix"
+    ),
+    # Health
+    Lie("a health cut off", "Check", lambda _: b"\x08", "HealthCheckResponse is 08"),
+    Lie("a health of no known number", "Check", lambda _: b"\x08\x63", "HealthCheckResponse is 0863"),
+    Lie("a health of bytes", "Check", lambda _: b"\xff" * 1000, "HealthCheckResponse is f{40};"),
+]
