@@ -161,7 +161,7 @@ def test_an_advance_on_any_node_ends_all_refusals(scenario: Scenario) -> None:
     scenario.wait_until(lambda: bool(noticed(other, "orders")), "the other node refuses too")
     stand_still(scenario, clients)
 
-    # An advance on the node that saw less is enough: its generation, which follows the clock, is newer than any lost one.
+    # An advance on the node that saw less is enough: its generation follows the clock, and so is newer than a lost one.
     idalloc("sequences", "advance", "orders", "--past", highest["orders"], "--server", other.address)
     scenario.wait_for_records([clients[0], clients[2]], more=20)
     assert "SEQUENCE_NOT_FOUND" in idalloc(

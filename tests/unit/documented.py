@@ -25,6 +25,7 @@ from idalloc_server.domain import (
     terms,
 )
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.telemetry import log_queue, metrics
 
 # What a document states in words is asserted to be what the code has.
 # By place (a field of a proto, a section of a document), the phrases that must be there.
@@ -125,6 +126,7 @@ def of_protos() -> Claims:
             f"0 (unset) means {sequences.DEFAULT_PAGE_SIZE}, "
             f"more than {number(sequences.MAX_PAGE_SIZE)} means {number(sequences.MAX_PAGE_SIZE)}."
         ],
+        "ListSequencesResponse.next_page_token": [f"more than {number(sequences.MAX_PAGE_BYTES)} bytes"],
         "ListSequencesRequest.name_prefix": [f"the server looks through {number(listing.ROWS_AT_MOST)} names"],
         "AllocateRangeRequest.sequence": [
             name,
@@ -186,7 +188,9 @@ def of_limits() -> Claims:
             f"| {transport.MAX_METADATA_BYTES // _KB} kB; from there some is refused at random, from "
             f"{transport.LARGEST_METADATA_BYTES // _KB} kB all; `native` lets up to "
             f"{transport.LARGEST_METADATA_BYTES // _KB} kB in |",
-            f"| {number(transport.MAX_STREAMS_PER_CONNECTION)} |",
+            f"| {number(transport.MAX_STREAMS_PER_CONNECTION['grpcio'])}; `native` "
+            f"{number(transport.MAX_STREAMS_PER_CONNECTION['native'])} |",
+            f"a client that has more than {number(transport.MAX_STREAMS_PER_CONNECTION['grpcio'])} to send",
             f"| one in {transport.MIN_PING_SECONDS} s |",
             f"| `max_sequences`, {number(default('max_sequences'))};",
             f"| {number(rate.MAX_RATES)} of a process,",
@@ -218,6 +222,8 @@ def of_documents() -> Claims:
             f"a request with more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
             f"A host that shows {failures.BURST} wrong tokens at once",
             f"up to {_stream.LONGEST_WAIT:g} s at a time",
+            f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
+            f"Each reason has up to {metrics.MAX_CAUSES} causes a second",
         ],
         "SECURITY.md": [
             f"serves {number(health.MAX_WATCHES)} who watch it, {health.MAX_WATCHES_OF_HOST} of one host",
@@ -231,6 +237,7 @@ def of_documents() -> Claims:
         ],
         "docs/architecture.md": [
             f"all at once and for {app.RELEASE_SECONDS:g} s at most",
+            f"acknowledged the GOAWAY, up to {app.LAST_REPLIES_SECONDS:g} s,",
             f"plus a margin of {fencing.MARGIN_SECONDS:g} s",
         ],
         "docs/strategies.md": [],

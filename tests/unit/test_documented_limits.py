@@ -49,9 +49,11 @@ FACTS: Claims = {
     "ParseIdResponse.day": ["1 to 31"],
     "SequenceKind.SEQUENCE_KIND_TIMESTAMP_MS": ["1970-01-01T00:00:00Z"],
     "ErrorReason.ERROR_REASON_QUOTA_EXCEEDED": ['"host:10.0.0.7"'],
+    "ErrorReason.ERROR_REASON_STORE_REFUSED": ['"code": "4007", "http_status": "400"'],
+    "Sequence.name": ["U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069"],
     # Of MySQL's own contract.
     "notice.proto": ["proto2", "type NOTICE (11)", "below 2^63", "28 characters"],
-    "listen": ["port 0 takes a free one"],
+    "listen": ["port 0 takes a free one", "mode 0660"],
     "auto_create_sequences": ["starting at 1"],
     "workers": ["more than 1 on Linux only"],
     "max_connection_age": ["`0s` for never", "0s for never"],
