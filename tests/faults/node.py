@@ -36,6 +36,7 @@ from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreReje
 from idalloc_server.domain.store import Store
 from idalloc_server.pipe import Pipe
 from idalloc_server.store.open import open_store
+from idalloc_server.worker_process import WorkerProcess
 from tests.faults.control import Fork, Harm, State, read
 
 # How often a node looks whether it is to fork.
@@ -270,13 +271,13 @@ def _be_child(loop: asyncio.AbstractEventLoop, servicer: IdAllocatorServicer, lo
         os._exit(0)  # nothing of the parent's is ended or flushed
 
 
-class HarmedWorker(supervisor.WorkerProcess):
+class HarmedWorker(WorkerProcess):
     """A worker that runs this module."""
 
     file = Path()
 
     @classmethod
-    async def start(cls, number: int) -> supervisor.WorkerProcess:
+    async def start(cls, number: int) -> WorkerProcess:
         """See ``WorkerProcess.start``."""
         ours, theirs = socket.socketpair()
         with theirs:

@@ -6,7 +6,7 @@ from typing import Any
 
 from idalloc_server.domain.errors import ServerDraining
 from idalloc_server.pipe import Message, Pipe, pack
-from idalloc_server.supervisor import WorkerProcess
+from idalloc_server.worker_process import WorkerProcess
 
 SECONDS = 10.0
 

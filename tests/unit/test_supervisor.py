@@ -23,7 +23,8 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.persisted import Persisted
 from idalloc_server.pipe import pack, unpack
-from idalloc_server.supervisor import Supervisor, WorkerProcess
+from idalloc_server.supervisor import Supervisor
+from idalloc_server.worker_process import WorkerProcess
 from tests.unit.fake_workers import SECONDS, FakeWorker, FakeWorkers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
