@@ -19,8 +19,8 @@ from idalloc_server.domain.errors import StartRefused
 # The most calls that one connection has under way; its client keeps further ones to itself until one has ended. Calls
 # wait in one line, whichever connection they came on: so many calls of one connection can be ahead of another's. A call
 # costs 5 kB and more from its arrival on. Native has the least that RFC 9113 advises. grpcio refuses some calls
-# (UNAVAILABLE) of a client that has more than this to send, so it has room for more than an ordinary client sends.
-MAX_STREAMS_PER_CONNECTION = {"grpcio": 500, "native": 100}
+# (UNAVAILABLE) of a client that has as many to send, so a thousand callers on one connection fit with room to spare.
+MAX_STREAMS_PER_CONNECTION = {"grpcio": 1_250, "native": 100}
 # The most calls that wait to be begun. grpcio's own limit is 1,000: of more it refuses some, whoever's they are.
 MAX_WAITING_CALLS = 100_000
 # The largest request: names, labels and a format take some kB; what is larger is refused before it is read.

@@ -74,9 +74,9 @@ class TestMetadata:
 
 class TestCallsOfAConnection:
     async def test_are_announced(self, served: Served, transport: str) -> None:
-        """README's "Limits": a connection may have 500 calls under way, 100 with native."""
+        """README's "Limits": a connection may have 1,250 calls under way, 100 with native."""
         announced = (await asyncio.to_thread(settings, served.address))[MAX_CONCURRENT_STREAMS]
-        assert announced == (100 if transport == "native" else 500)
+        assert announced == (100 if transport == "native" else 1_250)
 
     @pytest.mark.parametrize("kind", ["rejected_calls", "resets_of_calls"])
     async def test_hold_up_another_connection_no_further(self, guarded: Served, transport: str, kind: str) -> None:
