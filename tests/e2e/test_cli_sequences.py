@@ -26,7 +26,8 @@ def idalloc(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def lines(server: Server, *arguments: str) -> list[str]:
     done = idalloc(server, *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr in ["", *(f"created sequence {name!r}\n" for name in arguments[1:2])]
     return done.stdout.splitlines()
 
 

@@ -295,11 +295,11 @@ def test_no_progress_without_a_terminal(server: FakeServer, run: Run) -> None:
 
 def test_grpcs_own_words_are_not_printed() -> None:
     done = subprocess.run(
-        [*COMMAND, "node", "--server", "dns:///"], env=plain_environment(), capture_output=True, text=True
+        [*COMMAND, "node", "--server", "xds:///foo"], env=plain_environment(), capture_output=True, text=True
     )
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("UNKNOWN: ")
+    assert line.startswith("SERVER_UNREACHABLE: ")
 
 
 def test_ctrl_c_is_130_and_no_traceback(server: FakeServer) -> None:
