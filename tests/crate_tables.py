@@ -95,7 +95,7 @@ class Tables:
 
     def _find(self, found: re.Match[str], privilege: str, operation: str) -> sqlite3.Row:
         schema, table = found["schema"] or "doc", found["table"]
-        # Whoever has no privilege at all on a schema is told that it is not there.
+        # A user without any privilege on a schema gets the answer that it is not there.
         if self.denied >= {"DQL", "DML", "DDL"}:
             raise SqlError(404, 4045, f"SchemaUnknownException[Schema '{schema}' unknown]")
         row = self._db.execute("SELECT * FROM _tables WHERE schema = ? AND name = ?", (schema, table)).fetchone()

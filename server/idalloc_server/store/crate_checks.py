@@ -106,7 +106,7 @@ def _check_settings(
         _log.warning(
             "the table has no replica: its sequences are lost with its node",
             table=f"{schema}.{table.name}",
-            mend=f"ALTER TABLE {reference} SET (number_of_replicas = '0-2')",
+            next_step=f"ALTER TABLE {reference} SET (number_of_replicas = '0-2')",
         )
 
 
