@@ -166,8 +166,8 @@ def test_a_reply_without_ids_is_a_failed_call(server: FakeServer, run: Run, scen
     server._take = lambda *_: pb.IdRange()  # type: ignore[method-assign]
     server._doc_ids = lambda *_: {"runs": [pb.DocIdRun(first_doc_id="none", id_count=1)]}  # type: ignore[method-assign]
     report = run.json(scenario, *FEW, "--verify", code=1)
-    [[told, count]] = report["errorDistribution"].items()
-    assert re.match("rpc error: code = Internal desc = PROTOCOL_ERROR: .*(range.id_count is 0|first_doc_id)", told)
+    [[failure, count]] = report["errorDistribution"].items()
+    assert re.match("rpc error: code = Internal desc = PROTOCOL_ERROR: .*(range.id_count is 0|first_doc_id)", failure)
     assert count == report["verified"]["malformed"] == 40
     assert report["ids"] == 0
 

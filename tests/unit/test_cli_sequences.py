@@ -418,3 +418,11 @@ def test_node_set(server: FakeServer, run: Run) -> None:
     assert json.loads(run("node", "--server", server.target, "set", "--prefix", "9", "--json"))["prefix"] == 9
     server.fail_next("UpdateNode", "PREFIX_IN_USE", grpc.StatusCode.FAILED_PRECONDITION, prefix=3)
     assert run.told(1, "node", "set", "--prefix", "3").startswith("PREFIX_IN_USE: ")
+
+
+def test_a_kind_of_a_newer_server_is_shown_by_its_number(server: FakeServer, run: Run) -> None:
+    """A value of an enum that this client does not know is no error."""
+    run("sequences", "create", "a")
+    server.sequences["a"].kind = 99  # type: ignore[assignment]
+    assert "kind: 99\n" in run("sequences", "show", "a")
+    assert "\t99" in run("sequences", "list")
