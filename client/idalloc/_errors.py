@@ -28,7 +28,7 @@
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import ClassVar, Protocol, cast
 
 import grpc
@@ -401,11 +401,12 @@ def _details(
             continue
         for detail in _status(value).details:
             found, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-            if detail.Unpack(found) and found.domain == DOMAIN:
-                info = found
-            elif detail.Unpack(retry):
-                check_duration(retry, "retry_delay", retry.retry_delay, _LONGEST_DURATION)
-                retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+            with suppress(DecodeError):  # as in _status
+                if detail.Unpack(found) and found.domain == DOMAIN:
+                    info = found
+                elif detail.Unpack(retry):
+                    check_duration(retry, "retry_delay", retry.retry_delay, _LONGEST_DURATION)
+                    retry_after = retry.retry_delay.ToTimedelta().total_seconds()
     return info, retry_after
 
 

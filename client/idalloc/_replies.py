@@ -157,6 +157,8 @@ def _check_range(reply: Ranges, least: int, most: int, with_texts: bool) -> int:
         raise broken(reply, "period", f"is {shown(reply.period)}", "a year, a month or a day, such as '2026-11'")
     if with_texts:
         _check_each_once(reply, "texts", list(reply.texts), count)
+    elif reply.texts:
+        raise broken(reply, "texts", f"has {len(reply.texts)} items", "none but in the view TEXTS")
     return count
 
 
@@ -208,9 +210,11 @@ def _check_doc_id_texts(reply: DocIds, least: int, most: int) -> int:
 
 def _check_uuids(request: pb.GenerateUuidRequest, reply: pb.GenerateUuidResponse) -> None:
     if request.view == pb.UUID_VIEW_BYTES:
-        field, uuids = "uuid_bytes", [octets.hex() for octets in reply.uuid_bytes]
+        field, uuids, other = "uuid_bytes", [octets.hex() for octets in reply.uuid_bytes], "uuids"
     else:
-        field, uuids = "uuids", list(reply.uuids)
+        field, uuids, other = "uuids", list(reply.uuids), "uuid_bytes"
+    if beside := getattr(reply, other):
+        raise broken(reply, other, f"has {len(beside)} items", f"none beside {field}")
     _check_each_once(reply, field, uuids, request.id_count)
     version = _UUIDS[request.version]
     for number, text in enumerate(uuids):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreRejected
+from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreRejected, StoreUnreachable
 from idalloc_server.domain.store import Store
 from idalloc_server.store.crate_http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb import CrateStore
@@ -268,6 +268,33 @@ class TestUnknownUsers:
                 await store.get("s")
         standin.authorization = None
         assert await store.grant("s", 1, 1000) is None
+        await store.close()
+
+    async def test_a_host_that_starts_again_is_not_refused(self, standin: CrateStandin) -> None:
+        """It does not know the table, and when it is asked once more, it does not know the user either."""
+        http = CrateHttp([standin.host])
+        store = CrateStore(http, "ids", "crate://")
+        await store.open()
+        for use in (lambda: store.grant("s", 1, 1000), lambda: store.get("s")):
+            standin.inject(
+                Fault("error", status=404, code=4041, message="RelationUnknown[Relation 'ids.sequences' unknown]"),
+                Fault("error", match="sequences", status=401, code=0, message="password authentication failed"),
+            )
+            with pytest.raises(StoreRejected, match="password authentication failed"):
+                await use()
+            assert await use() is None
+        await store.close()
+
+    async def test_a_read_that_is_asked_again_has_no_unknown_outcome(self, standin: CrateStandin) -> None:
+        store = CrateStore(CrateHttp([standin.host]), "ids", "crate://")
+        await store.open()
+        standin.inject(
+            Fault("error", status=404, code=4041, message="RelationUnknown[Relation 'ids.sequences' unknown]"),
+            Fault("drop", match='FROM "ids"."sequences"'),
+        )
+        with pytest.raises(StoreUnreachable):
+            await store.get("s")
+        assert await store.get("s") is None
         await store.close()
 
     async def test_a_starting_host_is_left_for_the_next(self, standin: CrateStandin) -> None:

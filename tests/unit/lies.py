@@ -249,6 +249,7 @@ LIES = [
     _quota("a wait for a quota of 2^63-1 s", "retry_delay is 9223372036854775807 s", seconds=INT64),
     _quota("a wait for a quota of no nanoseconds", "retry_delay is 0 s and -2147483648 ns", nanos=-(2**31)),
     # Texts
+    _range("texts that were not asked for", lambda n: reply(ids(1, n), texts=["T1"] * n), "texts has"),
     _texts("no texts", lambda n: [], "texts has 0 items"),
     _texts("fewer texts", lambda n: [f"T{i}" for i in range(n - 1)], "texts has 4 items"),
     _texts("more texts", lambda n: [f"T{i}" for i in range(n + 1)], "texts has 6 items"),
@@ -325,6 +326,15 @@ LIES = [
         honest=5,
     ),
     # UUIDs
+    Lie(
+        "UUIDs in both forms",
+        "GenerateUuid",
+        lambda r: pb.GenerateUuidResponse(
+            uuid_bytes=[_uuid(i) for i in range(r.id_count)],
+            uuids=[f"0193a5b6-c7d8-7000-8000-{i:012x}" for i in range(r.id_count)],
+        ),
+        "uuid_bytes has|uuids has",
+    ),
     _uuids("fewer UUIDs", lambda n: [_uuid(i) for i in range(n - 1)], "has 4 items"),
     _uuids("a UUID twice", lambda n: [_uuid(1)] * n, "twice"),
     _uuids("a UUID of 15 bytes", lambda n: [_uuid(1)[:15], *(_uuid(i) for i in range(n - 1))], r"\[0\] is"),

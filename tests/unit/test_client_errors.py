@@ -5,6 +5,8 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 
 import idalloc
 from idalloc._errors import from_rpc_error
@@ -117,3 +119,15 @@ def test_exceptions_can_be_pickled() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is idalloc.SequenceExhausted
     assert (str(copy), copy.remaining, copy.retry_after, copy.code) == ("7 left", 7, 2.0, error.code)
+
+
+@pytest.mark.parametrize("kind", [error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo])
+def test_details_that_cannot_be_read_hide_no_error(kind: type[Message]) -> None:
+    """A detail of broken bytes is left out, as it may come from a proxy: the status still names the error."""
+    status = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0])
+    status.details.add().Pack(kind())
+    status.details[0].value = b"\xff\xff"
+    details = (("grpc-status-details-bin", status.SerializeToString()),)
+    error = from_rpc_error(Failure(grpc.StatusCode.UNAVAILABLE, "gone", details), "here:1")
+    assert isinstance(error, idalloc.ServerUnreachable)
+    assert "gone" in str(error)

@@ -222,13 +222,13 @@ class CrateHttp:
                         raise
                     failure = error
             # It may take that long: the host preferred at the beginning gets it once more, with all the time.
-            if silent:
-                try:
+            try:
+                if silent:
                     return await self._read_at(silent[0], request)
-                except StoreFailure as error:
-                    failure = error
-            elif may_be_starting(failure):
-                return await self._ask_again(hosts[-1], request, failure)
+                if may_be_starting(failure):
+                    return await self._ask_again(hosts[-1], request, failure)
+            except StoreFailure as error:
+                failure = error
         raise of_read(failure)
 
     async def _read_at(self, host: Host, request: _Request[_T]) -> _T:
@@ -249,6 +249,8 @@ class CrateHttp:
             await self._probe(host)
             answer = await self._reported(host, request)
         except (StoreRejected, StoreRefused) as again:
+            if is_unauthorized(again):  # it starts once more
+                raise (again if isinstance(again, StoreRefused) else self._lasting(again, request.statement)) from error
             is_settled = isinstance(again, StoreRefused) or may_be_starting(again)
             raise refused(error, request.statement) if is_settled else again from error
         self._answered(host, ready=True)
