@@ -132,11 +132,12 @@ def test_a_store_that_is_down_is_unavailable_and_recovers_by_itself(crate: Crate
 # As a real CrateDB answers them: a table that is blocked, a privilege that was revoked, a CHECK constraint.
 REFUSALS = {
     "blocked": (
-        403,
-        4032,
-        'OperationOnInaccessibleRelationException[The relation "doc.sequences" doesn\'t allow UPDATE]',
+        400,
+        4007,
+        'OperationOnInaccessibleRelationException[The relation "doc.sequences" doesn\'t support or allow UPDATE '
+        "operations]",
     ),
-    "revoked": (403, 4031, "MissingPrivilegeException[Missing 'DML' privilege for user 'idalloc']"),
+    "revoked": (401, 4011, "MissingPrivilegeException[Missing 'DML' privilege for user 'idalloc']"),
     "constraint": (400, 4000, "SQLParseException[Failed CONSTRAINT few CHECK (last_value < 10)]"),
 }
 
@@ -173,13 +174,14 @@ def test_the_log_and_health_say_why_calls_fail(crate: Crate, tmp_path: Path, why
             assert (asked.returncode, asked.stdout) == (0, "SERVING\n")
             assert asked.stderr.startswith("store: NOT_SERVING: CrateDB at ")
             assert message in asked.stderr
-            assert json.loads(health("--json").stdout)["failing"]["store"].endswith(message)
+            assert json.loads(health("--json").stdout)["failing"]["store"].count(message) == 1
             assert health("store").returncode == 1
         crate.kill()
         crate.restart()
         stub.AllocateRange(request, timeout=20)
         wait_until(lambda: health("store").returncode == 0)
-        assert health().stderr == ""
+        if workers == 1:
+            assert health().stderr == ""
 
 
 def test_document_ids_are_made_while_the_store_is_down(crate: Crate, tmp_path: Path) -> None:

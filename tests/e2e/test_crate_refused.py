@@ -1,5 +1,6 @@
 """Server processes on a CrateDB that refuses until an operator acts: what callers and the operator see."""
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,7 +67,8 @@ def test_a_blocked_table_is_refused_with_the_next_step(cluster: Cratedb, tmp_pat
         cluster.sql(UNBLOCK)
         assert stub.AllocateRange(request, timeout=20).range.first_id > first.last_id
         assert server.stop() == 0
-        assert server.log.read_text().count('"code": "FAILED_PRECONDITION"') == 2
+        calls = [line for line in map(json.loads, server.log.read_text().splitlines()) if line["event"] == "call"]
+        assert [line["code"] for line in calls].count("FAILED_PRECONDITION") == 2
 
 
 def test_a_start_on_a_table_that_cannot_be_used_ends_in_one_line(cluster: Cratedb) -> None:  # noqa: F811

@@ -22,6 +22,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 import idalloc
+from idalloc import _pool
 from idalloc.v1 import id_allocator_pb2 as pb
 
 # A program that hangs says where, and ends.
@@ -65,7 +66,7 @@ class InMemory:
         self._last = 0
 
     def future(self, request: pb.AllocateRangeRequest, **_: object) -> "Answered":
-        count = min(request.id_count, 16)
+        count = request.id_count
         self._last += count
         ids = pb.IdRange(first_id=self._last - count + 1, last_id=self._last, step=1, id_count=count)
         return Answered(pb.AllocateRangeResponse(range=ids, use_within=Duration(seconds=60)))
@@ -88,9 +89,10 @@ def main(target: str, log: str, signals: int, seed: int) -> None:
     """Takes ids in several ways until so many signals were delivered; without a target, of no server."""
     chance = random.Random(seed)
     shortest, longest = (20e-6, 4e-3) if target else (5e-6, 300e-6)
-    client = idalloc.Client(target, timeout=10, log=log)
+    client = idalloc.Client(target or "memory:1", timeout=10, log=log)
     if not target:
         memory = InMemory()
+        _pool.LARGEST = 16  # so that ranges change hands often
         client._connection._open_stubs = lambda: memory  # type: ignore[assignment,return-value]
     ids = client.ids("orders")
     taken: list[int] = []
