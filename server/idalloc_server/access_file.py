@@ -163,7 +163,9 @@ class AccessFile:
         return parse(content, str(self._path), may_be_empty=may_be_empty)
 
     def read_again(self, *, forced: bool = False) -> Access | None:
-        """Reads it if it has changed since it was last read; None where it has not. A missing one authorizes nobody.
+        """Reads it if it has changed since it was last read; None where it has not.
+
+        One that is missing or has no entry authorizes nobody, if the next call finds it so, too.
 
         Args:
             forced: Whether to read it also where it has not changed.
@@ -177,7 +179,15 @@ class AccessFile:
             seen = ()
         except OSError:
             seen = None
-        return self.read(may_be_empty=True) if forced or seen is None or seen != self._seen else None
+        before = self._seen
+        if not forced and seen is not None and seen == before:
+            return None
+        access = self.read(may_be_empty=True)
+        if access.is_empty and before is not None and not forced:
+            # Many editors remove or empty a file just before they write it: the next look decides.
+            self._seen = None
+            return None
+        return access
 
     def reload(self) -> None:
         """Has ``follow`` read it now, also where it has not changed."""

@@ -127,7 +127,8 @@ def test_a_client_certificate_says_who_calls(tmp_path: Path) -> None:
             shown = ["--ca", files["ca"], "--cert", cert, "--key", key, "--server", server.address]
             command = [IDALLOC, *map(str, shown), "allocate", "invoices"]
             done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=40)
-            return done.stdout if done.returncode == 0 else done.stderr
+            assert (done.returncode == 0) == bool(done.stdout)
+            return done.stdout or done.stderr
 
         assert allocate(x509.DNSName("billing.example.org")) == "1\n"
         assert allocate(x509.UniformResourceIdentifier("spiffe://example.org/billing")) == "2\n"

@@ -216,6 +216,7 @@ class TestChanges:
         path.unlink()
         if content is not None:
             path.write_text(content)
+        assert file.read_again() is None  # the second look decides
         access = file.read_again()
         assert access is not None
         assert access.is_empty
@@ -225,6 +226,31 @@ class TestChanges:
         assert AccessFile(str(path)).read(may_be_empty=True).is_empty
         path.write_text(ENTRY)
         assert file.read_again() is not None
+
+    @pytest.mark.parametrize("emptied", [True, False])
+    def test_an_edit_that_is_seen_halfway_locks_out_nobody(self, path: Path, emptied: bool) -> None:
+        """A look between an editor's removal, or emptying, of the file and its writing changes nothing."""
+        file = AccessFile(str(path))
+        file.read()
+        for content in (GOOD, ENTRY):
+            if emptied:
+                path.write_text("")
+            else:
+                path.rename(f"{path}~")
+            assert file.read_again() is None
+            path.write_text(content)
+            access = file.read_again()
+            assert access is not None
+            assert access.identities
+
+    def test_a_forced_look_at_an_empty_one_decides(self, path: Path) -> None:
+        """SIGHUP says that the file is as it is meant to be."""
+        file = AccessFile(str(path))
+        file.read()
+        path.write_text("")
+        access = file.read_again(forced=True)
+        assert access is not None
+        assert access.is_empty
 
     async def test_a_running_server_keeps_the_old_one_until_there_is_a_right_one(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
