@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from ipaddress import ip_address
+from ssl import DER_cert_to_PEM_cert as der_to_pem
+from ssl import PEM_cert_to_DER_cert as pem_to_der
 from time import time
 from types import SimpleNamespace
 from typing import Any
@@ -200,7 +202,15 @@ def test_a_certificate_is_read_once_and_few_are_kept(authority: trustme.CA) -> N
     assert len(certificates._known) == 2
 
 
-@pytest.mark.parametrize("pem", [b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+def of_version_7() -> bytes:
+    der = pem_to_der(issue(trustme.CA(), x509.DNSName("billing.example.org")).cert.decode())
+    version = b"\xa0\x03\x02\x01"
+    return der_to_pem(der.replace(version + b"\x02", version + b"\x06", 1)).encode()
+
+
+@pytest.mark.parametrize(
+    "pem", [b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", of_version_7()]
+)
 def test_what_is_no_certificate_is_refused(pem: bytes) -> None:
     """Where gRPC has a certificate that this server cannot read, it is of no use."""
     with pytest.raises(Unauthenticated, match="the client certificate cannot be read"):

@@ -68,7 +68,7 @@ class ClientCertificates:
         try:
             parsed = x509.load_pem_x509_certificate(pem)
             extensions = parsed.extensions
-        except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        except (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
             raise Unauthenticated(f"the client certificate cannot be read: {error}") from None
         # gRPC ends a name at its first NUL, so that an authority for evil.example could speak for billing.example.
         lists = (each.value for each in extensions if isinstance(each.value, x509.SubjectAlternativeName))
