@@ -5,6 +5,7 @@ gRPC survives a fork only under conditions (tried with 1.74 and 1.85): no open c
 own deadline, or ends the process by a signal; here it raises ``RuntimeError`` instead.
 """
 
+import json
 import os
 import threading
 import weakref
@@ -24,16 +25,20 @@ from idalloc._fork import this_process
 MAX_CONNECTIONS = 4
 
 # Read when this is loaded: importlib suppresses what a signal's handler raises, and finds nothing then.
-_SERVICE_CONFIG = files("idalloc.v1").joinpath("service_config.json").read_text()
+_SERVICE_CONFIG = json.loads(files("idalloc.v1").joinpath("service_config.json").read_text())
+# gRPC's retry policy waits as long as the trailer grpc-retry-pushback-ms says, for days too. A unary call ends at its
+# timeout, but a stream may have none: `Resumption` does all retries of streams.
+_STREAMS = [{"service": "idalloc.v1.IdAllocatorService", "method": name} for name in ("StreamRanges", "StreamDocIds")]
+_SERVICE_CONFIG["methodConfig"].append({"name": _STREAMS})
 _USER_AGENT = f"idalloc-python/{version('idalloc')}"
 
 _left_behind: list[object] = []
 
 
 def channel_options(access: Access) -> list[tuple[str, str | int]]:
-    """Settings of a channel; the retry policy among them is the one that lies beside the protos."""
+    """Settings of a channel; unary calls have the retry policy beside the protos, streams have none."""
     return [
-        ("grpc.service_config", _SERVICE_CONFIG),
+        ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
         ("grpc.service_config_disable_resolution", 1),  # a DNS record must not replace it
         # A connection of its own for each client: a server of several processes gives a connection to one of them.
         ("grpc.use_local_subchannel_pool", 1),

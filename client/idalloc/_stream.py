@@ -3,14 +3,16 @@
 import random
 import time
 
+import grpc
+
 from idalloc._errors import IdallocError, ProtocolError, ServerUnreachable, Unavailable
 from idalloc._messages import at_least_one
 
 # A stream that breaks and receives nothing more is tried again this often before its error is its caller's: with
 # the pauses below, half a minute and more, in which a server restarts.
-MAX_ATTEMPTS = 10
-# Before the first message there may be no server at all, and gRPC has tried a few times by itself.
-MAX_FIRST_ATTEMPTS = 2
+MAX_ATTEMPTS = 12
+# Before the first message there may be no server at all: the error comes after three to five seconds.
+MAX_FIRST_ATTEMPTS = 6
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 # Who has used up a quota may be told of a wait of hours; nothing should stand still for so long and not say why.
@@ -50,11 +52,15 @@ class Resumption:
         """
         if self.missing <= 0 and not isinstance(error, ProtocolError):
             return 0.0
+        # A server that stops answers CANCELLED to streams that it has not begun: they have brought nothing.
+        brought_nothing = not self._begun or self._failures > 0
+        not_begun = brought_nothing and error.code is grpc.StatusCode.CANCELLED
         self._failures += 1
-        nobody_there = isinstance(error, ServerUnreachable) and not self._begun
-        attempts = MAX_FIRST_ATTEMPTS if nobody_there else MAX_ATTEMPTS
+        no_answer = not_begun or isinstance(error, ServerUnreachable)
+        attempts = MAX_FIRST_ATTEMPTS if no_answer and not self._begun else MAX_ATTEMPTS
         wait = error.retry_after or 0.0
-        if not isinstance(error, Unavailable) or self._failures >= attempts or wait > LONGEST_WAIT:
+        again = not_begun or isinstance(error, Unavailable)
+        if not again or self._failures >= attempts or wait > LONGEST_WAIT:
             raise error
         backoff: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures - 1))
         # Jitter, so that the streams which a server's restart broke do not all come back at one moment.

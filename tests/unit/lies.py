@@ -59,7 +59,15 @@ class Refuse(Exception):
         status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain="idalloc", metadata=metadata or {}))
         for detail in details:
             status.details.add().Pack(detail)
-        self.trailers = (("grpc-status-details-bin", status.SerializeToString()),)
+        self.trailers: tuple[tuple[str, str | bytes], ...] = (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+class Pushback(Refuse):
+    """The reply is UNAVAILABLE, and asks gRPC's own retry policy to wait for 11 days."""
+
+    def __init__(self) -> None:
+        super().__init__("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
+        self.trailers += (("grpc-retry-pushback-ms", "1000000000"),)
 
 
 @contextmanager
@@ -77,7 +85,7 @@ def lying(lie: Lie) -> Iterator[str]:
             context.abort(refusal.code, str(refusal))
 
     def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        for message in lie.tell(request):
+        for message in unary(request, context):
             if not context.is_active():
                 return
             yield message
@@ -150,7 +158,7 @@ def _doc_ids(name: str, tell: Callable[[int], list[str]], says: str) -> Lie:
     return Lie(name, "GenerateDocId", lambda r: pb.GenerateDocIdResponse(doc_ids=tell(r.id_count)), says, of="texts")
 
 
-def _batch(request: pb.StreamDocIdsRequest, first: int, count: int) -> pb.StreamDocIdsResponse:
+def batch(request: pb.StreamDocIdsRequest, first: int, count: int) -> pb.StreamDocIdsResponse:
     """Document ids in the form that was asked for."""
     if request.view == pb.DOC_ID_VIEW_COMPACT:
         return pb.StreamDocIdsResponse(runs=[run(first, count)])
@@ -321,7 +329,7 @@ LIES = [
     Lie(
         "a batch twice",
         "StreamDocIds",
-        lambda r: (_batch(r, 1, 5) for _ in count()),
+        lambda r: (batch(r, 1, 5) for _ in count()),
         "doc_id is|doc_ids.0. is",
         honest=5,
     ),

@@ -220,8 +220,8 @@ def test_what_is_away_is_tried_again(server: FakeServer, client: idalloc.Client)
 
 def test_a_call_that_a_stopping_server_cancelled_is_tried_again(server: FakeServer, client: idalloc.Client) -> None:
     # grpc.aio does so with calls that it was sent and had not begun.
-    server.fail_next("AllocateRange", "", grpc.StatusCode.CANCELLED, times=2)
-    server.fail_next("StreamRanges", "", grpc.StatusCode.CANCELLED)
+    for method in ("AllocateRange", "StreamRanges"):
+        server.fail_next(method, "", grpc.StatusCode.CANCELLED, times=2)
     assert client.allocate_range("orders", 5) == range(1, 6)
     assert list(client.stream_ranges("orders", 5)) == [range(6, 11)]
 

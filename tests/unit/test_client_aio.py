@@ -60,6 +60,16 @@ async def test_what_is_away_is_tried_again(server: FakeServer, client: idalloc.a
     assert len(server.requests["AllocateRange"]) == 3
 
 
+async def test_a_call_that_a_stopping_server_cancelled_is_tried_again(
+    server: FakeServer, client: idalloc.aio.Client
+) -> None:
+    """A call and a stream that a stopping server has not begun are sent again."""
+    for method in ("AllocateRange", "StreamRanges"):
+        server.fail_next(method, "", grpc.StatusCode.CANCELLED, times=2)
+    assert await client.allocate_range("orders", 5) == range(1, 6)
+    assert [ids async for ids in client.stream_ranges("orders", 5)] == [range(6, 11)]
+
+
 async def test_streams_survive_a_break(server: FakeServer, client: idalloc.aio.Client) -> None:
     server.break_after = 2
     ranges = [ids async for ids in client.stream_ranges("orders", 50, 10)]

@@ -19,7 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 import idalloc
 from idalloc import cli
 from idalloc._replies import CHECKS
-from tests.unit.lies import LIES, SERVICES, Lie, Refuse, chunks, ids, lying, reply
+from tests.unit.lies import LIES, SERVICES, Lie, Pushback, Refuse, batch, chunks, ids, lying, reply
 
 # What a lie may cost, on a busy machine: seconds, and bytes of memory.
 SECONDS = 30.0
@@ -116,7 +116,7 @@ def take(answer: Any, given: list[Any]) -> None:
     given += islice(answer, 1000) if many else [answer]
 
 
-def bounded(do: Callable[[], None]) -> BaseException | None:
+def bounded(do: Callable[[], None], seconds: float = SECONDS) -> BaseException | None:
     """Runs what must end soon and take little memory; returns what it raised."""
     done: Future[None] = Future()
 
@@ -131,7 +131,7 @@ def bounded(do: Callable[[], None]) -> BaseException | None:
     tracemalloc.start()
     try:
         threading.Thread(target=run, daemon=True).start()
-        error = done.exception(SECONDS)
+        error = done.exception(seconds)
         assert tracemalloc.get_traced_memory()[1] < MEMORY
     finally:
         tracemalloc.stop()
@@ -285,3 +285,36 @@ def test_ids_end_in_time_where_each_refusal_leaves_one_less() -> None:
                     error = bounded(lambda: take_all(client))  # type: ignore[arg-type]
         assert isinstance(error, idalloc.SequenceExhausted)
         assert 1 < len(refused) < 100
+
+
+@pytest.mark.parametrize("rpc", ["StreamRanges", "StreamDocIds"])
+@pytest.mark.parametrize("by", [by_threads, by_asyncio])
+def test_a_stream_ignores_a_pushback_of_11_days(by: Callable[[str, Way, list[Any]], None], rpc: str) -> None:
+    """A stream without a timeout waits by its own pauses, whatever the server asks gRPC's retry policy for."""
+    asked: list[Any] = []
+
+    def tell(request: Any) -> Iterable[Any]:
+        asked.append(request)
+        if len(asked) == 1:
+            raise Pushback
+        return chunks(request) if rpc == "StreamRanges" else [batch(request, 1, 5), batch(request, 6, 5)]
+
+    given: list[Any] = []
+    [(_, way)] = CALLERS[rpc]
+    with lying(Lie("a pushback of 11 days", rpc, tell, "")) as target:
+        error = bounded(lambda: by(target, way, given), seconds=10)
+    assert error is None
+    assert len(given) == 10
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("by", [by_threads, by_asyncio])
+def test_a_call_with_a_pushback_of_11_days_ends_in_time(by: Callable[[str, Way, list[Any]], None]) -> None:
+    """A call whose retry the server puts off for 11 days ends at its timeout."""
+
+    def tell(_: Any) -> Any:
+        raise Pushback
+
+    with lying(Lie("a pushback of 11 days", "GetNode", tell, "")) as target:
+        error = bounded(lambda: by(target, lambda client: client.node(), []))
+    assert isinstance(error, idalloc.DeadlineExceeded)

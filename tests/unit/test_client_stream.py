@@ -1,8 +1,10 @@
 """When a broken stream is asked for again, and when its error is its caller's."""
 
+import grpc
 import pytest
 
 from idalloc import (
+    IdallocError,
     InternalError,
     PermissionDenied,
     ProtocolError,
@@ -13,7 +15,7 @@ from idalloc import (
     StoreUnavailable,
     Unauthenticated,
 )
-from idalloc._stream import LONGEST_PAUSE, LONGEST_WAIT, MAX_ATTEMPTS, Resumption
+from idalloc._stream import LONGEST_PAUSE, LONGEST_WAIT, MAX_ATTEMPTS, MAX_FIRST_ATTEMPTS, Resumption
 
 
 def test_pauses_grow_and_are_bounded() -> None:
@@ -23,14 +25,31 @@ def test_pauses_grow_and_are_bounded() -> None:
     assert 0.1 <= pauses[0] <= 0.15
     assert pauses[3] >= 4 * pauses[0]
     assert LONGEST_PAUSE <= pauses[-1] <= 1.5 * LONGEST_PAUSE
-    assert sum(pauses) > 15  # long enough for a server to start again
+    assert 30 <= sum(pauses) <= 50  # long enough for a server to start again
 
 
 def test_where_no_server_ever_answered_it_is_said_soon() -> None:
     stream = Resumption(10, None)
-    stream.pause(ServerUnreachable())
+    pauses = [stream.pause(ServerUnreachable()) for _ in range(MAX_FIRST_ATTEMPTS - 1)]
+    assert 3 <= sum(pauses) <= 5  # as long as a channel may wait before it connects again
     with pytest.raises(ServerUnreachable):
         stream.pause(ServerUnreachable())
+
+
+def test_a_stream_never_begun_is_asked_for_again() -> None:
+    """CANCELLED before an attempt's first message is of a server that stops; later, it is raised."""
+    cancelled = IdallocError(code=grpc.StatusCode.CANCELLED)
+    stream = Resumption(10, None)
+    for _ in range(MAX_FIRST_ATTEMPTS - 1):
+        stream.pause(cancelled)
+    with pytest.raises(IdallocError):
+        stream.pause(cancelled)
+    stream.received(1)
+    stream.pause(ServerDraining())
+    stream.pause(cancelled)
+    stream.received(1)
+    with pytest.raises(IdallocError):
+        stream.pause(cancelled)
 
 
 def test_the_error_is_raised_after_the_last_attempt_without_progress() -> None:
