@@ -105,6 +105,25 @@ async def test_callers_of_a_worker_that_is_replaced_are_refused(tmp_path: Path, 
     assert {code for code, _ in load.ended} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
+async def test_a_call_that_cannot_wait_is_refused_in_time(tmp_path: Path) -> None:
+    """A stop holds new calls while others run, but none beyond its caller's deadline."""
+    with running(tmp_path) as server:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            # Nobody reads it to its end: it runs all the time.
+            stream = stub.StreamRanges(pb.StreamRangesRequest(sequence="a", total_id_count=10**6, chunk_id_count=1))
+            await stream.read()
+            watch = health.Watch(health_pb2.HealthCheckRequest())
+            await watch.read()
+            server.send(signal.SIGTERM)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=0.6)
+            assert (failed.value.code(), failed.value.details()) == STOPPING
+            stream.cancel()
+
+
 def replies(connection: socket.socket) -> Iterator[bytes]:
     """Yields GOAWAYs and replies until the connection ends; answers pings late, and after the last reply."""
     pings, at_end = [], False

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import os
+import shlex
 import socket
 import subprocess
 import time
@@ -185,3 +186,22 @@ def test_a_refused_start_ends_while_nobody_reads_why(tmp_path: Path, workers: in
     with full_pipe() as pipe:
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=pipe, env=environment(), timeout=40)
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_server_runs_without_standard_streams(tmp_path: Path, closed: str, workers: int) -> None:
+    """A stream that is closed at the start is none of the server's own files: it gets no log, and nothing breaks."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = shlex.join(serve_command(store=f"sqlite://{tmp_path}/ids.db", listen=address, workers=workers))
+    process = subprocess.Popen(["sh", "-c", f"exec {command} {closed}"], env=environment())
+    try:
+        with grpc.insecure_channel(address) as channel:
+            stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+            stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=30, wait_for_ready=True)
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()

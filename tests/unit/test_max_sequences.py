@@ -155,6 +155,24 @@ async def test_the_present_period_is_not_forgotten(store: MemoryStore, clock: Fa
         await allocator.allocate("s", 1)
 
 
+@pytest.mark.parametrize("idle", [False, True])
+async def test_a_clock_set_forward_makes_no_mark_forgotten(store: MemoryStore, clock: FakeClock, idle: bool) -> None:
+    """P3: a period is over when its time has passed, and not when the wall clock says so for a while."""
+    allocator = limited(store, clock, 1)
+    make(store, "s", Sequence(reset=Reset.DAILY))
+    await allocator.allocate("s", 100)
+    [counter] = [name for name in store.rows if PERIOD_MARK in name]
+    if idle:
+        await drop_lanes(allocator)
+    clock.wall_seconds += 700 * DAY
+    await allocator.allocate("s", 1)
+    await drop_lanes(allocator)
+    clock.wall_seconds -= 700 * DAY
+    store.rows[counter].last_value = 5
+    with pytest.raises(StoreWentBackwards):
+        await allocator.allocate("s", 1)
+
+
 def test_rates_are_kept_of_so_many_names(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond that, the rate of the name that was used least lately is given up."""
     monkeypatch.setattr(rate, "MAX_RATES", 3)

@@ -191,12 +191,14 @@ async def test_lanes_of_periods_that_are_over_are_dropped(
         await issue(nodes[0], 1)
         await nodes[0].drop_idle_lanes()
     assert store.rows[name_of_period("s", "2026-12-31")].last_value == 60  # the tail was given back
-    assert nodes[0].generation_seen(name_of_period("s", "2026-12-31")) == 0
     assert nodes[0].generation_seen(name_of_period("s", "2027-01-01")) == 1
     for _ in range(4):
         await nodes[0].drop_idle_lanes()
     assert not nodes[0]._lanes
     assert await issue(nodes[0], 1) == ("2027-01-01", [4])
+    clock.advance(86_400.0)
+    assert await issue(nodes[0], 1) == ("2027-01-02", [1])
+    assert nodes[0].generation_seen(name_of_period("s", "2026-12-31")) == 0
 
 
 async def test_a_stop_gives_all_tails_back(nodes: list[Allocator], store: MemoryStore) -> None:

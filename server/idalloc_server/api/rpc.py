@@ -124,7 +124,7 @@ class Calls:
             code = "OK"
             try:
                 if self._draining:
-                    await self._wait_for_refusal()
+                    await self._wait_for_refusal(context)
                     self._door.turn_away(name, context, ServerDraining())
                 if request is UNREADABLE:
                     self._door.turn_away(name, context, unreadable())
@@ -149,10 +149,15 @@ class Calls:
 
         return call
 
-    async def _wait_for_refusal(self) -> None:
+    async def _wait_for_refusal(self, context: Context) -> None:
+        seconds_left: float | None = context.time_remaining()
         self._held += 1
         try:
-            await self._refusing.wait()
+            # A caller who gives up soon is refused while it still has time to call another server.
+            async with asyncio.timeout(None if seconds_left is None else seconds_left / 2):
+                await self._refusing.wait()
+        except TimeoutError:
+            pass
         finally:
             self._held -= 1
 

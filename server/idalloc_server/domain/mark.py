@@ -53,9 +53,9 @@ class Marks:
         self._max_sequences = max_sequences
         self._warn_at = math.ceil(max_sequences * WARN_SHARE)
         self._marks: dict[str, _Mark] = {}
-        # How many of these are marks of sequences; by sequence, those of its periods' counters.
+        # How many of these are marks of sequences; by sequence, when its periods are over, in ``Clock.boot`` seconds.
         self._sequence_count = 0
-        self._counters: dict[str, set[str]] = {}
+        self._period_ends: dict[str, dict[str, float]] = {}
         # Sequences that wait for the store's first answer about them, and have a place reserved for their mark.
         self._admitted: set[str] = set()
 
@@ -143,20 +143,26 @@ class Marks:
         mark = self._marks.get(name)
         return mark.generation if mark else 0
 
-    def forget_counter(self, sequence: str, period: str) -> None:
-        """Forgets the counter of a period that is over."""
-        name = name_of_period(sequence, period)
-        self._counters.get(sequence, set()).discard(name)
-        self._marks.pop(name, None)
+    def begin_period(self, sequence: str, period: str, now: float, over_at: float, used: Container[str]) -> None:
+        """Forgets the counters of the periods before one that begins, as far as they are over.
 
-    def forget_counters_before(self, sequence: str, period: str, but: Container[str]) -> None:
-        """Forgets the counters of the periods before one, but for some that are still in use."""
-        present = name_of_period(sequence, period)
-        for name in list(self._counters.get(sequence, ())):
-            other = name.removeprefix(sequence + PERIOD_MARK)
+        What is over is measured on the clock that no one can set: a clock that was set forward, and back again, finds
+        the mark of the period that it really is.
+
+        Args:
+            sequence: The sequence.
+            period: The period that begins.
+            now: The time, in ``Clock.boot`` seconds.
+            over_at: When the period will be over, in the same.
+            used: Periods that are still in use.
+        """
+        ends = self._period_ends.setdefault(sequence, {})
+        ends[period] = max(over_at, ends.get(period, over_at))
+        for other, end in list(ends.items()):
             # Periods of another length are those of another sequence of that name.
-            if len(name) == len(present) and name < present and other not in but:
-                self.forget_counter(sequence, other)
+            if len(other) == len(period) and other < period and end <= now and other not in used:
+                del ends[other]
+                self._marks.pop(name_of_period(sequence, other), None)
 
     def give_back(self, name: str, generation: int, end: int, value: int) -> None:
         """Lets the counter be as low as ``value``, where a tail that ends at ``end`` starts.
@@ -169,9 +175,7 @@ class Marks:
 
     def _begin(self, name: str) -> None:
         """Counts the first mark of a name."""
-        sequence, _, period = name.partition(PERIOD_MARK)
-        if period:
-            self._counters.setdefault(sequence, set()).add(name)
+        if PERIOD_MARK in name:
             return
         self._admitted.discard(name)
         self._sequence_count += 1

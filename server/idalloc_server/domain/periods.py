@@ -18,15 +18,10 @@ _ATTEMPTS = 4
 
 
 class PeriodLane(Lane):
-    """Issues the ids of one period; the parent's standing says of which generation they must be.
-
-    Attributes:
-        is_over: Whether it is another period now, so that nothing of this one needs to be remembered.
-    """
+    """Issues the ids of one period; the parent's standing says of which generation they must be."""
 
     def __init__(self, sequence: str, period: str, shared: Shared) -> None:
         super().__init__(name_of_period(sequence, period), shared, sequence, period)
-        self.is_over = False
         self._settings = Sequence()
         self._wanted_generation = 0
         self._opened = 0
@@ -37,13 +32,6 @@ class PeriodLane(Lane):
         self._wanted_generation = standing.generation
         if self.generation < standing.generation:
             self.drop(Cause.GENERATION)
-
-    async def close(self) -> None:
-        """See ``Lane.close``."""
-        await super().close()
-        if self.is_over:
-            self._marks.forget_counter(self._title, self._period)
-            self._rates.forget(self._name)
 
     async def _grant(self, wanted: int) -> Grant | None:
         await self._open()
@@ -153,8 +141,7 @@ class Periods:
     def pop_idle(self) -> list[Lane]:
         """Removes the lanes that issued nothing since the last call, and returns them to be closed."""
         idle = {period: lane for period, lane in self._lanes.items() if lane.is_idle()}
-        for period, lane in idle.items():
-            lane.is_over = period < self._period  # a later one comes again once a clock that was set back is right
+        for period in idle:
             del self._lanes[period]
         return list(idle.values())
 
@@ -176,8 +163,9 @@ class Periods:
         lane = self._lanes.get(period)
         if lane is None:
             lane = self._lanes[period] = PeriodLane(self._name, period, self._shared)
-            # Also those of lanes that were dropped as idle before their period was over.
-            self._shared.marks.forget_counters_before(self._name, period, but=self._lanes)
+            now = self._clock.boot()
+            over_at = now + self._until - self._clock.wall()
+            self._shared.marks.begin_period(self._name, period, now, over_at, self._lanes)
         lane.enter(standing)
         return lane
 

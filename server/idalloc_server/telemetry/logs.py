@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import logging
+import os
 import sys
 import threading
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from idalloc_server.telemetry.log_queue import STDOUT, LogQueue, Share
+from idalloc_server.telemetry.log_queue import STDERR, STDOUT, LogQueue, Share
 
 # So many lines are queued in one go, so that very many do not hold up the event loop.
 LINES_AT_ONCE = 100
@@ -31,7 +32,8 @@ def configure(level: str, **always: object) -> None:
         level: debug, info, warning or error; what lies below costs nothing.
         always: What every line says.
     """
-    on_terminal = sys.stderr.isatty()
+    _open_streams()
+    on_terminal = os.isatty(STDERR)
     structlog.configure(
         processors=[
             lambda logger, method, line: {**line, **always},
@@ -52,6 +54,13 @@ def configure(level: str, **always: object) -> None:
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: _log.critical("crashed", exc_info=error)
     threading.excepthook = sys.unraisablehook = _log_unhandled
+
+
+def _open_streams() -> None:
+    """Opens the standard streams that were closed at the start: a file or a socket would get their descriptors."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(opened, True)
+    os.close(opened)
 
 
 def print_line(text: str, stream: int = STDOUT) -> None:
