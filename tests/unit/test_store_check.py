@@ -5,7 +5,7 @@ import asyncio
 import structlog
 
 from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.errors import SequenceNotFound
+from idalloc_server.domain.errors import SequenceNotFound, StoreWentBackwards
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore, rejected
 
@@ -47,5 +47,13 @@ async def test_a_mistake_of_a_caller_is_no_fault_of_the_store() -> None:
     """Only errors of the store count."""
     check = Allocator(MemoryStore(FakeClock()), FakeClock(), TERMS).store_check
     check.failed(SequenceNotFound("orders"))
+    check.judge()
+    assert check.error == ""
+
+
+async def test_a_sequence_that_is_behind_is_no_failing_store() -> None:
+    """P3 refuses one sequence, while others work: the check of the store would turn with each call."""
+    check = Allocator(MemoryStore(FakeClock()), FakeClock(), TERMS).store_check
+    check.failed(StoreWentBackwards("orders", seen="value 10", found="value 5"))
     check.judge()
     assert check.error == ""

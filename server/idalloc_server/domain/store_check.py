@@ -28,8 +28,11 @@ class StoreCheck:
         self._has_worked = True
 
     def failed(self, error: Exception) -> None:
-        """Notes a call, or a refill, that failed; those that failed for another cause than the store do not count."""
-        if isinstance(error, Refusal) and error.reason.startswith("STORE_"):
+        """Notes a call, or a refill, that failed; those that failed for another cause than the store do not count.
+
+        Nor does a sequence that is behind: the store works for the others.
+        """
+        if isinstance(error, Refusal) and error.reason in ("STORE_UNAVAILABLE", "STORE_REFUSED"):
             self._failures += 1
             self._last_error = str(error)
 
