@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no tim
 @pytest.mark.parametrize("from_server", [False, True], ids=["memory", "server"])
 def test_signals_that_raise_repeat_no_id(scenario: Scenario, dice: random.Random, from_server: bool) -> None:
     """P1: no id comes twice, and the next calls work at once, whenever a signal's handler raises."""
-    signals = scenario.pick(200 if from_server else 3000, 100_000)
+    # Of a server fewer: the client leaves a connection open for most of them.
+    signals = scenario.pick(200, 10_000) if from_server else scenario.pick(3000, 100_000)
     log = scenario.folder / "issued.jsonl"
     wishes = {"target": "", "log": str(log), "signals": signals, "seed": dice.randrange(2**32)}
     if from_server:
