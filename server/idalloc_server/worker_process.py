@@ -38,7 +38,7 @@ class WorkerProcess:
 
     Attributes:
         number: Which one it is, from 1 on; the one that replaces it has the same.
-        counts: What it counted, as it told last.
+        counts: What it counted, as its last message says.
         serves: Whether it serves, and health may say so.
         closed, drained: Set when it takes no more connections, and when its leases are given back.
         ended: The task that ends with the process, and returns its exit code.
@@ -58,7 +58,7 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, number: int) -> "WorkerProcess":
-        """Starts a process, which then waits for what it is told."""
+        """Starts a process, which then waits for its first order."""
         ours, theirs = socket.socketpair()
         with theirs:
             # -P: what lies in the present folder is not taken for a module.
@@ -93,7 +93,7 @@ class WorkerProcess:
         return await self.process.wait()
 
     async def reply(self, within: float) -> Message:
-        """Returns the next thing that it says on what it was told to do. One that hangs is killed.
+        """Returns its next reply to an order. One that hangs is killed.
 
         Args:
             within: How long it may take, in seconds.
