@@ -91,6 +91,7 @@ def test_the_variable_is_named_where_it_is_wrong(
     [
         ("allocate orders -3", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -3"),
         ("allocate orders -30 --json", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -30"),
+        ("allocate orders x", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not x"),
         ("docid -1", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -1"),
         ("uuid -25", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -25"),
         ("allocate orders --count 3", "No such option: --count; COUNT has no flag: idalloc allocate SEQUENCE COUNT"),

@@ -35,7 +35,7 @@ def whole_number(least: int, most: int) -> Callable[[str | int], int]:
 
     def read(text: str | int) -> int:
         if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not least <= int(text) <= most:
-            raise typer.BadParameter(f"must be a whole number from {least} to {most}")
+            raise typer.BadParameter(f"must be a whole number from {least} to {most}, not {text}")
         return int(text)
 
     return read
@@ -44,7 +44,7 @@ def whole_number(least: int, most: int) -> Callable[[str | int], int]:
 def count(text: str | int) -> int:
     """Reads a number of ids. A default comes as the number that it is."""
     if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not 1 <= int(text) < 2**63:
-        raise typer.BadParameter("must be a whole number from 1 to 2^63-1")
+        raise typer.BadParameter(f"must be a whole number from 1 to 2^63-1, not {text}")
     return int(text)
 
 

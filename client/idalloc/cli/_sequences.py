@@ -33,17 +33,18 @@ DEFAULT = "default"
 
 def _number(text: str | int) -> int:
     """Reads a number, which may be negative."""
-    if not re.fullmatch(r"[+-]?[0-9]{1,19}", str(text)) or not -(2**63) <= int(text) < 2**63:
-        raise typer.BadParameter("must be a whole number of 64 bits")
-    return int(text)
+    return _read(text, "must be a whole number of 64 bits")
 
 
 def _number_or_default(text: str | int) -> int | str:
     """Reads a number, or the word that stands for the default."""
-    try:
-        return DEFAULT if text == DEFAULT else _number(text)
-    except typer.BadParameter as error:
-        raise typer.BadParameter(f"{error.message}, or the word {DEFAULT}") from None
+    return DEFAULT if text == DEFAULT else _read(text, f"must be a whole number of 64 bits, or the word {DEFAULT}")
+
+
+def _read(text: str | int, rule: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,19}", str(text)) or not -(2**63) <= int(text) < 2**63:
+        raise typer.BadParameter(f"{rule}, not {text}")
+    return int(text)
 
 
 def _refuse_change(_: str) -> str:
