@@ -1,11 +1,14 @@
 """AllocateRange with a request_id on the wire."""
 
 import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
 
 import grpc
 import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.sequence import Reset, Sequence
 from tests.api.conftest import Served
@@ -127,14 +130,21 @@ async def test_a_caller_whose_deadline_passed_finds_them_with_a_retry(served: Se
     assert served.allocator.burned.by_cause[Cause.REPEATED] == 0
 
 
-async def test_a_hundred_calls_share_a_few_statements(served: Served) -> None:
+async def test_hundreds_of_calls_share_a_few_statements(served: Served) -> None:
     gate = served.store.hold("record")
-    calls = [served.ids.AllocateRange(request(request_id=f"{i:08x}-0000-4000-8000-000000000000")) for i in range(100)]
-    for _ in range(1_000):
-        if served.metrics.in_flight == 100:
-            break
-        await asyncio.sleep(0.01)
-    gate.set()
-    replies = [await call for call in calls]
-    assert sorted(reply.range.first_id for reply in replies) == list(range(1, 501, 5))
+    async with AsyncExitStack() as stack:
+        # A connection of native has 100 calls under way at most.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        opened = [grpc.aio.insecure_channel(served.address, options=options) for _ in range(3)]
+        channels = [await stack.enter_async_context(channel) for channel in opened]
+        stubs: list[Any] = [id_allocator_pb2_grpc.IdAllocatorServiceStub(channel) for channel in channels]
+        wishes = [request(request_id=f"{i:08x}-0000-4000-8000-000000000000") for i in range(300)]
+        calls = [stubs[i % 3].AllocateRange(wish) for i, wish in enumerate(wishes)]
+        for _ in range(1_000):
+            if served.metrics.in_flight == 300:
+                break
+            await asyncio.sleep(0.01)
+        gate.set()
+        replies = [await call for call in calls]
+    assert sorted(reply.range.first_id for reply in replies) == list(range(1, 1_501, 5))
     assert len(served.store.calls_of("record")) < 10

@@ -132,7 +132,7 @@ class TestClient:
             assert end == "end"
             assert all(line.startswith("RuntimeError: ") and "GRPC_ENABLE_FORK_SUPPORT=1" in line for line in lines)
             assert len(lines) == 5 * 5
-        prove_apart(scenario, ran, f"by {how}, where gRPC was not told of forks")
+        prove_apart(scenario, ran, f"by {how}, where gRPC has no fork support")
 
     def test_workers_forked_from_a_warm_parent_are_killed_and_replaced(self, scenario: Scenario) -> None:
         children, kills = scenario.pick((2, 2), (4, 30))
