@@ -20,8 +20,8 @@ class WorkerEnded(Exception):
     """The process is gone."""
 
 
-class Questioned(Protocol):
-    """Who acts on what a worker says by itself: the supervisor."""
+class WorkerListener(Protocol):
+    """Receives what a worker sends without an order; the supervisor implements it."""
 
     def asked(self, worker: "WorkerProcess", question: Message) -> None:
         """Answers a question of the worker."""
@@ -68,7 +68,7 @@ class WorkerProcess:
             )
         return cls(number, process, await Pipe.over(ours))
 
-    async def hear(self, supervisor: Questioned) -> int:
+    async def hear(self, supervisor: WorkerListener) -> int:
         """Hears the worker until it ends; returns its exit code, negative for a signal."""
         while (message := await self._pipe.hear()) is not None:
             match message["what"]:
