@@ -29,6 +29,8 @@ from idalloc.bench._verifier import Mark, Trail, Verifier
 
 # How fine the chart over time is.
 INTERVAL_NS = 100_000_000
+# The event loop may end a pause early by so many seconds.
+TIMER_RESOLUTION = 0.001
 
 # How long a caller that found no server, or none that serves, waits before its next call: such calls fail at once, and
 # would keep this process busy.
@@ -153,7 +155,7 @@ class Bench:
                     await asyncio.sleep(plan.warm_up)
                 self._count()
                 if plan.total is None:
-                    await asyncio.sleep(plan.duration)
+                    await asyncio.sleep(plan.duration + TIMER_RESOLUTION)
                     self._over = True
             self.seconds = (time.perf_counter_ns() - self._began) / 1e9
             self.cpu_seconds = time.process_time() - self._cpu
