@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store import Allocation
 from idalloc_server.domain.store import Row as StoredRow
 

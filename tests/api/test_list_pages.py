@@ -6,7 +6,7 @@ import pytest
 
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc_server.api.sequences import MAX_PAGE_BYTES
-from idalloc_server.domain.rules import MAX_DESCRIPTION, MAX_LABEL, MAX_LABELS
+from idalloc_server.domain.sequences.validation import MAX_DESCRIPTION, MAX_LABEL, MAX_LABELS
 from tests.api.conftest import Served
 
 # The longest texts that a tenant may set: 4 bytes of UTF-8 a character.

@@ -12,7 +12,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import StoreUnreachable
-from idalloc_server.domain.sequence import MAX_ID, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, Ordering, Reset, Sequence
 from tests.api.conftest import MAX_IDS_PER_CALL, Served
 from tests.api.errors import details_of
 from tests.fakes import Fault

@@ -17,7 +17,7 @@ from idalloc_server.api.door import Context
 from idalloc_server.config import Settings
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.domain.sequence import MAX_ID
+from idalloc_server.domain.sequences.model import MAX_ID
 from tests.api.conftest import Served
 from tests.api.errors import details_of
 

@@ -11,7 +11,7 @@ import pytest
 import idalloc
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StoreUnavailable
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store import Row
 from idalloc_server.store.open import open_store
 from tests.faults.control import Control, Kind, ended_forks, forks, harmed

@@ -14,7 +14,7 @@ import pytest
 
 import idalloc
 from idalloc_server.domain.allocator import CLOSE_CONCURRENCY
-from idalloc_server.domain.sequence import PERIOD_MARK
+from idalloc_server.domain.sequences.model import PERIOD_MARK
 from tests.faults.control import Control, Kind, harmed
 from tests.faults.near import Logs
 from tests.faults.scenario import Scenario

@@ -25,7 +25,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.sequence import Sequence as Settings
+from idalloc_server.domain.sequences.model import Sequence as Settings
 from idalloc_server.domain.store import Grant, Row
 from idalloc_server.domain.terms import Terms
 from idalloc_server.store.sqlite import SqliteStore

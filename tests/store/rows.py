@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store import Grant, Row, Store
 
 LOWEST = -(2**63) + 1  # that CrateDB stores

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, MIN_ID, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Sequence
 from idalloc_server.store.bounds import LOWEST, moved_on, timestamps
 
 EDGES = (2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1, MAX_ID - 1, MAX_ID, MIN_ID, LOWEST, LOWEST + 1)

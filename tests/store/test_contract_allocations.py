@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.recorded import Recorded, Retention
-from idalloc_server.domain.sequence import MAX_ID
+from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.domain.store import Allocation, Store
 from tests.store.backends import Opener
 from tests.store.conftest import ALL

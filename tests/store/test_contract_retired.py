@@ -9,7 +9,7 @@ import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired, StoreUnavailable
 from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, mark, retired
-from idalloc_server.domain.sequence import Reset, Sequence
+from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.domain.store import Revision, Row, Store
 from idalloc_server.store.open import open_store
 from tests.crate_standin import CrateStandin, Fault

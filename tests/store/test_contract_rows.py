@@ -9,7 +9,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
-from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, MIN_ID, Kind, Ordering, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import (
+    MAX_ID,
+    MAX_STEP,
+    MIN_ID,
+    Kind,
+    Ordering,
+    Reset,
+    Sequence,
+    name_of_period,
+)
 from idalloc_server.domain.store import Revision, Row, Store
 from tests.store.backends import GUIDE_TABLE, Opener
 from tests.store.conftest import ALL

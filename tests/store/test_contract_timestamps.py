@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.sequence import Kind, Sequence
+from idalloc_server.domain.sequences.model import Kind, Sequence
 from idalloc_server.domain.store import Grant, Seen, Store
 from tests.store.backends import Opener
 from tests.store.conftest import ALL

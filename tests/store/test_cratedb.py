@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
 from idalloc_server.domain.recorded import Retention
-from idalloc_server.domain.sequence import Kind, Sequence
+from idalloc_server.domain.sequences.model import Kind, Sequence
 from idalloc_server.domain.store import Allocation, Revision, Store
 from idalloc_server.store.crate_schema import check_version
 from idalloc_server.store.open import open_store

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted
-from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, MIN_ID, Kind, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Kind, Sequence, name_of_period
 from idalloc_server.domain.store import Revision, Store
 from tests.store.backends import Opener
 from tests.store.conftest import BACKENDS

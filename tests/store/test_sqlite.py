@@ -24,7 +24,7 @@ from idalloc_server.domain.errors import (
     StoreRejected,
     StoreWentBackwards,
 )
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store import Allocation, Revision
 from idalloc_server.store.sqlite import SqliteStore
 from tests.fakes import FakeClock

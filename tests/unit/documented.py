@@ -8,23 +8,9 @@ from idalloc import _defaults, _messages, _pool, _stream
 from idalloc_server import app, supervisor, transport
 from idalloc_server.api import door, failures, health, id_allocator, sequences
 from idalloc_server.config import Settings, load
-from idalloc_server.domain import (
-    doc_id,
-    epoch,
-    fencing,
-    format,
-    lane,
-    listing,
-    mark,
-    overview,
-    rate,
-    recorded,
-    reserve,
-    rules,
-    sequence,
-    terms,
-)
+from idalloc_server.domain import doc_id, epoch, fencing, lane, listing, mark, overview, rate, recorded, reserve, terms
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.telemetry import log_queue, metrics
 
 # What a document states in words is asserted to be what the code has.
@@ -76,40 +62,40 @@ def reserve_times() -> float:
 
 def of_protos() -> Claims:
     """Returns what the comments of messages, fields, RPCs and values must state."""
-    plain = sequence.Sequence()
-    name = f"1 to {sequence.MAX_NAME_BYTES} bytes of UTF-8"
-    id_range = f"{power(sequence.MIN_ID)} to {power(sequence.MAX_ID)}"
-    lease_sizes = f"0 to {number(rules.MAX_LEASE_SIZE)}"
+    plain = model.Sequence()
+    name = f"1 to {model.MAX_NAME_BYTES} bytes of UTF-8"
+    id_range = f"{power(model.MIN_ID)} to {power(model.MAX_ID)}"
+    lease_sizes = f"0 to {number(validation.MAX_LEASE_SIZE)}"
     texts, chunk = number(id_allocator.MAX_TEXTS_PER_MESSAGE), number(id_allocator.DEFAULT_CHUNK)
     default_of = {method.rpartition("/")[2]: rule.default for method, rule in door.RULES.items() if rule.ids}
     assert default_of["StreamRanges"] == default_of["StreamDocIds"] == id_allocator.DEFAULT_CHUNK
     mysql = f"1 to {doc_id.MAX_STEP}"
     assert mysql == bounds("auto_increment_offset") == bounds("auto_increment_increment")
-    prefixes = f"0 to {format.MAX_PREFIX}"
+    prefixes = f"0 to {formats.MAX_PREFIX}"
     assert prefixes == bounds("node_prefix")
     creates = "on" if Settings.model_fields["auto_create_sequences"].default else "off"
     return {
         "Sequence.name": [name],
-        "Sequence.description": [f"at most {number(rules.MAX_DESCRIPTION)} characters"],
-        "Sequence.labels": [f"at most {rules.MAX_LABELS}, each key and value at most {rules.MAX_LABEL} characters"],
-        "Sequence.start": [f"Of timestamps always {plain.start}."],
-        "Sequence.step": [
-            f"{power(-sequence.MAX_STEP)} to {power(sequence.MAX_STEP)}, not 0. The default is {plain.step}."
+        "Sequence.description": [f"at most {number(validation.MAX_DESCRIPTION)} characters"],
+        "Sequence.labels": [
+            f"at most {validation.MAX_LABELS}, each key and value at most {validation.MAX_LABEL} characters"
         ],
+        "Sequence.start": [f"Of timestamps always {plain.start}."],
+        "Sequence.step": [f"{power(-model.MAX_STEP)} to {power(model.MAX_STEP)}, not 0. The default is {plain.step}."],
         "Sequence.min_value": [
             f"{id_range}. The default is {plain.min_value}.",
             f"Of timestamps always {plain.min_value}.",
         ],
         "Sequence.max_value": [
             f"{id_range}. The default is {power(plain.max_value)},",
-            f"that of the year {datetime.fromtimestamp(rules._SECONDS_TO_2200, UTC).year}.",
+            f"that of the year {datetime.fromtimestamp(validation._SECONDS_TO_2200, UTC).year}.",
         ],
         "Sequence.json_safe": [
-            f"max_value is then {power(rules.MAX_JSON_SAFE)} unless",
-            f"beyond {power(rules.MAX_JSON_SAFE)} on either side of 0",
+            f"max_value is then {power(validation.MAX_JSON_SAFE)} unless",
+            f"beyond {power(validation.MAX_JSON_SAFE)} on either side of 0",
         ],
         "Sequence.offset": ["1 to increment"],
-        "Sequence.increment": [f"1 to {power(sequence.MAX_STEP)}."],
+        "Sequence.increment": [f"1 to {power(model.MAX_STEP)}."],
         "Sequence.min_lease_size": [f"{lease_sizes}; 0 (unset): just what"],
         "Sequence.max_lease_size": [
             f"{lease_sizes}; 0 (unset) means the server's setting max_reserved_ids "
@@ -204,8 +190,8 @@ def of_limits() -> Claims:
 
 def of_documents() -> Claims:
     """Returns what the documents must state elsewhere, by document."""
-    plain = sequence.Sequence()
-    largest, times = power(sequence.MAX_ID), reserve_times()
+    plain = model.Sequence()
+    largest, times = power(model.MAX_ID), reserve_times()
     return {
         "README.md": [
             f"(or `IDALLOC_SERVER`, default {_defaults.DEFAULT_TARGET})",
@@ -214,8 +200,8 @@ def of_documents() -> Claims:
             f"INVALID_REQUEST: id_count: must be between 1 and {default('max_ids_per_call'):.0f},",
             f"`lease_ttl` and a second ({default('lease_ttl') + fencing.MARGIN_SECONDS:g} s by default)",
             f"{plain.start}, {plain.step}, {plain.min_value} and {largest} by default",
-            f"no id beyond {power(rules.MAX_JSON_SAFE)}, where JavaScript loses digits",
-            f"room up to the year {datetime.fromtimestamp(rules._SECONDS_TO_2200, UTC).year}",
+            f"no id beyond {power(validation.MAX_JSON_SAFE)}, where JavaScript loses digits",
+            f"room up to the year {datetime.fromtimestamp(validation._SECONDS_TO_2200, UTC).year}",
             f"up to {times:g} times `outage_reserve`, {ceil(times * default('outage_reserve'))} s by default",
             f"The largest id is {largest},",
             f"at most {number(transport.MAX_BLOCKED_WRITES)} of them",

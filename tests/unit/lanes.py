@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server.domain.lane import Lane
 from idalloc_server.domain.range import Range
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import MemoryStore
 from tests.memory_rows import Row

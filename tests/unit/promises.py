@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from idalloc_server.domain.doc_id import DocIdRun
 from idalloc_server.domain.range import Range
-from idalloc_server.domain.sequence import Kind, Reset, Sequence
+from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
 from tests.unit.simulation import REQUEST_ID_WINDOW, TERMS, Node, counter_name
 
 _EPSILON = 1e-6

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from idalloc_server.domain.author import Author
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
-from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.transfer import Import, export_lines
 from idalloc_server.domain.transfer_file import read

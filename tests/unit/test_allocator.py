@@ -16,7 +16,7 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
 )
 from idalloc_server.domain.range import Range
-from idalloc_server.domain.sequence import MAX_ID, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, rejected, twice, unreachable
 from tests.unit.lanes import TERMS, ids, make, right_after_serving

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, rejected, twice, unreachable
 from tests.unit.lanes import make

@@ -8,7 +8,7 @@ import pytest
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from tests.fakes import FakeClock, MemoryStore, lost_reply
 from tests.unit.lanes import TERMS, ids, make, right_after_serving
 

@@ -9,7 +9,7 @@ from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import SequenceExhausted, SequenceInvalid, StoreWentBackwards
 from idalloc_server.domain.lane import Lane
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore
 from tests.unit.lanes import make

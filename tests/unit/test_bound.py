@@ -7,7 +7,7 @@ import pytest
 
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.errors import SequenceExhausted
-from idalloc_server.domain.sequence import Ordering, Sequence
+from idalloc_server.domain.sequences.model import Ordering, Sequence
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import TERMS, ids, make
 

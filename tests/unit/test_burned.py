@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Burn, Burned, Cause
-from idalloc_server.domain.period import period_at
 from idalloc_server.domain.request_ids import RequestIds
-from idalloc_server.domain.sequence import Reset, Sequence
+from idalloc_server.domain.sequences.calendar import period_at
+from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.telemetry import logs
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import TERMS, make

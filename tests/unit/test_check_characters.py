@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.check_characters import CHECKS, Check
+from idalloc_server.domain.sequences.check_digits import CHECKS, Check
 
 DIGITS = "0123456789"
 LETTERS = DIGITS + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

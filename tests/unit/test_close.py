@@ -11,7 +11,7 @@ from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import ServerDraining
 from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import make, right_after_serving

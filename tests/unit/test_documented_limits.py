@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.config import Settings, load
-from idalloc_server.domain import rules
+from idalloc_server.domain.sequences import validation
 from tests.unit import documented
 from tests.unit.documented import Claims
 
@@ -229,7 +229,7 @@ def test_a_limit_that_nothing_checks_is_found() -> None:
 
 
 def test_a_number_that_only_the_code_changes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "MAX_LABELS", 65)
+    monkeypatch.setattr(validation, "MAX_LABELS", 65)
     monkeypatch.setattr(Settings.model_fields["lease_ttl"], "default", 200.0)
     assert any("Sequence.labels" in each for each in of_protos())
     assert any("lease_ttl" in each for each in of_documents())

@@ -11,7 +11,7 @@ import pytest
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.registry import Registry
-from idalloc_server.domain.sequence import Reset, Sequence
+from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.domain.terms import Terms
 from idalloc_server.domain.transfer import Import, export_lines
 from idalloc_server.domain.transfer_file import read

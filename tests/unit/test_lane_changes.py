@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreOutcomeUnknown, StoreWentBackwards
-from idalloc_server.domain.sequence import MAX_ID, MIN_ID, Ordering, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Ordering, Sequence
 from idalloc_server.domain.store import Revision
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore, lost_reply

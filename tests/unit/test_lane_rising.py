@@ -10,7 +10,7 @@ from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.range import Range
-from idalloc_server.domain.sequence import Kind, Ordering, Sequence
+from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply
 from tests.unit.lanes import ids, make

@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.errors import InvalidRequest, SequenceAheadOfClock, SequenceExhausted
-from idalloc_server.domain.sequence import Kind, Ordering, Sequence
+from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import ids, make

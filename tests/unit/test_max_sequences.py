@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
     TooManySequences,
 )
 from idalloc_server.domain.rate import Rates
-from idalloc_server.domain.sequence import PERIOD_MARK, Reset, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
 from tests.fakes import FakeClock, MemoryStore, lost_reply, unreachable
 from tests.unit.lanes import TERMS, make
 

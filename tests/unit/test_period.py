@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.period import check_period, date_at, period_at, period_end, zone
-from idalloc_server.domain.sequence import Reset, Sequence
+from idalloc_server.domain.sequences.calendar import check_period, date_at, period_at, period_end, zone
+from idalloc_server.domain.sequences.model import Reset, Sequence
 
 RESETS = [Reset.YEARLY, Reset.MONTHLY, Reset.DAILY]
 ZONES = [

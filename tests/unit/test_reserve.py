@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore, unreachable
 from tests.unit.lanes import ids, make

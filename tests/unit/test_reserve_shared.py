@@ -11,7 +11,7 @@ import pytest
 from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import SequenceExhausted
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply
 from tests.unit.lanes import ids, make

@@ -7,9 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.format import compile_format
-from idalloc_server.domain.rules import MAX_JSON_SAFE, MAX_LEASE_SIZE, check_change, settle
-from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, MIN_ID, Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.formats import compile_format
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.validation import MAX_JSON_SAFE, MAX_LEASE_SIZE, check_change, settle
 
 INTS = st.one_of(
     st.integers(-5, 5),

@@ -8,7 +8,7 @@ import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
 from idalloc_server.domain.retirement import RETIREMENT
-from idalloc_server.domain.sequence import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
 from idalloc_server.domain.store import Revision, Row, Store
 from idalloc_server.domain.transfer import MOVED_TO, Import, export_lines, retire, unretire
 from idalloc_server.domain.transfer_file import first_line, read

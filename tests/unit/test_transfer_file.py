@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.sequence import MAX_ID
+from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.domain.transfer import Import, export_lines
 from idalloc_server.domain.transfer_file import first_line, line_of_row, read
 from tests.fakes import FakeClock, MemoryStore

@@ -24,7 +24,7 @@ from idalloc_server.domain.errors import (
     Unauthenticated,
 )
 from idalloc_server.domain.quota import Budget, Quotas
-from idalloc_server.domain.sequence import MAX_NAME_BYTES
+from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 
 Context = grpc.aio.ServicerContext[Any, Any]
 UnaryHandler = Callable[[Any, Context], Awaitable[Any]]

@@ -12,10 +12,10 @@ from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.doc_id import DocIdRun, DocIds
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.format import compile_format
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.request_ids import RequestIds, with_date
-from idalloc_server.domain.sequence import Reset
+from idalloc_server.domain.sequences.formats import compile_format
+from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.uuid7 import UUID_BYTES, Uuids
 from idalloc_server.xproto import notice
 

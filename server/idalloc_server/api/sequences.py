@@ -18,7 +18,7 @@ from idalloc_server.domain.author import Author
 from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid
 from idalloc_server.domain.overview import Overview
 from idalloc_server.domain.registry import Changed, Registry
-from idalloc_server.domain.sequence import Kind, Ordering, Reset
+from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000

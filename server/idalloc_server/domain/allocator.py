@@ -15,7 +15,7 @@ from idalloc_server.domain.mark import Marks
 from idalloc_server.domain.periods import Periods
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.rate import Rates
-from idalloc_server.domain.sequence import Sequence, check_name
+from idalloc_server.domain.sequences.model import Sequence, check_name
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.store_check import StoreCheck
 from idalloc_server.domain.terms import Shared, Terms

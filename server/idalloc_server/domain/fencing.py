@@ -2,7 +2,7 @@
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.sequence import Reset, Sequence
+from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.domain.store import Store
 
 # Added to the life of a lease, for what the clocks of two machines may differ by while it lasts.

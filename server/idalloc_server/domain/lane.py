@@ -22,7 +22,7 @@ from idalloc_server.domain.fencing import generation_after
 from idalloc_server.domain.lease import Lease
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.reserve import Reserve
-from idalloc_server.domain.sequence import Kind, Reset, Sequence
+from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
 from idalloc_server.domain.shortage import never_fits, too_few_left
 from idalloc_server.domain.store import Grant, Row, within
 from idalloc_server.domain.terms import Shared

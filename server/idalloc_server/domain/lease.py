@@ -3,7 +3,7 @@
 import math
 
 from idalloc_server.domain.range import Range
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store import Grant
 
 _UNKNOWN = Sequence()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
-from idalloc_server.domain.sequence import PERIOD_MARK, Kind, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence, name_of_period
 from idalloc_server.domain.store import NOTHING, Grant, Row, Seen
 
 # The share of max_sequences that is worth a warning.

@@ -6,7 +6,7 @@ from heapq import nlargest
 from idalloc_server.domain.access import Access, Identity
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded
-from idalloc_server.domain.sequence import MAX_NAME_BYTES
+from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 
 # A bucket holds what a second gives: so much may be taken at once after a pause.
 BURST_SECONDS = 1.0

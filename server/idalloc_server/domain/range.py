@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 
 
 class Range(NamedTuple):

@@ -23,13 +23,13 @@ from idalloc_server.domain.errors import (
     StoreFailure,
 )
 from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period, generation_after
-from idalloc_server.domain.format import Parts, compile_format
 from idalloc_server.domain.listing import few_at_a_time, rows_of_page
 from idalloc_server.domain.overview import Overview, etag_of, overview
-from idalloc_server.domain.period import check_period, period_at
 from idalloc_server.domain.retirement import RETIREMENT, refuse_retired
-from idalloc_server.domain.rules import check_change, check_texts, new_bound, settle
-from idalloc_server.domain.sequence import Kind, Reset, Sequence, check_name, name_of_period
+from idalloc_server.domain.sequences.calendar import check_period, period_at
+from idalloc_server.domain.sequences.formats import Parts, compile_format
+from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
+from idalloc_server.domain.sequences.validation import check_change, check_texts, new_bound, settle
 from idalloc_server.domain.store import Revision, Row, Store, within
 from idalloc_server.domain.witness import changed_row
 

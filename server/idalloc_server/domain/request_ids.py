@@ -22,11 +22,11 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreUnavailable,
 )
-from idalloc_server.domain.format import compile_format
-from idalloc_server.domain.period import date_at
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.recorded import SeenRecords
-from idalloc_server.domain.sequence import Reset, Sequence
+from idalloc_server.domain.sequences.calendar import date_at
+from idalloc_server.domain.sequences.formats import compile_format
+from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.domain.store import Allocation, Store, within
 
 # How many answers one statement writes down at most.

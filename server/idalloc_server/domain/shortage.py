@@ -2,7 +2,7 @@
 
 from idalloc_server.domain.errors import InvalidRequest, Refusal, SequenceAheadOfClock, SequenceExhausted
 from idalloc_server.domain.lease import Lease
-from idalloc_server.domain.sequence import Kind, Sequence
+from idalloc_server.domain.sequences.model import Kind, Sequence
 
 
 def too_few_left(

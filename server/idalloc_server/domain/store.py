@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.recorded import Recorded, Retention
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 
 _T = TypeVar("_T")
 

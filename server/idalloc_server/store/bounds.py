@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from idalloc_server.domain.sequence import MAX_ID, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, Sequence
 from idalloc_server.store.settings import DEFAULT_MIN_VALUE
 
 # CrateDB stores no lower BIGINT.

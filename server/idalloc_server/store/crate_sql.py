@@ -9,7 +9,7 @@ of integers are exact and truncate towards 0; ``ABS`` is not exact; no overflow 
 
 # ruff: noqa: S608 - the schema's name was checked, and nothing else that is not our own gets into a statement
 
-from idalloc_server.domain.sequence import MAX_ID, PERIOD_MARK, Kind, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_MARK, Kind, Sequence
 from idalloc_server.store.bounds import LOWEST
 from idalloc_server.store.crate_table import ALLOCATIONS, SEQUENCES, STARTS
 from idalloc_server.store.settings import (

@@ -5,7 +5,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.sequence import MAX_ID, PERIOD_MARK, Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_MARK, Kind, Ordering, Reset, Sequence
 
 DEFAULT_STEP = 1
 DEFAULT_MIN_VALUE = 1

@@ -10,7 +10,7 @@ from idalloc_server.domain.allocator import Allocator
 from idalloc_server.domain.author import Author
 from idalloc_server.domain.fencing import MARGIN_SECONDS
 from idalloc_server.domain.registry import Registry
-from idalloc_server.domain.sequence import Reset
+from idalloc_server.domain.sequences.model import Reset
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import TERMS, ids
 

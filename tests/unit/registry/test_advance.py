@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.errors import InvalidRequest, StoreOutcomeUnknown
-from idalloc_server.domain.sequence import MAX_ID, Kind, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import MAX_ID, Kind, Sequence, name_of_period
 from tests.fakes import FakeClock, MemoryStore, lost_request
 from tests.memory_rows import Row
 from tests.unit.registry.conftest import EFFECTIVE_IN, Node, create_monthly, new, reached

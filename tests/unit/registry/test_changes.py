@@ -16,7 +16,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
 )
 from idalloc_server.domain.fencing import generation_after
-from idalloc_server.domain.sequence import Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice
 from tests.unit.registry.conftest import EFFECTIVE_IN, Node, create_monthly, new, reached
 

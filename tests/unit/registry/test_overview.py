@@ -3,7 +3,7 @@
 import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.sequence import Kind, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import Kind, Sequence, name_of_period
 from tests.fakes import FakeClock, MemoryStore
 from tests.memory_rows import Row
 from tests.unit.registry.conftest import Node, create_monthly, new

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.sequence import Kind, Reset
+from idalloc_server.domain.sequences.model import Kind, Reset
 from tests.fakes import FakeClock, MemoryStore, unreachable
 from tests.unit.registry.conftest import Node, new
 

@@ -10,7 +10,7 @@ from idalloc_server.domain.burned import Cause
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.range import Range
 from idalloc_server.domain.request_ids import RequestIds
-from idalloc_server.domain.sequence import Sequence
+from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore
 

@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_server.domain.range import Range
-from idalloc_server.domain.sequence import MAX_ID, Reset, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, Reset, Sequence
 from idalloc_server.domain.store import Allocation
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice, unreachable
 from tests.memory_rows import Row, Written

@@ -16,9 +16,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from idalloc_server.domain.check_characters import CHECKS, Check
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.sequence import MAX_ID, MIN_ID, Reset, Sequence
+from idalloc_server.domain.sequences.check_digits import CHECKS, Check
+from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Reset, Sequence
 
 MAX_TEMPLATE = 200
 MAX_PREFIX = 65535

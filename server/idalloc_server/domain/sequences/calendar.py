@@ -7,7 +7,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.sequence import Reset, Sequence
+from idalloc_server.domain.sequences.model import Reset, Sequence
 
 _ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 # How much of "2026-11-21" a period has, and how that reads.

@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.format import compile_format
-from idalloc_server.domain.period import zone
-from idalloc_server.domain.sequence import MAX_ID, MAX_STEP, MIN_ID, Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.calendar import zone
+from idalloc_server.domain.sequences.formats import compile_format
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Kind, Ordering, Reset, Sequence
 from idalloc_server.domain.text import check_text
 
 # Up to here JSON, JavaScript and doubles are exact.
