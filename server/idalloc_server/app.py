@@ -39,7 +39,8 @@ from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.certificates import Certificates
 from idalloc_server.config import Settings
 from idalloc_server.domain.access import Access
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.doc_id import DocIds
 from idalloc_server.domain.epoch import Epoch, Start
@@ -47,7 +48,6 @@ from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.store import Store
-from idalloc_server.domain.terms import Terms
 from idalloc_server.domain.uuid7 import Uuids
 from idalloc_server.role import Role
 from idalloc_server.store.open import open_store

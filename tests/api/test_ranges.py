@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.sequences.model import MAX_ID, Ordering, Reset, Sequence
 from tests.api.conftest import MAX_IDS_PER_CALL, Served

@@ -9,7 +9,7 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from tests.api.conftest import Served
 from tests.api.errors import details_of

@@ -15,7 +15,7 @@ from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server import transport as transports
 from idalloc_server.api.door import Context
 from idalloc_server.config import Settings
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences.model import MAX_ID
 from tests.api.conftest import Served

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import idalloc
-from idalloc_server.domain.allocator import CLOSE_CONCURRENCY
+from idalloc_server.domain.allocation.allocator import CLOSE_CONCURRENCY
 from idalloc_server.domain.sequences.model import PERIOD_MARK
 from tests.faults.control import Control, Kind, harmed
 from tests.faults.near import Logs

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 from crate import client as crate_client
 
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.range import Range
-from idalloc_server.domain.terms import Terms
 from tests.store.backends import GUIDE_TABLE, CrateBackend, Opener
 from tests.store.conftest import BACKENDS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from idalloc_server.domain.lease import Lease
+from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.store import Revision, Store
 from idalloc_server.store.crate_sql import Statements
 from tests.fakes import FakeClock

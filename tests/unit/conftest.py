@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import TERMS
 

@@ -8,7 +8,8 @@ from idalloc import _defaults, _messages, _pool, _stream
 from idalloc_server import app, supervisor, transport
 from idalloc_server.api import door, failures, health, id_allocator, sequences
 from idalloc_server.config import Settings, load
-from idalloc_server.domain import doc_id, epoch, fencing, lane, listing, mark, overview, rate, recorded, reserve, terms
+from idalloc_server.domain import doc_id, epoch, fencing, listing, overview, recorded
+from idalloc_server.domain.allocation import config, high_water_marks, reserve, sequence_allocator, usage
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.telemetry import log_queue, metrics
@@ -103,7 +104,7 @@ def of_protos() -> Claims:
         ],
         "Sequence.remaining": [f"{power(sequences.MAX_INT64)} stands for more"],
         "Sequence.used_ratio": ["0 to 1"],
-        "Sequence.ids_per_second": [f"0 until that is {rate.LEAST_SECONDS:g} s."],
+        "Sequence.ids_per_second": [f"0 until that is {usage.LEAST_SECONDS:g} s."],
         "Sequence.exhausted_at": [
             "the rate is 0",
             f"past the year {datetime.fromtimestamp(overview._YEAR_10000 - 1, UTC).year}",
@@ -151,7 +152,7 @@ def of_help() -> Claims:
 
 def of_settings_table() -> Claims:
     """Returns what the third column of the README's table of settings must state, by setting."""
-    assert lane.AHEAD_SHARE == 1_000
+    assert sequence_allocator.AHEAD_SHARE == 1_000
     assert app.STREAMS_SHARE == 4 / 5
     assert transport.MAX_CONNECTION_GRACE_SECONDS == 60
     return {
@@ -179,9 +180,9 @@ def of_limits() -> Claims:
             f"a client that has more than {number(transport.MAX_STREAMS_PER_CONNECTION['grpcio'])} to send",
             f"| one in {transport.MIN_PING_SECONDS} s |",
             f"| `max_sequences`, {number(default('max_sequences'))};",
-            f"| {number(rate.MAX_RATES)} of a process,",
+            f"| {number(usage.MAX_RATES)} of a process,",
             f"| {number(listing.ROWS_AT_MOST)}, of those that begin as its patterns do.",
-            f"At {mark.WARN_SHARE * 100:g} % the log has one warning",
+            f"At {high_water_marks.WARN_SHARE * 100:g} % the log has one warning",
             f"| {number(health.MAX_WATCHES)}, of one host {health.MAX_WATCHES_OF_HOST};",
             f"| {number(id_allocator.MAX_TEXTS_PER_MESSAGE)}, or `max_ids_per_call` |",
         ]
@@ -232,7 +233,7 @@ def of_documents() -> Claims:
 
 def copies() -> list[tuple[float, float]]:
     """Returns the defaults and limits that the code has twice."""
-    of_terms = [(each.default, default(each.name)) for each in fields(terms.Terms) if each.default is not MISSING]
+    of_terms = [(each.default, default(each.name)) for each in fields(config.Terms) if each.default is not MISSING]
     return [
         *of_terms,
         (recorded.OLD_WINDOW, default("request_id_window")),

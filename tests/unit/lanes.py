@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from idalloc_server.domain.lane import Lane
-from idalloc_server.domain.range import Range
+from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.sequence_allocator import Lane
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.terms import Terms
 from tests.fakes import MemoryStore
 from tests.memory_rows import Row
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.errors import (
     InvalidRequest,
     SequenceExhausted,
@@ -15,9 +17,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreUnavailable,
 )
-from idalloc_server.domain.range import Range
 from idalloc_server.domain.sequences.model import MAX_ID, Sequence
-from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, rejected, twice, unreachable
 from tests.unit.lanes import TERMS, ids, make, right_after_serving
 

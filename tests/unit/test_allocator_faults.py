@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, rejected, twice, unreachable
 from tests.unit.lanes import make
 

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
 from tests.fakes import FakeClock, MemoryStore, lost_reply

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain import allocator as allocator_module
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation import allocator as allocator_module
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.sequence_allocator import Lane
 from idalloc_server.domain.errors import SequenceExhausted, SequenceInvalid, StoreWentBackwards
-from idalloc_server.domain.lane import Lane
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore
 from tests.unit.lanes import make
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.errors import SequenceExhausted
 from idalloc_server.domain.sequences.model import Ordering, Sequence
 from tests.fakes import FakeClock, MemoryStore

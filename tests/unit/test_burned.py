@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Burn, Burned, Cause
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Burn, Burned, Cause
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.sequences.calendar import period_at
 from idalloc_server.domain.sequences.model import Reset, Sequence

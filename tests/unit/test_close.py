@@ -5,14 +5,14 @@ from contextlib import suppress
 
 import pytest
 
-from idalloc_server.domain import allocator as allocator_module
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation import allocator as allocator_module
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import ServerDraining
 from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import make, right_after_serving
 from tests.unit.request_ids.conftest import until

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
-from idalloc_server.domain.range import Range
 from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
-from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply
 from tests.unit.lanes import ids, make
 

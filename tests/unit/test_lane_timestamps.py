@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import InvalidRequest, SequenceAheadOfClock, SequenceExhausted
 from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
-from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import ids, make
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from idalloc_server.domain import rate
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation import usage
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.usage import Rates
 from idalloc_server.domain.errors import (
     Refusal,
     SequenceDeleted,
@@ -16,7 +17,6 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
     TooManySequences,
 )
-from idalloc_server.domain.rate import Rates
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
 from tests.fakes import FakeClock, MemoryStore, lost_reply, unreachable
 from tests.unit.lanes import TERMS, make
@@ -175,7 +175,7 @@ async def test_a_clock_set_forward_makes_no_mark_forgotten(store: MemoryStore, c
 
 def test_rates_are_kept_of_so_many_names(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond that, the rate of the name that was used least lately is given up."""
-    monkeypatch.setattr(rate, "MAX_RATES", 3)
+    monkeypatch.setattr(usage, "MAX_RATES", 3)
     rates = Rates(clock)
     for name in ("a", "b", "c", "a", "d", "e"):
         rates.note(name, 1, 1)

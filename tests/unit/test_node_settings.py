@@ -9,7 +9,8 @@ import pytest
 from idalloc.v1 import node_pb2
 from idalloc_server.api.node import NodeServicer
 from idalloc_server.config import load
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.doc_id import MAX_SERIAL, DocIds
 from idalloc_server.domain.epoch import Epoch
 from idalloc_server.domain.errors import (
@@ -20,7 +21,6 @@ from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
-from idalloc_server.domain.terms import Terms
 from idalloc_server.persisted import Persisted
 from tests.fakes import FakeClock, MemoryStore, unreachable
 

@@ -6,12 +6,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from idalloc_server.domain.store import Revision
-from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import ids, make
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from idalloc_server.domain.rate import WINDOW_SECONDS, Rates
+from idalloc_server.domain.allocation.usage import WINDOW_SECONDS, Rates
 from tests.fakes import FakeClock
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore, unreachable
 from tests.unit.lanes import ids, make
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceExhausted
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply
 from tests.unit.lanes import ids, make
 

@@ -7,12 +7,12 @@ from typing import Any
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.api.door import Context
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.doc_id import DocIdRun, DocIds
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.range import Range
 from idalloc_server.domain.request_ids import RequestIds, with_date
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset

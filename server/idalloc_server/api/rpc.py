@@ -17,7 +17,7 @@ from idalloc_server.api import status
 from idalloc_server.api.decoding import UNREADABLE, unreadable
 from idalloc_server.api.door import Context, Door, StreamHandler, UnaryHandler
 from idalloc_server.domain.errors import Refusal, ServerDraining
-from idalloc_server.domain.store_check import StoreCheck
+from idalloc_server.domain.store_health import StoreCheck
 from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls
 
 _log = structlog.get_logger("idalloc.rpc")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
-from idalloc_server.domain.rate import LEAST_SECONDS
+from idalloc_server.domain.allocation.usage import LEAST_SECONDS
 from idalloc_server.domain.sequences.calendar import period_end, zone
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
 from idalloc_server.domain.store import Row

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import structlog
 
 from idalloc_server.domain.access import Patterns
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.author import Author, author_of
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import structlog
 
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     Refusal,
@@ -22,7 +23,6 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreUnavailable,
 )
-from idalloc_server.domain.range import Range
 from idalloc_server.domain.recorded import SeenRecords
 from idalloc_server.domain.sequences.calendar import date_at
 from idalloc_server.domain.sequences.formats import compile_format

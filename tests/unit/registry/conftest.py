@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.author import Author
 from idalloc_server.domain.fencing import MARGIN_SECONDS
 from idalloc_server.domain.registry import Registry

@@ -5,12 +5,12 @@ import copy
 
 import pytest
 
-from idalloc_server.domain.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.sequence_allocator import Lane
 from idalloc_server.domain.fencing import generation_after
-from idalloc_server.domain.lane import Lane
 from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
-from idalloc_server.domain.terms import Terms
 from idalloc_server.domain.transfer import Import
 from idalloc_server.domain.transfer_file import read
 from tests.fakes import FakeClock, MemoryStore

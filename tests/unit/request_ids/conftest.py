@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from idalloc_server.domain.allocator import Allocator
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.errors import Refusal
-from idalloc_server.domain.range import Range
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.terms import Terms
 from tests.fakes import FakeClock, MemoryStore
 
 ONE = "11111111-1111-4111-8111-111111111111"

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.errors import (
     RequestIdBurned,
     RequestIdReused,
@@ -16,7 +17,6 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
-from idalloc_server.domain.range import Range
 from idalloc_server.domain.sequences.model import MAX_ID, Reset, Sequence
 from idalloc_server.domain.store import Allocation
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice, unreachable

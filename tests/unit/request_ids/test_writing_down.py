@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.request_ids import MOST_ROWS
 from tests.fakes import Fault, MemoryStore, unreachable

@@ -2,7 +2,7 @@
 
 import math
 
-from idalloc_server.domain.range import Range
+from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store import Grant
 

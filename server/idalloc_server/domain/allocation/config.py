@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from idalloc_server.domain.burned import Burned
+from idalloc_server.domain.allocation.burned import Burned
+from idalloc_server.domain.allocation.high_water_marks import Marks
+from idalloc_server.domain.allocation.usage import Rates
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.mark import Marks
-from idalloc_server.domain.rate import Rates
 from idalloc_server.domain.store import Store
-from idalloc_server.domain.store_check import StoreCheck
+from idalloc_server.domain.store_health import StoreCheck
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 from typing import NamedTuple
 
-from idalloc_server.domain.range import Range
+from idalloc_server.domain.allocation.id_range import Range
 
 
 class Waiter(NamedTuple):

@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from idalloc_server.domain import fork
-from idalloc_server.domain.burned import Burned
+from idalloc_server.domain.allocation.burned import Burned
+from idalloc_server.domain.allocation.config import Shared, Terms
+from idalloc_server.domain.allocation.high_water_marks import Marks
+from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.resets import Periods
+from idalloc_server.domain.allocation.sequence_allocator import Lane, StartsOver
+from idalloc_server.domain.allocation.usage import Rates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.lane import Lane, StartsOver
-from idalloc_server.domain.mark import Marks
-from idalloc_server.domain.periods import Periods
-from idalloc_server.domain.range import Range
-from idalloc_server.domain.rate import Rates
 from idalloc_server.domain.sequences.model import Sequence, check_name
 from idalloc_server.domain.store import Store
-from idalloc_server.domain.store_check import StoreCheck
-from idalloc_server.domain.terms import Shared, Terms
+from idalloc_server.domain.store_health import StoreCheck
 
 # A lane that issued nothing for one to two of these parts of a lease's life is dropped.
 IDLE_SHARE = 3

@@ -8,7 +8,13 @@ from typing import TypeVar
 
 import structlog
 
-from idalloc_server.domain.burned import Cause
+from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.config import Shared
+from idalloc_server.domain.allocation.errors import never_fits, too_few_left
+from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.lease import Lease
+from idalloc_server.domain.allocation.reserve import Reserve
+from idalloc_server.domain.allocation.waiter_queue import Waiter
 from idalloc_server.domain.errors import (
     Refusal,
     SequenceDeleted,
@@ -19,15 +25,9 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.fencing import generation_after
-from idalloc_server.domain.lease import Lease
-from idalloc_server.domain.range import Range
-from idalloc_server.domain.reserve import Reserve
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
-from idalloc_server.domain.shortage import never_fits, too_few_left
 from idalloc_server.domain.store import Grant, Row, within
-from idalloc_server.domain.terms import Shared
 from idalloc_server.domain.text import check_text
-from idalloc_server.domain.waiter import Waiter
 
 # Of what a sequence has left, no node takes more than one part in this many beyond what was asked for.
 AHEAD_SHARE = 1000

@@ -1,7 +1,7 @@
 """Why a caller cannot have as many ids as were asked for."""
 
+from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.errors import InvalidRequest, Refusal, SequenceAheadOfClock, SequenceExhausted
-from idalloc_server.domain.lease import Lease
 from idalloc_server.domain.sequences.model import Kind, Sequence
 
 

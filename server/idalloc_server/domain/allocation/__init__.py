@@ -1,0 +1,1 @@
+"""Allocation: ids from leases in memory, refilled from the store."""
