@@ -39,13 +39,13 @@ from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.certificates import Certificates
 from idalloc_server.config import Settings
 from idalloc_server.domain.access import Access
+from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.doc_id import DocIds
 from idalloc_server.domain.epoch import Epoch, Start
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.uuid7 import Uuids

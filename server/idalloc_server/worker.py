@@ -17,7 +17,7 @@ from idalloc_server import app
 from idalloc_server.api.door import Door
 from idalloc_server.api.node import Workers
 from idalloc_server.config import Settings
-from idalloc_server.domain import witness
+from idalloc_server.domain import change_events
 from idalloc_server.domain.doc_id import DocIds, Keeper
 from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreFailure, WorkerFailed
 from idalloc_server.pipe import Message, Pipe, pack, unpack
@@ -158,7 +158,7 @@ class Worker:
                 # Others may change others at the same time.
                 ours = [name for name in before if name.removeprefix("auto_increment_") in given]
                 after = self._settings()
-                witness.changed({name: before[name] for name in ours}, {name: after[name] for name in ours})
+                change_events.changed({name: before[name] for name in ours}, {name: after[name] for name in ours})
 
         question = self._ask("change", given=dict(given), persist=persist)
         question.add_done_callback(tell_witness)

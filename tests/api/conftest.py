@@ -29,12 +29,12 @@ from idalloc_server.api.node import NodeServicer
 from idalloc_server.api.rpc import Calls
 from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.domain.access import Access
+from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.doc_id import DocIds
 from idalloc_server.domain.epoch import Epoch
-from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.uuid7 import Uuids
 from idalloc_server.telemetry.metrics import CallMetrics

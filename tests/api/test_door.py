@@ -24,8 +24,8 @@ from idalloc.v1 import (
 )
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.api.door import RULES
-from idalloc_server.domain import listing
 from idalloc_server.domain.access import ADMIN, ALLOCATE, READ, ROLES, Access, Role
+from idalloc_server.domain.administration import paging
 from tests.api.conftest import Served
 from tests.api.errors import details_of
 from tests.api.identities import TOKENS, bearer, known
@@ -168,7 +168,7 @@ async def test_a_refusal_says_what_is_missing_and_never_the_token(guarded: Serve
 
 
 async def test_a_list_has_only_what_may_be_read(guarded: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(paging, "ROWS_AT_ONCE", 4)
     names = [f"{letter}{number:02}" for letter in "amz" for number in range(30)]
     for name in names:
         request = sequences_pb2.CreateSequenceRequest(sequence=sequences_pb2.Sequence(name=name))

@@ -16,10 +16,10 @@ from idalloc.v1 import sequences_pb2_grpc
 from idalloc_server.api.door import Door
 from idalloc_server.api.rpc import Calls
 from idalloc_server.api.sequences import SequencesServicer
+from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.registry import Registry
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.api.errors import Details, details_of
 from tests.fakes import FakeClock, Fault, MemoryStore

@@ -8,7 +8,8 @@ from idalloc import _defaults, _messages, _pool, _stream
 from idalloc_server import app, supervisor, transport
 from idalloc_server.api import door, failures, health, id_allocator, sequences
 from idalloc_server.config import Settings, load
-from idalloc_server.domain import doc_id, epoch, fencing, listing, overview, recorded
+from idalloc_server.domain import doc_id, epoch, generations, recorded
+from idalloc_server.domain.administration import paging, summary
 from idalloc_server.domain.allocation import config, high_water_marks, reserve, sequence_allocator, usage
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences import formats, model, validation
@@ -107,14 +108,14 @@ def of_protos() -> Claims:
         "Sequence.ids_per_second": [f"0 until that is {usage.LEAST_SECONDS:g} s."],
         "Sequence.exhausted_at": [
             "the rate is 0",
-            f"past the year {datetime.fromtimestamp(overview._YEAR_10000 - 1, UTC).year}",
+            f"past the year {datetime.fromtimestamp(summary._YEAR_10000 - 1, UTC).year}",
         ],
         "ListSequencesRequest.page_size": [
             f"0 (unset) means {sequences.DEFAULT_PAGE_SIZE}, "
             f"more than {number(sequences.MAX_PAGE_SIZE)} means {number(sequences.MAX_PAGE_SIZE)}."
         ],
         "ListSequencesResponse.next_page_token": [f"more than {number(sequences.MAX_PAGE_BYTES)} bytes"],
-        "ListSequencesRequest.name_prefix": [f"the server looks through {number(listing.ROWS_AT_MOST)} names"],
+        "ListSequencesRequest.name_prefix": [f"the server looks through {number(paging.ROWS_AT_MOST)} names"],
         "AllocateRangeRequest.sequence": [
             name,
             f"auto_create_sequences is {creates} (the default), starting at {plain.start}.",
@@ -181,7 +182,7 @@ def of_limits() -> Claims:
             f"| one in {transport.MIN_PING_SECONDS} s |",
             f"| `max_sequences`, {number(default('max_sequences'))};",
             f"| {number(usage.MAX_RATES)} of a process,",
-            f"| {number(listing.ROWS_AT_MOST)}, of those that begin as its patterns do.",
+            f"| {number(paging.ROWS_AT_MOST)}, of those that begin as its patterns do.",
             f"At {high_water_marks.WARN_SHARE * 100:g} % the log has one warning",
             f"| {number(health.MAX_WATCHES)}, of one host {health.MAX_WATCHES_OF_HOST};",
             f"| {number(id_allocator.MAX_TEXTS_PER_MESSAGE)}, or `max_ids_per_call` |",
@@ -199,7 +200,7 @@ def of_documents() -> Claims:
             f"(or `IDALLOC_TIMEOUT`, default {_defaults.DEFAULT_TIMEOUT:g}s)",
             f"which has to be some seconds ({_defaults.DEFAULT_TIMEOUT:g} by default)",
             f"INVALID_REQUEST: id_count: must be between 1 and {default('max_ids_per_call'):.0f},",
-            f"`lease_ttl` and a second ({default('lease_ttl') + fencing.MARGIN_SECONDS:g} s by default)",
+            f"`lease_ttl` and a second ({default('lease_ttl') + generations.MARGIN_SECONDS:g} s by default)",
             f"{plain.start}, {plain.step}, {plain.min_value} and {largest} by default",
             f"no id beyond {power(validation.MAX_JSON_SAFE)}, where JavaScript loses digits",
             f"room up to the year {datetime.fromtimestamp(validation._SECONDS_TO_2200, UTC).year}",
@@ -214,7 +215,7 @@ def of_documents() -> Claims:
         ],
         "SECURITY.md": [
             f"serves {number(health.MAX_WATCHES)} who watch it, {health.MAX_WATCHES_OF_HOST} of one host",
-            f"look through {number(listing.ROWS_AT_MOST)} rows a page at most",
+            f"look through {number(paging.ROWS_AT_MOST)} rows a page at most",
             f"more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
         ],
         "docs/runbook.md": [
@@ -225,7 +226,7 @@ def of_documents() -> Claims:
         "docs/architecture.md": [
             f"all at once and for {app.RELEASE_SECONDS:g} s at most",
             f"acknowledged the GOAWAY, up to {app.LAST_REPLIES_SECONDS:g} s,",
-            f"plus a margin of {fencing.MARGIN_SECONDS:g} s",
+            f"plus a margin of {generations.MARGIN_SECONDS:g} s",
         ],
         "docs/strategies.md": [],
     }

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from idalloc_server.domain.author import Author
+from idalloc_server.domain.administration.change_tokens import Author
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import Store

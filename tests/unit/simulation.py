@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.doc_id import DocIds
 from idalloc_server.domain.epoch import Epoch
-from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.store import Store
 from idalloc_server.store.sqlite import SqliteStore

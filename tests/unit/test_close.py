@@ -5,12 +5,12 @@ from contextlib import suppress
 
 import pytest
 
+from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation import allocator as allocator_module
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import ServerDraining
-from idalloc_server.domain.registry import Registry
 from idalloc_server.domain.request_ids import RequestIds
 from idalloc_server.domain.sequences.model import Sequence
 from tests.fakes import FakeClock, MemoryStore

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from idalloc_server.api.door import Door
-from idalloc_server.domain import witness
+from idalloc_server.domain import change_events
 from idalloc_server.domain.access import Access
+from idalloc_server.domain.change_events import Settings
 from idalloc_server.domain.errors import WorkerFailed
-from idalloc_server.domain.witness import Settings
 from idalloc_server.pipe import Pipe, pack, unpack
 from idalloc_server.worker import Worker
 from tests.fakes import FakeClock
@@ -54,7 +54,7 @@ async def test_a_change_of_all_workers_is_witnessed_also_where_the_caller_leaves
         hearing = tasks.create_task(worker.hear())
         await worker.join(doc_ids, Door(FakeClock(), 1), "here")
         await supervisor.hear()
-        with witness.told(lambda *change: told.append(change)):
+        with change_events.told(lambda *change: told.append(change)):
             calls = [tasks.create_task(worker.change({"prefix": prefix}, persist=False)) for prefix in (2, 3)]
         for call, prefix, error in ((calls[0], 2, None), (calls[1], 3, pack(WorkerFailed("x")))):
             question = await supervisor.hear()

@@ -14,10 +14,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
 from idalloc_server.api.door import Context, readable
-from idalloc_server.domain.author import Author
+from idalloc_server.domain.administration.change_tokens import Author
+from idalloc_server.domain.administration.service import Changed, Registry
+from idalloc_server.domain.administration.summary import Overview
 from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid
-from idalloc_server.domain.overview import Overview
-from idalloc_server.domain.registry import Changed, Registry
 from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
 
 DEFAULT_PAGE_SIZE = 50

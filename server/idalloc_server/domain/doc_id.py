@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, NoReturn, Protocol
 
-from idalloc_server.domain import fork, witness
+from idalloc_server.domain import change_events, fork
 from idalloc_server.domain.epoch import Epoch, Start
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, StoreUnavailable
 
@@ -345,7 +345,7 @@ class DocIds:
             if start is not None:
                 self._start, self._next_start = start, None
                 self._epoch.use(start)
-            witness.changed(was, self.settings)
+            change_events.changed(was, self.settings)
             if start is not None:
                 await self._epoch.release(before)
         return None

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from idalloc_server.domain.administration.change_tokens import Author
+from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.author import Author
-from idalloc_server.domain.fencing import MARGIN_SECONDS
-from idalloc_server.domain.registry import Registry
+from idalloc_server.domain.generations import MARGIN_SECONDS
 from idalloc_server.domain.sequences.model import Reset
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import TERMS, ids

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from idalloc_server.domain.author import Author
+from idalloc_server.domain.administration.change_tokens import Author
 from idalloc_server.domain.errors import (
     InvalidRequest,
     RequestIdReused,
@@ -15,7 +15,7 @@ from idalloc_server.domain.errors import (
     SequenceNotFound,
     StoreOutcomeUnknown,
 )
-from idalloc_server.domain.fencing import generation_after
+from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice
 from tests.unit.registry.conftest import EFFECTIVE_IN, Node, create_monthly, new, reached

@@ -2,8 +2,8 @@
 
 import pytest
 
-from idalloc_server.domain import listing
 from idalloc_server.domain.access import Patterns
+from idalloc_server.domain.administration import paging
 from idalloc_server.domain.errors import InvalidRequest
 from tests.fakes import MemoryStore
 from tests.unit.registry.conftest import Node, new
@@ -14,8 +14,8 @@ NAMES = [f"n{number:02}" for number in range(40)]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "ROWS_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(listing, "ROWS_AT_MOST", AT_MOST)
+    monkeypatch.setattr(paging, "ROWS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(paging, "ROWS_AT_MOST", AT_MOST)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
     StoreWentBackwards,
 )
-from idalloc_server.domain.fencing import generation_after
+from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
 from idalloc_server.domain.store import Grant, Row, within
 from idalloc_server.domain.text import check_text

@@ -9,8 +9,11 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import structlog
 
 from idalloc_server.domain.access import Patterns
+from idalloc_server.domain.administration.change_tokens import Author, author_of
+from idalloc_server.domain.administration.paging import few_at_a_time, rows_of_page
+from idalloc_server.domain.administration.summary import Overview, etag_of, overview
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.author import Author, author_of
+from idalloc_server.domain.change_events import changed_row
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     InvalidRequest,
@@ -22,16 +25,13 @@ from idalloc_server.domain.errors import (
     SequenceNotFound,
     StoreFailure,
 )
-from idalloc_server.domain.fencing import MARGIN_SECONDS, advance_period, generation_after
-from idalloc_server.domain.listing import few_at_a_time, rows_of_page
-from idalloc_server.domain.overview import Overview, etag_of, overview
+from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
 from idalloc_server.domain.retirement import RETIREMENT, refuse_retired
 from idalloc_server.domain.sequences.calendar import check_period, period_at
 from idalloc_server.domain.sequences.formats import Parts, compile_format
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.sequences.validation import check_change, check_texts, new_bound, settle
 from idalloc_server.domain.store import Revision, Row, Store, within
-from idalloc_server.domain.witness import changed_row
 
 # How often a change is tried that others get in the way of.
 ATTEMPTS = 5

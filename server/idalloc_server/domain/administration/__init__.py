@@ -1,0 +1,1 @@
+"""Administration: create, read, list, update, advance and delete sequences."""
