@@ -43,12 +43,12 @@ from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.clock import Clock, SystemClock
-from idalloc_server.domain.doc_id import DocIds
-from idalloc_server.domain.epoch import Epoch, Start
+from idalloc_server.domain.document_ids.generator import DocIds
+from idalloc_server.domain.document_ids.start_timestamps import Epoch, Start
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.request_ids import RequestIds
+from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.store import Store
-from idalloc_server.domain.uuid7 import Uuids
+from idalloc_server.domain.uuids import Uuids
 from idalloc_server.role import Role
 from idalloc_server.store.open import open_store
 from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned

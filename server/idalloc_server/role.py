@@ -11,7 +11,7 @@ import structlog
 from idalloc_server.address import Address
 from idalloc_server.api.door import Door
 from idalloc_server.api.node import Workers
-from idalloc_server.domain.doc_id import DocIds, Keeper
+from idalloc_server.domain.document_ids.generator import DocIds, Keeper
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
 

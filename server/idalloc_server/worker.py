@@ -18,7 +18,7 @@ from idalloc_server.api.door import Door
 from idalloc_server.api.node import Workers
 from idalloc_server.config import Settings
 from idalloc_server.domain import change_events
-from idalloc_server.domain.doc_id import DocIds, Keeper
+from idalloc_server.domain.document_ids.generator import DocIds, Keeper
 from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreFailure, WorkerFailed
 from idalloc_server.pipe import Message, Pipe, pack, unpack
 from idalloc_server.telemetry import logs

@@ -33,10 +33,10 @@ from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.clock import Clock, SystemClock
-from idalloc_server.domain.doc_id import DocIds
-from idalloc_server.domain.epoch import Epoch
-from idalloc_server.domain.request_ids import RequestIds
-from idalloc_server.domain.uuid7 import Uuids
+from idalloc_server.domain.document_ids.generator import DocIds
+from idalloc_server.domain.document_ids.start_timestamps import Epoch
+from idalloc_server.domain.idempotency.request_ids import RequestIds
+from idalloc_server.domain.uuids import Uuids
 from idalloc_server.telemetry.metrics import CallMetrics
 from idalloc_server.transport import can_push_back, make_server, metadata_reader
 from tests.api.identities import ACCESS

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc.xprotocol.v1 import notice_pb2 as pb
-from idalloc_server.domain.doc_id import DocIdRun
+from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.xproto.notice import document_ids_frame, document_ids_notice, insert_id_frame, insert_id_notice
 from tests.fuzz.inputs import TRIED, tries
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.domain.doc_id import DocIds
-from idalloc_server.domain.epoch import Epoch
+from idalloc_server.domain.document_ids.generator import DocIds
+from idalloc_server.domain.document_ids.start_timestamps import Epoch
 from tests import environments
 from tests.fakes import FakeClock, MemoryStore
 from tests.mysql import server

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.recorded import Recorded, Retention
+from idalloc_server.domain.idempotency.retention import Recorded, Retention
 from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.domain.store import Allocation, Store
 from tests.store.backends import Opener

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
-from idalloc_server.domain.recorded import Retention
+from idalloc_server.domain.idempotency.retention import Retention
 from idalloc_server.domain.sequences.model import Kind, Sequence
 from idalloc_server.domain.store import Allocation, Revision, Store
 from idalloc_server.store.crate_schema import check_version

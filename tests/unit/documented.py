@@ -8,10 +8,12 @@ from idalloc import _defaults, _messages, _pool, _stream
 from idalloc_server import app, supervisor, transport
 from idalloc_server.api import door, failures, health, id_allocator, sequences
 from idalloc_server.config import Settings, load
-from idalloc_server.domain import doc_id, epoch, generations, recorded
+from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
 from idalloc_server.domain.allocation import config, high_water_marks, reserve, sequence_allocator, usage
+from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.idempotency import retention
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.telemetry import log_queue, metrics
 
@@ -71,7 +73,7 @@ def of_protos() -> Claims:
     texts, chunk = number(id_allocator.MAX_TEXTS_PER_MESSAGE), number(id_allocator.DEFAULT_CHUNK)
     default_of = {method.rpartition("/")[2]: rule.default for method, rule in door.RULES.items() if rule.ids}
     assert default_of["StreamRanges"] == default_of["StreamDocIds"] == id_allocator.DEFAULT_CHUNK
-    mysql = f"1 to {doc_id.MAX_STEP}"
+    mysql = f"1 to {generator.MAX_STEP}"
     assert mysql == bounds("auto_increment_offset") == bounds("auto_increment_increment")
     prefixes = f"0 to {formats.MAX_PREFIX}"
     assert prefixes == bounds("node_prefix")
@@ -125,7 +127,7 @@ def of_protos() -> Claims:
             f"max_ids_per_call (default {number(default('max_ids_per_call'))})",
         ],
         "AllocateRangeRequest.request_id": [f"request_id_window (default {default('request_id_window') / 3600:g} h)"],
-        "AllocateRangeResponse.node": [f"{power(epoch.TIMESTAMP_END)} times the prefix"],
+        "AllocateRangeResponse.node": [f"{power(start_timestamps.TIMESTAMP_END)} times the prefix"],
         "StreamRangesRequest.chunk_id_count": [f"0 (unset) means {chunk};"],
         "GenerateDocIdRequest.id_count": [
             f"0 (unset) means {default_of['GenerateDocId']};",
@@ -139,7 +141,9 @@ def of_protos() -> Claims:
         "Node.prefix": [f"{prefixes} (the setting node_prefix)"],
         "Node.auto_increment_offset": [mysql],
         "Node.auto_increment_increment": [mysql],
-        "ErrorReason.ERROR_REASON_DOC_ID_TIMESTAMP_REFUSED": [f"at or past {power(epoch.TIMESTAMP_END)} seconds"],
+        "ErrorReason.ERROR_REASON_DOC_ID_TIMESTAMP_REFUSED": [
+            f"at or past {power(start_timestamps.TIMESTAMP_END)} seconds"
+        ],
         "ErrorReason.ERROR_REASON_TOO_MANY_SEQUENCES": [
             f"max_sequences allows (default {number(default('max_sequences'))})"
         ],
@@ -158,7 +162,7 @@ def of_settings_table() -> Claims:
     assert transport.MAX_CONNECTION_GRACE_SECONDS == 60
     return {
         "node_prefix": [bounds("node_prefix")],
-        "prefix_conflict": [f"after {epoch.STALE_AFTER:g} s"],
+        "prefix_conflict": [f"after {start_timestamps.STALE_AFTER:g} s"],
         "auto_increment_offset": [bounds("auto_increment_offset")],
         "auto_increment_increment": [bounds("auto_increment_increment")],
         "lease_ttl": [f"at least {lease_times():g} times `outage_reserve` plus `store_timeout`"],
@@ -237,7 +241,7 @@ def copies() -> list[tuple[float, float]]:
     of_terms = [(each.default, default(each.name)) for each in fields(config.Terms) if each.default is not MISSING]
     return [
         *of_terms,
-        (recorded.OLD_WINDOW, default("request_id_window")),
+        (retention.OLD_WINDOW, default("request_id_window")),
         (door.DEFAULT_CHUNK, id_allocator.DEFAULT_CHUNK),
         (_messages.MOST_UUIDS, id_allocator.MAX_TEXTS_PER_MESSAGE),
         (_pool.LARGEST, default("max_ids_per_call")),

@@ -5,7 +5,7 @@ from itertools import count
 from typing import NamedTuple
 
 from idalloc_server.domain.allocation.id_range import Range
-from idalloc_server.domain.doc_id import DocIdRun
+from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
 from tests.unit.simulation import REQUEST_ID_WINDOW, TERMS, Node, counter_name
 

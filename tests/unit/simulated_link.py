@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
-from idalloc_server.domain.recorded import Recorded, Retention
+from idalloc_server.domain.idempotency.retention import Recorded, Retention
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen, Store
 from tests.unit.simulated_loop import SimulatedLoop

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.doc_id import DocIds
-from idalloc_server.domain.epoch import Epoch
-from idalloc_server.domain.request_ids import RequestIds
+from idalloc_server.domain.document_ids.generator import DocIds
+from idalloc_server.domain.document_ids.start_timestamps import Epoch
+from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.store import Store
 from idalloc_server.store.sqlite import SqliteStore
 from tests.fakes import MemoryStore

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import Burn, Burned, Cause
-from idalloc_server.domain.request_ids import RequestIds
+from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.sequences.calendar import period_at
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.telemetry import logs

@@ -11,7 +11,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import ServerDraining
-from idalloc_server.domain.request_ids import RequestIds
+from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.sequences.model import Sequence
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import make, right_after_serving

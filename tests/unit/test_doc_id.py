@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.doc_id import MAX_SERIAL, DocIdRun, DocIds, next_serial
-from idalloc_server.domain.epoch import Epoch, Start
+from idalloc_server.domain.document_ids.generator import MAX_SERIAL, DocIdRun, DocIds, next_serial
+from idalloc_server.domain.document_ids.start_timestamps import Epoch, Start
 from idalloc_server.domain.errors import (
     DocIdTimestampRefused,
     InvalidRequest,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.domain.doc_id import DocIdRun, DocIds
-from idalloc_server.domain.epoch import Epoch
+from idalloc_server.domain.document_ids.generator import DocIdRun, DocIds
+from idalloc_server.domain.document_ids.start_timestamps import Epoch
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.store import Store
 from idalloc_server.store.sqlite import SqliteStore
@@ -35,8 +35,8 @@ class TestFork:
     def test_a_child_issues_nothing(self) -> None:
         script = """
 import os
-from idalloc_server.domain.doc_id import DocIds
-from idalloc_server.domain.epoch import Epoch, Start
+from idalloc_server.domain.document_ids.generator import DocIds
+from idalloc_server.domain.document_ids.start_timestamps import Epoch, Start
 from idalloc_server.domain.errors import StoreUnavailable
 from tests.fakes import FakeClock, MemoryStore
 

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idalloc._doc_ids import expand
-from idalloc_server.domain.doc_id import DocIdRun
+from idalloc_server.domain.document_ids.generator import DocIdRun
 
 TOP = 2**64 - 1
 

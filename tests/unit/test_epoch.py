@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 from structlog.testing import capture_logs
 
-from idalloc_server.domain import epoch as epoch_module
-from idalloc_server.domain.epoch import KEEP_SECONDS, STALE_AFTER, TIMESTAMP_END, Epoch, Start
+from idalloc_server.domain.document_ids import start_timestamps as epoch_module
+from idalloc_server.domain.document_ids.start_timestamps import KEEP_SECONDS, STALE_AFTER, TIMESTAMP_END, Epoch, Start
 from idalloc_server.domain.errors import DocIdTimestampRefused, StartRefused, StoreOutcomeUnknown, StoreUnavailable
 from tests.fakes import FakeClock, MemoryStore, lost_reply, rejected, twice, unreachable
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.request_ids import RequestIds
+from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.sequences.model import Ordering, Sequence
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit import lanes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.domain.doc_id import DocIdRun
+from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.xproto.notice import document_ids_frame, insert_id_frame
 from tests import environments
 from tests.unit import recordings

@@ -11,8 +11,8 @@ from idalloc_server.api.node import NodeServicer
 from idalloc_server.config import load
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.doc_id import MAX_SERIAL, DocIds
-from idalloc_server.domain.epoch import Epoch
+from idalloc_server.domain.document_ids.generator import MAX_SERIAL, DocIds
+from idalloc_server.domain.document_ids.start_timestamps import Epoch
 from idalloc_server.domain.errors import (
     DocIdTimestampRefused,
     InvalidRequest,

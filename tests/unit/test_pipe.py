@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from idalloc_server.domain.epoch import _WrongClock
+from idalloc_server.domain.document_ids.start_timestamps import _WrongClock
 from idalloc_server.domain.errors import (
     InvalidRequest,
     PrefixInUse,

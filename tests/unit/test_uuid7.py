@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.uuid7 import Uuids
+from idalloc_server.domain.uuids import Uuids
 from tests.fakes import FakeClock
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ def test_a_fork_repeats_none_of_its_parents() -> None:
     # With random bits that are always the same only the fork itself can make a difference.
     script = """
 import os
-from idalloc_server.domain.uuid7 import Uuids
+from idalloc_server.domain.uuids import Uuids
 from tests.fakes import FakeClock
 
 uuids = Uuids(FakeClock(), bytes)

@@ -11,12 +11,12 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.doc_id import DocIdRun, DocIds
+from idalloc_server.domain.document_ids.generator import DocIdRun, DocIds
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.request_ids import RequestIds, with_date
+from idalloc_server.domain.idempotency.request_ids import RequestIds, with_date
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
-from idalloc_server.domain.uuid7 import UUID_BYTES, Uuids
+from idalloc_server.domain.uuids import UUID_BYTES, Uuids
 from idalloc_server.xproto import notice
 
 DEFAULT_CHUNK = 10_000

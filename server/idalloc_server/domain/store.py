@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol, TypeVar
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
-from idalloc_server.domain.recorded import Recorded, Retention
+from idalloc_server.domain.idempotency.retention import Recorded, Retention
 from idalloc_server.domain.sequences.model import Sequence
 
 _T = TypeVar("_T")

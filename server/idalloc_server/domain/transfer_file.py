@@ -14,7 +14,7 @@ from reprlib import repr as short
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
-from idalloc_server.domain.epoch import TIMESTAMP_END
+from idalloc_server.domain.document_ids.start_timestamps import TIMESTAMP_END
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.retirement import RETIRED_BY
 from idalloc_server.domain.sequences.calendar import check_period

@@ -12,7 +12,7 @@ from idalloc_server.domain.errors import (
     StoreRetired,
     StoreUnavailable,
 )
-from idalloc_server.domain.recorded import Recorded, Retention
+from idalloc_server.domain.idempotency.retention import Recorded, Retention
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired, retired
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_MARK, Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen

@@ -18,7 +18,7 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
     StoreWentBackwards,
 )
-from idalloc_server.domain.recorded import Recorded, Retention
+from idalloc_server.domain.idempotency.retention import Recorded, Retention
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
 from idalloc_server.store import sqlite_allocations, sqlite_rows, sqlite_schema

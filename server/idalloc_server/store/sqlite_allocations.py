@@ -5,7 +5,7 @@
 import sqlite3
 from collections.abc import Sequence as Many
 
-from idalloc_server.domain.recorded import Recorded, Retention
+from idalloc_server.domain.idempotency.retention import Recorded, Retention
 from idalloc_server.domain.store import Allocation
 
 # How much later than the latest row the next one is at least, in seconds; a REAL tells far less apart.

@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.errors import Refusal
-from idalloc_server.domain.request_ids import RequestIds
+from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.sequences.model import Sequence
 from tests.fakes import FakeClock, MemoryStore
 

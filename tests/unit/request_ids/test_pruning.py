@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from idalloc_server.domain import request_ids as request_ids_module
-from idalloc_server.domain.recorded import Recorded, SeenRecords
-from idalloc_server.domain.request_ids import PRUNE_ROWS
+from idalloc_server.domain.idempotency import request_ids as request_ids_module
+from idalloc_server.domain.idempotency.request_ids import PRUNE_ROWS
+from idalloc_server.domain.idempotency.retention import Recorded, SeenRecords
 from idalloc_server.domain.store import Allocation
 from tests.fakes import FakeClock, MemoryStore, unreachable
 from tests.unit.request_ids.conftest import ONE, OTHER, WINDOW, Node, until

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, NoReturn, Protocol
 
 from idalloc_server.domain import change_events, fork
-from idalloc_server.domain.epoch import Epoch, Start
+from idalloc_server.domain.document_ids.start_timestamps import Epoch, Start
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, StoreUnavailable
 
 MAX_SERIAL = 2**64 - 1

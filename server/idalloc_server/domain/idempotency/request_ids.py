@@ -23,7 +23,7 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreUnavailable,
 )
-from idalloc_server.domain.recorded import SeenRecords
+from idalloc_server.domain.idempotency.retention import SeenRecords
 from idalloc_server.domain.sequences.calendar import date_at
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset, Sequence

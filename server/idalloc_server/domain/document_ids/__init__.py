@@ -1,0 +1,1 @@
+"""Document ids in the format of MySQL."""

@@ -1,0 +1,1 @@
+"""Idempotency: a repeated request_id gets the same ids."""
