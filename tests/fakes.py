@@ -17,11 +17,11 @@ from typing import NamedTuple, TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import Refusal, SequenceDeleted, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
-from idalloc_server.domain.idempotency.retention import Recorded, Retention
+from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Revision, Seen
+from idalloc_server.domain.records import Row as StoredRow
+from idalloc_server.domain.retention import Recorded, Retention
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
-from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Seen
-from idalloc_server.domain.store import Row as StoredRow
 from idalloc_server.store.bounds import ids_left, moved_on, timestamps
 from tests.memory_rows import PrefixRow, Row, Written
 

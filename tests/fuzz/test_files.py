@@ -21,8 +21,8 @@ from idalloc.verify._verdict import to_json, to_text, verify
 from idalloc_server import access_file, config
 from idalloc_server.domain import transfer_file
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence, name_of_period
-from idalloc_server.domain.store import Row
 from idalloc_server.domain.transfer import Import
 from idalloc_server.persisted import NAMES, Persisted
 from tests.fakes import FakeClock, MemoryStore

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from idalloc_server.domain.records import Grant, Row
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store import Grant, Row, Store
+from idalloc_server.domain.store import Store
 
 LOWEST = -(2**63) + 1  # that CrateDB stores
 

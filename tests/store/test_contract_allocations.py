@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.idempotency.retention import Recorded, Retention
+from idalloc_server.domain.records import Allocation
+from idalloc_server.domain.retention import Recorded, Retention
 from idalloc_server.domain.sequences.model import MAX_ID
-from idalloc_server.domain.store import Allocation, Store
+from idalloc_server.domain.store import Store
 from tests.store.backends import Opener
 from tests.store.conftest import ALL
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired, StoreUnavailable
+from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, mark, retired
 from idalloc_server.domain.sequences.model import Reset, Sequence
-from idalloc_server.domain.store import Revision, Row, Store
+from idalloc_server.domain.store import Store
 from idalloc_server.store.open import open_store
 from tests.crate_standin import CrateStandin, Fault
 from tests.fakes import FakeClock

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
+from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.sequences.model import (
     MAX_ID,
     MAX_STEP,
@@ -19,7 +20,7 @@ from idalloc_server.domain.sequences.model import (
     Sequence,
     name_of_period,
 )
-from idalloc_server.domain.store import Revision, Row, Store
+from idalloc_server.domain.store import Store
 from tests.store.backends import GUIDE_TABLE, Opener
 from tests.store.conftest import ALL
 from tests.store.rows import grant, ids_of, made, row_of

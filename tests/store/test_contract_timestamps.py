@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from idalloc_server.domain.records import Grant, Seen
 from idalloc_server.domain.sequences.model import Kind, Sequence
-from idalloc_server.domain.store import Grant, Seen, Store
+from idalloc_server.domain.store import Store
 from tests.store.backends import Opener
 from tests.store.conftest import ALL
 from tests.store.rows import grant, ids_of, made, row_of

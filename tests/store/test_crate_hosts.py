@@ -10,8 +10,8 @@ from typing import Literal, Self
 import pytest
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused, StoreUnavailable, StoreUnreachable
+from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store import Revision
 from idalloc_server.store.crate_http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb import CrateStore
 from tests.crate_standin import CrateStandin

@@ -6,9 +6,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
-from idalloc_server.domain.idempotency.retention import Retention
+from idalloc_server.domain.records import Allocation, Revision
+from idalloc_server.domain.retention import Retention
 from idalloc_server.domain.sequences.model import Kind, Sequence
-from idalloc_server.domain.store import Allocation, Revision, Store
+from idalloc_server.domain.store import Store
 from idalloc_server.store.crate_schema import check_version
 from idalloc_server.store.open import open_store
 from tests.crate_standin import CrateStandin, Fault

@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted
+from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Kind, Sequence, name_of_period
-from idalloc_server.domain.store import Revision, Store
+from idalloc_server.domain.store import Store
 from tests.store.backends import Opener
 from tests.store.conftest import BACKENDS
 from tests.store.rows import row

@@ -24,8 +24,8 @@ from idalloc_server.domain.errors import (
     StoreRejected,
     StoreWentBackwards,
 )
+from idalloc_server.domain.records import Allocation, Revision
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store import Allocation, Revision
 from idalloc_server.store.sqlite import SqliteStore
 from tests.fakes import FakeClock
 from tests.store.rows import made

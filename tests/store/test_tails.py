@@ -3,7 +3,8 @@
 import pytest
 
 from idalloc_server.domain.allocation.lease import Lease
-from idalloc_server.domain.store import Revision, Store
+from idalloc_server.domain.records import Revision
+from idalloc_server.domain.store import Store
 from idalloc_server.store.crate_sql import Statements
 from tests.fakes import FakeClock
 from tests.store.backends import CrateBackend, Opener

@@ -8,12 +8,11 @@ from idalloc import _defaults, _messages, _pool, _stream
 from idalloc_server import app, supervisor, transport
 from idalloc_server.api import door, failures, health, id_allocator, sequences
 from idalloc_server.config import Settings, load
-from idalloc_server.domain import generations
+from idalloc_server.domain import generations, retention
 from idalloc_server.domain.administration import paging, summary
 from idalloc_server.domain.allocation import config, high_water_marks, reserve, sequence_allocator, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.domain.idempotency import retention
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.telemetry import log_queue, metrics
 

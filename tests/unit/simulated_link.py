@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
-from idalloc_server.domain.idempotency.retention import Recorded, Retention
+from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
+from idalloc_server.domain.retention import Recorded, Retention
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
-from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen, Store
+from idalloc_server.domain.store import Store
 from tests.unit.simulated_loop import SimulatedLoop
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreOutcomeUnknown, StoreWentBackwards
+from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Ordering, Sequence
-from idalloc_server.domain.store import Revision
 from tests.fakes import FakeClock, MemoryStore, lost_reply
 from tests.unit.lanes import ids, make
 

@@ -10,8 +10,8 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreUnavailable, StoreWentBackwards
+from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
-from idalloc_server.domain.store import Revision
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit.lanes import ids, make
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from idalloc_server.domain.store import Row
+from idalloc_server.domain.records import Row
 
 Settings = dict[str, Any]
 # Called with what was before, and what it is now, of the settings that changed.

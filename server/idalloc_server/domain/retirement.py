@@ -7,8 +7,8 @@ retirement was undone.
 from datetime import UTC, datetime
 
 from idalloc_server.domain.errors import StoreRetired
+from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
-from idalloc_server.domain.store import Revision, Row
 
 # The mark's name. It begins with what no name of a sequence may have in it.
 RETIREMENT = f"{PERIOD_MARK}retired"

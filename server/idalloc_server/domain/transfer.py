@@ -12,10 +12,11 @@ from uuid import uuid4
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import InvalidRequest, SequenceDeleted, SequenceInvalid, StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
+from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, mark, refuse_retired
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, name_of_period
 from idalloc_server.domain.sequences.validation import check_change, new_bound
-from idalloc_server.domain.store import Revision, Row, Store
+from idalloc_server.domain.store import Store
 from idalloc_server.domain.transfer_file import File, Item, Problem, first_line, line_of_claim, line_of_row
 
 # Where a retired store says to go on, if nothing else was given.

@@ -12,10 +12,10 @@ from idalloc_server.domain.errors import (
     StoreRetired,
     StoreUnavailable,
 )
-from idalloc_server.domain.idempotency.retention import Recorded, Retention
+from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
+from idalloc_server.domain.retention import Recorded, Retention
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired, retired
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_MARK, Sequence
-from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
 from idalloc_server.store import crate_schema, crate_sql, settings
 from idalloc_server.store.bounds import LOWEST, ids_left, moved_on
 from idalloc_server.store.crate_http import CrateHttp

@@ -18,9 +18,9 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
     StoreWentBackwards,
 )
-from idalloc_server.domain.idempotency.retention import Recorded, Retention
+from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
+from idalloc_server.domain.retention import Recorded, Retention
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
 from idalloc_server.store import sqlite_allocations, sqlite_rows, sqlite_schema
 from idalloc_server.store.sqlite_errors import code, failure_of, is_busy
 from idalloc_server.store.sqlite_files import DatabaseFiles, FilesChanged

@@ -5,8 +5,8 @@
 import sqlite3
 from collections.abc import Sequence as Many
 
-from idalloc_server.domain.idempotency.retention import Recorded, Retention
-from idalloc_server.domain.store import Allocation
+from idalloc_server.domain.records import Allocation
+from idalloc_server.domain.retention import Recorded, Retention
 
 # How much later than the latest row the next one is at least, in seconds; a REAL tells far less apart.
 _TICK = 0.001

@@ -9,9 +9,9 @@ import sqlite3
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
+from idalloc_server.domain.records import Grant, Revision, Row, Seen
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Sequence
-from idalloc_server.domain.store import Grant, Revision, Row, Seen
 from idalloc_server.store import settings
 from idalloc_server.store.bounds import ids_left, moved_on, timestamps
 

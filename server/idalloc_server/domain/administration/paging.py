@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from idalloc_server.domain.access import Patterns
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.store import Row
+from idalloc_server.domain.records import Row
 
 # How many rows at a time are looked through where a caller may see some of them only.
 ROWS_AT_ONCE = 1_000

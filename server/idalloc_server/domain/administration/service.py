@@ -26,12 +26,13 @@ from idalloc_server.domain.errors import (
     StoreFailure,
 )
 from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
+from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.retirement import RETIREMENT, refuse_retired
 from idalloc_server.domain.sequences.calendar import check_period, period_at
 from idalloc_server.domain.sequences.formats import Parts, compile_format
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.sequences.validation import check_change, check_texts, new_bound, settle
-from idalloc_server.domain.store import Revision, Row, Store, within
+from idalloc_server.domain.store import Store, within
 
 # How often a change is tried that others get in the way of.
 ATTEMPTS = 5

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
+from idalloc_server.domain.records import NOTHING, Grant, Row, Seen
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence, name_of_period
-from idalloc_server.domain.store import NOTHING, Grant, Row, Seen
 
 # The share of max_sequences that is worth a warning.
 WARN_SHARE = 0.8

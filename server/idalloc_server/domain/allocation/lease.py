@@ -3,8 +3,8 @@
 import math
 
 from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.records import Grant
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store import Grant
 
 _UNKNOWN = Sequence()
 

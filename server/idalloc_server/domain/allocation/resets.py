@@ -9,9 +9,10 @@ from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.allocation.sequence_allocator import Lane
 from idalloc_server.domain.errors import SequenceDeleted, StoreUnavailable
 from idalloc_server.domain.generations import generation_after
+from idalloc_server.domain.records import Grant, Revision, Row
 from idalloc_server.domain.sequences.calendar import period_at, period_end
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
-from idalloc_server.domain.store import Grant, Revision, Row, within
+from idalloc_server.domain.store import within
 
 # How often ids are taken anew because the sequence's generation changed meanwhile.
 _ATTEMPTS = 4

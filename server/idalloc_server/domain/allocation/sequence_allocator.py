@@ -25,8 +25,9 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.generations import generation_after
+from idalloc_server.domain.records import Grant, Row
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
-from idalloc_server.domain.store import Grant, Row, within
+from idalloc_server.domain.store import within
 from idalloc_server.domain.text import check_text
 
 # Of what a sequence has left, no node takes more than one part in this many beyond what was asked for.

@@ -12,7 +12,8 @@ import structlog
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import DocIdTimestampRefused, PrefixInUse, Refusal, StartRefused, StoreRetired
-from idalloc_server.domain.store import Claim, Store, within
+from idalloc_server.domain.records import Claim
+from idalloc_server.domain.store import Store, within
 
 # A timestamp has 8 hexadecimal characters; from here on (in 2106) MySQL's ids grow longer.
 TIMESTAMP_END = 2**32

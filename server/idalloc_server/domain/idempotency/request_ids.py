@@ -23,11 +23,12 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreUnavailable,
 )
-from idalloc_server.domain.idempotency.retention import SeenRecords
+from idalloc_server.domain.records import Allocation
+from idalloc_server.domain.retention import SeenRecords
 from idalloc_server.domain.sequences.calendar import date_at
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset, Sequence
-from idalloc_server.domain.store import Allocation, Store, within
+from idalloc_server.domain.store import Store, within
 
 # How many answers one statement writes down at most.
 MOST_ROWS = 200
