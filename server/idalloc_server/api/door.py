@@ -12,7 +12,7 @@ import grpc
 from idalloc_server.api.audit import Audit
 from idalloc_server.api.client_certificates import ClientCertificates
 from idalloc_server.api.failures import TRIES_PER_SECOND, Failures, host_of
-from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, Patterns, Role
+from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, Role
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     PermissionDenied,
@@ -25,6 +25,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.quota import Budget, Quotas
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
+from idalloc_server.domain.sequences.patterns import Patterns
 
 Context = grpc.aio.ServicerContext[Any, Any]
 UnaryHandler = Callable[[Any, Context], Awaitable[Any]]

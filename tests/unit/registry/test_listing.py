@@ -2,9 +2,9 @@
 
 import pytest
 
-from idalloc_server.domain.access import Patterns
 from idalloc_server.domain.administration import paging
 from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.domain.sequences.patterns import Patterns
 from tests.fakes import MemoryStore
 from tests.unit.registry.conftest import Node, new
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from idalloc_server.domain.access import Patterns
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.records import Row
+from idalloc_server.domain.sequences.patterns import Patterns
 
 # How many rows at a time are looked through where a caller may see some of them only.
 ROWS_AT_ONCE = 1_000

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import structlog
 
-from idalloc_server.domain.access import Patterns
 from idalloc_server.domain.administration.change_tokens import Author, author_of
 from idalloc_server.domain.administration.paging import few_at_a_time, rows_of_page
 from idalloc_server.domain.administration.summary import Overview, etag_of, overview
@@ -31,6 +30,7 @@ from idalloc_server.domain.retirement import RETIREMENT, refuse_retired
 from idalloc_server.domain.sequences.calendar import check_period, period_at
 from idalloc_server.domain.sequences.formats import Parts, compile_format
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
+from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.validation import check_change, check_texts, new_bound, settle
 from idalloc_server.domain.store import Store, within
 
