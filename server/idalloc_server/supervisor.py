@@ -14,8 +14,8 @@ from typing import Any
 
 import structlog
 
-from idalloc_server.access_file import AccessFile
 from idalloc_server.address import Address
+from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused, WorkerFailed
 from idalloc_server.persisted import Persisted

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import grpc
 
 from idalloc_server.address import unix_path
-from idalloc_server.api.door import MetadataReader, invocation_metadata
+from idalloc_server.auth.door import MetadataReader, invocation_metadata
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import StartRefused
 

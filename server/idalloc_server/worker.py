@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 
 from idalloc_server import app
-from idalloc_server.api.door import Door
 from idalloc_server.api.node import Workers
+from idalloc_server.auth.door import Door
 from idalloc_server.config import Settings
 from idalloc_server.domain import change_events
 from idalloc_server.domain.document_ids.generator import DocIds, Keeper

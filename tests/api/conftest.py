@@ -20,15 +20,15 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc_server.api import reflection
-from idalloc_server.api.client_certificates import ClientCertificates
 from idalloc_server.api.decoding import decoding
-from idalloc_server.api.door import Door
 from idalloc_server.api.health import HealthServicer
 from idalloc_server.api.id_allocator import IdAllocatorServicer
 from idalloc_server.api.node import NodeServicer
 from idalloc_server.api.rpc import Calls
 from idalloc_server.api.sequences import SequencesServicer
-from idalloc_server.domain.access import Access
+from idalloc_server.auth.access import Access
+from idalloc_server.auth.client_certificates import ClientCertificates
+from idalloc_server.auth.door import Door
 from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms

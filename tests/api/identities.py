@@ -2,7 +2,7 @@
 
 from hashlib import sha256
 
-from idalloc_server.domain.access import ROLES, Access, Identity
+from idalloc_server.auth.access import ROLES, Access, Identity
 from idalloc_server.domain.sequences.patterns import Patterns
 
 TOKENS = {name: f"idalloc_{name}-{'x' * 40}" for name in ("allocate", "read", "admin", "lower", "narrow", "scattered")}

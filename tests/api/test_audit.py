@@ -12,7 +12,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from idalloc.v1 import id_allocator_pb2, node_pb2
 from idalloc.v1 import sequences_pb2 as pb
-from idalloc_server.api.failures import BURST
+from idalloc_server.auth.rejected_callers import BURST
 from tests.api.conftest import Served, until
 from tests.api.identities import bearer
 from tests.fakes import lost_request

@@ -23,8 +23,8 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server.api.door import RULES
-from idalloc_server.domain.access import ADMIN, ALLOCATE, READ, ROLES, Access, Role
+from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, ROLES, Access, Role
+from idalloc_server.auth.door import RULES
 from idalloc_server.domain.administration import paging
 from tests.api.conftest import Served
 from tests.api.errors import details_of

@@ -17,8 +17,8 @@ from cryptography import x509
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc, sequences_pb2, sequences_pb2_grpc
-from idalloc_server.api.client_certificates import ClientCertificates
-from idalloc_server.domain.access import ROLES, Access, Identity
+from idalloc_server.auth.access import ROLES, Access, Identity
+from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.domain.errors import Unauthenticated
 from idalloc_server.domain.sequences.patterns import Patterns
 from tests.api.conftest import Served, serving

@@ -15,8 +15,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import sequences_pb2
-from idalloc_server.api.failures import BURST
-from idalloc_server.domain.access import ROLES, Access, Identity, SequenceQuota
+from idalloc_server.auth.access import ROLES, Access, Identity, SequenceQuota
+from idalloc_server.auth.rejected_callers import BURST
 from idalloc_server.domain.sequences.patterns import Patterns
 from tests.api.conftest import MAX_IDS_PER_CALL, Served, serving, until
 from tests.api.errors import Details, details_of

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from idalloc.v1 import error_reason_pb2, node_pb2
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server.api import status
+from idalloc_server import status
 from idalloc_server.domain import errors
 from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.telemetry.metrics import MAX_CAUSES

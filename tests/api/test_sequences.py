@@ -13,9 +13,9 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
-from idalloc_server.api.door import Door
 from idalloc_server.api.rpc import Calls
 from idalloc_server.api.sequences import SequencesServicer
+from idalloc_server.auth.door import Door
 from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms

@@ -13,7 +13,7 @@ import structlog
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server import transport as transports
-from idalloc_server.api.door import Context
+from idalloc_server.auth.door import Context
 from idalloc_server.config import Settings
 from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.errors import StartRefused

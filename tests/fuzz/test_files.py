@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from idalloc.verify._logs import NoLog
 from idalloc.verify._runs import Limits
 from idalloc.verify._verdict import to_json, to_text, verify
-from idalloc_server import access_file, config
+from idalloc_server import config
+from idalloc_server.auth import access_file
 from idalloc_server.domain import transfer_file
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.records import Row

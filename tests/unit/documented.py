@@ -6,7 +6,8 @@ from math import ceil
 
 from idalloc import _defaults, _messages, _pool, _stream
 from idalloc_server import app, supervisor, transport
-from idalloc_server.api import door, failures, health, id_allocator, sequences
+from idalloc_server.api import health, id_allocator, sequences
+from idalloc_server.auth import door, rejected_callers
 from idalloc_server.config import Settings, load
 from idalloc_server.domain import generations, retention
 from idalloc_server.domain.administration import paging, summary
@@ -211,7 +212,7 @@ def of_documents() -> Claims:
             f"The largest id is {largest},",
             f"at most {number(transport.MAX_BLOCKED_WRITES)} of them",
             f"a request with more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
-            f"A host that shows {failures.BURST} wrong tokens at once",
+            f"A host that shows {rejected_callers.BURST} wrong tokens at once",
             f"up to {_stream.LONGEST_WAIT:g} s at a time",
             f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
             f"Each reason has up to {metrics.MAX_CAUSES} causes a second",

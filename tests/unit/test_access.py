@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, ROLES, Access, Identity
+from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, ROLES, Access, Identity
 from idalloc_server.domain.sequences.patterns import Patterns
 
 

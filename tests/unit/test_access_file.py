@@ -12,9 +12,9 @@ import pytest
 import structlog
 
 from idalloc.cli import main
-from idalloc_server import access_file
-from idalloc_server.access_file import AccessFile, parse
-from idalloc_server.domain.access import ADMIN, ALLOCATE, READ, Access
+from idalloc_server.auth import access_file
+from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, Access
+from idalloc_server.auth.access_file import AccessFile, parse
 from idalloc_server.domain.errors import FileUnreadable, StartRefused
 from tests.api.conftest import until
 

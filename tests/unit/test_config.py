@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from idalloc_server.access_file import AccessFile
+from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.certificates import Certificates
 from idalloc_server.config import load
 from idalloc_server.domain.clock import SystemClock

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.api.failures import BURST, Failures, host_of
-from idalloc_server.domain.access import Access, Identity, SequenceQuota
+from idalloc_server.auth.access import Access, Identity, SequenceQuota
+from idalloc_server.auth.quotas import Bucket, Quotas
+from idalloc_server.auth.rejected_callers import BURST, Failures, host_of
 from idalloc_server.domain.errors import QuotaExceeded
-from idalloc_server.domain.quota import Bucket, Quotas
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 from idalloc_server.domain.sequences.patterns import Patterns
 from tests.fakes import FakeClock

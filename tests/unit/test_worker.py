@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.api.door import Door
+from idalloc_server.auth.access import Access
+from idalloc_server.auth.door import Door
 from idalloc_server.domain import change_events
-from idalloc_server.domain.access import Access
 from idalloc_server.domain.change_events import Settings
 from idalloc_server.domain.errors import WorkerFailed
 from idalloc_server.pipe import Pipe, pack, unpack

@@ -13,8 +13,8 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from idalloc_server.api import status
-from idalloc_server.api.door import Context
+from idalloc_server import status
+from idalloc_server.auth.door import Context
 from idalloc_server.domain.errors import InvalidRequest
 
 # What stands for a request that cannot be read.

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from idalloc_server.api.client_certificates import ClientCertificates
-from idalloc_server.api.door import Context
-from idalloc_server.api.failures import host_of
+from idalloc_server.auth.client_certificates import ClientCertificates
+from idalloc_server.auth.door import Context
+from idalloc_server.auth.rejected_callers import host_of
 from idalloc_server.domain.errors import ServerDraining, Unauthenticated
 
 # The most that watch at a time, and of these the most from one host. Each costs some kB, and the size of its request,

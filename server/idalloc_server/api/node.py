@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import Protocol
 
 from idalloc.v1 import node_pb2, node_pb2_grpc
-from idalloc_server.api.door import Context
+from idalloc_server.auth.door import Context
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.document_ids.generator import DocIds, Keeper
 from idalloc_server.domain.errors import InvalidRequest

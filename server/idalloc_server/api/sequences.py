@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
-from idalloc_server.api.door import Context, readable
+from idalloc_server.auth.door import Context, readable
 from idalloc_server.domain.administration.change_tokens import Author
 from idalloc_server.domain.administration.service import Changed, Registry
 from idalloc_server.domain.administration.summary import Overview

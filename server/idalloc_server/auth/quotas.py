@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from heapq import nlargest
 
-from idalloc_server.domain.access import Access, Identity
+from idalloc_server.auth.access import Access, Identity
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, SequenceQuota
+from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, SequenceQuota
 from idalloc_server.domain.errors import StartRefused, unreadable
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.text import is_safe

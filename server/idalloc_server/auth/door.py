@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import grpc
 
-from idalloc_server.api.audit import Audit
-from idalloc_server.api.client_certificates import ClientCertificates
-from idalloc_server.api.failures import TRIES_PER_SECOND, Failures, host_of
-from idalloc_server.domain.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, Role
+from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, Role
+from idalloc_server.auth.audit import Audit
+from idalloc_server.auth.client_certificates import ClientCertificates
+from idalloc_server.auth.quotas import Budget, Quotas
+from idalloc_server.auth.rejected_callers import TRIES_PER_SECOND, Failures, host_of
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     PermissionDenied,
@@ -23,7 +24,6 @@ from idalloc_server.domain.errors import (
     ServerDraining,
     Unauthenticated,
 )
-from idalloc_server.domain.quota import Budget, Quotas
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 from idalloc_server.domain.sequences.patterns import Patterns
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from idalloc_server.api.status import CODES
 from idalloc_server.domain.change_events import Settings, told
 from idalloc_server.domain.errors import Refusal
+from idalloc_server.status import CODES
 from idalloc_server.telemetry.logs import audit_log, refused_log
 
 # The most different records that are summed up in one second; what else comes then, is one more.

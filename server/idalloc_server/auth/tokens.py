@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from idalloc_server.access_file import parse
+from idalloc_server.auth.access_file import parse
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.text import escaped
 

@@ -4,8 +4,8 @@ from heapq import nlargest
 from ipaddress import IPv6Network, ip_address
 from urllib.parse import unquote
 
+from idalloc_server.auth.quotas import Bucket
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.quota import Bucket
 
 # So many tries at once, as of a service whose token was just replaced, and so many more a second.
 BURST = 10

@@ -1,0 +1,1 @@
+"""Authentication, authorization, limits and the audit."""
