@@ -26,13 +26,6 @@ from idalloc.v1 import (
 )
 from idalloc_server import transport
 from idalloc_server.address import refused, unix_path
-from idalloc_server.api import reflection
-from idalloc_server.api.decoding import decoding
-from idalloc_server.api.health import HealthServicer
-from idalloc_server.api.id_allocator import IdAllocatorServicer
-from idalloc_server.api.node import NodeServicer
-from idalloc_server.api.rpc import Calls
-from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.auth.access import Access
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.client_certificates import ClientCertificates
@@ -50,6 +43,13 @@ from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.uuids import Uuids
 from idalloc_server.role import Role
+from idalloc_server.rpc import reflection
+from idalloc_server.rpc.calls import Calls
+from idalloc_server.rpc.decoding import decoding
+from idalloc_server.rpc.health import HealthServicer
+from idalloc_server.rpc.id_allocator import IdAllocatorServicer
+from idalloc_server.rpc.node import NodeServicer
+from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.store.open import open_store
 from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics, Counts

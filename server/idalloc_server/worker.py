@@ -14,13 +14,13 @@ from typing import Any
 import structlog
 
 from idalloc_server import app
-from idalloc_server.api.node import Workers
 from idalloc_server.auth.door import Door
 from idalloc_server.config import Settings
 from idalloc_server.domain import change_events
 from idalloc_server.domain.document_ids.generator import DocIds, Keeper
 from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreFailure, WorkerFailed
 from idalloc_server.pipe import Message, Pipe, pack, unpack
+from idalloc_server.rpc.node import Workers
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
 

@@ -19,13 +19,6 @@ from idalloc.v1 import (
     sequences_pb2,
     sequences_pb2_grpc,
 )
-from idalloc_server.api import reflection
-from idalloc_server.api.decoding import decoding
-from idalloc_server.api.health import HealthServicer
-from idalloc_server.api.id_allocator import IdAllocatorServicer
-from idalloc_server.api.node import NodeServicer
-from idalloc_server.api.rpc import Calls
-from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.auth.access import Access
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.door import Door
@@ -37,6 +30,13 @@ from idalloc_server.domain.document_ids.generator import DocIds
 from idalloc_server.domain.document_ids.start_timestamps import Epoch
 from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.uuids import Uuids
+from idalloc_server.rpc import reflection
+from idalloc_server.rpc.calls import Calls
+from idalloc_server.rpc.decoding import decoding
+from idalloc_server.rpc.health import HealthServicer
+from idalloc_server.rpc.id_allocator import IdAllocatorServicer
+from idalloc_server.rpc.node import NodeServicer
+from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
 from idalloc_server.transport import can_push_back, make_server, metadata_reader
 from tests.api.identities import ACCESS

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from idalloc_server.api import health
+from idalloc_server.rpc import health
 from tests.api.conftest import Served
 from tests.faults import http2
 

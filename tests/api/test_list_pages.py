@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from idalloc.v1 import sequences_pb2 as pb
-from idalloc_server.api.sequences import MAX_PAGE_BYTES
 from idalloc_server.domain.sequences.validation import MAX_DESCRIPTION, MAX_LABEL, MAX_LABELS
+from idalloc_server.rpc.sequences import MAX_PAGE_BYTES
 from tests.api.conftest import Served
 
 # The longest texts that a tenant may set: 4 bytes of UTF-8 a character.

@@ -13,13 +13,13 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
-from idalloc_server.api.rpc import Calls
-from idalloc_server.api.sequences import SequencesServicer
 from idalloc_server.auth.door import Door
 from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceInvalid
+from idalloc_server.rpc.calls import Calls
+from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.api.errors import Details, details_of
 from tests.fakes import FakeClock, Fault, MemoryStore

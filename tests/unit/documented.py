@@ -6,7 +6,6 @@ from math import ceil
 
 from idalloc import _defaults, _messages, _pool, _stream
 from idalloc_server import app, supervisor, transport
-from idalloc_server.api import health, id_allocator, sequences
 from idalloc_server.auth import door, rejected_callers
 from idalloc_server.config import Settings, load
 from idalloc_server.domain import generations, retention
@@ -15,6 +14,7 @@ from idalloc_server.domain.allocation import config, high_water_marks, reserve, 
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences import formats, model, validation
+from idalloc_server.rpc import health, id_allocator, sequences
 from idalloc_server.telemetry import log_queue, metrics
 
 # What a document states in words is asserted to be what the code has.

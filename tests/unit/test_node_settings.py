@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from idalloc.v1 import node_pb2
-from idalloc_server.api.node import NodeServicer
 from idalloc_server.config import load
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
@@ -22,6 +21,7 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
 )
 from idalloc_server.persisted import Persisted
+from idalloc_server.rpc.node import NodeServicer
 from tests.fakes import FakeClock, MemoryStore, unreachable
 
 LISTEN = "127.0.0.1:50051"

@@ -9,9 +9,9 @@ import grpc
 from google.protobuf import descriptor_pool
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from idalloc_server.api.rpc import Calls
 from idalloc_server.auth.door import Context, Door
 from idalloc_server.domain.errors import Refusal, ServerDraining
+from idalloc_server.rpc.calls import Calls
 
 # Its own annotations say that it is a coroutine, which it is not.
 _Base: Any = reflection.aio.ReflectionServicer

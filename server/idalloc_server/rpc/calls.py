@@ -14,10 +14,10 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 
 from idalloc_server import status
-from idalloc_server.api.decoding import UNREADABLE, unreadable
 from idalloc_server.auth.door import Context, Door, StreamHandler, UnaryHandler
 from idalloc_server.domain.errors import Refusal, ServerDraining
 from idalloc_server.domain.store_health import StoreCheck
+from idalloc_server.rpc.decoding import UNREADABLE, unreadable
 from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls
 
 _log = structlog.get_logger("idalloc.rpc")
