@@ -24,11 +24,11 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRefused, StoreRetired
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.text import escaped
-from idalloc_server.role import Alone
+from idalloc_server.process_mode import Alone
 from idalloc_server.store.open import has_secret, open_store
-from idalloc_server.supervisor import Supervisor
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.log_queue import STDERR
+from idalloc_server.workers.supervisor import Supervisor
 
 if sys.platform == "win32":
     run = asyncio.run

@@ -24,13 +24,10 @@ from idalloc.v1 import (
     sequences_pb2,
     sequences_pb2_grpc,
 )
-from idalloc_server import transport
-from idalloc_server.address import refused, unix_path
 from idalloc_server.auth.access import Access
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.door import Door
-from idalloc_server.certificates import Certificates
 from idalloc_server.config import Settings
 from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
@@ -42,7 +39,11 @@ from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.uuids import Uuids
-from idalloc_server.role import Role
+from idalloc_server.listen import transport
+from idalloc_server.listen.address import refused
+from idalloc_server.listen.tls import Certificates
+from idalloc_server.listen_address import unix_path
+from idalloc_server.process_mode import Role
 from idalloc_server.rpc import reflection
 from idalloc_server.rpc.calls import Calls
 from idalloc_server.rpc.decoding import decoding

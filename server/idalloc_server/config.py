@@ -21,7 +21,8 @@ from pydantic import (
 )
 
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.persisted import Persisted
+from idalloc_server.listen_address import check_listen_address
+from idalloc_server.node_settings import Persisted
 from idalloc_server.store.open import has_secret
 
 ENV_PREFIX = "IDALLOC_"
@@ -32,8 +33,6 @@ _NOT_OURS = re.compile(
     r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
 )
 _DAY = 86_400.0
-# The kernel takes a path of 103 bytes on each system.
-_LONGEST_UNIX = 103 + len("unix:")
 # What no address and no path of a file can have; half characters are what Python makes of bytes that are no UTF-8.
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 # Settings whose value is never repeated: there may be a password in it, or a key in place of the file that it is in.
@@ -50,23 +49,6 @@ def _seconds(value: object) -> object:
     if seconds > _DAY:
         raise ValueError("must be at most 24h")
     return seconds
-
-
-def _listen_address(value: str) -> str:
-    if value.startswith("unix:"):
-        if not re.fullmatch(r"unix:(/[\w.@+-]+)+", value, re.ASCII) or len(value) > _LONGEST_UNIX:
-            raise ValueError(
-                f"must be unix:/PATH, at most {_LONGEST_UNIX} ASCII letters, digits and characters of /._@+-"
-            )
-        return value
-    match = re.fullmatch(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", value)
-    if match is None or int(match[2]) > 65_535:
-        raise ValueError("must be HOST:PORT such as 127.0.0.1:50051 or [::]:50051, or unix:/PATH")
-    try:
-        match[1].encode("idna")  # as whoever looks up its address does, at the start
-    except UnicodeError:
-        raise ValueError("must be a name that can be looked up, or an address, and :PORT") from None
-    return value
 
 
 _Duration = Annotated[float, BeforeValidator(_seconds), PlainSerializer(lambda seconds: f"{seconds:g}s")]
@@ -92,7 +74,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    listen: Annotated[str, AfterValidator(_listen_address)] = Field(
+    listen: Annotated[str, AfterValidator(check_listen_address)] = Field(
         "127.0.0.1:50051", description="Address to serve on, HOST:PORT or unix:/PATH; port 0 takes a free one."
     )
     transport: Literal["grpcio", "native"] = Field(

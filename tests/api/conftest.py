@@ -30,6 +30,7 @@ from idalloc_server.domain.document_ids.generator import DocIds
 from idalloc_server.domain.document_ids.start_timestamps import Epoch
 from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.uuids import Uuids
+from idalloc_server.listen.transport import can_push_back, make_server, metadata_reader
 from idalloc_server.rpc import reflection
 from idalloc_server.rpc.calls import Calls
 from idalloc_server.rpc.decoding import decoding
@@ -38,7 +39,6 @@ from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
-from idalloc_server.transport import can_push_back, make_server, metadata_reader
 from tests.api.identities import ACCESS
 from tests.fakes import MemoryStore
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server import transport as transports
+from idalloc_server.listen import transport as transports
 from tests.api.conftest import Served, serving
 from tests.api.identities import bearer
 from tests.faults import http2

@@ -29,14 +29,15 @@ from idalloc_server import __main__ as server  # isort: skip - it sets gRPC up b
 
 from idalloc._log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server import app, supervisor, worker
+from idalloc_server import app
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
 from idalloc_server.domain.store import Store
-from idalloc_server.pipe import Pipe
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.store.open import open_store
-from idalloc_server.worker_process import WorkerProcess
+from idalloc_server.workers import supervisor, worker
+from idalloc_server.workers.pipe import Pipe
+from idalloc_server.workers.worker_process import WorkerProcess
 from tests.faults.control import Fork, Harm, State, read
 
 # How often a node looks whether it is to fork.

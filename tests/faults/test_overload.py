@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.transport import KEPT_THREADS, MAX_STREAMS_PER_CONNECTION
+from idalloc_server.listen.transport import KEPT_THREADS, MAX_STREAMS_PER_CONNECTION
 from tests.faults.callers import longest_stall
 from tests.faults.resources import Watch
 from tests.faults.scenario import ClientProcess, Scenario

@@ -25,7 +25,7 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence, name_of_period
 from idalloc_server.domain.transfer import Import
-from idalloc_server.persisted import NAMES, Persisted
+from idalloc_server.node_settings import NAMES, Persisted
 from tests.fakes import FakeClock, MemoryStore
 from tests.fuzz.inputs import ODD_TEXTS, TEXTS, TRIED, mutated, tries
 from tests.unit.planted_logs import Planted, PlantedLog

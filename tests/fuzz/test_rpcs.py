@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
-from idalloc_server.transport import LARGEST_METADATA_BYTES
+from idalloc_server.listen.transport import LARGEST_METADATA_BYTES
 from tests.api.conftest import Served, serving
 from tests.api.identities import ACCESS, TOKENS, bearer
 from tests.fuzz.inputs import NAMES, TEXTS, TRIED, mutated, requests, tries

@@ -11,7 +11,7 @@ import uvloop
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from idalloc_server.transport import make_server
+from idalloc_server.listen.transport import make_server
 
 # Both what a first reply looks like, and as long as a later one.
 _REPLY = pb.AllocateRangeResponse(

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from math import ceil
 
 from idalloc import _defaults, _messages, _pool, _stream
-from idalloc_server import app, supervisor, transport
+from idalloc_server import app
 from idalloc_server.auth import door, rejected_callers
 from idalloc_server.config import Settings, load
 from idalloc_server.domain import generations, retention
@@ -14,8 +14,10 @@ from idalloc_server.domain.allocation import config, high_water_marks, reserve, 
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences import formats, model, validation
+from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
 from idalloc_server.telemetry import log_queue, metrics
+from idalloc_server.workers import supervisor
 
 # What a document states in words is asserted to be what the code has.
 # By place (a field of a proto, a section of a document), the phrases that must be there.

@@ -5,8 +5,8 @@ import socket
 from typing import Any
 
 from idalloc_server.domain.errors import ServerDraining
-from idalloc_server.pipe import Message, Pipe, pack
-from idalloc_server.worker_process import WorkerProcess
+from idalloc_server.workers.pipe import Message, Pipe, pack
+from idalloc_server.workers.worker_process import WorkerProcess
 
 SECONDS = 10.0
 

@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from idalloc_server.address import Address
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.listen.address import Address
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from idalloc_server.transport import BlockedWrites
+from idalloc_server.listen.transport import BlockedWrites
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
-from idalloc_server.persisted import Persisted
+from idalloc_server.node_settings import Persisted
 from idalloc_server.rpc.node import NodeServicer
 from tests.fakes import FakeClock, MemoryStore, unreachable
 

@@ -15,7 +15,7 @@ from idalloc_server.domain.errors import (
     StoreRejected,
     WorkerFailed,
 )
-from idalloc_server.pipe import Pipe, pack, unpack
+from idalloc_server.workers.pipe import Pipe, pack, unpack
 
 
 async def pair() -> tuple[Pipe, Pipe]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from idalloc_server import supervisor
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import (
     InvalidRequest,
@@ -21,10 +20,11 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
     WorkerFailed,
 )
-from idalloc_server.persisted import Persisted
-from idalloc_server.pipe import pack, unpack
-from idalloc_server.supervisor import Supervisor
-from idalloc_server.worker_process import WorkerProcess
+from idalloc_server.node_settings import Persisted
+from idalloc_server.workers import supervisor
+from idalloc_server.workers.pipe import pack, unpack
+from idalloc_server.workers.supervisor import Supervisor
+from idalloc_server.workers.worker_process import WorkerProcess
 from tests.unit.fake_workers import SECONDS, FakeWorker, FakeWorkers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")

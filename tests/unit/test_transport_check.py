@@ -7,9 +7,9 @@ import pytest
 from idalloc_server import app
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.persisted import Persisted
-from idalloc_server.role import Alone
-from idalloc_server.transport import check
+from idalloc_server.listen.transport import check
+from idalloc_server.node_settings import Persisted
+from idalloc_server.process_mode import Alone
 
 OPEN: dict[str, object] = {"listen": "0.0.0.0:0"}
 CERT: dict[str, object] = {"tls_cert": "/cert", "tls_key": "/key"}

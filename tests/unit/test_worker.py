@@ -13,8 +13,8 @@ from idalloc_server.auth.door import Door
 from idalloc_server.domain import change_events
 from idalloc_server.domain.change_events import Settings
 from idalloc_server.domain.errors import WorkerFailed
-from idalloc_server.pipe import Pipe, pack, unpack
-from idalloc_server.worker import Worker
+from idalloc_server.workers.pipe import Pipe, pack, unpack
+from idalloc_server.workers.worker import Worker
 from tests.fakes import FakeClock
 
 

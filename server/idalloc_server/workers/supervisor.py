@@ -14,16 +14,16 @@ from typing import Any
 
 import structlog
 
-from idalloc_server.address import Address
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused, WorkerFailed
-from idalloc_server.persisted import Persisted
-from idalloc_server.pipe import Message, pack, unpack
-from idalloc_server.role import log_stopped, say_welcome, stop_signals
+from idalloc_server.listen.address import Address
+from idalloc_server.node_settings import Persisted
+from idalloc_server.process_mode import log_stopped, say_welcome, stop_signals
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
-from idalloc_server.worker_process import WorkerEnded, WorkerProcess
+from idalloc_server.workers.pipe import Message, pack, unpack
+from idalloc_server.workers.worker_process import WorkerEnded, WorkerProcess
 
 # A worker that served that long is replaced at once when it dies; any other one after a pause that grows.
 STEADY_SECONDS = 10.0

@@ -10,8 +10,8 @@ from typing import Protocol
 import structlog
 
 from idalloc_server.domain.errors import WorkerFailed
-from idalloc_server.pipe import Message, Pipe
 from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.workers.pipe import Message, Pipe
 
 _log = structlog.get_logger("idalloc.supervisor")
 
@@ -62,7 +62,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             # -P: what lies in the present folder is not taken for a module.
-            command = [sys.executable, "-P", "-m", "idalloc_server.worker", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "idalloc_server.workers.worker", str(theirs.fileno())]
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )

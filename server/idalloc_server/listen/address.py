@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.listen_address import unix_path
 
 # How many servers can be on one port, each on an address of its own.
 _PLACES = 16
@@ -111,11 +112,6 @@ class Address:
                     raise
             else:
                 return
-
-
-def unix_path(listen: str) -> str:
-    """Returns the path of a Unix socket; empty where the address is HOST:PORT."""
-    return listen.removeprefix("unix:") if listen.startswith("unix:/") else ""
 
 
 _Found = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]

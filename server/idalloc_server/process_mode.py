@@ -8,9 +8,9 @@ from typing import Protocol
 
 import structlog
 
-from idalloc_server.address import Address
 from idalloc_server.auth.door import Door
 from idalloc_server.domain.document_ids.generator import DocIds, Keeper
+from idalloc_server.listen.address import Address
 from idalloc_server.rpc.node import Workers
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls

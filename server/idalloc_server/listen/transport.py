@@ -11,10 +11,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
-from idalloc_server.address import unix_path
 from idalloc_server.auth.door import MetadataReader, invocation_metadata
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.listen_address import unix_path
 
 # The most calls that one connection has under way; its client keeps further ones to itself until one has ended. Calls
 # wait in one line, whichever connection they came on: so many calls of one connection can be ahead of another's. A call

@@ -1,6 +1,6 @@
 """One of several workers: a process of its own, which the supervisor started and which ends with it.
 
-``python -m idalloc_server.worker FD`` serves as the messages on that socket say. Only the supervisor calls it.
+``python -m idalloc_server.workers.worker FD`` serves as the messages on that socket say. Only the supervisor calls it.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from idalloc_server.config import Settings
 from idalloc_server.domain import change_events
 from idalloc_server.domain.document_ids.generator import DocIds, Keeper
 from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreFailure, WorkerFailed
-from idalloc_server.pipe import Message, Pipe, pack, unpack
 from idalloc_server.rpc.node import Workers
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.workers.pipe import Message, Pipe, pack, unpack
 
 # How long calls may go on where the supervisor was killed: a new server wants the port.
 ORPHAN_DRAIN_SECONDS = 2.0

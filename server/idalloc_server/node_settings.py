@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from idalloc_server.address import unix_path
 from idalloc_server.domain.errors import InvalidRequest, StartRefused
+from idalloc_server.listen_address import unix_path
 from idalloc_server.store.permissions import FILE_MODE, make_folder
 
 # The settings that may be kept.

@@ -1,0 +1,1 @@
+"""Addresses, TLS and the transports that serve on them."""

@@ -1,0 +1,1 @@
+"""Several worker processes: one supervisor starts, replaces, drains and sums them."""
