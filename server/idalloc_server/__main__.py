@@ -18,8 +18,8 @@ from rich.markup import escape
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc_server import app
+from idalloc_server.backup import export_file, exporter, importer
 from idalloc_server.config import Settings, load
-from idalloc_server.domain import transfer, transfer_file
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRefused, StoreRetired
 from idalloc_server.domain.store import Store
@@ -132,7 +132,7 @@ def export(
             "--moved-to",
             metavar="TEXT",
             help="With --retire: where to go on, in words. Refused callers read it: no password, no token. "
-            f"Default: {transfer.MOVED_TO}",
+            f"Default: {exporter.MOVED_TO}",
         ),
     ] = "",
     config_file: _ConfigFile = None,
@@ -149,9 +149,9 @@ def export(
         if not await store.list("", "", 1, deleted=True, periods=True) and not await store.claimed_starts():
             _fail(f"there is nothing in {store.address} to export", 1)
         if retire:
-            ended = await transfer.retire(store, SystemClock(), moved_to)
+            ended = await exporter.retire(store, SystemClock(), moved_to)
             print(f"idalloc: ended {ended} sequences", file=sys.stderr)
-        async for line in transfer.export_lines(store):
+        async for line in exporter.export_lines(store):
             print(line)
         sys.stdout.flush()
 
@@ -181,7 +181,7 @@ def import_(
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         _fail(f"cannot read {file}: {error.strerror}", 2)
-    found = transfer_file.read(content.splitlines())
+    found = export_file.read(content.splitlines())
     _tell(found.problems + found.notes)
     if found.problems and not partial:
         _fail("nothing was imported; mend these lines, or leave them out with --partial", 1)
@@ -190,8 +190,8 @@ def import_(
 
     async def work(store: Store) -> None:
         if unretire:
-            await transfer.unretire(store, clock)
-        brought.append(transfer.Import(store, clock))
+            await exporter.unretire(store, clock)
+        brought.append(importer.Import(store, clock))
         await brought[0].run(found)
 
     try:
@@ -264,12 +264,12 @@ def _file(store: Store) -> Path | None:
     return Path(path) if kind == "sqlite" else None
 
 
-def _tell(problems: list[transfer_file.Problem]) -> None:
+def _tell(problems: list[export_file.Problem]) -> None:
     for problem in problems:
         print(escaped(f"idalloc: line {problem.line}: {problem.why}"), file=sys.stderr)
 
 
-def _summarize(done: transfer.Import, now: float) -> None:
+def _summarize(done: importer.Import, now: float) -> None:
     print(
         f"created {done.created}, raised or changed {done.raised}, unchanged {done.unchanged}, "
         f"refused {len(done.problems)}; {done.claims} start timestamps"

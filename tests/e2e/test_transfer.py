@@ -20,8 +20,8 @@ from idalloc import Client, SequenceNotFound
 from idalloc._sequences import Settings
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
+from idalloc_server.backup.exporter import export_lines
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.domain.transfer import export_lines
 from idalloc_server.store.sqlite import SqliteStore
 from tests.e2e.test_crate import Crate
 from tests.e2e.test_fencing import LEASE, fill_lease

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 
+from idalloc_server.backup.export_file import read
+from idalloc_server.backup.exporter import export_lines
+from idalloc_server.backup.importer import Import
 from idalloc_server.domain.administration.change_tokens import Author
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import Store
-from idalloc_server.domain.transfer import Import, export_lines
-from idalloc_server.domain.transfer_file import read
 from tests.unit.promises import Promises
 from tests.unit.simulation import EPOCH_WALL, Node, World
 

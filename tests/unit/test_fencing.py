@@ -8,13 +8,14 @@ from copy import copy
 
 import pytest
 
+from idalloc_server.backup.export_file import read
+from idalloc_server.backup.exporter import export_lines
+from idalloc_server.backup.importer import Import
 from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Reset, Sequence
-from idalloc_server.domain.transfer import Import, export_lines
-from idalloc_server.domain.transfer_file import read
 from tests.fakes import FakeClock, MemoryStore, lost_request
 from tests.unit.lanes import make
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from idalloc_server.backup.export_file import first_line, read
+from idalloc_server.backup.exporter import MOVED_TO, export_lines, retire, unretire
+from idalloc_server.backup.importer import Import
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
 from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.retirement import RETIREMENT
 from idalloc_server.domain.sequences.model import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
 from idalloc_server.domain.store import Store
-from idalloc_server.domain.transfer import MOVED_TO, Import, export_lines, retire, unretire
-from idalloc_server.domain.transfer_file import first_line, read
 from idalloc_server.store.sqlite import SqliteStore
 from tests.fakes import FakeClock, MemoryStore
 from tests.memory_rows import Row as MemoryRow

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from idalloc_server.backup.export_file import first_line, line_of_row, read
+from idalloc_server.backup.exporter import export_lines
+from idalloc_server.backup.importer import Import
 from idalloc_server.domain.sequences.model import MAX_ID
-from idalloc_server.domain.transfer import Import, export_lines
-from idalloc_server.domain.transfer_file import first_line, line_of_row, read
 from tests.fakes import FakeClock, MemoryStore
 
 HEAD = first_line().encode()

@@ -5,14 +5,14 @@ import copy
 
 import pytest
 
+from idalloc_server.backup.export_file import read
+from idalloc_server.backup.importer import Import
 from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.allocation.sequence_allocator import Lane
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
-from idalloc_server.domain.transfer import Import
-from idalloc_server.domain.transfer_file import read
 from tests.fakes import FakeClock, MemoryStore
 from tests.memory_rows import Row
 from tests.unit.registry.conftest import Node, create_monthly, new
