@@ -51,7 +51,7 @@ from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.rpc.sequences import SequencesServicer
-from idalloc_server.store.open import open_store
+from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.store.sqlite import SqliteStore
+from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.rows import made
 
 

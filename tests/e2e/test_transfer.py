@@ -22,7 +22,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.backup.exporter import export_lines
 from idalloc_server.domain.clock import SystemClock
-from idalloc_server.store.sqlite import SqliteStore
+from idalloc_server.store.sqlite.store import SqliteStore
 from tests.e2e.test_crate import Crate
 from tests.e2e.test_fencing import LEASE, fill_lease
 from tests.processes import IDALLOC, Server, environment, running

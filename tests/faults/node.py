@@ -34,7 +34,7 @@ from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
 from idalloc_server.domain.store import Store
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
-from idalloc_server.store.open import open_store
+from idalloc_server.store.urls import open_store
 from idalloc_server.workers import supervisor, worker
 from idalloc_server.workers.pipe import Pipe
 from idalloc_server.workers.worker_process import WorkerProcess

@@ -13,7 +13,7 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StoreUnavailable
 from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.store.open import open_store
+from idalloc_server.store.urls import open_store
 from tests.faults.control import Control, Kind, ended_forks, forks, harmed
 from tests.faults.node import HarmedStore, Orders, SetClock
 from tests.faults.scenario import Scenario

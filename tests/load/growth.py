@@ -28,7 +28,7 @@ from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.records import Grant, Row
 from idalloc_server.domain.sequences.model import Sequence as Settings
-from idalloc_server.store.sqlite import SqliteStore
+from idalloc_server.store.sqlite.store import SqliteStore
 from tests.load import document, drivers, machine
 from tests.load.servers import Server, prepare_to_drive, running
 from tests.load.turns import Contender, median, take_turns

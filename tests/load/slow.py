@@ -15,7 +15,7 @@ from idalloc_server.config import load
 from idalloc_server.domain.records import Grant
 from idalloc_server.domain.store import Store
 from idalloc_server.process_mode import Alone
-from idalloc_server.store.open import open_store
+from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry import logs
 
 SECONDS = 0.05

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from crate import client as crate_client
 
 from idalloc_server.domain.store import Store
-from idalloc_server.store.open import open_store
+from idalloc_server.store.urls import open_store
 from tests.fakes import FakeClock, MemoryStore
 
 GUIDE_TABLE = "(name TEXT PRIMARY KEY, last_value BIGINT)"

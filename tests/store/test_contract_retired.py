@@ -12,7 +12,7 @@ from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, mark, retired
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.domain.store import Store
-from idalloc_server.store.open import open_store
+from idalloc_server.store.urls import open_store
 from tests.crate_standin import CrateStandin, Fault
 from tests.fakes import FakeClock
 from tests.store.backends import Opener

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreRejected
-from idalloc_server.store.crate_answers import read_answer
+from idalloc_server.store.cratedb.answers import read_answer
 
 STATEMENT = 'UPDATE "ids"."sequences" SET last_value = 1 WHERE name = $1'
 

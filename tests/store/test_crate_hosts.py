@@ -12,8 +12,8 @@ import pytest
 from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused, StoreUnavailable, StoreUnreachable
 from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.store.crate_http import CrateHttp, HostTimeouts
-from idalloc_server.store.cratedb import CrateStore
+from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
+from idalloc_server.store.cratedb.store import CrateStore
 from tests.crate_standin import CrateStandin
 
 ADD = "UPDATE sequences SET last_value = last_value + ? WHERE name = ? RETURNING last_value"

@@ -15,7 +15,7 @@ from idalloc_server.domain.errors import (
     StoreRejected,
     StoreUnreachable,
 )
-from idalloc_server.store.crate_http import CrateHttp
+from idalloc_server.store.cratedb.http import CrateHttp
 from tests.crate_standin import CrateStandin, Fault
 
 ADD = "UPDATE sequences SET last_value = last_value + ? WHERE name = ? RETURNING last_value"

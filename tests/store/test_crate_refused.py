@@ -10,9 +10,9 @@ import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreRejected, StoreUnreachable
 from idalloc_server.domain.store import Store
-from idalloc_server.store.crate_http import CrateHttp, HostTimeouts
-from idalloc_server.store.cratedb import CrateStore
-from idalloc_server.store.open import open_store
+from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
+from idalloc_server.store.cratedb.store import CrateStore
+from idalloc_server.store.urls import open_store
 from tests.crate_standin import CrateStandin, Fault
 from tests.fakes import FakeClock
 from tests.store.backends import CrateBackend

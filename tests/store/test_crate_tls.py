@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.errors import StoreUnreachable
-from idalloc_server.store.open import open_store
+from idalloc_server.store.urls import open_store
 from tests.crate_standin import CrateStandin
 from tests.fakes import FakeClock
 

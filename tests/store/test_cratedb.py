@@ -10,8 +10,8 @@ from idalloc_server.domain.records import Allocation, Revision
 from idalloc_server.domain.retention import Retention
 from idalloc_server.domain.sequences.model import Kind, Sequence
 from idalloc_server.domain.store import Store
-from idalloc_server.store.crate_schema import check_version
-from idalloc_server.store.open import open_store
+from idalloc_server.store.cratedb.schema import check_version
+from idalloc_server.store.urls import open_store
 from tests.crate_standin import CrateStandin, Fault
 from tests.fakes import FakeClock
 from tests.store.rows import row

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.store.cratedb import CrateStore
-from idalloc_server.store.open import has_secret, open_store
-from idalloc_server.store.sqlite import SqliteStore
+from idalloc_server.store.cratedb.store import CrateStore
+from idalloc_server.store.sqlite.store import SqliteStore
+from idalloc_server.store.urls import has_secret, open_store
 from tests.crate_standin import CrateStandin
 from tests.fakes import FakeClock
 

@@ -26,7 +26,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.records import Allocation, Revision
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.store.sqlite import SqliteStore
+from idalloc_server.store.sqlite.store import SqliteStore
 from tests.fakes import FakeClock
 from tests.store.rows import made
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRefused, StoreWentBackwards
-from idalloc_server.store.sqlite import SqliteStore
-from idalloc_server.store.sqlite_locks import lock_place
+from idalloc_server.store.sqlite.locks import lock_place
+from idalloc_server.store.sqlite.store import SqliteStore
 from tests.fakes import FakeClock
 from tests.store.rows import made
 

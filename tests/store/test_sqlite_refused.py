@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreRejected
-from idalloc_server.store.sqlite import SqliteStore
-from idalloc_server.store.sqlite_errors import failure_of
+from idalloc_server.store.sqlite.errors import failure_of
+from idalloc_server.store.sqlite.store import SqliteStore
 from tests.fakes import FakeClock
 from tests.store.rows import made
 

@@ -5,7 +5,7 @@ import pytest
 from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.records import Revision
 from idalloc_server.domain.store import Store
-from idalloc_server.store.crate_sql import Statements
+from idalloc_server.store.cratedb.statements import Statements
 from tests.fakes import FakeClock
 from tests.store.backends import CrateBackend, Opener
 from tests.store.conftest import ALL, BACKENDS

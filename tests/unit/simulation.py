@@ -20,7 +20,7 @@ from idalloc_server.domain.document_ids.generator import DocIds
 from idalloc_server.domain.document_ids.start_timestamps import Epoch
 from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.store import Store
-from idalloc_server.store.sqlite import SqliteStore
+from idalloc_server.store.sqlite.store import SqliteStore
 from tests.fakes import MemoryStore
 from tests.unit.simulated_link import LATENCY, Link, Trouble
 from tests.unit.simulated_loop import SimulatedLoop, simulated_loop

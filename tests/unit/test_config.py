@@ -11,7 +11,7 @@ from idalloc_server.config import load
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.tls import Certificates
-from idalloc_server.store.open import open_store
+from idalloc_server.store.urls import open_store
 
 PATHS = ("tls_cert", "tls_key", "tls_client_ca", "access")
 # A key in place of its file: as it is, and on one line, as files of variables want it.

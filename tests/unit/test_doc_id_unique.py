@@ -12,7 +12,7 @@ from idalloc_server.domain.document_ids.generator import DocIdRun, DocIds
 from idalloc_server.domain.document_ids.start_timestamps import Epoch
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.store import Store
-from idalloc_server.store.sqlite import SqliteStore
+from idalloc_server.store.sqlite.store import SqliteStore
 from tests.fakes import FakeClock, MemoryStore
 from tests.unit import recordings
 

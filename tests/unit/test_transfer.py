@@ -14,7 +14,7 @@ from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.retirement import RETIREMENT
 from idalloc_server.domain.sequences.model import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
 from idalloc_server.domain.store import Store
-from idalloc_server.store.sqlite import SqliteStore
+from idalloc_server.store.sqlite.store import SqliteStore
 from tests.fakes import FakeClock, MemoryStore
 from tests.memory_rows import Row as MemoryRow
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from idalloc_server.domain.sequences.model import MAX_ID, Sequence
-from idalloc_server.store.settings import DEFAULT_MIN_VALUE
+from idalloc_server.store.packed_settings import DEFAULT_MIN_VALUE
 
 # CrateDB stores no lower BIGINT.
 LOWEST = -(2**63) + 1

@@ -21,10 +21,10 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
 from idalloc_server.domain.retention import Recorded, Retention
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.store import sqlite_allocations, sqlite_rows, sqlite_schema
-from idalloc_server.store.sqlite_errors import code, failure_of, is_busy
-from idalloc_server.store.sqlite_files import DatabaseFiles, FilesChanged
-from idalloc_server.store.sqlite_schema import roll_back
+from idalloc_server.store.sqlite import recorded, rows, schema
+from idalloc_server.store.sqlite.errors import code, failure_of, is_busy
+from idalloc_server.store.sqlite.files import DatabaseFiles, FilesChanged
+from idalloc_server.store.sqlite.schema import roll_back
 
 _T = TypeVar("_T")
 
@@ -62,67 +62,63 @@ class SqliteStore:
 
     async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
         """See ``Store.grant``."""
-        return await self._grant(name, lambda db: sqlite_rows.grant(db, name, wanted, lease_ms, seen))
+        return await self._grant(name, lambda db: rows.grant(db, name, wanted, lease_ms, seen))
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
     ) -> Grant | None:
         """See ``Store.grant_timestamps``."""
-        return await self._grant(
-            name, lambda db: sqlite_rows.grant_timestamps(db, name, wanted, lease_ms, now, ahead, seen)
-        )
+        return await self._grant(name, lambda db: rows.grant_timestamps(db, name, wanted, lease_ms, now, ahead, seen))
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
-        return await self._write(lambda db: sqlite_rows.create(db, row))
+        return await self._write(lambda db: rows.create(db, row))
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """See ``Store.open_period``."""
-        await self._write(lambda db: sqlite_rows.open_period(db, name, sequence, at_least, generation))
+        await self._write(lambda db: rows.open_period(db, name, sequence, at_least, generation))
 
     async def get(self, name: str) -> Row | None:
         """See ``Store.get``."""
-        return await self._read(lambda db: sqlite_rows.get(db, name))
+        return await self._read(lambda db: rows.get(db, name))
 
     async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
         """See ``Store.list``."""
-        return await self._read(
-            lambda db: sqlite_rows.list_rows(db, prefix, after, most, deleted=deleted, periods=periods)
-        )
+        return await self._read(lambda db: rows.list_rows(db, prefix, after, most, deleted=deleted, periods=periods))
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """See ``Store.revise``."""
-        return await self._write(lambda db: sqlite_rows.revise(db, name, revision, change))
+        return await self._write(lambda db: rows.revise(db, name, revision, change))
 
     async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
         """See ``Store.record``."""
-        return await self._write(lambda db: sqlite_allocations.record(db, allocations, self._clock.wall()))
+        return await self._write(lambda db: recorded.record(db, allocations, self._clock.wall()))
 
     async def recorded(self, request_id: str) -> Allocation | None:
         """See ``Store.recorded``."""
-        return await self._read(lambda db: sqlite_allocations.recorded(db, request_id))
+        return await self._read(lambda db: recorded.recorded(db, request_id))
 
     async def newest_recorded(self) -> Recorded | None:
         """See ``Store.newest_recorded``."""
-        return await self._read(sqlite_allocations.newest)
+        return await self._read(recorded.newest)
 
     async def count_recorded(self, most: int) -> int:
         """See ``Store.count_recorded``."""
-        return await self._read(lambda db: sqlite_allocations.count(db, most))
+        return await self._read(lambda db: recorded.count(db, most))
 
     async def forget_recorded(self, retention: Retention, most: int) -> int:
         """See ``Store.forget_recorded``."""
-        return await self._write(lambda db: sqlite_allocations.forget(db, retention, most))
+        return await self._write(lambda db: recorded.forget(db, retention, most))
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""
-        return await self._write(lambda db: sqlite_rows.give_back(db, name, count, version))
+        return await self._write(lambda db: rows.give_back(db, name, count, version))
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """See ``Store.claim_start``."""
 
         def work(db: sqlite3.Connection) -> Claim:
-            sqlite_rows.check_retired(db)
+            rows.check_retired(db)
             found = db.execute("SELECT last_start FROM start_timestamps WHERE prefix = ?", (prefix,)).fetchone()
             start = at_least if found is None else max(at_least, found[0] + 1)
             db.execute(
@@ -246,7 +242,7 @@ class SqliteStore:
         if self._connection is not None:
             return
         try:
-            self._connection, self._files = sqlite_schema.connect(self._path, self._busy_timeout)
+            self._connection, self._files = schema.connect(self._path, self._busy_timeout)
         except (OSError, sqlite3.Error) as error:
             if is_busy(error):
                 raise StoreRejected(f"SQLite at {self._path}: {error}", code=code(error)) from error

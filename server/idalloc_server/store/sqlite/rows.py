@@ -12,7 +12,7 @@ from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.records import Grant, Revision, Row, Seen
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Sequence
-from idalloc_server.store import settings
+from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import ids_left, moved_on, timestamps
 
 _COLUMNS = (
@@ -50,7 +50,7 @@ def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, seen: S
         return None
     sequence, before = found.row.sequence, found.counter
     left = 0
-    if found.mode in (None, settings.PERIOD):
+    if found.mode in (None, packed_settings.PERIOD):
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value)
     granted = 0 if wanted > left or seen.is_ahead_of(before, found.row.generation) else wanted
     return _granted(db, found, lease_ms, before + granted * sequence.step, granted, left - granted)
@@ -63,7 +63,7 @@ def grant_timestamps(
     found = _granting(db, name)
     if found is None:
         return None
-    if found.mode != settings.TIMESTAMP or seen.is_ahead_of(found.counter, found.row.generation):
+    if found.mode != packed_settings.TIMESTAMP or seen.is_ahead_of(found.counter, found.row.generation):
         return _granted(db, found, lease_ms, found.counter, 0, 0)
     result = timestamps(found.counter, found.row.sequence.max_value, wanted, now, ahead)
     return _granted(db, found, lease_ms, result.last_value, result.granted, result.remaining)
@@ -121,7 +121,7 @@ def list_rows(db: sqlite3.Connection, prefix: str, after: str, most: int, *, del
     found = db.execute(
         f"SELECT {_COLUMNS} FROM sequences WHERE name > ? AND name >= ? AND substr(name, 1, ?) = ?"
         " AND (? OR mode IS NOT ?) AND (? OR instr(name, ?) = 0) ORDER BY name LIMIT ?",
-        (after, prefix, len(prefix), prefix, deleted, settings.DELETED, periods, PERIOD_MARK, most),
+        (after, prefix, len(prefix), prefix, deleted, packed_settings.DELETED, periods, PERIOD_MARK, most),
     )
     return [_found(columns).row for columns in found]
 
@@ -164,14 +164,14 @@ def _found(columns: tuple[Any, ...]) -> _Found:
     row = Row(
         name,
         last_value,
-        settings.unpack(name, step, min_value, max_value, packed),
-        settings.DEFAULT_GENERATION if generation is None else generation,
+        packed_settings.unpack(name, step, min_value, max_value, packed),
+        packed_settings.DEFAULT_GENERATION if generation is None else generation,
         lease_ms or 0,
         revision or 0,
         revised_by or "",
         created_at,
         changed_at,
-        deleted=mode == settings.DELETED,
+        deleted=mode == packed_settings.DELETED,
     )
     return _Found(row, mode, writes or 0)
 
@@ -204,8 +204,8 @@ def _write(db: sqlite3.Connection, row: Row, writes: int) -> None:
         sequence.step,
         sequence.min_value,
         sequence.max_value,
-        settings.pack(sequence),
-        settings.mode(row.name, sequence, row.deleted),
+        packed_settings.pack(sequence),
+        packed_settings.mode(row.name, sequence, row.deleted),
         row.generation,
         row.lease_ms,
         writes,

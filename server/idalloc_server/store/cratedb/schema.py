@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 
 from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreRejected
-from idalloc_server.store import crate_checks
-from idalloc_server.store.crate_http import CrateHttp
-from idalloc_server.store.crate_table import ALLOCATIONS, SEQUENCES, STARTS, Table
+from idalloc_server.store.cratedb import checks
+from idalloc_server.store.cratedb.http import CrateHttp
+from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, STARTS, Table
 
 # Before it, updates could get stuck or be retried on a changed request; 6.0.0 loses defaults.
 _OLDEST = (5, 10, 12)
@@ -35,11 +35,11 @@ async def set_up(http: CrateHttp, schema: str) -> None:
     nodes = await _nodes(http)
     for table in (SEQUENCES, STARTS, ALLOCATIONS):
         if await _columns(http, schema, table):
-            await crate_checks.check(http, schema, table, nodes)
+            await checks.check(http, schema, table, nodes)
         await _ensure(http, schema, table)
-        await crate_checks.check_privileges(http, schema, table)
+        await checks.check_privileges(http, schema, table)
     # Each node answers it alone, from what it knows of the cluster's tables.
-    http.require(crate_checks.KEY, schema, SEQUENCES.name)
+    http.require(checks.KEY, schema, SEQUENCES.name)
 
 
 def check_version(version: str) -> None:

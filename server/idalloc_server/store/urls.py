@@ -9,9 +9,9 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StartRefused, told
 from idalloc_server.domain.store import Store
-from idalloc_server.store.crate_http import CrateHttp
-from idalloc_server.store.cratedb import CrateStore
-from idalloc_server.store.sqlite import SqliteStore
+from idalloc_server.store.cratedb.http import CrateHttp
+from idalloc_server.store.cratedb.store import CrateStore
+from idalloc_server.store.sqlite.store import SqliteStore
 
 _DEFAULT_PORT = 4200
 _SECRETS = ("jwt", "jwt_file", "password_file")

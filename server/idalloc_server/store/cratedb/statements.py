@@ -11,8 +11,8 @@ of integers are exact and truncate towards 0; ``ABS`` is not exact; no overflow 
 
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_MARK, Kind, Sequence
 from idalloc_server.store.bounds import LOWEST
-from idalloc_server.store.crate_table import ALLOCATIONS, SEQUENCES, STARTS
-from idalloc_server.store.settings import (
+from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, STARTS
+from idalloc_server.store.packed_settings import (
     DEFAULT_GENERATION,
     DEFAULT_MIN_VALUE,
     DEFAULT_STEP,

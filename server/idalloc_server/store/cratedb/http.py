@@ -20,9 +20,9 @@ from idalloc_server.domain.errors import (
     StoreRejected,
     StoreUnreachable,
 )
-from idalloc_server.store import crate_answers
-from idalloc_server.store.crate_answers import Row, is_unauthorized, may_be_starting, of_read, one_line, refused
-from idalloc_server.store.crate_hosts import Host, Hosts
+from idalloc_server.store.cratedb import answers
+from idalloc_server.store.cratedb.answers import Row, is_unauthorized, may_be_starting, of_read, one_line, refused
+from idalloc_server.store.hosts import Host, Hosts
 
 _HTTP_UNAVAILABLE = 503
 
@@ -44,7 +44,7 @@ class _Request(Generic[_T]):
     parse: Callable[[Any], _T]
 
 
-_SEE_ALIVE = _Request("", None, crate_answers.version)
+_SEE_ALIVE = _Request("", None, answers.version)
 
 
 class HostTimeouts(NamedTuple):
@@ -363,7 +363,7 @@ class CrateHttp:
                 method, url, data=request.body, headers=self._headers, allow_redirects=False
             ) as response:
                 content = await response.read()
-            answer = crate_answers.read_answer(host.name, response.status, content, request.parse, request.statement)
+            answer = answers.read_answer(host.name, response.status, content, request.parse, request.statement)
             keep = not self._closed
             return answer
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -396,4 +396,4 @@ async def _close_idle(host: Host) -> None:
 
 
 def _sql(statement: str, arguments: Sequence[object]) -> _Request[list[Row]]:
-    return _Request(statement, json.dumps({"stmt": statement, "args": arguments}).encode(), crate_answers.rows)
+    return _Request(statement, json.dumps({"stmt": statement, "args": arguments}).encode(), answers.rows)

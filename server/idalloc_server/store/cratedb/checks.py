@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StartRefused, StoreRefused
-from idalloc_server.store.crate_answers import quoted
-from idalloc_server.store.crate_http import CrateHttp
-from idalloc_server.store.crate_table import Table
+from idalloc_server.store.cratedb.answers import quoted
+from idalloc_server.store.cratedb.http import CrateHttp
+from idalloc_server.store.cratedb.tables import Table
 
 _log = structlog.get_logger(__name__)
 

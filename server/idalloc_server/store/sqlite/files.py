@@ -9,7 +9,7 @@ from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.permissions import FILE_MODE
-from idalloc_server.store.sqlite_locks import lock_place
+from idalloc_server.store.sqlite.locks import lock_place
 
 _BESIDE = {"-wal": "write-ahead log", "-shm": "shared memory file (-shm)"}
 

@@ -16,10 +16,11 @@ from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Rev
 from idalloc_server.domain.retention import Recorded, Retention
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired, retired
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_MARK, Sequence
-from idalloc_server.store import crate_schema, crate_sql, settings
+from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import LOWEST, ids_left, moved_on
-from idalloc_server.store.crate_http import CrateHttp
-from idalloc_server.store.settings import DEFAULT_GENERATION, DELETED, PERIOD, TIMESTAMP
+from idalloc_server.store.cratedb import schema, statements
+from idalloc_server.store.cratedb.http import CrateHttp
+from idalloc_server.store.packed_settings import DEFAULT_GENERATION, DELETED, PERIOD, TIMESTAMP
 
 # Of so many sequences a process remembers in which generation it looked whether the store is retired.
 _MOST_LOOKED_AT = 100_000
@@ -42,7 +43,7 @@ class CrateStore:
         self._http = http
         self._schema = schema
         self._address = address
-        self._sql = crate_sql.Statements(schema)
+        self._sql = statements.Statements(schema)
         self._looked_at: dict[str, int] = {}
 
     @property
@@ -52,7 +53,7 @@ class CrateStore:
 
     async def open(self) -> None:
         """See ``Store.open``."""
-        await crate_schema.set_up(self._http, self._schema)
+        await schema.set_up(self._http, self._schema)
 
     async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
         """See ``Store.grant``."""
@@ -92,8 +93,8 @@ class CrateStore:
             sequence.step,
             sequence.min_value,
             sequence.max_value,
-            settings.pack(sequence),
-            settings.mode(row.name, sequence, row.deleted),
+            packed_settings.pack(sequence),
+            packed_settings.mode(row.name, sequence, row.deleted),
             row.generation,
             row.lease_ms,
             row.revision,
@@ -114,10 +115,10 @@ class CrateStore:
             sequence.step,
             sequence.min_value,
             sequence.max_value,
-            settings.pack(sequence),
-            settings.mode(name, sequence, deleted=False),
+            packed_settings.pack(sequence),
+            packed_settings.mode(name, sequence, deleted=False),
             generation,
-            *crate_sql.lattice(sequence),
+            *statements.lattice(sequence),
         )
 
     async def get(self, name: str) -> Row | None:
@@ -128,7 +129,7 @@ class CrateStore:
     async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
         """See ``Store.list``."""
         await self._http.read(self._sql.refresh_sequences)
-        arguments = [after, crate_sql.like(prefix), most, *([] if periods else [crate_sql.PERIODS])]
+        arguments = [after, statements.like(prefix), most, *([] if periods else [statements.PERIODS])]
         rows = await self._http.read(self._sql.list(deleted=deleted, periods=periods), *arguments)
         return [_row_of(row) for row in rows]
 
@@ -145,12 +146,12 @@ class CrateStore:
             revision,
             no_limit if change.limit is None else _held(change.limit),
             _held(change.at_least if sequence.is_past(change.at_least, before) else before),
-            *crate_sql.lattice(sequence),
+            *statements.lattice(sequence),
             sequence.step,
             sequence.min_value,
             sequence.max_value,
-            settings.pack(sequence),
-            settings.mode(name, sequence, change.deleted) or "",
+            packed_settings.pack(sequence),
+            packed_settings.mode(name, sequence, change.deleted) or "",
             int(change.ends_leases),
             change.generation,
             change.by,
@@ -303,7 +304,7 @@ def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None]) -> Grant |
         raise SequenceDeleted(name)
     if last_value is None:
         raise SequenceInvalid(name, "its last_value is NULL")
-    sequence = settings.unpack(name, step, min_value, max_value, packed)
+    sequence = packed_settings.unpack(name, step, min_value, max_value, packed)
     generation = _generation(generation)
     return Grant(
         last_value=last_value,
@@ -321,7 +322,7 @@ def _row_of(row: Many[Any]) -> Row:
     return Row(
         name=name,
         last_value=last_value,
-        sequence=settings.unpack(name, step, min_value, max_value, packed),
+        sequence=packed_settings.unpack(name, step, min_value, max_value, packed),
         generation=_generation(generation),
         lease_ms=lease_ms or 0,
         revision=rev or 0,

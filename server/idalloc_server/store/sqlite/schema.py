@@ -8,9 +8,9 @@ from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.permissions import make_folder
-from idalloc_server.store.sqlite_errors import is_busy
-from idalloc_server.store.sqlite_files import DatabaseFiles
-from idalloc_server.store.sqlite_locks import check_locks
+from idalloc_server.store.sqlite.errors import is_busy
+from idalloc_server.store.sqlite.files import DatabaseFiles
+from idalloc_server.store.sqlite.locks import check_locks
 
 APPLICATION_ID = 0x69646C63  # "idlc": whose file it is
 

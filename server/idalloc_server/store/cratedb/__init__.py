@@ -1,0 +1,1 @@
+"""A CrateDB cluster, over its HTTP endpoint."""

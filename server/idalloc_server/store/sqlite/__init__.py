@@ -1,0 +1,1 @@
+"""One SQLite file, for the processes of one machine."""
