@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import idalloc.aio as aio
-    from idalloc._client import Client
-    from idalloc._errors import (
+    from idalloc._core.errors import (
         DeadlineExceeded,
         DocIdTimestampRefused,
         IdallocError,
@@ -44,7 +43,8 @@ if TYPE_CHECKING:
         Unauthenticated,
         Unavailable,
     )
-    from idalloc._ids import Ids
+    from idalloc._sync.client import Client
+    from idalloc._sync.ids import Ids
 
 __all__ = [
     "Client",
@@ -86,7 +86,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "aio":
         return import_module("idalloc.aio")
-    home = {"Client": "idalloc._client", "Ids": "idalloc._ids"}.get(name, "idalloc._errors")
+    home = {"Client": "idalloc._sync.client", "Ids": "idalloc._sync.ids"}.get(name, "idalloc._core.errors")
     return getattr(import_module(home), name)
 
 

@@ -17,7 +17,7 @@ import pytest
 from crate import client as crate_client
 
 from idalloc import Client, SequenceNotFound
-from idalloc._sequences import Settings
+from idalloc._core.sequences import Settings
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.backup.exporter import export_lines

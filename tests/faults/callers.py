@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import idalloc
-from idalloc._log_format import RECORD, ROW
+from idalloc._issued_log.format import RECORD, ROW
 from tests.faults.scenario import ClientProcess, Scenario
 from tests.processes import Server
 

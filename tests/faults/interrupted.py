@@ -22,7 +22,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 import idalloc
-from idalloc import _pool
+from idalloc._core import pool
 from idalloc.v1 import id_allocator_pb2 as pb
 
 # A program that hangs says where, and ends.
@@ -92,7 +92,7 @@ def main(target: str, log: str, signals: int, seed: int) -> None:
     client = idalloc.Client(target or "memory:1", timeout=10, log=log)
     if not target:
         memory = InMemory()
-        _pool.LARGEST = 16  # so that ranges change hands often
+        pool.LARGEST = 16  # so that ranges change hands often
         client._connection._open_stubs = lambda: memory  # type: ignore[assignment,return-value]
     ids = client.ids("orders")
     taken: list[int] = []

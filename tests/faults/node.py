@@ -27,7 +27,7 @@ import uvloop
 
 from idalloc_server import __main__ as server  # isort: skip - it sets gRPC up before that is imported
 
-from idalloc._log import IssuedLog
+from idalloc._issued_log.log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server import app
 from idalloc_server.domain.clock import Clock, SystemClock

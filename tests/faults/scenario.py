@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from idalloc._log_format import ROW
+from idalloc._issued_log.format import ROW
 from tests.processes import IDALLOC, Server, environment, serve_command
 
 # Leases so short that a test can outlast them.

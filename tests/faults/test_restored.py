@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc._log_format import ROW
+from idalloc._issued_log.format import ROW
 from tests.faults.copies import Copied, idalloc, noticed, store_of
 from tests.faults.scenario import ClientProcess, Scenario
 from tests.processes import Server

@@ -4,7 +4,7 @@ from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from math import ceil
 
-from idalloc import _defaults, _messages, _pool, _stream
+from idalloc._core import defaults, pool, requests, resumption
 from idalloc_server import app
 from idalloc_server.auth import door, rejected_callers
 from idalloc_server.config import Settings, load
@@ -202,9 +202,9 @@ def of_documents() -> Claims:
     largest, times = power(model.MAX_ID), reserve_times()
     return {
         "README.md": [
-            f"(or `IDALLOC_SERVER`, default {_defaults.DEFAULT_TARGET})",
-            f"(or `IDALLOC_TIMEOUT`, default {_defaults.DEFAULT_TIMEOUT:g}s)",
-            f"which has to be some seconds ({_defaults.DEFAULT_TIMEOUT:g} by default)",
+            f"(or `IDALLOC_SERVER`, default {defaults.DEFAULT_TARGET})",
+            f"(or `IDALLOC_TIMEOUT`, default {defaults.DEFAULT_TIMEOUT:g}s)",
+            f"which has to be some seconds ({defaults.DEFAULT_TIMEOUT:g} by default)",
             f"INVALID_REQUEST: id_count: must be between 1 and {default('max_ids_per_call'):.0f},",
             f"`lease_ttl` and a second ({default('lease_ttl') + generations.MARGIN_SECONDS:g} s by default)",
             f"{plain.start}, {plain.step}, {plain.min_value} and {largest} by default",
@@ -215,7 +215,7 @@ def of_documents() -> Claims:
             f"at most {number(transport.MAX_BLOCKED_WRITES)} of them",
             f"a request with more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
             f"A host that shows {rejected_callers.BURST} wrong tokens at once",
-            f"up to {_stream.LONGEST_WAIT:g} s at a time",
+            f"up to {resumption.LONGEST_WAIT:g} s at a time",
             f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
             f"Each reason has up to {metrics.MAX_CAUSES} causes a second",
         ],
@@ -245,6 +245,6 @@ def copies() -> list[tuple[float, float]]:
         *of_terms,
         (retention.OLD_WINDOW, default("request_id_window")),
         (door.DEFAULT_CHUNK, id_allocator.DEFAULT_CHUNK),
-        (_messages.MOST_UUIDS, id_allocator.MAX_TEXTS_PER_MESSAGE),
-        (_pool.LARGEST, default("max_ids_per_call")),
+        (requests.MOST_UUIDS, id_allocator.MAX_TEXTS_PER_MESSAGE),
+        (pool.LARGEST, default("max_ids_per_call")),
     ]

@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from idalloc import cli
-from idalloc._log_format import CONTENT, ROW
+from idalloc._issued_log.format import CONTENT, ROW
 from idalloc.bench._chart import _rate
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.unit.fake_server import FakeServer, serving

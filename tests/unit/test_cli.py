@@ -353,7 +353,7 @@ def test_the_server_is_not_loaded_for_the_clients_verbs(server: FakeServer) -> N
 def test_health_loads_no_more_than_it_needs(server: FakeServer) -> None:
     modules = modules_after("health")
     assert "grpc" in modules
-    assert not {"google.protobuf", "idalloc._client", "rich"} & modules
+    assert not {"google.protobuf", "idalloc._sync.client", "rich"} & modules
 
 
 def plugin(monkeypatch: pytest.MonkeyPatch, **load: Any) -> None:

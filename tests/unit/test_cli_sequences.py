@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from idalloc import cli
-from idalloc._sequences import enum_texts
+from idalloc._core.sequences import enum_texts
 from idalloc.cli import _output, _past_table, _sequences, _tables
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1.id_allocator_pb2 import ORDERING_RISING

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 import idalloc
-from idalloc._access import is_local
+from idalloc._transport.access import is_local
 from tests.unit.certificates import Certificates
 from tests.unit.fake_server import FakeServer, serving
 
@@ -355,7 +355,7 @@ async def test_a_call_is_told_of_a_quota_at_once(server: FakeServer) -> None:
 
 
 def test_ids_ask_for_less_where_a_quota_makes_them_wait_long() -> None:
-    from idalloc._pool import Pool
+    from idalloc._core.pool import Pool
 
     pool = Pool("orders")
     pool._size = 1000

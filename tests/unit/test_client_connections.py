@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 import idalloc
-from idalloc._channel import MAX_CONNECTIONS
+from idalloc._transport.channel import MAX_CONNECTIONS
 from tests.unit.fake_server import FakeServer, serving
 
 

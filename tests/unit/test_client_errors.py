@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 import idalloc
-from idalloc._errors import from_rpc_error
+from idalloc._core.errors import from_rpc_error
 from idalloc.v1.error_reason_pb2 import ErrorReason
 from tests.unit.fake_server import trailers
 
@@ -40,7 +40,7 @@ def test_every_reason_of_the_contract_has_an_exception_of_its_own(reason: str) -
     assert (error.reason, error.code, str(error)) == (reason, grpc.StatusCode.ABORTED, "why")
 
 
-@pytest.mark.parametrize("kind", idalloc._errors._BY_REASON.values())
+@pytest.mark.parametrize("kind", idalloc._core.errors._BY_REASON.values())
 def test_every_exception_names_a_reason_of_the_contract(kind: type[idalloc.IdallocError]) -> None:
     assert kind.default_reason in REASONS
     assert getattr(idalloc, kind.__name__) is kind

@@ -11,8 +11,9 @@ import grpc
 import pytest
 
 import idalloc
-from idalloc import _aio_sequences, _sequences
-from idalloc._sequences import Settings
+from idalloc._core.sequences import Settings
+from idalloc._sync import sequences
+from idalloc.aio import _sequences
 from idalloc.v1 import id_allocator_pb2
 from idalloc.v1 import sequences_pb2 as pb
 from tests.unit.fake_server import FakeServer, serving
@@ -53,7 +54,7 @@ def test_both_have_the_same_methods() -> None:
         public = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
         return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
 
-    assert methods(_sequences.Sequences) == methods(_aio_sequences.Sequences)
+    assert methods(sequences.Sequences) == methods(_sequences.Sequences)
 
 
 def test_the_settings_are_the_fields_of_the_contract() -> None:

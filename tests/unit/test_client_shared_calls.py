@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import idalloc
-from idalloc._shared_calls import _split
+from idalloc.aio._shared_calls import _split
 from tests.unit.fake_server import FakeServer, serving
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import idalloc
-from idalloc._log import IssuedLog
+from idalloc._issued_log.log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests import issued_log
 from tests.unit.fake_server import FakeServer, serving

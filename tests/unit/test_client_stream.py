@@ -15,7 +15,7 @@ from idalloc import (
     StoreUnavailable,
     Unauthenticated,
 )
-from idalloc._stream import LONGEST_PAUSE, LONGEST_WAIT, MAX_ATTEMPTS, MAX_FIRST_ATTEMPTS, Resumption
+from idalloc._core.resumption import LONGEST_PAUSE, LONGEST_WAIT, MAX_ATTEMPTS, MAX_FIRST_ATTEMPTS, Resumption
 
 
 def test_pauses_grow_and_are_bounded() -> None:

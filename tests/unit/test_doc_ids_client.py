@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idalloc._doc_ids import expand
+from idalloc._core.doc_ids import expand
 from idalloc_server.domain.document_ids.generator import DocIdRun
 
 TOP = 2**64 - 1

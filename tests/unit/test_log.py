@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idalloc._log import IssuedLog
+from idalloc._issued_log.log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests import issued_log
 from tests.full_disk import room_for
@@ -302,7 +302,7 @@ def test_a_closed_log_takes_no_more(path: Path) -> None:
 # A thread writes without a pause, so that it holds the lock in many of the forks.
 FORKS = """
 import os, signal, sys, threading, time, warnings
-from idalloc._log import IssuedLog
+from idalloc._issued_log.log import IssuedLog
 from tests.unit.test_log import asking, reply
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks where threads run, since 3.12
 path, taken = os.path.abspath(sys.argv[1]), sys.argv[2] == "taken"

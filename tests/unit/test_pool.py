@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from idalloc import DeadlineExceeded, InvalidRequest, SequenceExhausted, StoreUnavailable
-from idalloc._pool import LARGEST, MAX_LATE, Asked, Pool, boot_clock
+from idalloc._core.pool import LARGEST, MAX_LATE, Asked, Pool, boot_clock
 from idalloc.v1 import id_allocator_pb2 as pb
 
 

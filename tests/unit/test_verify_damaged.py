@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from idalloc._log import IssuedLog
+from idalloc._issued_log.log import IssuedLog
 from idalloc.cli import main
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.verify._logs import NoLog
@@ -143,7 +143,7 @@ def test_a_boot_id_is_the_same_in_upper_case(tmp_path: Path) -> None:
 
 WRITE = """
 import sys
-from idalloc._log import IssuedLog
+from idalloc._issued_log.log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
 log = IssuedLog(sys.argv[1])
 ids = pb.IdRange(first_id=int(sys.argv[2]), last_id=int(sys.argv[2]) + 9, step=1, id_count=10)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc._log import IssuedLog
+from idalloc._issued_log.log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.verify._verdict import verify
 from tests.full_disk import room_for

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from idalloc._access import Access
-from idalloc._errors import (
+from idalloc._core.errors import (
     PermissionDenied,
     ProtocolError,
     ServerUnreachable,
@@ -21,8 +20,9 @@ from idalloc._errors import (
     Unavailable,
     from_rpc_error,
 )
-from idalloc._log import IssuedLog
-from idalloc._replies import check_chunk, checked
+from idalloc._core.replies import check_chunk, checked
+from idalloc._issued_log.log import IssuedLog
+from idalloc._transport.access import Access
 from idalloc.bench._latencies import Latencies
 from idalloc.bench._plan import Call, Plan, calls
 from idalloc.bench._verifier import Mark, Trail, Verifier

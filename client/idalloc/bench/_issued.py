@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from idalloc._lattices import meeting
+from idalloc._core.lattices import meeting
 
 
 class Intervals:

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from idalloc._text import escaped
+from idalloc._core.text import escaped
 from idalloc.bench._engine import Bench, Tally
 from idalloc.bench._latencies import PERCENTAGES, Latencies
 

@@ -88,8 +88,8 @@ def bench(
         raise typer.BadParameter("say either --duration or --total", context)
     target, limit = settings(context, server, timeout)
     try:
-        from idalloc._access import Access
-        from idalloc._log import IssuedLog
+        from idalloc._issued_log.log import IssuedLog
+        from idalloc._transport.access import Access
         from idalloc.bench import _chart, _engine, _plan, _report
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "hdrh":

@@ -9,7 +9,7 @@ from idalloc.cli import _output
 from idalloc.cli._options import Json, Server, Timeout, arguments, connect, settings
 
 if TYPE_CHECKING:
-    from idalloc._access import Arguments
+    from idalloc._transport.access import Arguments
 
 # What the server calls the check of its store.
 STORE = "store"
@@ -67,7 +67,7 @@ def check(target: str, service: str, timeout: float, shown: "Arguments") -> str:
     """
     import grpc
 
-    from idalloc._access import Access
+    from idalloc._transport.access import Access
 
     access = Access(target, **shown)
     if access.credentials is None:
@@ -81,7 +81,7 @@ def check(target: str, service: str, timeout: float, shown: "Arguments") -> str:
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return "SERVICE_UNKNOWN"
-        from idalloc._errors import from_rpc_error
+        from idalloc._core.errors import from_rpc_error
 
         raise from_rpc_error(error, target) from error
     return _status(reply)
@@ -105,6 +105,6 @@ def _status(reply: bytes) -> str:
     """
     if reply in _REPLIES:
         return STATUSES[_REPLIES.index(reply)]
-    from idalloc._errors import ProtocolError
+    from idalloc._core.errors import ProtocolError
 
     raise ProtocolError(f"HealthCheckResponse is {reply[:20].hex()}; expected a status, such as 0801 for SERVING")

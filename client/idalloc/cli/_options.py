@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from idalloc._defaults import DEFAULT_TARGET
+from idalloc._core.defaults import DEFAULT_TARGET
 from idalloc.cli import _output
 from idalloc.cli._environment import warnings
 from idalloc.cli._plugins import is_others
 
 if TYPE_CHECKING:
     from idalloc import Client, InvalidRequest
-    from idalloc._access import Arguments
+    from idalloc._transport.access import Arguments
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -178,7 +178,7 @@ def settings(context: typer.Context, server: str | None, timeout: str | None) ->
 
 def arguments(context: typer.Context, target: str) -> "Arguments":
     """Reads what the client of a target is to show, and to trust."""
-    from idalloc._access import Access, AccessRefused, read_access
+    from idalloc._transport.access import Access, AccessRefused, read_access
 
     shown: Shown = context.obj.shown
     source = context.find_root().get_parameter_source("token_file")

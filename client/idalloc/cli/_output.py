@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from idalloc._text import escaped
+from idalloc._core.text import escaped
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

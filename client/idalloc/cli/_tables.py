@@ -66,7 +66,7 @@ def _exhausted(sequence: "Sequence") -> str:
 
 def _remarkable(sequence: "Sequence") -> Iterator[str]:
     """What differs from a sequence of which nothing was said."""
-    from idalloc._sequences import enum_text
+    from idalloc._core.sequences import enum_text
 
     if sequence.HasField("delete_time"):
         yield f"deleted {moment(sequence.delete_time)}"
@@ -93,7 +93,7 @@ def _fields(sequence: "Sequence") -> Iterator[tuple[str, str]]:
     """All that is known of a sequence, but for what is not said or not there."""
     from google.protobuf.timestamp_pb2 import Timestamp
 
-    from idalloc._sequences import enum_text
+    from idalloc._core.sequences import enum_text
 
     shown = {"used_ratio": _percent, "ids_per_second": _rate}
     for field in sequence.DESCRIPTOR.fields:

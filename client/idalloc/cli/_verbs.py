@@ -89,7 +89,7 @@ def allocate(
     A sequence that does not exist is created, counting 1, 2, 3 … without a format, unless the server's setting
     auto_create_sequences is off. A line on standard error says so; `idalloc sequences create` makes one with a format.
     """
-    from idalloc._messages import range_request, to_range
+    from idalloc._core.requests import range_request, to_range
     from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
 
     _one_form(context, ranges, texts)
@@ -125,7 +125,7 @@ def stream(
     It goes on by itself where a server stops and another one, or the same one again, answers. With --json each range
     is one object on a line. A timeout is that of the whole stream; there is none unless it is said after the verb.
     """
-    from idalloc._messages import stream_ranges_request, to_range
+    from idalloc._core.requests import stream_ranges_request, to_range
     from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
 
     _one_form(context, ranges, texts)
@@ -167,7 +167,7 @@ def docid(
     More than 10,000 come as a stream: as `idalloc stream` it goes on by itself, and with --json prints an object on a
     line for each batch.
     """
-    from idalloc._messages import doc_ids_request, stream_doc_ids_request
+    from idalloc._core.requests import doc_ids_request, stream_doc_ids_request
     from idalloc.v1.id_allocator_pb2 import DOC_ID_VIEW_IDS
 
     with connect(context, server, timeout, log) as client:
@@ -204,7 +204,7 @@ def uuids(
 
     They come 10,000 at a time; with --json each of these batches is an object on a line of its own.
     """
-    from idalloc._messages import MOST_UUIDS, uuid_requests
+    from idalloc._core.requests import MOST_UUIDS, uuid_requests
     from idalloc.v1.id_allocator_pb2 import UUID_VIEW_TEXT
 
     with connect(context, server, timeout) as client:

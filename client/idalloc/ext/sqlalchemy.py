@@ -10,9 +10,9 @@ In a class of ``MappedAsDataclass`` it is ``insert_default=``, since ``default=`
 import os
 from collections.abc import Callable
 
-from idalloc._client import Client
-from idalloc._defaults import DEFAULT_TARGET
-from idalloc._ids import Ids
+from idalloc._core.defaults import DEFAULT_TARGET
+from idalloc._sync.client import Client
+from idalloc._sync.ids import Ids
 
 _clients: dict[str, Client] = {}
 

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from idalloc._log_format import MAGIC
+from idalloc._issued_log.format import MAGIC
 from idalloc.verify._json import parse
 from idalloc.verify._lines import open_lines
 from idalloc.verify._logs import MOST_MESSAGES, EndsInHeader, Log, NoLog

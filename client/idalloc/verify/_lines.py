@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from idalloc import _log_format as _log
+from idalloc._issued_log import format as _log
 from idalloc.verify._json import parse
 from idalloc.verify._logs import MOST_HEADER, ROW, EndsInHeader, Log, NoLog, Rows
 from idalloc.verify._names import Names, sequence_name

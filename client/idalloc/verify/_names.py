@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 
-from idalloc._log_format import HEAD, PERIOD_MARK
+from idalloc._issued_log.format import HEAD, PERIOD_MARK
 
 # What the server accepts and issues: a sequence's name, a period, and what a run of document ids shares.
 _MOST_BYTES = 255

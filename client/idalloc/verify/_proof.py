@@ -9,16 +9,16 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from idalloc._log_format import DOC_IDS, RISING
+from idalloc._issued_log.format import DOC_IDS, RISING
 from idalloc.verify._clock import batches
 from idalloc.verify._columns import Bits, Ints, combine, distance, total
+from idalloc.verify._evidence import Question, Record, Words, answered_before, look_up, of_generation
 from idalloc.verify._files import Exported, Files
 from idalloc.verify._logs import HALF, MOST_MESSAGES, MOST_TIME, Log, Rows
 from idalloc.verify._names import Names
 from idalloc.verify._order import Calls, Groups, Order
 from idalloc.verify._runs import Limits, Runs
 from idalloc.verify._spans import Spans, Twice, joined, shared
-from idalloc.verify._told import Question, Record, Words, answered_before, look_up, of_generation
 
 Tags: TypeAlias = npt.NDArray[np.uint64]
 

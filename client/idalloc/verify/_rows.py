@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from idalloc import _log_format as _log
+from idalloc._issued_log import format as _log
 from idalloc.verify._columns import Bits, factorize
 from idalloc.verify._json import parse
 from idalloc.verify._logs import COMMON, HALF, MOST_HEADER, ROW, EndsInHeader, Log, NoLog, Rows

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from idalloc._lattices import meeting
+from idalloc._core.lattices import meeting
 from idalloc.verify._columns import Ints, Positions, combine, distance, pack, running_most, sorting, total
 
 # As they lie in a file.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from idalloc._text import escaped
+from idalloc._core.text import escaped
 from idalloc.verify._files import Exported, find
 from idalloc.verify._logs import NoLog
 from idalloc.verify._names import Names

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from idalloc._errors import ProtocolError, broken, check_duration
+from idalloc._core.errors import ProtocolError, broken, check_duration
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
 from idalloc.v1 import sequences_pb2 as sequences

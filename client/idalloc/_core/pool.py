@@ -9,9 +9,9 @@ from itertools import compress, repeat
 from operator import gt, length_hint
 from typing import NamedTuple
 
-from idalloc._errors import DeadlineExceeded, IdallocError, InvalidRequest, QuotaExceeded, SequenceExhausted
-from idalloc._fork import this_process, wiped_on_fork
-from idalloc._messages import range_request, to_range
+from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidRequest, QuotaExceeded, SequenceExhausted
+from idalloc._core.fork import this_process, wiped_on_fork
+from idalloc._core.requests import range_request, to_range
 from idalloc.v1 import id_allocator_pb2 as pb
 
 # A range that lasts less than this many seconds is followed by one twice as large.

@@ -18,8 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
-from idalloc._access import Access
-from idalloc._fork import this_process
+from idalloc._core.fork import this_process
+from idalloc._transport.access import Access
 
 # The most connections of a client. Its calls, and its streams one at a time, have the first one.
 MAX_CONNECTIONS = 4

@@ -3,19 +3,12 @@
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
 
-from idalloc._access import Access, from_environment
-from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options
-from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from idalloc._errors import translated
-from idalloc._ids import Ids
-from idalloc._log import IssuedLog
-from idalloc._messages import (
-    AnyRequest,
-    AnyResponse,
+from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from idalloc._core.requests import (
     StreamRequest,
     StreamResponse,
     doc_ids_request,
@@ -28,30 +21,20 @@ from idalloc._messages import (
     update_node_request,
     uuid_requests,
 )
-from idalloc._replies import checked
-from idalloc._resume import resume
-from idalloc._sequences import Sequences
-from idalloc._stream import Resumption
+from idalloc._core.resumption import Resumption
+from idalloc._sync.base import BaseClient, Stubs
+from idalloc._sync.ids import Ids
+from idalloc._sync.sequences import Sequences
+from idalloc._sync.streams import resume
+from idalloc._transport.access import from_environment
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
 from idalloc.v1.node_pb2 import GetNodeRequest, Node
-from idalloc.v1.node_pb2_grpc import NodeServiceStub
 from idalloc.v1.sequences_pb2 import ParseIdRequest, ParseIdResponse
-from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
 
 T = TypeVar("T")
 
 
-class Stubs(NamedTuple):
-    """An open channel, and the services on it."""
-
-    channel: grpc.Channel
-    ids: IdAllocatorServiceStub
-    nodes: NodeServiceStub
-    sequences: SequenceServiceStub
-
-
-class Client:
+class Client(BaseClient):
     """Takes ids from an idalloc server.
 
     One client serves any number of threads. It connects on its first call; streams that run at the same time have up
@@ -104,12 +87,15 @@ class Client:
         insecure: bool = False,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.target = target
-        self.timeout = timeout
-        self._access = Access(target, token=token, credentials=credentials, server_name=server_name, insecure=insecure)
-        self._log = None if log is None else IssuedLog(log)
-        self._connections = [Connection(self._open, of_asyncio=False) for _ in range(MAX_CONNECTIONS)]
-        self._connection = self._connections[0]
+        super().__init__(
+            target,
+            timeout=timeout,
+            credentials=credentials,
+            token=token,
+            server_name=server_name,
+            insecure=insecure,
+            log=log,
+        )
         self.sequences = Sequences(self)
 
     @classmethod
@@ -297,55 +283,6 @@ class Client:
         """
         request = update_node_request(prefix, auto_increment_offset, auto_increment_increment, persist)
         return self._call(lambda stubs: stubs.nodes.UpdateNode, request).node
-
-    def close(self) -> None:
-        """Closes all connections. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
-        for stubs in [connection.close() for connection in self._connections]:
-            if stubs is not None:
-                stubs.channel.close()
-        if self._log is not None:
-            self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def _open(self) -> Stubs:
-        access = self._access
-        if access.credentials is None:
-            channel = grpc.insecure_channel(self.target, channel_options(access))
-        else:
-            channel = grpc.secure_channel(self.target, access.credentials, channel_options(access))
-        return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
-
-    def _call(
-        self,
-        method: "Callable[[Stubs], grpc.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
-        request: AnyRequest,
-    ) -> AnyResponse:
-        with translated(self.target):
-            stubs = self._connection.get()
-            with self._connection.inside_grpc(stubs):
-                reply = method(stubs)(request, timeout=self.timeout, metadata=self._access.metadata)
-        return checked(request, reply)
-
-    def _allocate(self, request: pb.AllocateRangeRequest) -> pb.AllocateRangeResponse:
-        if self._log is None:
-            return self._call(lambda stubs: stubs.ids.AllocateRange, request)
-        asked = self._log.now()
-        response = self._call(lambda stubs: stubs.ids.AllocateRange, request)
-        self._log.range(request, response, asked)
-        return response
-
-    def _generate(self, request: pb.GenerateDocIdRequest) -> pb.GenerateDocIdResponse:
-        if self._log is None:
-            return self._call(lambda stubs: stubs.ids.GenerateDocId, request)
-        asked = self._log.now()
-        response = self._call(lambda stubs: stubs.ids.GenerateDocId, request)
-        self._log.doc_ids(response, asked)
-        return response
 
     def _stream(
         self,

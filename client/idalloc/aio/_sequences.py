@@ -3,26 +3,18 @@
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from idalloc._sequences import (
-    Pages,
-    Settings,
-    advance_request,
-    create_request,
-    delete_request,
-    update_request,
-)
+from idalloc._core.sequences import Pages, Settings, advance_request, create_request, delete_request, update_request
+from idalloc.aio._base import BaseClient
 from idalloc.v1 import sequences_pb2 as pb
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from idalloc.aio import Client
-
 
 class Sequences:
     """The sequences of a server: ``client.sequences``, as ``idalloc.Client.sequences``."""
 
-    def __init__(self, client: "Client") -> None:
+    def __init__(self, client: BaseClient) -> None:
         self._client = client
 
     async def create(self, name: str, **settings: "Unpack[Settings]") -> pb.Sequence:

@@ -7,12 +7,12 @@ from copy import copy
 from inspect import CORO_SUSPENDED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from idalloc._errors import DeadlineExceeded, IdallocError, InvalidRequest, SequenceAheadOfClock, SequenceExhausted
-from idalloc._messages import range_request
-from idalloc._pool import LARGEST
+from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidRequest, SequenceAheadOfClock, SequenceExhausted
+from idalloc._core.pool import LARGEST
+from idalloc._core.requests import range_request
+from idalloc.aio._base import BaseClient
 
 if TYPE_CHECKING:
-    from idalloc.aio import Client
     from idalloc.v1 import id_allocator_pb2 as pb
 
 # Who had asked for less may have got it.
@@ -55,7 +55,7 @@ class SharedCalls:
     is served by a later call, as if each had made its own.
     """
 
-    def __init__(self, client: "Client") -> None:
+    def __init__(self, client: BaseClient) -> None:
         self._client = client
         self._largest: dict[str, int] = {}  # by sequence, where the server allows less ids in a call than LARGEST
         # For each sequence that a call is under way for. By loop, too: a client that is used in a second one, where

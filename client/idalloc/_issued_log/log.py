@@ -12,12 +12,13 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from idalloc._fork import this_process
-from idalloc._log_format import FORMAT, JSON_LINES, Form, Lines, Rows, Run, dump, runs_of
+from idalloc._core.fork import this_process
+from idalloc._core.requests import StreamRequest, StreamResponse
+from idalloc._issued_log.format import FORMAT, JSON_LINES, Form, Lines, Rows, Run, dump, runs_of
+from idalloc.v1 import id_allocator_pb2 as pb
 
 if TYPE_CHECKING:
-    from idalloc._log_format import RangeRequest, RangeResponse
-    from idalloc.v1 import id_allocator_pb2 as pb
+    from idalloc._issued_log.format import RangeRequest, RangeResponse
 
     DocIdsResponse: TypeAlias = pb.GenerateDocIdResponse | pb.StreamDocIdsResponse
 
@@ -136,6 +137,14 @@ class IssuedLog:
             with suppress(FileExistsError):
                 return self._start(own, Path(name))
         raise AssertionError
+
+
+def log_chunk(log: IssuedLog, request: StreamRequest, response: StreamResponse, asked: int) -> None:
+    """Writes down what a message of a stream brings."""
+    if isinstance(response, pb.StreamDocIdsResponse):
+        log.doc_ids(response, asked)
+    elif isinstance(request, pb.StreamRangesRequest):
+        log.range(request, response, asked)
 
 
 class _Own:

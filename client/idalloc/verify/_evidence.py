@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from idalloc._log_format import DOC_IDS, RISING, SERIAL_OFFSET
+from idalloc._issued_log.format import DOC_IDS, RISING, SERIAL_OFFSET
 from idalloc.verify._columns import Bits, distance
 from idalloc.verify._logs import HALF, Log, Rows, blocks
 from idalloc.verify._names import Names

@@ -2,17 +2,14 @@
 
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
-from idalloc._doc_ids import expand
+from idalloc._core.doc_ids import expand
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.node_pb2 import Node, UpdateNodeRequest
-
-if TYPE_CHECKING:
-    from idalloc._log import IssuedLog
 
 AnyRequest = TypeVar("AnyRequest", bound=Message)
 AnyResponse = TypeVar("AnyResponse", bound=Message)
@@ -132,11 +129,3 @@ def to_doc_ids(message: pb.GenerateDocIdResponse | pb.StreamDocIdsResponse) -> l
     for run in message.runs:
         doc_ids += expand(run.first_doc_id, run.step, run.id_count)
     return doc_ids
-
-
-def log_chunk(log: "IssuedLog", request: StreamRequest, response: StreamResponse, asked: int) -> None:
-    """Writes down what a message of a stream brings."""
-    if isinstance(response, pb.StreamDocIdsResponse):
-        log.doc_ids(response, asked)
-    elif isinstance(request, pb.StreamRangesRequest):
-        log.range(request, response, asked)

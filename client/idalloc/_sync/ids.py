@@ -4,19 +4,16 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import grpc
 
-from idalloc._channel import leave_behind
-from idalloc._errors import DeadlineExceeded, ProtocolError, from_rpc_error, translated
-from idalloc._pool import Asked, Pool
-from idalloc._replies import checked
+from idalloc._core.errors import DeadlineExceeded, ProtocolError, from_rpc_error, translated
+from idalloc._core.pool import Asked, Pool
+from idalloc._core.replies import checked
+from idalloc._sync.base import BaseClient, Stubs
+from idalloc._transport.channel import leave_behind
 from idalloc.v1 import id_allocator_pb2 as pb
-
-if TYPE_CHECKING:
-    from idalloc._client import Client, Stubs
-
 
 # A call that gRPC has not ended so many seconds after its deadline is given up.
 OVERDUE = 1.0
@@ -45,7 +42,7 @@ class Ids(Iterator[int]):
             within the client's timeout.
     """
 
-    def __init__(self, client: "Client", sequence: str) -> None:
+    def __init__(self, client: BaseClient, sequence: str) -> None:
         self._client = client
         self._pool = Pool(sequence)
         self._lock = threading.Lock()
@@ -146,4 +143,4 @@ class _Coming(NamedTuple):
     asked: Asked
     logged: int
     future: "grpc.Future[pb.AllocateRangeResponse]"
-    stubs: "Stubs"
+    stubs: Stubs

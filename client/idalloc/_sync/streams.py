@@ -3,25 +3,24 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import grpc
 
-from idalloc._channel import least_busy, leave_behind
-from idalloc._errors import IdallocError, translated
-from idalloc._fork import this_process
-from idalloc._messages import StreamRequest, StreamResponse, log_chunk
-from idalloc._replies import Chunks
-from idalloc._stream import LONGEST_END, Resumption
-
-if TYPE_CHECKING:
-    from idalloc._client import Client, Stubs
+from idalloc._core.errors import IdallocError, translated
+from idalloc._core.fork import this_process
+from idalloc._core.replies import Chunks
+from idalloc._core.requests import StreamRequest, StreamResponse
+from idalloc._core.resumption import LONGEST_END, Resumption
+from idalloc._issued_log.log import log_chunk
+from idalloc._sync.base import BaseClient, Stubs
+from idalloc._transport.channel import least_busy, leave_behind
 
 T = TypeVar("T")
 
 
 def resume(
-    client: "Client",
+    client: BaseClient,
     method: "Callable[[Stubs], grpc.UnaryStreamMultiCallable[StreamRequest, StreamResponse]]",
     request: Callable[[int], StreamRequest],
     convert: Callable[[StreamResponse], T],

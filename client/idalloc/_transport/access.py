@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from idalloc._defaults import DEFAULT_TARGET
+from idalloc._core.defaults import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     import grpc

@@ -5,8 +5,8 @@ import time
 
 import grpc
 
-from idalloc._errors import IdallocError, ProtocolError, ServerUnreachable, Unavailable
-from idalloc._messages import at_least_one
+from idalloc._core.errors import IdallocError, ProtocolError, ServerUnreachable, Unavailable
+from idalloc._core.requests import at_least_one
 
 # A stream that breaks and receives nothing more is tried again this often before its error is its caller's: with
 # the pauses below, half a minute and more, in which a server restarts.

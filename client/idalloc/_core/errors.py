@@ -36,7 +36,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from idalloc._handshake import trouble
+from idalloc._core.tls_errors import trouble
 
 DOMAIN = "idalloc"
 DETAILS_KEY = "grpc-status-details-bin"

@@ -3,27 +3,20 @@
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
 
-from idalloc._access import Access, from_environment
-from idalloc._aio_ids import Ids
-from idalloc._aio_sequences import Sequences
-from idalloc._channel import MAX_CONNECTIONS, Connection, channel_options, least_busy, leave_behind
-from idalloc._defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from idalloc._errors import IdallocError, translated
-from idalloc._fork import this_process
-from idalloc._log import IssuedLog
-from idalloc._messages import (
-    AnyRequest,
-    AnyResponse,
+from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from idalloc._core.errors import IdallocError, translated
+from idalloc._core.fork import this_process
+from idalloc._core.replies import Chunks
+from idalloc._core.requests import (
     StreamRequest,
     StreamResponse,
     doc_ids_request,
-    log_chunk,
     range_request,
     stream_doc_ids_request,
     stream_ranges_request,
@@ -33,36 +26,22 @@ from idalloc._messages import (
     update_node_request,
     uuid_requests,
 )
-from idalloc._replies import Chunks, checked
-from idalloc._shared_calls import SharedCalls
-from idalloc._stream import LONGEST_END, Resumption
+from idalloc._core.resumption import LONGEST_END, Resumption
+from idalloc._issued_log.log import log_chunk
+from idalloc._transport.access import from_environment
+from idalloc._transport.channel import least_busy, leave_behind
+from idalloc.aio._base import BaseClient, Stubs
+from idalloc.aio._ids import Ids
+from idalloc.aio._sequences import Sequences
+from idalloc.aio._shared_calls import SharedCalls
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
 from idalloc.v1.node_pb2 import GetNodeRequest, Node
-from idalloc.v1.node_pb2_grpc import NodeServiceStub
 from idalloc.v1.sequences_pb2 import ParseIdRequest, ParseIdResponse
-from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
-
-if TYPE_CHECKING:
-    from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceAsyncStub
-    from idalloc.v1.node_pb2_grpc import NodeServiceAsyncStub
-    from idalloc.v1.sequences_pb2_grpc import SequenceServiceAsyncStub
-
-__all__ = ["Client", "Ids"]
 
 T = TypeVar("T")
 
 
-class Stubs(NamedTuple):
-    """An open channel, and the services on it."""
-
-    channel: grpc.aio.Channel
-    ids: "IdAllocatorServiceAsyncStub"
-    nodes: "NodeServiceAsyncStub"
-    sequences: "SequenceServiceAsyncStub"
-
-
-class Client:
+class Client(BaseClient):
     """Takes ids from an idalloc server, for asyncio.
 
     One client serves any number of tasks of one event loop. It connects on its first call, and has up to four
@@ -104,15 +83,17 @@ class Client:
         insecure: bool = False,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.target = target
-        self.timeout = timeout
-        self._access = Access(target, token=token, credentials=credentials, server_name=server_name, insecure=insecure)
-        self._log = None if log is None else IssuedLog(log)
-        self._connections = [Connection(self._open, of_asyncio=True) for _ in range(MAX_CONNECTIONS)]
-        self._connection = self._connections[0]
+        super().__init__(
+            target,
+            timeout=timeout,
+            credentials=credentials,
+            token=token,
+            server_name=server_name,
+            insecure=insecure,
+            log=log,
+        )
         self.sequences = Sequences(self)
         self._shared_calls = SharedCalls(self)
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     @classmethod
     def from_environment(cls, *, timeout: float = DEFAULT_TIMEOUT, log: str | os.PathLike[str] | None = None) -> Self:
@@ -208,65 +189,6 @@ class Client:
         request = update_node_request(prefix, auto_increment_offset, auto_increment_increment, persist)
         return (await self._call(lambda stubs: stubs.nodes.UpdateNode, request)).node
 
-    async def close(self) -> None:
-        """Closes all connections. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
-        opened = [connection.close() for connection in self._connections]
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for stubs in opened:
-            if stubs is not None:
-                await stubs.channel.close()
-        if self._log is not None:
-            self._log.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-    def _open(self) -> Stubs:
-        access = self._access
-        if access.credentials is None:
-            channel = grpc.aio.insecure_channel(self.target, channel_options(access))
-        else:
-            channel = grpc.aio.secure_channel(self.target, access.credentials, channel_options(access))
-        return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
-
-    async def _call(
-        self,
-        method: "Callable[[Stubs], grpc.aio.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
-        request: AnyRequest,
-        timeout: float | None = None,
-    ) -> AnyResponse:
-        with translated(self.target):
-            stub = method(self._connection.get())
-            seconds = self.timeout if timeout is None else timeout
-            reply = await stub(request, timeout=seconds, metadata=self._access.metadata)
-        return checked(request, reply)
-
-    async def _allocate(
-        self, request: pb.AllocateRangeRequest, timeout: float | None = None
-    ) -> pb.AllocateRangeResponse:
-        if self._log is None:
-            return await self._call(lambda stubs: stubs.ids.AllocateRange, request, timeout)
-        asked = self._log.now()
-        response = await self._call(lambda stubs: stubs.ids.AllocateRange, request, timeout)
-        self._log.range(request, response, asked)
-        return response
-
-    async def _generate(self, request: pb.GenerateDocIdRequest) -> pb.GenerateDocIdResponse:
-        if self._log is None:
-            return await self._call(lambda stubs: stubs.ids.GenerateDocId, request)
-        asked = self._log.now()
-        response = await self._call(lambda stubs: stubs.ids.GenerateDocId, request)
-        self._log.doc_ids(response, asked)
-        return response
-
-    async def _range(self, request: pb.AllocateRangeRequest, timeout: float | None = None) -> range:
-        return to_range(await self._allocate(request, timeout))
-
     def _stream(
         self,
         method: "Callable[[Stubs], grpc.aio.UnaryStreamMultiCallable[StreamRequest, StreamResponse]]",
@@ -312,19 +234,6 @@ class Client:
                         call.cancel()
                     else:
                         leave_behind(call)
-
-    def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Starts a task that ends with the client at the latest."""
-        try:
-            task = asyncio.create_task(coroutine)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        except BaseException:  # of a signal's handler: nobody would wait for the task, or end it
-            for each in asyncio.all_tasks():
-                if each.get_coro() is coroutine:
-                    each.cancel()
-            raise
-        return task
 
 
 async def _end(call: AsyncIterable[StreamResponse], chunks: Chunks) -> None:

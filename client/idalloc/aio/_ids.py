@@ -3,15 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
-from idalloc._channel import leave_behind
-from idalloc._errors import IdallocError, ProtocolError
-from idalloc._pool import Asked, Pool
+from idalloc._core.errors import IdallocError, ProtocolError
+from idalloc._core.pool import Asked, Pool
+from idalloc._transport.channel import leave_behind
+from idalloc.aio._base import BaseClient
 from idalloc.v1 import id_allocator_pb2 as pb
-
-if TYPE_CHECKING:
-    from idalloc.aio import Client
 
 # What comes of a range that was asked for ahead; an OSError is of the log.
 _Answer: TypeAlias = pb.AllocateRangeResponse | IdallocError | OSError
@@ -23,7 +21,7 @@ class Ids(AsyncIterator[int]):
     Any number of tasks may share one: each id goes to one of them. A task that is cancelled while it waits takes none.
     """
 
-    def __init__(self, client: "Client", sequence: str) -> None:
+    def __init__(self, client: BaseClient, sequence: str) -> None:
         self._client = client
         self._pool = Pool(sequence)
         self._coming: _Coming | None = None

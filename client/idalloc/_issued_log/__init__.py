@@ -1,0 +1,1 @@
+"""The log of issued ids: its format and its writer."""

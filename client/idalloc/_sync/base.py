@@ -1,0 +1,107 @@
+"""What all parts of the client for threads use: its connections, its log, and one call."""
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple, Self, TypeVar
+
+import grpc
+
+from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from idalloc._core.errors import translated
+from idalloc._core.replies import checked
+from idalloc._core.requests import (
+    AnyRequest,
+    AnyResponse,
+)
+from idalloc._issued_log.log import IssuedLog
+from idalloc._transport.access import Access
+from idalloc._transport.channel import MAX_CONNECTIONS, Connection, channel_options
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
+from idalloc.v1.node_pb2_grpc import NodeServiceStub
+from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
+
+T = TypeVar("T")
+
+
+class Stubs(NamedTuple):
+    """An open channel, and the services on it."""
+
+    channel: grpc.Channel
+    ids: IdAllocatorServiceStub
+    nodes: NodeServiceStub
+    sequences: SequenceServiceStub
+
+
+class BaseClient:
+    """The connections of a client, its log, and calls of one reply; ``Client`` has the public methods.
+
+    Its arguments are those of ``Client``.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        server_name: str | None = None,
+        insecure: bool = False,
+        log: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.target = target
+        self.timeout = timeout
+        self._access = Access(target, token=token, credentials=credentials, server_name=server_name, insecure=insecure)
+        self._log = None if log is None else IssuedLog(log)
+        self._connections = [Connection(self._open, of_asyncio=False) for _ in range(MAX_CONNECTIONS)]
+        self._connection = self._connections[0]
+
+    def close(self) -> None:
+        """Closes all connections. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
+        for stubs in [connection.close() for connection in self._connections]:
+            if stubs is not None:
+                stubs.channel.close()
+        if self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _open(self) -> Stubs:
+        access = self._access
+        if access.credentials is None:
+            channel = grpc.insecure_channel(self.target, channel_options(access))
+        else:
+            channel = grpc.secure_channel(self.target, access.credentials, channel_options(access))
+        return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
+
+    def _call(
+        self,
+        method: "Callable[[Stubs], grpc.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
+        request: AnyRequest,
+    ) -> AnyResponse:
+        with translated(self.target):
+            stubs = self._connection.get()
+            with self._connection.inside_grpc(stubs):
+                reply = method(stubs)(request, timeout=self.timeout, metadata=self._access.metadata)
+        return checked(request, reply)
+
+    def _allocate(self, request: pb.AllocateRangeRequest) -> pb.AllocateRangeResponse:
+        if self._log is None:
+            return self._call(lambda stubs: stubs.ids.AllocateRange, request)
+        asked = self._log.now()
+        response = self._call(lambda stubs: stubs.ids.AllocateRange, request)
+        self._log.range(request, response, asked)
+        return response
+
+    def _generate(self, request: pb.GenerateDocIdRequest) -> pb.GenerateDocIdResponse:
+        if self._log is None:
+            return self._call(lambda stubs: stubs.ids.GenerateDocId, request)
+        asked = self._log.now()
+        response = self._call(lambda stubs: stubs.ids.GenerateDocId, request)
+        self._log.doc_ids(response, asked)
+        return response

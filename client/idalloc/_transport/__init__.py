@@ -1,0 +1,1 @@
+"""How a client reaches a server: the target, TLS, tokens and channels."""

@@ -1,0 +1,6 @@
+"""The client for asyncio: ``idalloc.aio.Client`` has the methods of ``idalloc.Client``."""
+
+from idalloc.aio._client import Client
+from idalloc.aio._ids import Ids
+
+__all__ = ["Client", "Ids"]

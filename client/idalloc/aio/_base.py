@@ -1,0 +1,138 @@
+"""What all parts of the client for asyncio use: its connections, its log, its tasks, and one call."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+import grpc
+
+from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from idalloc._core.errors import translated
+from idalloc._core.replies import checked
+from idalloc._core.requests import (
+    AnyRequest,
+    AnyResponse,
+    to_range,
+)
+from idalloc._issued_log.log import IssuedLog
+from idalloc._transport.access import Access
+from idalloc._transport.channel import MAX_CONNECTIONS, Connection, channel_options
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
+from idalloc.v1.node_pb2_grpc import NodeServiceStub
+from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
+
+if TYPE_CHECKING:
+    from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceAsyncStub
+    from idalloc.v1.node_pb2_grpc import NodeServiceAsyncStub
+    from idalloc.v1.sequences_pb2_grpc import SequenceServiceAsyncStub
+
+T = TypeVar("T")
+
+
+class Stubs(NamedTuple):
+    """An open channel, and the services on it."""
+
+    channel: grpc.aio.Channel
+    ids: "IdAllocatorServiceAsyncStub"
+    nodes: "NodeServiceAsyncStub"
+    sequences: "SequenceServiceAsyncStub"
+
+
+class BaseClient:
+    """The connections of a client, its log and tasks, and calls of one reply; ``Client`` has the public methods.
+
+    Its arguments are those of ``Client``.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+        server_name: str | None = None,
+        insecure: bool = False,
+        log: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.target = target
+        self.timeout = timeout
+        self._access = Access(target, token=token, credentials=credentials, server_name=server_name, insecure=insecure)
+        self._log = None if log is None else IssuedLog(log)
+        self._connections = [Connection(self._open, of_asyncio=True) for _ in range(MAX_CONNECTIONS)]
+        self._connection = self._connections[0]
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def close(self) -> None:
+        """Closes all connections. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
+        opened = [connection.close() for connection in self._connections]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for stubs in opened:
+            if stubs is not None:
+                await stubs.channel.close()
+        if self._log is not None:
+            self._log.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def _open(self) -> Stubs:
+        access = self._access
+        if access.credentials is None:
+            channel = grpc.aio.insecure_channel(self.target, channel_options(access))
+        else:
+            channel = grpc.aio.secure_channel(self.target, access.credentials, channel_options(access))
+        return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
+
+    async def _call(
+        self,
+        method: "Callable[[Stubs], grpc.aio.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
+        request: AnyRequest,
+        timeout: float | None = None,
+    ) -> AnyResponse:
+        with translated(self.target):
+            stub = method(self._connection.get())
+            seconds = self.timeout if timeout is None else timeout
+            reply = await stub(request, timeout=seconds, metadata=self._access.metadata)
+        return checked(request, reply)
+
+    async def _allocate(
+        self, request: pb.AllocateRangeRequest, timeout: float | None = None
+    ) -> pb.AllocateRangeResponse:
+        if self._log is None:
+            return await self._call(lambda stubs: stubs.ids.AllocateRange, request, timeout)
+        asked = self._log.now()
+        response = await self._call(lambda stubs: stubs.ids.AllocateRange, request, timeout)
+        self._log.range(request, response, asked)
+        return response
+
+    async def _generate(self, request: pb.GenerateDocIdRequest) -> pb.GenerateDocIdResponse:
+        if self._log is None:
+            return await self._call(lambda stubs: stubs.ids.GenerateDocId, request)
+        asked = self._log.now()
+        response = await self._call(lambda stubs: stubs.ids.GenerateDocId, request)
+        self._log.doc_ids(response, asked)
+        return response
+
+    async def _range(self, request: pb.AllocateRangeRequest, timeout: float | None = None) -> range:
+        return to_range(await self._allocate(request, timeout))
+
+    def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Starts a task that ends with the client at the latest."""
+        try:
+            task = asyncio.create_task(coroutine)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        except BaseException:  # of a signal's handler: nobody would wait for the task, or end it
+            for each in asyncio.all_tasks():
+                if each.get_coro() is coroutine:
+                    each.cancel()
+            raise
+        return task
