@@ -39,8 +39,8 @@ from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
-from tests.api.identities import ACCESS
-from tests.fakes import MemoryStore
+from tests.support.fake_store import MemoryStore
+from tests.support.identities import ACCESS
 
 MAX_IDS_PER_CALL = 100_000
 

@@ -14,8 +14,8 @@ from idalloc.v1 import id_allocator_pb2, node_pb2
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc_server.auth.rejected_callers import BURST
 from tests.api.conftest import Served, until
-from tests.api.identities import bearer
-from tests.fakes import lost_request
+from tests.support.fake_store import lost_request
+from tests.support.identities import bearer
 
 
 def events(logs: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.api.conftest import Served
-from tests.api.errors import details_of
+from tests.support.rpc_errors import details_of
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x0a\x02\xff\xff", b"\x0a\x05x", b"\x0b" * 1000])

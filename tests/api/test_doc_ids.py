@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.domain.sequences.model import MAX_ID
 from tests.api.conftest import MAX_IDS_PER_CALL, Served
-from tests.api.errors import details_of
+from tests.support.rpc_errors import details_of
 
 
 def serials(doc_ids: list[str]) -> list[int]:

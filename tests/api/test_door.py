@@ -27,8 +27,8 @@ from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, ROLES, Access, Rol
 from idalloc_server.auth.door import RULES
 from idalloc_server.domain.administration import paging
 from tests.api.conftest import Served
-from tests.api.errors import details_of
-from tests.api.identities import TOKENS, bearer, known
+from tests.support.identities import TOKENS, bearer, known
+from tests.support.rpc_errors import details_of
 
 SERVICES = {
     "idalloc.v1.IdAllocatorService": (id_allocator_pb2, id_allocator_pb2_grpc.IdAllocatorServiceStub),

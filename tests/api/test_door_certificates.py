@@ -22,10 +22,10 @@ from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.domain.errors import Unauthenticated
 from idalloc_server.domain.sequences.patterns import Patterns
 from tests.api.conftest import Served, serving
-from tests.api.errors import Details, details_of
-from tests.api.identities import bearer, known
-from tests.fakes import FakeClock
-from tests.unit.certificates import issue
+from tests.support.certificates import issue
+from tests.support.fake_store import FakeClock
+from tests.support.identities import bearer, known
+from tests.support.rpc_errors import Details, details_of
 
 
 def holder(name: str, *certificate: str) -> Identity:

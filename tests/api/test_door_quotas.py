@@ -19,8 +19,8 @@ from idalloc_server.auth.access import ROLES, Access, Identity, SequenceQuota
 from idalloc_server.auth.rejected_callers import BURST
 from idalloc_server.domain.sequences.patterns import Patterns
 from tests.api.conftest import MAX_IDS_PER_CALL, Served, serving, until
-from tests.api.errors import Details, details_of
-from tests.fakes import FakeClock
+from tests.support.fake_store import FakeClock
+from tests.support.rpc_errors import Details, details_of
 
 SECRET = "planted-secret"
 

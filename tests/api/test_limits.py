@@ -14,9 +14,9 @@ import pytest
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.listen import transport as transports
 from tests.api.conftest import Served, serving
-from tests.api.identities import bearer
 from tests.faults import http2
 from tests.faults.floods import FLOODS
+from tests.support.identities import bearer
 
 KB = 1024
 # HTTP/2's number for the most streams that a peer may open.

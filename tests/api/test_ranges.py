@@ -14,9 +14,9 @@ from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.sequences.model import MAX_ID, Ordering, Reset, Sequence
 from tests.api.conftest import MAX_IDS_PER_CALL, Served
-from tests.api.errors import details_of
-from tests.fakes import Fault
-from tests.memory_rows import Row
+from tests.support.fake_store import Fault
+from tests.support.memory_rows import Row
+from tests.support.rpc_errors import details_of
 
 
 def create(served: Served, name: str, sequence: Sequence) -> None:

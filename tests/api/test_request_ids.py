@@ -12,9 +12,9 @@ from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from tests.api.conftest import Served
-from tests.api.errors import details_of
-from tests.fakes import lost_reply
-from tests.memory_rows import Row
+from tests.support.fake_store import lost_reply
+from tests.support.memory_rows import Row
+from tests.support.rpc_errors import details_of
 
 ONE = "11111111-aaaa-4111-8111-111111111111"
 

@@ -16,8 +16,8 @@ from idalloc_server.domain import errors
 from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.telemetry.metrics import MAX_CAUSES
 from tests.api.conftest import Served, until
-from tests.api.errors import details_of
-from tests.fakes import rejected
+from tests.support.fake_store import rejected
+from tests.support.rpc_errors import details_of
 
 
 def test_every_reason_of_the_contract_has_a_status_and_the_other_way_round() -> None:

@@ -21,8 +21,8 @@ from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.rpc.calls import Calls
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
-from tests.api.errors import Details, details_of
-from tests.fakes import FakeClock, Fault, MemoryStore
+from tests.support.fake_store import FakeClock, Fault, MemoryStore
+from tests.support.rpc_errors import Details, details_of
 
 
 @dataclass

@@ -19,7 +19,7 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.listen import transport as transports
 from tests.api.conftest import Served
-from tests.api.errors import details_of
+from tests.support.rpc_errors import details_of
 
 # More than an event loop has threads for: on any machine those are at most 32.
 READERS = min(32, (os.cpu_count() or 1) + 4) + 4

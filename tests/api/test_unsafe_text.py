@@ -11,7 +11,7 @@ from idalloc.v1 import sequences_pb2 as pb
 from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.model import Sequence
 from tests.api.conftest import Served
-from tests.api.errors import Details, details_of
+from tests.support.rpc_errors import Details, details_of
 
 # C0, DEL, C1, line and paragraph separators, and every mark that changes the direction of text.
 CONTROLS = [*range(0x20), 0x7F, *range(0x80, 0xA0)]

@@ -8,7 +8,7 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.api.conftest import Served
-from tests.api.errors import details_of
+from tests.support.rpc_errors import details_of
 
 
 async def test_the_default_is_one_of_version_7_as_text(served: Served) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.store.rows import made
+from tests.support.store_rows import made
 
 
 async def main(path: Path, rounds: int) -> None:

@@ -17,8 +17,8 @@ from cryptography import x509
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.processes import IDALLOC, Server, environment, running, serve_command
-from tests.unit.certificates import issue
+from tests.support.certificates import issue
+from tests.support.processes import IDALLOC, Server, environment, running, serve_command
 
 # Each starts several processes, which take their time on a machine that does other things.
 pytestmark = pytest.mark.timeout(180)

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tests.e2e.test_access import ask, lines, new_token, until
-from tests.processes import Server, running
+from tests.support.processes import Server, running
 
 # Each starts several processes, which take their time on a machine that does other things.
 pytestmark = pytest.mark.timeout(180)

@@ -3,15 +3,13 @@
 import json
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.test_ghz import ghz  # noqa: F401  # a fixture
-from tests.processes import IDALLOC, Server, environment, running
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+from tests.support.processes import IDALLOC, Server, environment, running
 
 
 @pytest.fixture(scope="module")

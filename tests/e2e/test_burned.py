@@ -16,7 +16,7 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
-from tests.processes import Server, running
+from tests.support.processes import Server, running
 
 REQUEST_ID = "11111111-1111-4111-8111-111111111111"
 SHORT = {"lease_ttl": "4s", "outage_reserve": "1s", "store_timeout": "2500ms"}

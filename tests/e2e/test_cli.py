@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import IDALLOC, Server, environment, running
+from tests.support.processes import IDALLOC, Server, environment, running
 
 
 @pytest.fixture(scope="module")

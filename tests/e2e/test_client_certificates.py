@@ -18,8 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
-from tests.processes import Server, running
-from tests.unit.certificates import Issued, issue
+from tests.support.certificates import Issued, issue
+from tests.support.processes import Server, running
 
 # Certificates have whole seconds: a test waits until one has ended, and servers take their time on a busy machine.
 pytestmark = pytest.mark.timeout(180)

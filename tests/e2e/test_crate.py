@@ -18,7 +18,7 @@ import pytest
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.faults.cratedb import URL, Cratedb
-from tests.processes import IDALLOC, Server, environment, running, serve_command
+from tests.support.processes import IDALLOC, Server, environment, running, serve_command
 
 
 class Crate:
@@ -29,7 +29,7 @@ class Crate:
         self._start(0)
 
     def _start(self, port: int) -> None:
-        command = [sys.executable, "-m", "tests.crate_standin", f"--port={port}", f"--file={self._file}"]
+        command = [sys.executable, "-m", "tests.support.cratedb.emulator", f"--port={port}", f"--file={self._file}"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout
         self.url = self.process.stdout.readline().strip()

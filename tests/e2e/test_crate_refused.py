@@ -16,7 +16,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.e2e.test_crate import cluster, crate  # noqa: F401 - fixtures
 from tests.faults.cratedb import Cratedb
-from tests.processes import environment, running, serve_command
+from tests.support.processes import environment, running, serve_command
 
 BLOCK = 'ALTER TABLE "{}"."sequences" SET ("blocks.write" = true)'
 UNBLOCK = 'ALTER TABLE "{}"."sequences" SET ("blocks.write" = false)'

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_crate import Crate
-from tests.processes import environment, running
+from tests.support.paths import ROOT
+from tests.support.processes import environment, running
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
+EXAMPLES = ROOT / "examples" / "python"
 NOBODY = "127.0.0.1:1"
 
 

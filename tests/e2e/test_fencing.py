@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 import idalloc
-from tests.processes import running
+from tests.support.processes import running
 
 LEASE = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
-from tests.processes import IDALLOC, Server, environment, running, serve_command
+from tests.support.processes import IDALLOC, Server, environment, running, serve_command
 
 
 @pytest.fixture(scope="module")

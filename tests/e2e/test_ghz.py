@@ -12,9 +12,9 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
-from tests.processes import Server, running
+from tests.support.paths import ROOT
+from tests.support.processes import Server, running
 
-ROOT = Path(__file__).parents[2]
 CONFIGURATIONS = sorted((ROOT / "examples" / "ghz").glob("*.json"))
 
 # Go may have to compile the tools first.

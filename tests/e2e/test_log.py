@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import issued_log
-from tests.processes import environment, running
+from tests.support import issued_log
+from tests.support.processes import environment, running
 
 # Prints each id, at once, after it got it. A line that is not whole was cut by the kill.
 LOOPS = {

@@ -12,7 +12,7 @@ import pytest
 
 import idalloc
 from tests.e2e.test_access import new_token
-from tests.processes import Server, running
+from tests.support.processes import Server, running
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import IDALLOC, environment, running
+from tests.support.processes import IDALLOC, environment, running
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="modes are POSIX's")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from idalloc import Client
-from tests.processes import IDALLOC, Server, environment, running
+from tests.support.processes import IDALLOC, Server, environment, running
 
 
 def prefix(server: Server) -> int:

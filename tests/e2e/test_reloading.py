@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.test_access import ask, lines, new_token, until
 from tests.e2e.test_tls import Files
-from tests.processes import Server, environment, running, serve_command
+from tests.support.processes import Server, environment, running, serve_command
 
 # Each starts several processes, which take their time on a machine that does other things.
 pytestmark = pytest.mark.timeout(180)

@@ -10,7 +10,7 @@ from idalloc import Client, IdallocError
 from tests.e2e.test_crate import Crate
 from tests.e2e.test_fencing import LEASE, fill_lease
 from tests.e2e.test_transfer import crate, exported, idalloc
-from tests.processes import environment, running, serve_command
+from tests.support.processes import environment, running, serve_command
 
 NEW = "the cluster db1, schema idalloc"
 

@@ -22,8 +22,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
-from tests.crate_standin import CrateStandin, Fault
-from tests.processes import IDALLOC, Server, environment, running
+from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.processes import IDALLOC, Server, environment, running
 
 # Each starts several processes, which take their time on a machine that does other things.
 pytestmark = pytest.mark.timeout(240)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import IDALLOC, environment, running, serve_command
+from tests.support.processes import IDALLOC, environment, running, serve_command
 
 
 class TestRefusedStarts:

@@ -11,7 +11,7 @@ import pytest
 
 import idalloc as sdk
 from tests.e2e.test_workers import lines, one_channel_each, wait_until, workers_of
-from tests.processes import environment, running, serve_command
+from tests.support.processes import environment, running, serve_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these locks and mounts are Linux's")
 

@@ -20,7 +20,7 @@ import pytest
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
 from idalloc_server.telemetry.log_queue import FLUSH_SECONDS
-from tests.processes import Server, environment, serve_command
+from tests.support.processes import Server, environment, serve_command
 
 # Linux's smallest pipe.
 PIPE_BYTES = 4096

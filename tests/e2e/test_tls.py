@@ -16,7 +16,7 @@ import trustme
 import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.processes import Server, environment, running, serve_command
+from tests.support.processes import Server, environment, running, serve_command
 
 
 class Files:

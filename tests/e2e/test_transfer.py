@@ -25,7 +25,7 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.e2e.test_crate import Crate
 from tests.e2e.test_fencing import LEASE, fill_lease
-from tests.processes import IDALLOC, Server, environment, running
+from tests.support.processes import IDALLOC, Server, environment, running
 
 # The table of CrateDB's guide, as people have it.
 RECIPE = (

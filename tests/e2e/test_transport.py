@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.processes import IDALLOC, environment, running, serve_command
+from tests.support.processes import IDALLOC, environment, running, serve_command
 
 
 def ids_of(channel: grpc.Channel) -> Any:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import idalloc
-from tests.processes import environment, running, serve_command
+from tests.support.processes import environment, running, serve_command
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["grpcio", "native"])
 

@@ -14,10 +14,10 @@ from urllib.request import urlopen
 import pytest
 
 import idalloc
-from tests.environments import uwsgi
-from tests.processes import environment, running
+from tests.support.environments import uwsgi
+from tests.support.paths import ROOT
+from tests.support.processes import environment, running
 
-ROOT = Path(__file__).parents[2]
 CLIENT = Path(idalloc.__file__).parents[1]
 WORKERS = 3
 

@@ -7,7 +7,7 @@ from typing import Any
 import idalloc
 from idalloc._issued_log.format import RECORD, ROW
 from tests.faults.scenario import ClientProcess, Scenario
-from tests.processes import Server
+from tests.support.processes import Server
 
 # What an application may see while its server cannot ask the store.
 STORE_IS_AWAY = {"STORE_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_ID_BURNED", "SEQUENCE_AHEAD_OF_CLOCK"}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.processes import IDALLOC, Server, environment
+from tests.support.processes import IDALLOC, Server, environment
 
 
 @dataclass
@@ -55,7 +55,7 @@ def store_of(kind: str, folder: Path) -> Iterator[Copied]:
         yield Copied(f"sqlite://{folder}/ids.db", folder / "ids.db")
         return
     file = folder / "crate.db"
-    command = [sys.executable, "-m", "tests.crate_standin", f"--file={file}"]
+    command = [sys.executable, "-m", "tests.support.cratedb.emulator", f"--file={file}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
     assert process.stdout
     try:

@@ -138,7 +138,10 @@ class Proxied:
                 behind = Cratedb.real().hosts[0]
                 user = urlsplit(URL).username or ""
             else:
-                [behind, user] = [_start(stack, "tests.crate_standin").removeprefix("crate://").strip("/"), ""]
+                [behind, user] = [
+                    _start(stack, "tests.support.cratedb.emulator").removeprefix("crate://").strip("/"),
+                    "",
+                ]
             told = json.loads(_start(stack, "tests.faults.proxy", f"--to={behind}", f"--hosts={self._hosts}"))
             print("the proxy's seed:", told["seed"])
             self._commands = f"http://127.0.0.1:{told['commands']}/"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import idalloc
 from tests.faults.scenario import Scenario
-from tests.processes import Server
+from tests.support.processes import Server
 
 # How long a caller waits after a call that failed.
 PAUSE = 0.05

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from idalloc._issued_log.format import ROW
-from tests.processes import IDALLOC, Server, environment, serve_command
+from tests.support.processes import IDALLOC, Server, environment, serve_command
 
 # Leases so short that a test can outlast them.
 SHORT_LEASES = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}

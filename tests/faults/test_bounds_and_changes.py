@@ -11,7 +11,7 @@ import pytest
 import idalloc
 from tests.faults.issued import Issued, boot_ns, read
 from tests.faults.scenario import ClientProcess, Scenario
-from tests.processes import Server
+from tests.support.processes import Server
 
 LEASES = {"lease_ttl": "1s", "store_timeout": "400ms", "outage_reserve": "400ms"}
 # So many ids a node holds at least, which last over a change.

@@ -18,7 +18,7 @@ from tests.faults.control import Control
 from tests.faults.cratedb import Proxied
 from tests.faults.near import Caller, Logs, wait_for_answers
 from tests.faults.scenario import Scenario, serves
-from tests.processes import Server
+from tests.support.processes import Server
 
 NODE = "tests.faults.node"
 SECOND = 1_800_000_000

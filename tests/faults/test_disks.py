@@ -21,7 +21,7 @@ from idalloc.v1 import id_allocator_pb2_grpc
 from tests.faults.copies import idalloc
 from tests.faults.scenario import Scenario
 from tests.faults.test_restored import LEASES, PAUSE, last_record, stand_still
-from tests.processes import Server, environment, serve_command
+from tests.support.processes import Server, environment, serve_command
 
 TITLE = "what a disk does under SQLite"
 # A lease that outlasts what is done to the disk.

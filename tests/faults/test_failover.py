@@ -16,11 +16,11 @@ from typing import Any, Literal
 import pytest
 
 import idalloc
-from tests import issued_log
 from tests.faults.callers import end, longest_stall, start_callers, start_steady, wait_for_reserve
 from tests.faults.cratedb import HARM, URL, Cratedb, Proxied
 from tests.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
-from tests.processes import Server
+from tests.support import issued_log
+from tests.support.processes import Server
 
 HOSTS = 3
 # How long writes were seen to stand still where the primary was killed, and where it was paused.

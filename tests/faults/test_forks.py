@@ -20,7 +20,7 @@ from tests.faults import forking
 from tests.faults.control import Control, ended_forks, forks
 from tests.faults.near import Caller, Logs, wait_for_answers
 from tests.faults.scenario import Scenario
-from tests.processes import Server, environment
+from tests.support.processes import Server, environment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 

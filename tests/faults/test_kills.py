@@ -12,7 +12,7 @@ import pytest
 import idalloc
 from tests.faults.issued import Port
 from tests.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
-from tests.processes import Server
+from tests.support.processes import Server
 
 ALL_KINDS = "ranges,once,ids,stream,docids,texts"
 # What an application may see while a server is away.

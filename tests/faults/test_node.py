@@ -17,7 +17,7 @@ from idalloc_server.store.urls import open_store
 from tests.faults.control import Control, Kind, ended_forks, forks, harmed
 from tests.faults.node import HarmedStore, Orders, SetClock
 from tests.faults.scenario import Scenario
-from tests.processes import Server
+from tests.support.processes import Server
 
 DAY = 86400.0
 

@@ -16,7 +16,7 @@ from idalloc_server.listen.transport import KEPT_THREADS, MAX_STREAMS_PER_CONNEC
 from tests.faults.callers import longest_stall
 from tests.faults.resources import Watch
 from tests.faults.scenario import ClientProcess, Scenario
-from tests.processes import Server, environment
+from tests.support.processes import Server, environment
 
 pytestmark = pytest.mark.parametrize("transport", ["grpcio", "native"])
 

@@ -12,7 +12,7 @@ import idalloc
 from tests.faults.control import Control, Kind, harmed
 from tests.faults.issued import Issued, boot_ns, read
 from tests.faults.scenario import ClientProcess, Scenario
-from tests.processes import Server
+from tests.support.processes import Server
 
 LEASE_SECONDS = 1.5
 LEASES = {"lease_ttl": f"{LEASE_SECONDS}s", "store_timeout": "500ms", "outage_reserve": "500ms"}

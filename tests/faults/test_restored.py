@@ -11,7 +11,7 @@ import pytest
 from idalloc._issued_log.format import ROW
 from tests.faults.copies import Copied, idalloc, noticed, store_of
 from tests.faults.scenario import ClientProcess, Scenario
-from tests.processes import Server
+from tests.support.processes import Server
 
 TITLE = "the store restored from an older copy"
 NAMES = {"sqlit": "SQLite", "crate": "the stand-in of CrateDB"}

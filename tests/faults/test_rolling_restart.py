@@ -11,7 +11,7 @@ import pytest
 import idalloc
 from tests.faults.issued import Port, read
 from tests.faults.scenario import ClientProcess, Scenario, Summary
-from tests.processes import Server
+from tests.support.processes import Server
 
 ALL_KINDS = "ranges,ids,stream,texts,docids,once"
 

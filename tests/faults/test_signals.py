@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.faults.scenario import Scenario
-from tests.processes import environment
+from tests.support.processes import environment
 
 # How many seconds a call may take on a busy machine.
 LONGEST = 20.0

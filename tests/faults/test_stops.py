@@ -18,7 +18,7 @@ from idalloc_server.domain.sequences.model import PERIOD_MARK
 from tests.faults.control import Control, Kind, harmed
 from tests.faults.near import Logs
 from tests.faults.scenario import Scenario
-from tests.processes import Server
+from tests.support.processes import Server
 
 NODE = "tests.faults.node"
 MANY = 5000

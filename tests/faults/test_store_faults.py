@@ -16,7 +16,7 @@ from tests.faults.control import Control, Kind, harmed
 from tests.faults.cratedb import Proxied
 from tests.faults.proxy import KINDS
 from tests.faults.scenario import SHORT_LEASES, Scenario
-from tests.processes import Server
+from tests.support.processes import Server
 
 # How long a CrateDB with a paused node was seen to hang.
 HANG_SECONDS = 32

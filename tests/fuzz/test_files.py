@@ -26,9 +26,9 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence, name_of_period
 from idalloc_server.node_settings import NAMES, Persisted
-from tests.fakes import FakeClock, MemoryStore
 from tests.fuzz.inputs import ODD_TEXTS, TEXTS, TRIED, mutated, tries
-from tests.unit.planted_logs import Planted, PlantedLog
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.planted_logs import Planted, PlantedLog
 
 SETTINGS = sorted(config.Settings.model_fields)
 # Sound and odd values of settings, as TOML writes them.

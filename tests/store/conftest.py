@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.store import Store
-from tests.crate_standin import CrateStandin
-from tests.fakes import FakeClock
-from tests.store.backends import CrateBackend, MemoryBackend, MemoryOpener, Opener, SqliteBackend
+from tests.support.cratedb.emulator import CrateStandin
+from tests.support.fake_store import FakeClock
+from tests.support.store_backends import CrateBackend, MemoryBackend, MemoryOpener, Opener, SqliteBackend
 
 REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
 BACKENDS = ["sqlite", "standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]

@@ -8,8 +8,8 @@ from idalloc_server.domain.errors import SequenceInvalid, StoreUnavailable
 from idalloc_server.domain.records import Seen
 from idalloc_server.domain.sequences.model import MAX_ID, Sequence
 from idalloc_server.domain.store import Store
-from tests.store.backends import COLUMNS, GUIDE_TABLE, Opener
-from tests.store.rows import LOWEST, grant, ids_of, made
+from tests.support.store_backends import COLUMNS, GUIDE_TABLE, Opener
+from tests.support.store_rows import LOWEST, grant, ids_of, made
 
 
 class TestGrant:

@@ -8,8 +8,8 @@ from idalloc_server.domain.records import Allocation
 from idalloc_server.domain.retention import Recorded, Retention
 from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.domain.store import Store
-from tests.store.backends import Opener
 from tests.store.conftest import ALL
+from tests.support.store_backends import Opener
 
 pytestmark = pytest.mark.parametrize("opener", ALL, indirect=True)
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from idalloc_server.domain.store import Store
-from tests.store.backends import Opener
+from tests.support.store_backends import Opener
 
 
 class TestClaims:

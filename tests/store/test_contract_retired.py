@@ -13,11 +13,11 @@ from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, mark, retir
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.domain.store import Store
 from idalloc_server.store.urls import open_store
-from tests.crate_standin import CrateStandin, Fault
-from tests.fakes import FakeClock
-from tests.store.backends import Opener
 from tests.store.conftest import ALL
-from tests.store.rows import made, row_of
+from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.fake_store import FakeClock
+from tests.support.store_backends import Opener
+from tests.support.store_rows import made, row_of
 
 Call = Callable[[Store], Awaitable[object]]
 Stores = tuple[Store, Store]

@@ -21,9 +21,9 @@ from idalloc_server.domain.sequences.model import (
     name_of_period,
 )
 from idalloc_server.domain.store import Store
-from tests.store.backends import GUIDE_TABLE, Opener
 from tests.store.conftest import ALL
-from tests.store.rows import grant, ids_of, made, row_of
+from tests.support.store_backends import GUIDE_TABLE, Opener
+from tests.support.store_rows import grant, ids_of, made, row_of
 
 EVERYTHING = Sequence(
     start=7,

@@ -7,9 +7,9 @@ import pytest
 from idalloc_server.domain.records import Grant, Seen
 from idalloc_server.domain.sequences.model import Kind, Sequence
 from idalloc_server.domain.store import Store
-from tests.store.backends import Opener
 from tests.store.conftest import ALL
-from tests.store.rows import grant, ids_of, made, row_of
+from tests.support.store_backends import Opener
+from tests.support.store_rows import grant, ids_of, made, row_of
 
 # Behind the clock of every store.
 NOW = 1_690_000_000_000

@@ -14,7 +14,7 @@ from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb.store import CrateStore
-from tests.crate_standin import CrateStandin
+from tests.support.cratedb.emulator import CrateStandin
 
 ADD = "UPDATE sequences SET last_value = last_value + ? WHERE name = ? RETURNING last_value"
 READ = "SELECT last_value FROM sequences WHERE name = ?"

@@ -16,7 +16,7 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_server.store.cratedb.http import CrateHttp
-from tests.crate_standin import CrateStandin, Fault
+from tests.support.cratedb.emulator import CrateStandin, Fault
 
 ADD = "UPDATE sequences SET last_value = last_value + ? WHERE name = ? RETURNING last_value"
 READ = "SELECT last_value FROM sequences WHERE name = ?"

@@ -13,11 +13,11 @@ from idalloc_server.domain.store import Store
 from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.urls import open_store
-from tests.crate_standin import CrateStandin, Fault
-from tests.fakes import FakeClock
-from tests.store.backends import CrateBackend
 from tests.store.conftest import REAL_CRATEDB
-from tests.store.rows import row
+from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.fake_store import FakeClock
+from tests.support.store_backends import CrateBackend
+from tests.support.store_rows import row
 
 GUIDE = "name TEXT PRIMARY KEY, last_value BIGINT"
 

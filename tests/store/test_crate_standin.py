@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.crate_standin import CrateStandin, Fault
-from tests.fakes import FakeClock
+from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.fake_store import FakeClock
 
 RECORDED = Path(__file__).parent / "data" / "cratedb-recorded.jsonl"
 # Numbers that differ from one cluster to the next: what was recorded is translated, one to one.

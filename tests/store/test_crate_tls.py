@@ -8,8 +8,8 @@ import pytest
 
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.store.urls import open_store
-from tests.crate_standin import CrateStandin
-from tests.fakes import FakeClock
+from tests.support.cratedb.emulator import CrateStandin
+from tests.support.fake_store import FakeClock
 
 trustme = pytest.importorskip("trustme")
 

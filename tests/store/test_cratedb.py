@@ -12,9 +12,9 @@ from idalloc_server.domain.sequences.model import Kind, Sequence
 from idalloc_server.domain.store import Store
 from idalloc_server.store.cratedb.schema import check_version
 from idalloc_server.store.urls import open_store
-from tests.crate_standin import CrateStandin, Fault
-from tests.fakes import FakeClock
-from tests.store.rows import row
+from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.fake_store import FakeClock
+from tests.support.store_rows import row
 
 
 def allocation(request_id: str, first_id: int = 1) -> Allocation:

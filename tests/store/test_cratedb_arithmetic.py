@@ -8,9 +8,9 @@ from idalloc_server.domain.errors import SequenceDeleted
 from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Kind, Sequence, name_of_period
 from idalloc_server.domain.store import Store
-from tests.store.backends import Opener
 from tests.store.conftest import BACKENDS
-from tests.store.rows import row
+from tests.support.store_backends import Opener
+from tests.support.store_rows import row
 
 CLUSTERS = [backend for backend in BACKENDS if backend != "sqlite"]
 SMALLEST = -(2**63) + 1  # of a BIGINT

@@ -8,8 +8,8 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.sqlite.store import SqliteStore
 from idalloc_server.store.urls import has_secret, open_store
-from tests.crate_standin import CrateStandin
-from tests.fakes import FakeClock
+from tests.support.cratedb.emulator import CrateStandin
+from tests.support.fake_store import FakeClock
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.clock import SystemClock
-from tests.store.backends import GUIDE_TABLE, CrateBackend, Opener
 from tests.store.conftest import BACKENDS
+from tests.support.store_backends import GUIDE_TABLE, CrateBackend, Opener
 
 CLUSTERS = [backend for backend in BACKENDS if backend != "sqlite"]
 FIRST = 41

@@ -27,8 +27,8 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.records import Allocation, Revision
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.fakes import FakeClock
-from tests.store.rows import made
+from tests.support.fake_store import FakeClock
+from tests.support.store_rows import made
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRefused, StoreWentBackwards
 from idalloc_server.store.sqlite.locks import lock_place
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.fakes import FakeClock
-from tests.store.rows import made
+from tests.support.fake_store import FakeClock
+from tests.support.store_rows import made
 
 SUFFIXES = ["", "-wal", "-shm"]
 

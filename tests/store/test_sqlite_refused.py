@@ -10,8 +10,8 @@ import pytest
 from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreRejected
 from idalloc_server.store.sqlite.errors import failure_of
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.fakes import FakeClock
-from tests.store.rows import made
+from tests.support.fake_store import FakeClock
+from tests.support.store_rows import made
 
 GUIDE = "name TEXT PRIMARY KEY, last_value BIGINT"
 

@@ -6,10 +6,10 @@ from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.records import Revision
 from idalloc_server.domain.store import Store
 from idalloc_server.store.cratedb.statements import Statements
-from tests.fakes import FakeClock
-from tests.store.backends import CrateBackend, Opener
 from tests.store.conftest import ALL, BACKENDS
-from tests.store.rows import grant, made, row_of
+from tests.support.fake_store import FakeClock
+from tests.support.store_backends import CrateBackend, Opener
+from tests.support.store_rows import grant, made, row_of
 
 CLUSTERS = [backend for backend in BACKENDS if backend != "sqlite"]
 LEASE_MS = 180_000

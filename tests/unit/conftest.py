@@ -5,8 +5,8 @@ import os
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from tests.fakes import FakeClock, MemoryStore
-from tests.unit.lanes import TERMS
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.sequence_allocators import TERMS
 
 
 @pytest.fixture

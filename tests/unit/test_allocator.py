@@ -18,8 +18,8 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
 )
 from idalloc_server.domain.sequences.model import MAX_ID, Sequence
-from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, rejected, twice, unreachable
-from tests.unit.lanes import TERMS, ids, make, right_after_serving
+from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, rejected, twice, unreachable
+from tests.support.sequence_allocators import TERMS, ids, make, right_after_serving
 
 
 async def test_first_use_creates_the_sequence_and_starts_at_one(allocator: Allocator, store: MemoryStore) -> None:

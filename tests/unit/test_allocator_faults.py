@@ -9,8 +9,17 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.sequences.model import Sequence
-from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, rejected, twice, unreachable
-from tests.unit.lanes import make
+from tests.support.fake_store import (
+    FakeClock,
+    Fault,
+    MemoryStore,
+    lost_reply,
+    lost_request,
+    rejected,
+    twice,
+    unreachable,
+)
+from tests.support.sequence_allocators import make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
 NODES = st.integers(0, 2)

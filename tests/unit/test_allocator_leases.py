@@ -9,8 +9,8 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
-from tests.fakes import FakeClock, MemoryStore, lost_reply
-from tests.unit.lanes import TERMS, ids, make, right_after_serving
+from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
+from tests.support.sequence_allocators import TERMS, ids, make, right_after_serving
 
 
 class TestWentBackwards:

@@ -11,8 +11,8 @@ from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.allocation.sequence_allocator import Lane
 from idalloc_server.domain.errors import SequenceExhausted, SequenceInvalid, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
-from tests.fakes import FakeClock, Fault, MemoryStore
-from tests.unit.lanes import make
+from tests.support.fake_store import FakeClock, Fault, MemoryStore
+from tests.support.sequence_allocators import make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 

@@ -20,7 +20,7 @@ from idalloc import cli
 from idalloc._issued_log.format import CONTENT, ROW
 from idalloc.bench._chart import _rate
 from idalloc.v1 import id_allocator_pb2 as pb
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer, serving
 
 # In its tests it makes a few calls, and all of them count.
 FEW = ("--total", "40", "--concurrency", "8", "--warm-up", "0s")

@@ -8,8 +8,8 @@ import pytest
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.errors import SequenceExhausted
 from idalloc_server.domain.sequences.model import Ordering, Sequence
-from tests.fakes import FakeClock, MemoryStore
-from tests.unit.lanes import TERMS, ids, make
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.sequence_allocators import TERMS, ids, make
 
 
 async def take_all(node: Allocator) -> list[int]:

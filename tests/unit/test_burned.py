@@ -11,8 +11,8 @@ from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.sequences.calendar import period_at
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.telemetry import logs
-from tests.fakes import FakeClock, MemoryStore
-from tests.unit.lanes import TERMS, make
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.sequence_allocators import TERMS, make
 from tests.unit.request_ids.conftest import until
 
 REQUEST_ID = "11111111-1111-4111-8111-111111111111"

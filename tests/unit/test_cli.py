@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 
 from idalloc import cli
 from idalloc.cli import _health, _options
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer, serving
 
 COMMAND = [sys.executable, "-c", "import sys; from idalloc.cli import main; sys.exit(main())"]
 

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from idalloc import cli
-from tests.unit.certificates import Certificates, Shown
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.certificates import Certificates, Shown
+from tests.support.fake_server import FakeServer, serving
 
 TOKEN = "idalloc_planted-secret-0123456789"
 BEARER = f"Bearer {TOKEN}"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from idalloc import cli
-from tests import issued_log
-from tests.unit.fake_server import FakeServer, serving
+from tests.support import issued_log
+from tests.support.fake_server import FakeServer, serving
 
 
 @pytest.fixture(autouse=True)

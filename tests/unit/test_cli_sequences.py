@@ -15,7 +15,7 @@ from idalloc._core.sequences import enum_texts
 from idalloc.cli import _output, _past_table, _sequences, _tables
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1.id_allocator_pb2 import ORDERING_RISING
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer, serving
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from idalloc import cli
 from idalloc.cli import _output
 from idalloc.v1 import node_pb2
 from idalloc.v1 import sequences_pb2 as pb
-from tests.unit.fake_server import FakeServer, serving
-from tests.unit.planted_logs import Planted, PlantedLog
+from tests.support.fake_server import FakeServer, serving
+from tests.support.planted_logs import Planted, PlantedLog
 
 # Sets the title and clears the screen, forges a line, turns the direction of what follows.
 HOSTILE = "x\x1b]0;t\x07\x1b[2J\x9b1m\x7f\r\nPROVED\t\u202etxt\u2066\u200f\u061c\u2028y"

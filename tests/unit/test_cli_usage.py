@@ -11,7 +11,7 @@ import idalloc
 from idalloc import aio, cli
 from idalloc.cli import _environment
 from idalloc_server.config import _NOT_OURS, Settings
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer, serving
 
 
 @pytest.fixture(autouse=True)

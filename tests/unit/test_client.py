@@ -15,7 +15,7 @@ import pytest
 import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
-from tests.unit.fake_server import FakeServer, serving, trailers
+from tests.support.fake_server import FakeServer, serving, trailers
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ import trustme
 
 import idalloc
 from idalloc._transport.access import is_local
-from tests.unit.certificates import Certificates
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.certificates import Certificates
+from tests.support.fake_server import FakeServer, serving
 
 TOKEN = "idalloc_planted-secret-0123456789"
 BEARER = f"Bearer {TOKEN}"

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 import idalloc
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer, serving
 
 
 @pytest.fixture

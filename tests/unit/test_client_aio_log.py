@@ -10,9 +10,9 @@ import pytest
 
 import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
-from tests import issued_log
-from tests.full_disk import room_for
-from tests.unit.fake_server import FakeServer, serving
+from tests.support import issued_log
+from tests.support.fake_server import FakeServer, serving
+from tests.support.full_disk import room_for
 
 REQUEST_ID = "c0ffee00-1234-4000-8000-000000000001"
 

@@ -10,7 +10,7 @@ import pytest
 
 import idalloc
 from idalloc._transport.channel import MAX_CONNECTIONS
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer, serving
 
 
 class Peers(FakeServer):
@@ -27,7 +27,7 @@ class Peers(FakeServer):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
-    monkeypatch.setattr("tests.unit.fake_server.FakeServer", Peers)
+    monkeypatch.setattr("tests.support.fake_server.FakeServer", Peers)
     with serving() as server:
         assert isinstance(server, Peers)
         yield server

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import idalloc
-from tests.unit.certificates import Certificates
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.certificates import Certificates
+from tests.support.fake_server import FakeServer, serving
 
 TOKEN = "idalloc_planted-secret-0123456789"
 

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 import idalloc
 from idalloc._core.errors import from_rpc_error
 from idalloc.v1.error_reason_pb2 import ErrorReason
-from tests.unit.fake_server import trailers
+from tests.support.fake_server import trailers
 
 
 class Failure(grpc.RpcError):

@@ -19,7 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 import idalloc
 from idalloc import cli
 from idalloc._core.replies import CHECKS
-from tests.unit.lies import LIES, SERVICES, Lie, Pushback, Refuse, batch, chunks, ids, lying, reply
+from tests.support.wrong_replies import LIES, SERVICES, Lie, Pushback, Refuse, batch, chunks, ids, lying, reply
 
 # What a lie may cost, on a busy machine: seconds, and bytes of memory.
 SECONDS = 30.0

@@ -16,7 +16,7 @@ from idalloc._sync import sequences
 from idalloc.aio import _sequences
 from idalloc.v1 import id_allocator_pb2
 from idalloc.v1 import sequences_pb2 as pb
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer, serving
 
 Call = Callable[[Callable[[Any], Any]], Any]
 

@@ -12,7 +12,7 @@ import pytest
 
 import idalloc
 from idalloc.aio._shared_calls import _split
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer, serving
 
 
 class Gate(threading.Event):

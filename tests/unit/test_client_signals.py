@@ -13,9 +13,9 @@ import pytest
 import idalloc
 from idalloc._issued_log.log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
-from tests import issued_log
-from tests.unit.fake_server import FakeServer, serving
-from tests.unit.signal_places import Conditions, Interrupt, Places
+from tests.support import issued_log
+from tests.support.fake_server import FakeServer, serving
+from tests.support.signal_places import Conditions, Interrupt, Places
 
 # Of coroutines that were made and then not begun, and of generators that an exception found when they were closed.
 pytestmark = [

@@ -13,8 +13,8 @@ from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import ServerDraining
 from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.sequences.model import Sequence
-from tests.fakes import FakeClock, MemoryStore
-from tests.unit.lanes import make, right_after_serving
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.sequence_allocators import make, right_after_serving
 from tests.unit.request_ids.conftest import until
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)

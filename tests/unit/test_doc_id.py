@@ -16,8 +16,8 @@ from idalloc_server.domain.errors import (
     StoreRejected,
     StoreUnavailable,
 )
-from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, rejected, unreachable
-from tests.unit import recordings
+from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, rejected, unreachable
+from tests.support.mysql import recordings
 
 NOW = 1_700_000_000
 

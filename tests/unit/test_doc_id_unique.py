@@ -13,11 +13,11 @@ from idalloc_server.domain.document_ids.start_timestamps import Epoch
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.store import Store
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.fakes import FakeClock, MemoryStore
-from tests.unit import recordings
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.mysql import recordings
+from tests.support.paths import ROOT
 
 NOW = 1_700_000_000
-ROOT = Path(__file__).parents[2]
 
 
 async def started(store: Store, clock: float = NOW, prefix: int = 0, holder: str = "me") -> DocIds:
@@ -38,7 +38,7 @@ import os
 from idalloc_server.domain.document_ids.generator import DocIds
 from idalloc_server.domain.document_ids.start_timestamps import Epoch, Start
 from idalloc_server.domain.errors import StoreUnavailable
-from tests.fakes import FakeClock, MemoryStore
+from tests.support.fake_store import FakeClock, MemoryStore
 
 doc_ids = DocIds(Epoch(MemoryStore(), FakeClock(), prefix=0, holder="me", max_clock_skew=1), Start(0, 1))
 assert doc_ids.take(1)

@@ -2,16 +2,15 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from idalloc_server.config import Settings, load
 from idalloc_server.domain.sequences import validation
-from tests.unit import documented
-from tests.unit.documented import Claims
+from tests.support import documented
+from tests.support.documented import Claims
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROTOS = {path.name: path.read_text() for path in sorted((ROOT / "protos").rglob("*.proto"))}
 DOCUMENTS = {name: (ROOT / name).read_text() for name in documented.of_documents()}
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from idalloc_server.domain.document_ids import start_timestamps as epoch_module
 from idalloc_server.domain.document_ids.start_timestamps import KEEP_SECONDS, STALE_AFTER, TIMESTAMP_END, Epoch, Start
 from idalloc_server.domain.errors import DocIdTimestampRefused, StartRefused, StoreOutcomeUnknown, StoreUnavailable
-from tests.fakes import FakeClock, MemoryStore, lost_reply, rejected, twice, unreachable
+from tests.support.fake_store import FakeClock, MemoryStore, lost_reply, rejected, twice, unreachable
 
 NOW = 1_700_000_000
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 import idalloc
 from idalloc.ext import sqlalchemy as ext
 from idalloc.ext.sqlalchemy import idalloc_default
-from tests.unit.fake_server import FakeServer, serving
+from tests.support.fake_server import FakeServer, serving
 
 
 @pytest.fixture

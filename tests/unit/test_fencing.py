@@ -16,8 +16,8 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Reset, Sequence
-from tests.fakes import FakeClock, MemoryStore, lost_request
-from tests.unit.lanes import make
+from tests.support.fake_store import FakeClock, MemoryStore, lost_request
+from tests.support.sequence_allocators import make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 DAILY = Sequence(reset=Reset.DAILY, min_lease_size=20, format="{year}{month}{day}-{value}")

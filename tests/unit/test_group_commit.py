@@ -9,12 +9,12 @@ import pytest
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.sequences.model import Ordering, Sequence
-from tests.fakes import FakeClock, MemoryStore
-from tests.unit import lanes
-from tests.unit.lanes import make
+from tests.support import sequence_allocators
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.sequence_allocators import make
 
 ROUNDS = 20
-TERMS = replace(lanes.TERMS, store_timeout=30.0)
+TERMS = replace(sequence_allocators.TERMS, store_timeout=30.0)
 
 
 async def drive(store: MemoryStore, method: str, callers: int, call: Callable[[], Awaitable[object]]) -> int:

@@ -12,8 +12,8 @@ from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
-from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply
-from tests.unit.lanes import ids, make
+from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
+from tests.support.sequence_allocators import ids, make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 RISING = Sequence(ordering=Ordering.RISING)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from idalloc._issued_log.log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
-from tests import issued_log
-from tests.full_disk import room_for
-from tests.issued_log import Record
+from tests.support import issued_log
+from tests.support.full_disk import room_for
+from tests.support.issued_log import Record
 
 FORMS = ["issued.log", "issued.jsonl"]
 REQUEST_ID = "c0ffee00-1234-4000-8000-000000000001"

@@ -18,8 +18,8 @@ from idalloc_server.domain.errors import (
     TooManySequences,
 )
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
-from tests.fakes import FakeClock, MemoryStore, lost_reply, unreachable
-from tests.unit.lanes import TERMS, make
+from tests.support.fake_store import FakeClock, MemoryStore, lost_reply, unreachable
+from tests.support.sequence_allocators import TERMS, make
 
 DAY = 86_400.0
 

@@ -9,8 +9,9 @@ import pytest
 
 from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.xproto.notice import document_ids_frame, insert_id_frame
-from tests import environments
-from tests.unit import recordings
+from tests.support import environments
+from tests.support.mysql import recordings
+from tests.support.paths import ROOT
 
 # Installing takes some seconds, where it has not been done.
 pytestmark = pytest.mark.timeout(300)
@@ -23,7 +24,7 @@ def mysqlx() -> Path:
 
 def read(mysqlx: Path, *frames: bytes) -> Any:
     answer = subprocess.run(
-        [mysqlx, Path(__file__).with_name("parse_notices.py")],
+        [mysqlx, ROOT / "tests/support/mysql/parse_notices.py"],
         input=b"".join(frames),
         capture_output=True,
         check=False,

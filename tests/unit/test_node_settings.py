@@ -22,7 +22,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.node_settings import Persisted
 from idalloc_server.rpc.node import NodeServicer
-from tests.fakes import FakeClock, MemoryStore, unreachable
+from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 
 LISTEN = "127.0.0.1:50051"
 

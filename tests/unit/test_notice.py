@@ -11,7 +11,7 @@ from idalloc_server.xproto.notice import (
     insert_id_frame,
     insert_id_notice,
 )
-from tests.unit import recordings
+from tests.support.mysql import recordings
 
 DOC_IDS = st.lists(st.text("0123456789abcdef", min_size=28, max_size=28), min_size=1, max_size=300)
 

@@ -12,8 +12,8 @@ from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
-from tests.fakes import FakeClock, MemoryStore
-from tests.unit.lanes import ids, make
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.sequence_allocators import ids, make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 VIENNA = ZoneInfo("Europe/Vienna")

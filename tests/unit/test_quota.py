@@ -12,7 +12,7 @@ from idalloc_server.auth.rejected_callers import BURST, Failures, host_of
 from idalloc_server.domain.errors import QuotaExceeded
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 from idalloc_server.domain.sequences.patterns import Patterns
-from tests.fakes import FakeClock
+from tests.support.fake_store import FakeClock
 
 
 def identity(name: str = "billing", **quotas: int) -> Identity:

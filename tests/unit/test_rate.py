@@ -3,7 +3,7 @@
 import pytest
 
 from idalloc_server.domain.allocation.usage import WINDOW_SECONDS, Rates
-from tests.fakes import FakeClock
+from tests.support.fake_store import FakeClock
 
 
 @pytest.mark.parametrize("step", [1, 10, -3])

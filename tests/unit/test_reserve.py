@@ -8,8 +8,8 @@ import pytest
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.sequences.model import Sequence
-from tests.fakes import FakeClock, MemoryStore, unreachable
-from tests.unit.lanes import ids, make
+from tests.support.fake_store import FakeClock, MemoryStore, unreachable
+from tests.support.sequence_allocators import ids, make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 

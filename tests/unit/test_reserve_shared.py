@@ -13,8 +13,8 @@ from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceExhausted
 from idalloc_server.domain.sequences.model import Sequence
-from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply
-from tests.unit.lanes import ids, make
+from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
+from tests.support.sequence_allocators import ids, make
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 # Sizes of calls, in ids: always the same one, or one after the other.

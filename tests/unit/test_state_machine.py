@@ -18,9 +18,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from structlog.testing import capture_logs
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
-from tests.unit.service_choices import CHANGES, COUNTS, METHODS, NAMES, NODES, SETTINGS, TIMES, TROUBLES
-from tests.unit.service_scene import Scene
-from tests.unit.simulated_link import Trouble
+from tests.support.simulation.choices import CHANGES, COUNTS, METHODS, NAMES, NODES, SETTINGS, TIMES, TROUBLES
+from tests.support.simulation.link import Trouble
+from tests.support.simulation.scene import Scene
 
 EXAMPLES = int(os.environ.get("IDALLOC_TEST_EXAMPLES", "0"))
 

@@ -7,7 +7,7 @@ import structlog
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.errors import SequenceNotFound, StoreWentBackwards
-from tests.fakes import FakeClock, MemoryStore, rejected
+from tests.support.fake_store import FakeClock, MemoryStore, rejected
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
 

@@ -25,7 +25,7 @@ from idalloc_server.workers import supervisor
 from idalloc_server.workers.pipe import pack, unpack
 from idalloc_server.workers.supervisor import Supervisor
 from idalloc_server.workers.worker_process import WorkerProcess
-from tests.unit.fake_workers import SECONDS, FakeWorker, FakeWorkers
+from tests.support.fake_workers import SECONDS, FakeWorker, FakeWorkers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
 

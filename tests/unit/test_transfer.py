@@ -15,8 +15,8 @@ from idalloc_server.domain.retirement import RETIREMENT
 from idalloc_server.domain.sequences.model import MAX_ID, Kind, Ordering, Reset, Sequence, name_of_period
 from idalloc_server.domain.store import Store
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.fakes import FakeClock, MemoryStore
-from tests.memory_rows import Row as MemoryRow
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.memory_rows import Row as MemoryRow
 
 YEARLY = Sequence(reset=Reset.YEARLY, format="INV-{year}-{value:06d}", time_zone="Europe/Vienna", max_value=999_999)
 

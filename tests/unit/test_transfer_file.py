@@ -15,7 +15,7 @@ from idalloc_server.backup.export_file import first_line, line_of_row, read
 from idalloc_server.backup.exporter import export_lines
 from idalloc_server.backup.importer import Import
 from idalloc_server.domain.sequences.model import MAX_ID
-from tests.fakes import FakeClock, MemoryStore
+from tests.support.fake_store import FakeClock, MemoryStore
 
 HEAD = first_line().encode()
 TENS = {"start": "10", "step": "10"}

@@ -6,16 +6,14 @@ import subprocess
 import sys
 import uuid
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.uuids import Uuids
-from tests.fakes import FakeClock
-
-ROOT = Path(__file__).parents[2]
+from tests.support.fake_store import FakeClock
+from tests.support.paths import ROOT
 
 
 def source(seed: int, clock: FakeClock | None = None) -> Uuids:
@@ -123,7 +121,7 @@ def test_a_fork_repeats_none_of_its_parents() -> None:
     script = """
 import os
 from idalloc_server.domain.uuids import Uuids
-from tests.fakes import FakeClock
+from tests.support.fake_store import FakeClock
 
 uuids = Uuids(FakeClock(), bytes)
 uuids.v7(1)

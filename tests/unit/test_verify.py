@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from idalloc.cli import main
-from tests.unit.planted_logs import BOOT_TIME, Planted, PlantedLog, checked, row
+from tests.support.planted_logs import BOOT_TIME, Planted, PlantedLog, checked, row
 
 REQUEST = "11111111-2222-4333-8444-555555555555"
 DOCS = "00006b017bcf"

@@ -17,7 +17,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.verify._logs import NoLog
 from idalloc.verify._runs import Limits
 from idalloc.verify._verdict import verify
-from tests.unit.planted_logs import BOOT_ID, Planted, PlantedLog, checked, row
+from tests.support.planted_logs import BOOT_ID, Planted, PlantedLog, checked, row
 
 REQUEST = "11111111-2222-4333-8444-555555555555"
 # Alike in the first 8 of its 16 bytes.

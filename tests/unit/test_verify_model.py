@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from idalloc.verify._runs import Limits
 from idalloc.verify._verdict import verify
-from tests.unit.planted_logs import Planted, PlantedLog
+from tests.support.planted_logs import Planted, PlantedLog
 
 REQUESTS = [f"0000000{number}-0000-4000-8000-000000000000" for number in (1, 2)]
 LAST_VALUES = {"up": 40, "down": -40, "bills\x1f2026": 30}

@@ -9,8 +9,8 @@ import pytest
 from idalloc._issued_log.log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.verify._verdict import verify
-from tests.full_disk import room_for
-from tests.unit.planted_logs import BOOT_TIME, Planted, PlantedLog, checked, row
+from tests.support.full_disk import room_for
+from tests.support.planted_logs import BOOT_TIME, Planted, PlantedLog, checked, row
 
 
 def put(log: IssuedLog, sequence: str) -> None:

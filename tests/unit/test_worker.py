@@ -15,7 +15,7 @@ from idalloc_server.domain.change_events import Settings
 from idalloc_server.domain.errors import WorkerFailed
 from idalloc_server.workers.pipe import Pipe, pack, unpack
 from idalloc_server.workers.worker import Worker
-from tests.fakes import FakeClock
+from tests.support.fake_store import FakeClock
 
 
 class Broken:

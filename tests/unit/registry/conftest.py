@@ -11,8 +11,8 @@ from idalloc_server.domain.administration.service import Registry
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.generations import MARGIN_SECONDS
 from idalloc_server.domain.sequences.model import Reset
-from tests.fakes import FakeClock, MemoryStore
-from tests.unit.lanes import TERMS, ids
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.sequence_allocators import TERMS, ids
 
 EFFECTIVE_IN = TERMS.lease_ttl + MARGIN_SECONDS
 _requests = itertools.count()

@@ -6,8 +6,8 @@ import pytest
 
 from idalloc_server.domain.errors import InvalidRequest, StoreOutcomeUnknown
 from idalloc_server.domain.sequences.model import MAX_ID, Kind, Sequence, name_of_period
-from tests.fakes import FakeClock, MemoryStore, lost_request
-from tests.memory_rows import Row
+from tests.support.fake_store import FakeClock, MemoryStore, lost_request
+from tests.support.memory_rows import Row
 from tests.unit.registry.conftest import EFFECTIVE_IN, Node, create_monthly, new, reached
 
 

@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
-from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice
+from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice
 from tests.unit.registry.conftest import EFFECTIVE_IN, Node, create_monthly, new, reached
 
 REQUEST_ID = "0b5ff5ea-9b2a-4bf0-8a1c-3f0d6e1f2a77"

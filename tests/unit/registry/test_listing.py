@@ -5,7 +5,7 @@ import pytest
 from idalloc_server.domain.administration import paging
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.patterns import Patterns
-from tests.fakes import MemoryStore
+from tests.support.fake_store import MemoryStore
 from tests.unit.registry.conftest import Node, new
 
 AT_ONCE, AT_MOST = 4, 12

@@ -4,8 +4,8 @@ import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid
 from idalloc_server.domain.sequences.model import Kind, Sequence, name_of_period
-from tests.fakes import FakeClock, MemoryStore
-from tests.memory_rows import Row
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.memory_rows import Row
 from tests.unit.registry.conftest import Node, create_monthly, new
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Kind, Reset
-from tests.fakes import FakeClock, MemoryStore, unreachable
+from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 from tests.unit.registry.conftest import Node, new
 
 DAILY = {"reset": Reset.DAILY, "format": "{year}{month}{day}-{value}"}

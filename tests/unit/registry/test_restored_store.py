@@ -13,8 +13,8 @@ from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.allocation.sequence_allocator import Lane
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
-from tests.fakes import FakeClock, MemoryStore
-from tests.memory_rows import Row
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.memory_rows import Row
 from tests.unit.registry.conftest import Node, create_monthly, new
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)

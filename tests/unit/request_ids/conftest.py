@@ -12,7 +12,7 @@ from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.sequences.model import Sequence
-from tests.fakes import FakeClock, MemoryStore
+from tests.support.fake_store import FakeClock, MemoryStore
 
 ONE = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"

@@ -9,7 +9,7 @@ from idalloc_server.domain.idempotency import request_ids as request_ids_module
 from idalloc_server.domain.idempotency.request_ids import PRUNE_ROWS
 from idalloc_server.domain.records import Allocation
 from idalloc_server.domain.retention import Recorded, SeenRecords
-from tests.fakes import FakeClock, MemoryStore, unreachable
+from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 from tests.unit.request_ids.conftest import ONE, OTHER, WINDOW, Node, until
 
 HOUR = 3600.0

@@ -19,8 +19,8 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.records import Allocation
 from idalloc_server.domain.sequences.model import MAX_ID, Reset, Sequence
-from tests.fakes import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice, unreachable
-from tests.memory_rows import Row, Written
+from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice, unreachable
+from tests.support.memory_rows import Row, Written
 from tests.unit.request_ids.conftest import LEASE_TTL, ONE, OTHER, Node, settings_changed, until, warm
 
 

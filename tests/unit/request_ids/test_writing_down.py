@@ -7,7 +7,7 @@ import pytest
 from idalloc_server.domain.allocation.burned import Cause
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.idempotency.request_ids import MOST_ROWS
-from tests.fakes import Fault, MemoryStore, unreachable
+from tests.support.fake_store import Fault, MemoryStore, unreachable
 from tests.unit.request_ids.conftest import ONE, OTHER, Node, until
 
 

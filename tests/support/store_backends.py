@@ -11,7 +11,7 @@ from crate import client as crate_client
 
 from idalloc_server.domain.store import Store
 from idalloc_server.store.urls import open_store
-from tests.fakes import FakeClock, MemoryStore
+from tests.support.fake_store import FakeClock, MemoryStore
 
 GUIDE_TABLE = "(name TEXT PRIMARY KEY, last_value BIGINT)"
 COLUMNS = ("last_value", "step", "min_value", "max_value", "generation", "lease_ms")

@@ -21,9 +21,9 @@ from idalloc_server.domain.document_ids.start_timestamps import Epoch
 from idalloc_server.domain.idempotency.request_ids import RequestIds
 from idalloc_server.domain.store import Store
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.fakes import MemoryStore
-from tests.unit.simulated_link import LATENCY, Link, Trouble
-from tests.unit.simulated_loop import SimulatedLoop, simulated_loop
+from tests.support.fake_store import MemoryStore
+from tests.support.simulation.link import LATENCY, Link, Trouble
+from tests.support.simulation.loop import SimulatedLoop, simulated_loop
 
 _T = TypeVar("_T")
 

@@ -5,15 +5,15 @@ import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from idalloc_server.domain.document_ids.generator import DocIds
 from idalloc_server.domain.document_ids.start_timestamps import Epoch
-from tests import environments
-from tests.fakes import FakeClock, MemoryStore
-from tests.mysql import server
+from tests.support import environments
+from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.mysql import server
+from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.mysql,
@@ -30,7 +30,7 @@ def insert() -> Iterator[Insert]:
     interpreter = environments.mysqlx_python()
     with server.running() as port:
         client = subprocess.Popen(
-            [interpreter, Path(__file__).with_name("insert_documents.py"), str(port)],
+            [interpreter, ROOT / "tests/support/mysql/insert_documents.py", str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

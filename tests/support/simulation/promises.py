@@ -7,7 +7,7 @@ from typing import NamedTuple
 from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
-from tests.unit.simulation import REQUEST_ID_WINDOW, TERMS, Node, counter_name
+from tests.support.simulation.nodes import REQUEST_ID_WINDOW, TERMS, Node, counter_name
 
 _EPSILON = 1e-6
 

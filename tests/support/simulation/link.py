@@ -13,10 +13,10 @@ from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Rev
 from idalloc_server.domain.retention import Recorded, Retention
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
 from idalloc_server.domain.store import Store
-from tests.unit.simulated_loop import SimulatedLoop
+from tests.support.simulation.loop import SimulatedLoop
 
 if TYPE_CHECKING:
-    from tests.unit.simulation import World
+    from tests.support.simulation.nodes import World
 
 # How long a call is under way to the store, and its answer back.
 LATENCY = 0.001

@@ -23,7 +23,7 @@ from idalloc_server.domain.retention import Recorded, Retention
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.store.bounds import ids_left, moved_on, timestamps
-from tests.memory_rows import PrefixRow, Row, Written
+from tests.support.memory_rows import PrefixRow, Row, Written
 
 T = TypeVar("T")
 Rows = list[StoredRow]

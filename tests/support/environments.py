@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-_ROOT = Path(__file__).parents[1]
+from tests.support.paths import ROOT
 
 # What pip says where there is no network, or no registry in it.
 _OFFLINE = ("NewConnectionError", "ConnectTimeout", "name resolution", "Network is unreachable", "ProxyError")
@@ -31,9 +31,9 @@ def uwsgi() -> Path:
 
 def _programs(name: str, package: str) -> Path:
     """Returns the folder of an environment's programs; makes it first where it is missing or not what is locked now."""
-    folder, locked = _ROOT / f".venv-{name}", _ROOT / "requirements" / f"{name}.txt"
+    folder, locked = ROOT / f".venv-{name}", ROOT / "requirements" / f"{name}.txt"
     programs, installed = folder / "bin", folder / "installed.txt"
-    lock_file = _ROOT / ".build" / f"{name}.lock"
+    lock_file = ROOT / ".build" / f"{name}.lock"
     lock_file.parent.mkdir(exist_ok=True)
     with lock_file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of this run need it too

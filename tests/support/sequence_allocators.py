@@ -8,8 +8,8 @@ from idalloc_server.domain.allocation.config import Terms
 from idalloc_server.domain.allocation.id_range import Range
 from idalloc_server.domain.allocation.sequence_allocator import Lane
 from idalloc_server.domain.sequences.model import Sequence
-from tests.fakes import MemoryStore
-from tests.memory_rows import Row
+from tests.support.fake_store import MemoryStore
+from tests.support.memory_rows import Row
 
 TERMS = Terms(lease_ttl=180.0, store_timeout=2.0, auto_create_sequences=True)
 

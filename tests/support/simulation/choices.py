@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRejected, StoreUnreachable
-from tests.unit.simulated_link import Trouble
+from tests.support.simulation.link import Trouble
 
 FAR = 10**12
 

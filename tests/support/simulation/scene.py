@@ -15,8 +15,8 @@ from idalloc_server.domain.administration.change_tokens import Author
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import Store
-from tests.unit.promises import Promises
-from tests.unit.simulation import EPOCH_WALL, Node, World
+from tests.support.simulation.nodes import EPOCH_WALL, Node, World
+from tests.support.simulation.promises import Promises
 
 
 class Scene(RuleBasedStateMachine):

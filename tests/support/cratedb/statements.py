@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.crate_refusals import (
+from tests.support.cratedb.refusals import (
     SqlError,
     UnknownStatement,
     check_arguments,
@@ -20,7 +20,7 @@ from tests.crate_refusals import (
     check_table,
     error_of,
 )
-from tests.crate_tables import TYPES, Answer, Tables, count_of, refreshed, rows_of
+from tests.support.cratedb.tables import TYPES, Answer, Tables, count_of, refreshed, rows_of
 
 LARGEST, SMALLEST = 2**63 - 2, -(2**63) + 1  # of a BIGINT column
 

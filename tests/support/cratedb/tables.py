@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.crate_functions import add_functions
-from tests.crate_refusals import SqlError, UnknownStatement, check_usable
+from tests.support.cratedb.functions import add_functions
+from tests.support.cratedb.refusals import SqlError, UnknownStatement, check_usable
 
 Answer = dict[str, Any]
 Form = tuple[str, Callable[[re.Match[str], Sequence[Any]], Answer]]

@@ -8,7 +8,7 @@ In a test::
 
 As a process, which prints its URL and takes faults as JSON at ``POST /_standin/faults``::
 
-    python -m tests.crate_standin --port 4200 --file state.db
+    python -m tests.support.cratedb.emulator --port 4200 --file state.db
 """
 
 import argparse
@@ -24,8 +24,8 @@ from typing import Any, Literal, Self
 
 from aiohttp import web
 
-from tests.crate_refusals import SqlError, UnknownStatement
-from tests.crate_statements import Statements
+from tests.support.cratedb.refusals import SqlError, UnknownStatement
+from tests.support.cratedb.statements import Statements
 
 # SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
 _RST = struct.pack("ii", 1, 0)

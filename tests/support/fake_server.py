@@ -33,7 +33,7 @@ from idalloc.v1 import node_pb2
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceServicer, add_IdAllocatorServiceServicer_to_server
 from idalloc.v1.node_pb2_grpc import NodeServiceServicer, add_NodeServiceServicer_to_server
 from idalloc.v1.sequences_pb2_grpc import add_SequenceServiceServicer_to_server
-from tests.unit.fake_sequences import FakeSequences
+from tests.support.fake_sequences import FakeSequences
 
 
 def trailers(
