@@ -48,7 +48,7 @@ test-mysql: .venv/ready ## compare with a live MySQL (not part of test)
 	IDALLOC_TEST_MYSQL=1 $(bin)/pytest -m mysql $(ARGS)
 
 faults: .venv/ready ## the long forms of the fault scenarios, or some of them (ARGS="-k pause"); writes docs/faults.md
-	IDALLOC_TEST_EXAMPLES=$${IDALLOC_TEST_EXAMPLES:-1000} $(bin)/pytest -n 2 tests/faults tests/unit/test_state_machine.py \
+	IDALLOC_TEST_EXAMPLES=$${IDALLOC_TEST_EXAMPLES:-1000} $(bin)/pytest -n 2 tests/faults tests/unit/server/test_state_machine.py \
 	  --full --document docs/faults.md $(ARGS)
 
 fuzz: .venv/ready ## random and damaged input for RPCs, files and the X Protocol: 20,000 of each; takes hours

@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 
 from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
 from idalloc_server.listen.transport import LARGEST_METADATA_BYTES
-from tests.api.conftest import Served, serving
 from tests.fuzz.inputs import NAMES, TEXTS, TRIED, mutated, requests, tries
+from tests.rpc.conftest import Served, serving
 from tests.support.identities import ACCESS, TOKENS, bearer
 
 # Hypothesis says so where it shows a large input that failed, and an error of it would hide that.

@@ -1,0 +1,175 @@
+"""The layer around every RPC, NodeService, and reflection."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from google.protobuf import descriptor_pb2
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from idalloc.v1 import error_reason_pb2, node_pb2
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc_server import status
+from idalloc_server.domain import errors
+from idalloc_server.domain.sequences.model import MAX_ID
+from idalloc_server.telemetry.metrics import MAX_CAUSES
+from tests.rpc.conftest import Served, until
+from tests.support.fake_store import rejected
+from tests.support.rpc_errors import details_of
+
+
+def test_every_reason_of_the_contract_has_a_status_and_the_other_way_round() -> None:
+    declared = {
+        name.removeprefix("ERROR_REASON_")
+        for name in error_reason_pb2.DESCRIPTOR.enum_types_by_name["ErrorReason"].values_by_name
+    }
+    assert set(status.CODES) == declared - {"UNSPECIFIED"}
+
+
+def test_every_refusal_has_a_reason_of_the_contract() -> None:
+    def leaves(kind: type[errors.Refusal]) -> list[type[errors.Refusal]]:
+        below = kind.__subclasses__()
+        return [leaf for child in below for leaf in leaves(child)] if below else [kind]
+
+    refusals = leaves(errors.Refusal)
+    assert len(refusals) >= 9
+    assert {refusal.reason for refusal in refusals} == set(status.CODES)
+
+
+async def test_the_node_tells_what_it_is(served: Served) -> None:
+    await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=5))
+    await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=5))
+    node = (await served.node.GetNode(node_pb2.GetNodeRequest())).node
+    assert node.prefix == 7
+    assert node.start_timestamp == served.doc_ids.start_timestamp
+    assert (node.auto_increment_offset, node.auto_increment_increment) == (1, 1)
+    assert node.version
+    assert node.store == "memory:"
+    assert node.lease_count == 1
+
+
+async def test_calls_are_counted_by_status(served: Served) -> None:
+    await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence=""))
+    calls = served.metrics.method("/idalloc.v1.IdAllocatorService/AllocateRange")
+    assert calls.started == 2
+    async with asyncio.timeout(30):
+        while calls.handled.total() < 2:  # noqa: ASYNC110 - a call is counted after its caller was answered
+            await asyncio.sleep(0.001)
+    assert calls.handled == {"OK": 1, "INVALID_ARGUMENT": 1}
+    assert sum(calls.buckets) == 2
+    assert calls.seconds > 0
+
+
+async def test_a_fault_of_the_server_is_internal_and_says_nothing_of_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(sequence: str, count: int) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(served.allocator, "take", broken)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+    details = details_of(failed.value)
+    assert (details.code, details.info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert "secret" not in details.message
+
+
+async def test_why_calls_fail_is_logged_in_sum(served: Served) -> None:
+    """The log has each cause with its count; callers' mistakes, however many, hide no failure of the store."""
+    with structlog.testing.capture_logs() as logs:
+        for number in range(20):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=-1 - number))
+        served.store.next("grant", *[rejected()] * 3)
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+        served.calls.failed.log()
+        served.calls.failed.log()
+    failed = [line for line in logs if line["event"] == "calls_failed"]
+    *mistakes, others, store = sorted(failed, key=lambda line: (line["reason"], line["why"] == "others"))
+    assert len(mistakes) == MAX_CAUSES
+    assert (others["why"], others["count"]) == ("others", 20 - MAX_CAUSES)
+    assert (store["code"], store["reason"], store["count"]) == ("UNAVAILABLE", "STORE_UNAVAILABLE", 3)
+    assert store["method"] == "/idalloc.v1.IdAllocatorService/AllocateRange"
+    assert store["why"] == "the store said no"
+
+
+async def test_a_fault_of_the_server_is_traced_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in every call has one traceback a second, and its count."""
+
+    def broken(sequence: str, count: int) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(served.allocator, "take", broken)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+        served.calls.failed.log()
+    assert [line["event"] for line in logs if line["event"] != "call"] == ["call_failed", "calls_failed"]
+    assert (logs[-1]["count"], logs[-1]["reason"], logs[-1]["why"]) == (3, "INTERNAL", "ZeroDivisionError()")
+
+
+async def test_a_draining_server_refuses_new_calls_and_lets_streams_end(served: Served) -> None:
+    request = pb.StreamRangesRequest(sequence="orders", total_id_count=MAX_ID, chunk_id_count=10)
+    stream = served.ids.StreamRanges(request)
+    received = (await anext(aiter(stream))).range.last_id
+    served.calls.drain()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
+    details = details_of(failed.value)
+    assert (details.code, details.info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVER_DRAINING")
+    assert details.retry.retry_delay.ToMilliseconds() > 0
+    assert not await served.calls.all_ended(within=0.05)
+    served.calls.end_streams()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        async for reply in stream:
+            assert reply.range.first_id > received
+            received = reply.range.last_id
+    assert details_of(failed.value).info.reason == "SERVER_DRAINING"
+    assert await served.calls.all_ended(within=1)
+    assert served.metrics.in_flight == 0
+
+
+async def test_a_held_call_waits_for_its_refusal(served: Served) -> None:
+    """At a stop a call that came too late is neither served nor refused before its client can go elsewhere."""
+    served.calls.hold()
+    call = asyncio.ensure_future(served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders")))
+    await until(lambda: served.metrics.started == 1)
+    assert await served.calls.all_ended(within=0)  # of those that run
+    assert not call.done()
+    served.calls.drain()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    assert details_of(failed.value).info.reason == "SERVER_DRAINING"
+    assert served.store.calls_of("grant") == []
+
+
+async def test_reflection_finds_services_methods_and_files(served: Served) -> None:
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(served.channel)  # type: ignore[arg-type]
+    symbols = ["idalloc.v1.NodeService", "idalloc.v1.NodeService.GetNode", "idalloc.v1.Node"]
+    asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
+    asked += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols]
+    asked += [reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such.Thing")]
+    listed, *files, missing = [reply async for reply in stub.ServerReflectionInfo(iter(asked))]
+    names = {service.name for service in listed.list_services_response.service}
+    assert {"idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService"} <= names
+    for reply in files:
+        [packed] = [p for p in reply.file_descriptor_response.file_descriptor_proto if b"node.proto" in p][:1]
+        assert descriptor_pb2.FileDescriptorProto.FromString(packed).package == "idalloc.v1"
+    assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+async def test_many_cancelled_calls_leave_nothing_in_flight(served: Served) -> None:
+    served.store.hold("grant")
+    calls = [served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="slow")) for _ in range(50)]
+    await asyncio.sleep(0.1)
+    for call in calls:
+        call.cancel()
+    served.calls.drain()
+    assert await served.calls.all_ended(within=2)

@@ -1,0 +1,230 @@
+"""``Client(log=)``: what a caller got is in the file, whichever way it came."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import idalloc
+from idalloc.v1 import id_allocator_pb2 as pb
+from tests.support import issued_log
+from tests.support.fake_server import FakeServer, serving
+from tests.support.full_disk import room_for
+from tests.unit.client.test_fork import run
+
+REQUEST_ID = "c0ffee00-1234-4000-8000-000000000001"
+
+
+class Gate(threading.Event):
+    """The server's ``hold``, which says that a call came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.came.set()
+        return super().wait(timeout)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(params=["issued.log", "issued.jsonl"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return tmp_path / str(request.param)
+
+
+@pytest.fixture
+def client(server: FakeServer, path: Path) -> Iterator[idalloc.Client]:
+    with idalloc.Client(server.target, log=path) as client:
+        yield client
+
+
+def test_a_range_is_one_record(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+    server.also = {"generation": 3, "ordering": pb.ORDERING_RISING}
+    server.period = "2026"
+    assert client.allocate_range("orders", 5) == range(1, 6)
+    [record] = issued_log.read(path).records
+    assert (record.name, record.period, record.ids, record.request) == ("orders", "2026", range(1, 6), 0)
+    assert (record.generation, record.node, record.rising) == (3, 7 << 32, True)
+
+
+def test_a_request_id_is_in_it(client: idalloc.Client, path: Path) -> None:
+    for _ in range(2):
+        assert client.allocate_range("orders", 5, request_id=REQUEST_ID) == range(1, 6)
+    client.allocate_texts("orders", 2, exactly_once=True)
+    first, again, texts = issued_log.read(path).records
+    assert first.ids == again.ids == range(1, 6)
+    assert first.request == again.request == issued_log.request_number(REQUEST_ID)
+    assert texts.request not in (0, first.request)
+
+
+def test_texts_are_logged_as_the_range_that_they_are(client: idalloc.Client, path: Path) -> None:
+    assert client.allocate_texts("orders", 3) == ["T-0001", "T-0002", "T-0003"]
+    assert issued_log.read(path).ids == [1, 2, 3]
+
+
+def test_it_was_asked_for_before_the_server_knew_and_answered_after(
+    server: FakeServer, client: idalloc.Client, path: Path
+) -> None:
+    server.hold = gate = Gate()
+    log = client._log
+    assert log
+    with ThreadPoolExecutor() as threads:
+        before = log.now()
+        call = threads.submit(client.allocate_range, "orders")
+        assert gate.came.wait(20)
+        meanwhile = log.now()
+        gate.set()
+        call.result()
+    [record] = issued_log.read(path).records
+    assert before <= record.asked < meanwhile < record.answered <= log.now()
+
+
+def test_retries_are_within_one_record(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+    server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
+    client.allocate_range("orders", 5)
+    assert len(server.requests["AllocateRange"]) == 3
+    assert issued_log.read(path).ids == [1, 2, 3, 4, 5]
+
+
+def test_a_call_that_failed_leaves_none(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+    server.fail_next("AllocateRange", "SEQUENCE_NOT_FOUND", grpc.StatusCode.NOT_FOUND)
+    with pytest.raises(idalloc.SequenceNotFound):
+        client.allocate_range("orders")
+    assert issued_log.read(path).records == []
+
+
+def test_a_range_of_a_pool_is_logged_before_any_of_its_ids_is_given(client: idalloc.Client, path: Path) -> None:
+    ids = client.ids("orders")
+    for _ in range(300):
+        assert next(ids) in issued_log.read(path).ids
+    logged = issued_log.read(path)
+    assert logged.ids == list(range(1, max(logged.ids) + 1))
+    assert len(logged.records) < 100
+
+
+def test_threads_that_share_a_pool_have_only_what_is_logged(client: idalloc.Client, path: Path) -> None:
+    ids = client.ids("orders")
+    with ThreadPoolExecutor() as threads:
+        taken = [each.result() for each in [threads.submit(lambda: list(islice(ids, 2000))) for _ in range(4)]]
+    got = {value for each in taken for value in each}
+    logged = issued_log.read(path).ids
+    assert len(got) == 8000
+    assert got <= set(logged)
+    assert len(logged) == len(set(logged))
+
+
+def test_a_stream_is_a_record_for_each_range(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+    server.break_after = 2
+    got: list[int] = []
+    for ids in client.stream_ranges("orders", 50, 10):
+        got += ids
+        assert got[-10:] == list(issued_log.read(path).records[-1].ids)
+    records = issued_log.read(path).records
+    assert got == [value for record in records for value in record.ids]
+    assert len(records) == 5
+    # What came after the break was asked for by another call.
+    assert records[0].asked == records[1].asked <= records[1].answered < records[2].asked
+
+
+def test_document_ids(client: idalloc.Client, path: Path) -> None:
+    got = client.doc_ids(3)
+    for batch in client.stream_doc_ids(25, 10):
+        got += batch
+        assert issued_log.read(path).texts == got
+    assert len(issued_log.read(path).records) == 1 + 3
+
+
+def test_uuids_are_not_logged(client: idalloc.Client, path: Path) -> None:
+    client.uuids(3)
+    client.node()
+    assert issued_log.read(path).records == []
+
+
+WAYS: dict[str, Callable[[idalloc.Client], Any]] = {
+    "range": lambda client: client.allocate_range("orders", 3),
+    "texts": lambda client: client.allocate_texts("orders", 3),
+    "pool": lambda client: next(client.ids("orders")),
+    "stream": lambda client: list(client.stream_ranges("orders", 3)),
+    "document ids": lambda client: client.doc_ids(3),
+    "stream of document ids": lambda client: list(client.stream_doc_ids(3)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_cannot_be_logged_is_given_to_nobody(way: str, client: idalloc.Client, path: Path) -> None:
+    client.allocate_range("orders", 3)
+    with room_for(path, 40), pytest.raises(OSError, match="issued"):
+        WAYS[way](client)
+    assert issued_log.read(path).ids == [1, 2, 3]
+    WAYS[way](client)
+    logged = issued_log.read(path)
+    assert logged.cut == 0
+    assert len(logged.records) == 2
+
+
+def test_a_pool_goes_on_when_there_is_room_again(client: idalloc.Client, path: Path) -> None:
+    ids = client.ids("orders")
+    before = {next(ids)}
+    with room_for(path, 40), pytest.raises(OSError, match="issued"):
+        for _ in range(10_000):
+            before.add(next(ids))
+    after = list(islice(ids, 50))
+    assert {*before, *after} <= set(issued_log.read(path).ids)
+    assert not before & {*after}
+
+
+def test_an_existing_file_is_refused_and_left_as_it_is(server: FakeServer, path: Path) -> None:
+    with idalloc.Client(server.target, log=path) as client:
+        client.allocate_range("orders", 3)
+        with pytest.raises(FileExistsError):
+            idalloc.Client(server.target, log=str(path))
+    with pytest.raises(FileExistsError):
+        idalloc.Client(server.target, log=path)
+    assert issued_log.read(path).ids == [1, 2, 3]
+
+
+def test_it_ends_with_the_client(client: idalloc.Client, path: Path) -> None:
+    client.allocate_range("orders", 3)
+    assert client._log
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        client._log.range(pb.AllocateRangeRequest(), pb.AllocateRangeResponse(), 0)
+    with pytest.raises(RuntimeError, match="closed"):
+        client.allocate_range("orders")
+    assert issued_log.read(path).ids == [1, 2, 3]
+
+
+SHARED = """
+client = idalloc.Client(target, log={log!r})
+ids = client.ids("orders")
+stream = client.stream_ranges("orders", 50, 10)
+before = list(islice(ids, 1000)) + list(next(stream))
+def take():
+    own = list(islice(ids, 1000)) + [value for ids in stream for value in ids] + list(client.allocate_range("orders"))
+    return [os.getpid(), before, own]
+fork(take, take)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_parent_and_child_of_a_fork_have_a_log_each(server: FakeServer, path: Path) -> None:
+    parent, child, status = run(server, SHARED.format(log=str(path)), fork_support=True)
+    assert status == 0
+    (_, before, of_parent), (process, _, of_child) = parent, child
+    by_parent = issued_log.read(path).ids
+    by_child = issued_log.read(Path(f"{path}.{process}")).ids
+    assert {*before, *of_parent} <= {*by_parent}
+    assert {*of_child} <= {*by_child}
+    assert not {*by_parent} & {*by_child}

@@ -1,0 +1,338 @@
+"""The access file: every mistake has its message, and a change is taken over only where it is right."""
+
+import asyncio
+import json
+import os
+import tomllib
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import structlog
+
+from idalloc.cli import main
+from idalloc_server.auth import access_file
+from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, Access
+from idalloc_server.auth.access_file import AccessFile, parse
+from idalloc_server.domain.errors import FileUnreadable, StartRefused
+from tests.rpc.conftest import until
+
+A, B = "a" * 64, "b" * 64
+SECRET = "idalloc_a-token-that-nobody-may-see"
+TOKEN = f"{SECRET}-since-it-is-whole"
+
+GOOD = f"""
+[[identity]]
+name = "billing"
+token_sha256 = ["{A}", "{B.upper()}"]
+certificate = ["dns:billing.example.org", "uri:spiffe://example.org/billing"]
+allocate = ["invoices*", "orders"]
+read = ["*"]
+ids_per_second = 100_000
+calls_per_second = 500
+streams = 10
+
+[[identity]]
+name = "auditor"
+certificate = ["ip:10.0.0.7"]
+
+[[quota]]
+sequence = "orders*"
+ids_per_second = 1_000_000
+"""
+
+
+def test_all_that_can_be_said_is_read() -> None:
+    billing, auditor = parse(GOOD.encode(), "access.toml").identities
+    assert (billing.name, billing.tokens) == ("billing", (bytes.fromhex(A), bytes.fromhex(B)))
+    assert billing.certificates == ("dns:billing.example.org", "uri:spiffe://example.org/billing")
+    assert [billing.roles[role].patterns for role in (ALLOCATE, READ, ADMIN)] == [("invoices*", "orders"), ("*",), ()]
+    assert (billing.ids_per_second, billing.calls_per_second, billing.streams) == (100_000, 500, 10)
+    assert (auditor.ids_per_second, auditor.calls_per_second, auditor.streams) == (None, None, None)
+    [quota] = parse(GOOD.encode(), "access.toml").quotas
+    assert (quota.sequence.patterns, quota.ids_per_second, quota.calls_per_second) == (("orders*",), 1_000_000, None)
+
+
+ENTRY = f'[[identity]]\nname = "x"\ntoken_sha256 = ["{A}"]\n'
+NUMBER_2 = r"access.toml: \[\[identity\]\] number 2 \('x'\): "
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"access.toml has no \[\[identity\]\] and no \[\[quota\]\]: `idalloc token new` makes one"),
+        ("identity = []", "has no"),
+        (f"{ENTRY}name = 'y'\n", "access.toml is not TOML: at line 4, column 11"),
+        (f"token = '{SECRET}'", r"there is no 'token'; write \[\[identity\]\] or \[\[quota\]\]"),
+        ("[identity]\nname = 'x'", r"write \[\[identity\]\], with two brackets"),
+        ("identity = 5", "with two brackets"),
+        (f"{GOOD}tokens = 1", r"\[\[quota\]\] number 1: tokens: there is no such key; there are sequence, ids_per"),
+        (f"{ENTRY}rolls = ['x']", r"\[\[identity\]\] number 1 \('x'\): rolls: there is no such key; there are name, "),
+        (f'[[identity]]\ntoken_sha256 = ["{A}"]', r"\[\[identity\]\] number 1: name: field required"),
+        ("[[identity]]\nname = 'x'", r"\('x'\): token_sha256: must be given, or certificate"),
+        (f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{SECRET}']", "token_sha256: number 1: must be the SHA-256"),
+        (f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{A}', 'ab']", "token_sha256: number 2: must be the SHA-256"),
+        (f"[[identity]]\nname = 'x'\ntoken_sha256 = '{A}'", r'token_sha256: must be a list, such as \["…"\]'),
+        (f"{ENTRY}allocate = '*'", r'allocate: must be a list, such as \["…"\]'),
+        (f"{ENTRY}allocate = ['']", "allocate: number 1: must be 1 to 255 characters"),
+        (f"{ENTRY}ids_per_second = 0", "ids_per_second: input should be greater than or equal to 1"),
+        (f"{ENTRY}ids_per_second = 1.5", "ids_per_second: input should be a valid integer"),
+        (f"{ENTRY}streams = true", "streams: input should be a valid integer"),
+        (f"{ENTRY}streams = '5'", "streams: input should be a valid integer"),
+        (
+            f"[[identity]]\nname = 'anonymous'\ntoken_sha256 = ['{A}']",
+            "name: 'anonymous' means those whom nobody knows",
+        ),
+        (f'[[identity]]\nname = "a\\nb"\ntoken_sha256 = ["{A}"]', "name: must be 1 to 255 characters, and no control"),
+        (f"{ENTRY}[[identity]]\nname = 'x'\ntoken_sha256 = ['{B}']", f"{NUMBER_2}name: stands twice"),
+        (
+            f"{GOOD}[[identity]]\nname = 'x'\ntoken_sha256 = ['{A}']",
+            "token_sha256: stands twice, 'billing' has the same",
+        ),
+        (f"{GOOD}[[identity]]\nname = 'x'\ntoken_sha256 = ['{B}']", "token_sha256: stands twice, 'billing'"),
+        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['ip:10.0.0.7']", "certificate: stands twice, 'auditor'"),
+        (
+            "[[identity]]\nname = 'x'\ncertificate = ['billing.example.org', 'uri:spiffe://x/y']",
+            r"certificate: 'billing.example.org' has no type, such as dns: or uri:; "
+            r'write certificate = \["dns:billing.example.org", "uri:spiffe://x/y"\]$',
+        ),
+        (
+            "[[identity]]\nname = 'x'\ncertificate = ['spiffe://x/y', 'a@b.at', '10.0.0.7', '2001:db8::7', 'DNS:z']",
+            r'\["uri:spiffe://x/y", "email:a@b.at", "ip:10.0.0.7", "ip:2001:db8::7", "dns:z"\]$',
+        ),
+        ("[[identity]]\nname = 'x'\ncertificate = ['ip:10.0.0']", "certificate: 'ip:10.0.0' is no IP address"),
+        (f"[[identity]]\nname = 'x'\ncertificate = ['{TOKEN}']", "a token's SHA-256 goes into token_sha256"),
+        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['ip:010.0.0.7']", "'ip:010.0.0.7' is no IP address"),
+        ("[[quota]]\nids_per_second = 1", r"\[\[quota\]\] number 1: sequence: field required"),
+        ("[[quota]]\nsequence = '*'", "ids_per_second: must be given, or calls_per_second"),
+    ],
+)
+def test_a_mistake_names_the_entry_and_the_mend_and_no_secret(content: str, message: str) -> None:
+    with pytest.raises(StartRefused, match=message) as refused:
+        parse(content.encode(), "access.toml")
+    assert str(refused.value).startswith("access: access.toml")
+    assert SECRET not in str(refused.value)
+    assert A not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"\xff", f"x = {SECRET}".encode(), b"[" * 100_000])
+def test_what_is_no_toml_is_told_without_showing_it(content: bytes) -> None:
+    with pytest.raises(StartRefused, match=r"access.toml is not TOML") as refused:
+        parse(content, "access.toml")
+    assert SECRET not in str(refused.value)
+
+
+def test_an_address_has_one_form_and_two_spellings_are_one_name() -> None:
+    """Names of the type ip are compared as addresses."""
+    [identity] = parse(b"[[identity]]\nname = 'x'\ncertificate = ['ip:2001:DB8:0::7']", "x").identities
+    assert identity.certificates == ("ip:2001:db8::7",)
+
+
+def test_a_file_that_is_not_there_refuses_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartRefused, match=r"access: cannot read .*nothing.toml: No such file"):
+        AccessFile(str(tmp_path / "nothing.toml")).read()
+
+
+def put(path: Path, content: str) -> None:
+    """Puts a file in place as a whole."""
+    other = path.with_name("other")
+    other.write_text(content)
+    other.replace(path)
+
+
+class TestChanges:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        path = tmp_path / "access.toml"
+        path.write_text(ENTRY)
+        return path
+
+    def test_only_a_file_that_has_changed_is_read_again(self, path: Path) -> None:
+        file = AccessFile(str(path))
+        assert len(file.read().identities) == 1
+        assert file.read_again() is None
+        path.write_text(GOOD)
+        changed = file.read_again()
+        assert changed is not None
+        assert len(changed.identities) == 2
+        assert file.read_again() is None
+
+    def test_one_of_the_same_size_and_time_is_known_by_being_another_file(self, path: Path) -> None:
+        file = AccessFile(str(path))
+        file.read()
+        other = path.with_name("other")
+        other.write_text(ENTRY.replace("x", "y"))
+        os.utime(other, ns=(0, path.stat().st_mtime_ns))
+        other.replace(path)
+        changed = file.read_again()
+        assert changed is not None
+        assert changed.identities[0].name == "y"
+
+    def test_one_of_the_same_file_size_and_time_is_known_by_its_state(self, path: Path) -> None:
+        """A file that is written in place, and whose time is set back, has changed."""
+        file = AccessFile(str(path))
+        file.read()
+        before = path.stat()
+        path.write_text(ENTRY.replace("x", "y"))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+        changed = file.read_again()
+        assert changed is not None
+        assert changed.identities[0].name == "y"
+
+    def test_a_broken_one_is_read_once_and_the_next_one_is_read(self, path: Path) -> None:
+        file = AccessFile(str(path))
+        file.read()
+        path.write_text("[[identity]]")
+        with pytest.raises(StartRefused):
+            file.read_again()
+        assert file.read_again() is None
+        with pytest.raises(StartRefused):
+            file.read_again(forced=True)
+        path.write_text(ENTRY)
+        assert file.read_again() is not None
+
+    def test_one_that_cannot_be_read_is_tried_until_it_is(self, path: Path) -> None:
+        """A failed read loses no change, whatever made it fail."""
+        file = AccessFile(str(path))
+        file.read()
+        path.unlink()
+        path.mkdir()
+        for _ in range(3):
+            with pytest.raises(FileUnreadable, match="Is a directory"):
+                file.read_again()
+        path.rmdir()
+        path.write_text(ENTRY)
+        assert file.read_again() is not None
+        assert file.read_again() is None
+
+    @pytest.mark.parametrize("content", ["", " \n", "# nothing\n", "identity = []\n", None])
+    def test_one_without_entries_authorizes_nobody(self, path: Path, content: str | None) -> None:
+        """An emptied, commented out or removed file is a change like any other; at the start it is refused."""
+        file = AccessFile(str(path))
+        file.read()
+        path.unlink()
+        if content is not None:
+            path.write_text(content)
+        assert file.read_again() is None  # the second look decides
+        access = file.read_again()
+        assert access is not None
+        assert access.is_empty
+        assert file.read_again() is None
+        with pytest.raises(StartRefused):
+            AccessFile(str(path)).read()
+        assert AccessFile(str(path)).read(may_be_empty=True).is_empty
+        path.write_text(ENTRY)
+        assert file.read_again() is not None
+
+    @pytest.mark.parametrize("emptied", [True, False])
+    def test_an_edit_that_is_seen_halfway_locks_out_nobody(self, path: Path, emptied: bool) -> None:
+        """A look between an editor's removal, or emptying, of the file and its writing changes nothing."""
+        file = AccessFile(str(path))
+        file.read()
+        for content in (GOOD, ENTRY):
+            if emptied:
+                path.write_text("")
+            else:
+                path.rename(f"{path}~")
+            assert file.read_again() is None
+            path.write_text(content)
+            access = file.read_again()
+            assert access is not None
+            assert access.identities
+
+    def test_a_forced_look_at_an_empty_one_decides(self, path: Path) -> None:
+        """SIGHUP says that the file is as it is meant to be."""
+        file = AccessFile(str(path))
+        file.read()
+        path.write_text("")
+        access = file.read_again(forced=True)
+        assert access is not None
+        assert access.is_empty
+
+    async def test_a_running_server_keeps_the_old_one_until_there_is_a_right_one(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(access_file, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(access_file, "LOOKS_UNTIL_TOLD_AGAIN", 10**6)
+        file = AccessFile(str(path))
+        file.read()
+        used: asyncio.Queue[Access] = asyncio.Queue()
+        with structlog.testing.capture_logs() as logs:
+            following = asyncio.create_task(file.follow(used.put_nowait))
+            await asyncio.to_thread(put, path, f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{SECRET}']")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(used.get(), 0.5)
+            await asyncio.to_thread(put, path, GOOD)
+            access = await asyncio.wait_for(used.get(), 20)
+            following.cancel()
+        assert len(access.identities) == 2
+        assert [line["event"] for line in logs] == ["access_not_reloaded", "access_reloaded"]
+        assert (logs[1]["identities"], logs[1]["quotas"]) == (2, 1)
+        assert SECRET not in str(logs)
+
+    async def test_a_wrong_one_is_told_again_until_it_is_mended(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(access_file, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(access_file, "LOOKS_UNTIL_TOLD_AGAIN", 3)
+        file = AccessFile(str(path))
+        file.read()
+        used: asyncio.Queue[Access] = asyncio.Queue()
+        with structlog.testing.capture_logs() as logs:
+            following = asyncio.create_task(file.follow(used.put_nowait))
+            await asyncio.to_thread(put, path, "[[identity]]")
+            await until(lambda: len(logs) >= 3)
+            await asyncio.to_thread(put, path, GOOD)
+            await asyncio.wait_for(used.get(), 20)
+            told = len(logs)
+            await asyncio.sleep(0.2)
+            following.cancel()
+        assert {line["error"] for line in logs[: told - 1]} == {logs[0]["error"]}
+        assert [line["event"] for line in logs[told - 1 :]] == ["access_reloaded"]
+
+
+class TestTokens:
+    def test_the_entry_of_a_new_token_lets_it_in(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert (
+            main(["token", "new", 'the "new" one', "--allocate", "orders*", "--allocate", "größe", "--read", "*"]) == 0
+        )
+        token, entry = capsys.readouterr()
+        token = token.removesuffix("\n")
+        assert token.startswith("idalloc_")
+        assert len(token) == len("idalloc_") + 43
+        assert token not in entry
+        [values] = tomllib.loads(entry)["identity"]
+        assert values["token_sha256"] == [sha256(token.encode()).hexdigest()]
+        identity = parse(entry.encode(), "x").by_token(token)
+        assert identity is not None
+        assert identity.name == 'the "new" one'
+        assert identity.roles[ALLOCATE].patterns == ("orders*", "größe")
+        assert not identity.roles[ADMIN]
+
+    def test_json_has_both_and_no_two_tokens_are_the_same(self, capsys: pytest.CaptureFixture[str]) -> None:
+        made = []
+        for _ in range(2):
+            assert main(["token", "new", "billing", "--json"]) == 0
+            made.append(json.loads(capsys.readouterr().out))
+        assert made[0]["token"] != made[1]["token"]
+        assert parse(made[0]["entry"].encode(), "x").by_token(made[0]["token"]) is not None
+
+    def test_a_name_that_the_file_would_refuse_makes_no_token(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for name in ("", "a\nb", "anonymous"):
+            assert main(["token", "new", name]) == 2
+            out, err = capsys.readouterr()
+            assert not out
+            assert "name: " in err
+
+
+@pytest.mark.parametrize("mark", ["\u202e", "\u200f", "\u2028", "\u061c"])
+def test_a_name_with_bidirectional_marks_is_refused(mark: str) -> None:
+    """An identity's name goes into errors and the audit; a pattern may have to match an old sequence's name."""
+    digest = "ab" * 32
+    entry = '[[identity]]\nname = "{}"\ntoken_sha256 = ["{}"]\nread = ["{}*"]\n'
+    with pytest.raises(StartRefused, match="bidirectional marks"):
+        parse(entry.format(f"a{mark}", digest, "a").encode(), "access.toml")
+    assert parse(entry.format("a", digest, f"a{mark}").encode(), "access.toml").identities

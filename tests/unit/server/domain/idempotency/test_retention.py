@@ -1,0 +1,158 @@
+"""Recorded answers go when their window has passed, by the boot clock of the process that removes them (P7)."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from idalloc_server.domain.idempotency import request_ids as request_ids_module
+from idalloc_server.domain.idempotency.request_ids import PRUNE_ROWS
+from idalloc_server.domain.records import Allocation
+from idalloc_server.domain.retention import Recorded, SeenRecords
+from tests.support.fake_store import FakeClock, MemoryStore, unreachable
+from tests.unit.server.domain.idempotency.conftest import ONE, OTHER, WINDOW, Node, until
+
+HOUR = 3600.0
+
+
+async def prune(node: Node) -> None:
+    await node.request_ids._prune()
+
+
+class TestPruning:
+    async def test_batches_until_none_is_left_and_past_errors(self, store: MemoryStore, clock: FakeClock) -> None:
+        """P7: the pruner removes all that is over, and goes on after an error."""
+        node = Node(store, clock)
+        node.request_ids._window = 0.05
+        many = [Allocation(str(i), "orders", 1, 1, 1, 1, "", 0, "a", 50) for i in range(2 * PRUNE_ROWS + 1)]
+        await store.record(many)
+        store.next("forget_recorded", unreachable())
+        task = asyncio.create_task(node.request_ids.run())
+        await until(lambda: store.calls_of("newest_recorded"))
+        await asyncio.sleep(0)
+        clock.advance(1.0)
+        await store.record([Allocation("young", "orders", 1, 1, 1, 1, "", 0, "a", 50)])
+        await until(lambda: list(store.allocations) == ["young"])
+        task.cancel()
+        assert len(store.calls_of("forget_recorded")) >= 4
+
+    async def test_after_the_window_a_request_id_is_new(self, node: Node, clock: FakeClock) -> None:
+        """P7: an answer is kept for its window, and then removed."""
+        await node.take(5)
+        await prune(node)
+        clock.advance(WINDOW - 1)
+        await prune(node)
+        assert (await node.take(5)).first_id == 1
+        clock.advance(1)
+        await prune(node)
+        assert (await node.take(5)).first_id > 10
+
+    @pytest.mark.parametrize("seconds", [365 * 86400.0, -365 * 86400.0])
+    async def test_a_wall_clock_that_is_set_changes_nothing(self, node: Node, clock: FakeClock, seconds: float) -> None:
+        """P7: only the boot clock counts."""
+        await node.take(5)
+        await prune(node)
+        clock.wall_seconds += seconds
+        clock.boot_seconds += WINDOW - 1
+        await prune(node)
+        assert (await node.take(5)).first_id == 1
+        clock.boot_seconds += 1
+        await prune(node)
+        assert (await node.take(5)).first_id > 5
+
+    async def test_the_window_of_the_row_counts(self, node: Node, other_node: Node, clock: FakeClock) -> None:
+        """P7: a node with a shorter window keeps the answers of one with a longer window."""
+        other_node.request_ids._window = 1.0
+        await node.take(5, ONE)
+        await other_node.take(5, OTHER)
+        await prune(other_node)
+        clock.advance(WINDOW - 1)
+        await prune(other_node)
+        assert (await node.take(5, ONE)).first_id == 1
+        assert (await other_node.take(5, OTHER)).first_id > 10  # its own second had passed
+        clock.advance(1)
+        await prune(other_node)
+        assert (await node.take(5, ONE)).first_id > 10
+
+    async def test_a_row_of_an_older_version_is_kept_for_long(
+        self, node: Node, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        """P7: a row without a window is kept for the default window or the node's own, whichever is longer."""
+        node.request_ids._window = 1.0
+        await store.record([Allocation(ONE, "orders", 1, 5, 1, 1, "", 7, "a")])
+        await prune(node)
+        clock.advance(HOUR - 1)
+        await prune(node)
+        assert ONE in store.allocations
+        clock.advance(1)
+        await prune(node)
+        assert ONE not in store.allocations
+
+    async def test_a_start_begins_anew(self, node: Node, store: MemoryStore, clock: FakeClock) -> None:
+        """P7: a process removes only what it saw itself for a whole window."""
+        await node.take(5)
+        await prune(node)
+        clock.advance(WINDOW - 1)
+        again = Node(store, clock, "again")
+        await prune(again)
+        clock.advance(WINDOW - 1)
+        await prune(again)
+        assert (await again.take(5)).first_id == 1
+
+    async def test_another_table_begins_anew(self, node: Node, store: MemoryStore, clock: FakeClock) -> None:
+        """P7: after the table was made anew or restored, what was seen before says nothing."""
+        for number in range(3):
+            await node.take(5, f"{number:08x}-0000-4000-8000-000000000000")
+        await prune(node)
+        store.allocations.clear()
+        store._records = 0
+        await node.take(5)
+        clock.advance(WINDOW)
+        await prune(node)
+        assert ONE in store.allocations
+
+
+class TestSeenRecords:
+    def test_few_points_are_kept_however_long_it_runs(self) -> None:
+        """P7: memory is bounded, and an answer goes at most a fifth of its window too late."""
+        seen, now, step = SeenRecords(), 0.0, 0.1
+        for number in range(50_000):
+            now += step
+            seen.note(Recorded(number), now)
+        assert len(seen._seen) < 300
+        for window in (1.0, 60.0, 3600.0):
+            retention = seen.retention(now, window)
+            assert retention
+            late = now - window - (retention.last.number + 1) * step
+            assert 0 <= late + 1e-6 <= window / 5
+            assert not retention.is_over(retention.last.number + 1, 0, int(window * 1000))
+            assert retention.is_over(retention.last.number, 0, int(window * 1000))
+
+    def test_a_row_of_a_later_term_is_later(self) -> None:
+        """P7: after a failover of CrateDB numbers may come again, in a higher term."""
+        seen = SeenRecords()
+        seen.note(Recorded(105, term=1), 0.0)
+        retention = seen.retention(HOUR, 1.0)
+        assert retention
+        assert retention.is_over(101, 1, 1000)
+        assert not retention.is_over(101, 2, 1000)
+
+
+class TestPilingUp:
+    async def test_very_many_are_warned_of_once(
+        self, node: Node, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """P7: answers that pile up are visible to the operator, in one line."""
+        monkeypatch.setattr(request_ids_module, "MANY_ROWS", 2)
+        await node.take(5, ONE)
+        with capture_logs() as lines:
+            await node.request_ids._count()
+            await node.take(5, OTHER)
+            await node.request_ids._count()  # within the same minute
+            assert not lines
+            for _ in range(3):
+                clock.advance(61)
+                await node.request_ids._count()
+        [line] = lines
+        assert (line["event"], line["rows"], line["log_level"]) == ("request_ids_piling_up", 2, "warning")
+        assert len(store.calls_of("count_recorded")) == 4
