@@ -24,7 +24,7 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRefused, StoreRetired
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.text import escaped
-from idalloc_server.process_mode import Alone
+from idalloc_server.process_mode import SingleProcess
 from idalloc_server.store.urls import has_secret, open_store
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.log_queue import STDERR
@@ -80,7 +80,7 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
         logs.configure(settings.log_level)
         created = _created(open_store(settings.store, SystemClock()))
         if settings.workers == 1:
-            run(app.serve(settings, Alone(persisted, settings.drain_timeout, created)))
+            run(app.serve(settings, SingleProcess(persisted, settings.drain_timeout, created)))
         elif code := run(Supervisor(settings, persisted, created).run()):
             raise typer.Exit(code)
     except StartRefused as error:
@@ -191,7 +191,7 @@ def import_(
     async def work(store: Store) -> None:
         if unretire:
             await exporter.unretire(store, clock)
-        brought.append(importer.Import(store, clock))
+        brought.append(importer.Importer(store, clock))
         await brought[0].run(found)
 
     try:
@@ -269,7 +269,7 @@ def _tell(problems: list[export_file.Problem]) -> None:
         print(escaped(f"idalloc: line {problem.line}: {problem.why}"), file=sys.stderr)
 
 
-def _summarize(done: importer.Import, now: float) -> None:
+def _summarize(done: importer.Importer, now: float) -> None:
     print(
         f"created {done.created}, raised or changed {done.raised}, unchanged {done.unchanged}, "
         f"refused {len(done.problems)}; {done.claims} start timestamps"

@@ -24,28 +24,28 @@ from idalloc.v1 import (
     sequences_pb2,
     sequences_pb2_grpc,
 )
-from idalloc_server.auth.access import Access
+from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.door import Door
 from idalloc_server.config import Settings
-from idalloc_server.domain.administration.service import Registry
+from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.clock import Clock, SystemClock
-from idalloc_server.domain.document_ids.generator import DocIds
-from idalloc_server.domain.document_ids.start_timestamps import Epoch, Start
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.idempotency.request_ids import RequestIds
+from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator
 from idalloc_server.domain.store import Store
-from idalloc_server.domain.uuids import Uuids
+from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen import transport
 from idalloc_server.listen.address import refused
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.listen_address import unix_path
-from idalloc_server.process_mode import Role
+from idalloc_server.process_mode import ProcessMode
 from idalloc_server.rpc import reflection
-from idalloc_server.rpc.calls import Calls
+from idalloc_server.rpc.calls import RpcLayer
 from idalloc_server.rpc.decoding import decoding
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
@@ -78,7 +78,7 @@ _SERVICES = (_ID_ALLOCATOR.full_name, _SEQUENCES.full_name, _NODE.full_name)
 _log = structlog.get_logger("idalloc")
 
 
-async def serve(settings: Settings, role: Role) -> None:
+async def serve(settings: Settings, role: ProcessMode) -> None:
     """Serves until a signal says stop, then drains and gives unused ids back.
 
     Args:
@@ -117,7 +117,7 @@ async def serve(settings: Settings, role: Role) -> None:
     try:
         await _open(store, settings.store_timeout)
         name = f"{socket.gethostname()} {address}"
-        epoch = Epoch(
+        start_timestamps = StartTimestamps(
             store,
             clock,
             prefix=settings.node_prefix,
@@ -127,7 +127,9 @@ async def serve(settings: Settings, role: Role) -> None:
             store_timeout=settings.store_timeout,
         )
         files = _Files(access_file, certificates)
-        node = _Node(settings, role, clock, store, server, epoch, await epoch.start(), name, door, files)
+        node = _Node(
+            settings, role, clock, store, server, start_timestamps, await start_timestamps.start(), name, door, files
+        )
         if role.shares_port:
             _bind(server, address, credentials)
         welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
@@ -177,12 +179,12 @@ class _Node:
     def __init__(
         self,
         settings: Settings,
-        role: Role,
+        role: ProcessMode,
         clock: Clock,
         store: Store,
         server: grpc.aio.Server,
-        epoch: Epoch,
-        start: Start,
+        start_timestamps: StartTimestamps,
+        start: StartTimestamp,
         name: str,
         door: Door,
         files: _Files,
@@ -190,10 +192,10 @@ class _Node:
         self._role = role
         self._server = server
         self._can_turn_away = transport.can_turn_away(settings.transport)
-        self._epoch = epoch
+        self._start_timestamps = start_timestamps
         self._door = door
         self._files = files
-        terms = Terms(
+        allocation_config = AllocationConfig(
             settings.lease_ttl,
             settings.store_timeout,
             settings.auto_create_sequences,
@@ -202,15 +204,15 @@ class _Node:
             max_reserved_ids=settings.max_reserved_ids,
             max_sequences=settings.max_sequences,
         )
-        self._allocator = Allocator(store, clock, terms)
-        self._doc_ids = DocIds(
-            epoch,
+        self._allocator = Allocator(store, clock, allocation_config)
+        self._doc_ids = DocIdGenerator(
+            start_timestamps,
             start,
             offset=settings.auto_increment_offset,
             increment=settings.auto_increment_increment,
         )
         self._metrics = CallMetrics()
-        self._calls = Calls(
+        self._calls = RpcLayer(
             self._metrics,
             door,
             self._allocator.store_check,
@@ -219,7 +221,7 @@ class _Node:
         )
         self._health = HealthServicer(_SERVICES, door.certificates)
 
-        self._request_ids = RequestIds(
+        self._request_ids = IdempotentAllocator(
             self._allocator,
             store,
             clock,
@@ -234,18 +236,18 @@ class _Node:
             clock,
             settings.max_ids_per_call,
             self._request_ids,
-            Uuids(clock),
+            UuidGenerator(clock),
             start.node,
         )
         self._calls.wrap(id_allocator, _ID_ALLOCATOR)
         id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, added)
-        self._registry = Registry(
+        self._registry = SequenceService(
             store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
         )
         sequences = SequencesServicer(self._registry)
         self._calls.wrap(sequences, _SEQUENCES)
         sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, added)
-        node = NodeServicer(self._allocator, self._doc_ids, store.address, role.keeper, role.workers)
+        node = NodeServicer(self._allocator, self._doc_ids, store.address, role.node_settings, role.workers)
         self._calls.wrap(node, _NODE)
         node_pb2_grpc.add_NodeServiceServicer_to_server(node, added)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, added)
@@ -257,11 +259,11 @@ class _Node:
             asyncio.get_running_loop().add_signal_handler(number, self._role.stopping.set)
         try:
             async with asyncio.TaskGroup() as tasks:
-                jobs = (self._epoch.run(), self._allocator.run(), self._request_ids.run())
+                jobs = (self._start_timestamps.run(), self._allocator.run(), self._request_ids.run())
                 watches = [
                     self._role.watch(self._counts),
                     watch_burned(self._allocator.burned.pop_new),
-                    self._door.tell_sums(),
+                    self._door.log_totals(),
                     self._calls.failed.run(),
                     self._allocator.store_check.run(lambda error: self._health.turn_store(works=not error)),
                     self._reload(),
@@ -295,7 +297,7 @@ class _Node:
             if self._files.certificates:
                 await asyncio.to_thread(self._files.certificates.reload)
 
-    def _use(self, access: Access) -> None:
+    def _use(self, access: AccessPolicy) -> None:
         self._door.use(access)
         if self._door.asks:
             self._role.ask()
@@ -346,13 +348,13 @@ class _Node:
     async def _release(self) -> None:
         """Gives back to the store what it may have back."""
         in_time = await self._has_released(self._close())
-        self._door.audit.tell_sums()
+        self._door.audit.log_totals()
         self._calls.failed.log()
         for burn in self._allocator.burned.pop_new():
             log_burned(*burn)
         if await self._role.leave() and in_time:
             # Workers hold the prefix under one name: it is given up when none of them needs it any more.
-            await self._has_released(self._epoch.release())
+            await self._has_released(self._start_timestamps.release())
         self._role.left(self._counts())
 
     async def _close(self) -> None:

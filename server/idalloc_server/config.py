@@ -22,7 +22,7 @@ from pydantic import (
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen_address import check_listen_address
-from idalloc_server.node_settings import Persisted
+from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.store.urls import has_secret
 
 ENV_PREFIX = "IDALLOC_"
@@ -169,7 +169,7 @@ class Loaded(NamedTuple):
 
     settings: Settings
     origins: dict[str, str]
-    persisted: Persisted
+    persisted: NodeSettingsFile
 
 
 def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> Loaded:
@@ -197,7 +197,7 @@ def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str
     ]
     # What is kept depends on the address, which has to be known first.
     settings, origins = _merge([file, *stronger])
-    persisted = Persisted(_state_folder(environ), settings.listen)
+    persisted = NodeSettingsFile(_state_folder(environ), settings.listen)
     persisted.fix({name: origins[name] for source, _ in stronger for name in source})
     if kept := persisted.read():
         settings, origins = _merge([file, (kept, lambda name: f"{name} in {persisted.path}"), *stronger])

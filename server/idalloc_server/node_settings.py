@@ -16,7 +16,7 @@ from idalloc_server.store.permissions import FILE_MODE, make_folder
 NAMES = ("node_prefix", "auto_increment_offset", "auto_increment_increment")
 
 
-class Persisted:
+class NodeSettingsFile:
     """The settings that the node of one listen address keeps.
 
     Attributes:
@@ -64,7 +64,7 @@ class Persisted:
         self._fixed = dict(settings)
 
     def check(self, settings: Iterable[str]) -> None:
-        """See ``Keeper``."""
+        """See ``NodeSettings``."""
         if self.path is None:
             raise InvalidRequest("persist", self._no_path)
         for name in settings:
@@ -72,7 +72,7 @@ class Persisted:
                 raise InvalidRequest("persist", f"{self._fixed[name]} is set, and would win at the next start")
 
     async def save(self, settings: Mapping[str, int]) -> None:
-        """See ``Keeper``."""
+        """See ``NodeSettings``."""
         try:
             # Off the event loop: a disk may take its time.
             await asyncio.to_thread(self._write, settings)

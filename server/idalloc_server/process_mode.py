@@ -9,7 +9,7 @@ from typing import Protocol
 import structlog
 
 from idalloc_server.auth.door import Door
-from idalloc_server.domain.document_ids.generator import DocIds, Keeper
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
 from idalloc_server.listen.address import Address
 from idalloc_server.rpc.node import Workers
 from idalloc_server.telemetry import logs
@@ -34,13 +34,13 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     return (*numbers, signal.SIGHUP)
 
 
-class Role(Protocol):
+class ProcessMode(Protocol):
     """What a serving process is: all of a server, or one of its workers.
 
     Attributes:
         shares_port: Whether others serve on the same port.
         workers: All workers, where there are several.
-        keeper: Who keeps settings over restarts; None where the process cannot do it alone.
+        node_settings: Who keeps settings over restarts; None where the process cannot do it alone.
         stop_signals: The signals that drain and end the process; SIGHUP is ``reloading`` where it is none of them.
         stopping: Set when the process is to drain and to end.
         reloading: Set when it is to read its access file and its certificates again.
@@ -50,7 +50,7 @@ class Role(Protocol):
 
     shares_port: bool
     workers: Workers | None
-    keeper: Keeper | None
+    node_settings: NodeSettings | None
     stop_signals: tuple[signal.Signals, ...]
     stopping: asyncio.Event
     reloading: asyncio.Event
@@ -65,7 +65,7 @@ class Role(Protocol):
         """
         ...
 
-    async def join(self, doc_ids: DocIds, door: Door, welcome: str) -> None:
+    async def join(self, doc_ids: DocIdGenerator, door: Door, welcome: str) -> None:
         """Waits until the whole server serves, once this process does."""
         ...
 
@@ -98,11 +98,11 @@ class Role(Protocol):
         ...
 
 
-class Alone:
-    """A server that is one process; see ``Role``.
+class SingleProcess:
+    """A server that is one process; see ``ProcessMode``.
 
     Args:
-        keeper: Who keeps settings over restarts.
+        node_settings: Who keeps settings over restarts.
         drain_timeout: How long running calls may go on at the end, in seconds.
         created: What to print of a store that this start creates; empty for one that exists.
     """
@@ -111,8 +111,8 @@ class Alone:
     asks = False
     workers: Workers | None = None
 
-    def __init__(self, keeper: Keeper, drain_timeout: float, created: str = "") -> None:
-        self.keeper: Keeper | None = keeper
+    def __init__(self, node_settings: NodeSettings, drain_timeout: float, created: str = "") -> None:
+        self.node_settings: NodeSettings | None = node_settings
         self.stop_signals = stop_signals()
         self.stopping = asyncio.Event()
         self.reloading = asyncio.Event()
@@ -122,33 +122,33 @@ class Alone:
         self._welcome = ""
 
     def take(self, listen: str) -> None:
-        """See ``Role.take``."""
+        """See ``ProcessMode.take``."""
         self._address = Address(listen)
 
-    async def join(self, doc_ids: DocIds, door: Door, welcome: str) -> None:
-        """See ``Role.join``."""
+    async def join(self, doc_ids: DocIdGenerator, door: Door, welcome: str) -> None:
+        """See ``ProcessMode.join``."""
         self._welcome = welcome
 
     def ask(self) -> None:
-        """See ``Role.ask``: there is no other process."""
+        """See ``ProcessMode.ask``: there is no other process."""
 
     def joined(self) -> None:
-        """See ``Role.joined``."""
+        """See ``ProcessMode.joined``."""
         say_welcome(self._welcome, self._created)
 
     async def watch(self, counts: Callable[[], Counts]) -> None:
-        """See ``Role.watch``."""
+        """See ``ProcessMode.watch``."""
         await log_calls(lambda: counts().calls)
 
     async def closed(self) -> None:
-        """See ``Role.closed``: there is no other process."""
+        """See ``ProcessMode.closed``: there is no other process."""
 
     async def leave(self) -> bool:
-        """See ``Role.leave``."""
+        """See ``ProcessMode.leave``."""
         return True
 
     def left(self, counts: Counts) -> None:
-        """See ``Role.left``."""
+        """See ``ProcessMode.left``."""
         log_stopped(counts)
 
 

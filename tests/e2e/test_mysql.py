@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from idalloc_server.domain.document_ids.generator import DocIds
-from idalloc_server.domain.document_ids.start_timestamps import Epoch
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from tests.support import environments
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.mysql import server
@@ -64,8 +64,8 @@ def settings(chance: random.Random) -> Iterator[tuple[int, int]]:
 async def test_the_same_changes_give_the_same_serials(insert: Insert) -> None:
     seed = random.randrange(2**32)
     chance = random.Random(seed)
-    epoch = Epoch(MemoryStore(), FakeClock(), prefix=0, holder="test", max_clock_skew=1)
-    doc_ids = DocIds(epoch, await epoch.start())
+    start_timestamps = StartTimestamps(MemoryStore(), FakeClock(), prefix=0, holder="test", max_clock_skew=1)
+    doc_ids = DocIdGenerator(start_timestamps, await start_timestamps.start())
     compared = 0
     for offset, increment in settings(chance):
         if chance.random() < 0.1:

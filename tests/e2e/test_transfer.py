@@ -17,7 +17,7 @@ import pytest
 from crate import client as crate_client
 
 from idalloc import Client, SequenceNotFound
-from idalloc._core.sequences import Settings
+from idalloc._core.sequences import SequenceSettings
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.backup.exporter import export_lines
@@ -263,7 +263,7 @@ def test_a_move_takes_the_claims_of_document_ids_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"reset": "yearly", "format": "{year}-{value}"}], ids=["plain", "period"])
-def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: Settings) -> None:
+def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: SequenceSettings) -> None:
     """P5: after a restore and an import that finds equal counters, a live node issues nothing from before."""
     path, copy, lease = tmp_path / "ids.db", tmp_path / "copy.db", LEASE | {"lease_ttl": "4s"}
     store, file = f"sqlite://{path}", tmp_path / "export.jsonl"

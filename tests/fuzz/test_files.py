@@ -21,11 +21,11 @@ from idalloc.verify._verdict import to_json, to_text, verify
 from idalloc_server import config
 from idalloc_server.auth import access_file
 from idalloc_server.backup import export_file
-from idalloc_server.backup.importer import Import
+from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence, name_of_period
-from idalloc_server.node_settings import NAMES, Persisted
+from idalloc_server.node_settings import NAMES, NodeSettingsFile
 from tests.fuzz.inputs import ODD_TEXTS, TEXTS, TRIED, mutated, tries
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.planted_logs import Planted, PlantedLog
@@ -121,7 +121,7 @@ def test_any_access_file_is_read_or_refused(tried: str) -> None:
 
 
 def test_any_kept_settings_are_read_or_refused(folder: Path, tried: str) -> None:
-    persisted = Persisted(folder, "127.0.0.1:50051")
+    persisted = NodeSettingsFile(folder, "127.0.0.1:50051")
     assert persisted.path
     path = persisted.path
     numbers = st.integers() | st.floats() | st.none() | st.booleans() | st.text(max_size=3)
@@ -214,7 +214,7 @@ def test_any_import_lowers_no_counter(tried: str) -> None:
 
         async def bring(lines: list[bytes]) -> None:
             before, starts = await store.list("", "", 500, deleted=True, periods=True), await store.claimed_starts()
-            await Import(store, FakeClock()).run(export_file.read(lines))
+            await Importer(store, FakeClock()).run(export_file.read(lines))
             for row in before:
                 after = await store.get(row.name)
                 assert after is not None
@@ -355,7 +355,7 @@ def test_toml_that_python_cannot_read_is_refused(content: bytes, folder: Path) -
 
 
 def test_kept_settings_that_nest_too_deep_are_refused(folder: Path) -> None:
-    persisted = Persisted(folder, "127.0.0.1:50051")
+    persisted = NodeSettingsFile(folder, "127.0.0.1:50051")
     assert persisted.path
     persisted.path.write_bytes(b"[" * 100_000)
     with pytest.raises(StartRefused, match="is not JSON"):

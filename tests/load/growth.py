@@ -24,7 +24,7 @@ import uvloop
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.records import Grant, Row
 from idalloc_server.domain.sequences.model import Sequence as Settings
@@ -138,7 +138,7 @@ async def count_store_calls(path: Path, warm_up: float, seconds: float) -> list[
     """Runs all numbers of nodes at once, each number on a sequence of its own."""
     clock, counted = SystemClock(), _Counted(SqliteStore(path, SystemClock()))
     await counted.open()
-    terms = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+    allocation_config = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
     waited: dict[int, int] = dict.fromkeys(NODES, 0)
     issued: dict[int, int] = dict.fromkeys(NODES, 0)
 
@@ -154,7 +154,7 @@ async def count_store_calls(path: Path, warm_up: float, seconds: float) -> list[
             due += 1 / CALLS_A_NODE
             await asyncio.sleep(max(0.0, due - clock.boot()))
 
-    allocators = {count: [Allocator(counted, clock, terms) for _ in range(count)] for count in NODES}
+    allocators = {count: [Allocator(counted, clock, allocation_config) for _ in range(count)] for count in NODES}
     until = clock.boot() + warm_up + seconds
     running_nodes = asyncio.gather(
         *(node(count, one, until) for count, several in allocators.items() for one in several)

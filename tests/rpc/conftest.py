@@ -19,20 +19,20 @@ from idalloc.v1 import (
     sequences_pb2,
     sequences_pb2_grpc,
 )
-from idalloc_server.auth.access import Access
+from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.door import Door
-from idalloc_server.domain.administration.service import Registry
+from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.clock import Clock, SystemClock
-from idalloc_server.domain.document_ids.generator import DocIds
-from idalloc_server.domain.document_ids.start_timestamps import Epoch
-from idalloc_server.domain.idempotency.request_ids import RequestIds
-from idalloc_server.domain.uuids import Uuids
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
+from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator
+from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen.transport import can_push_back, make_server, metadata_reader
 from idalloc_server.rpc import reflection
-from idalloc_server.rpc.calls import Calls
+from idalloc_server.rpc.calls import RpcLayer
 from idalloc_server.rpc.decoding import decoding
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
@@ -57,8 +57,8 @@ class Served:
     address: str
     store: MemoryStore
     allocator: Allocator
-    doc_ids: DocIds
-    calls: Calls
+    doc_ids: DocIdGenerator
+    calls: RpcLayer
     metrics: CallMetrics
     door: Door
     health: HealthServicer
@@ -95,7 +95,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def serving(
     transport: str,
-    access: Access | None = None,
+    access: AccessPolicy | None = None,
     *,
     credentials: grpc.ServerCredentials | None = None,
     door_clock: Clock | None = None,
@@ -115,24 +115,26 @@ async def serving(
     certificates = ClientCertificates(door_clock or clock) if credentials else None
     door = Door(door_clock or clock, max_ids, access, metadata_of=metadata_reader(transport), certificates=certificates)
     store = MemoryStore(clock)
-    epoch = Epoch(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
-    start = await epoch.start()
-    doc_ids = DocIds(epoch, start)
-    allocator = Allocator(store, clock, Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True))
+    start_timestamps = StartTimestamps(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
+    start = await start_timestamps.start()
+    doc_ids = DocIdGenerator(start_timestamps, start)
+    allocator = Allocator(
+        store, clock, AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+    )
     metrics = CallMetrics()
-    calls = Calls(metrics, door, allocator.store_check, log_each=True, push_back=can_push_back(transport))
+    calls = RpcLayer(metrics, door, allocator.store_check, log_each=True, push_back=can_push_back(transport))
     server = make_server(transport, reuse_port=False)
 
-    request_ids = RequestIds(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
+    request_ids = IdempotentAllocator(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
     services = ["idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "idalloc.v1.SequenceService"]
     added = decoding(server, services)
-    ids = IdAllocatorServicer(allocator, doc_ids, clock, max_ids, request_ids, Uuids(clock), start.node)
+    ids = IdAllocatorServicer(allocator, doc_ids, clock, max_ids, request_ids, UuidGenerator(clock), start.node)
     calls.wrap(ids, id_allocator_pb2.DESCRIPTOR.services_by_name["IdAllocatorService"])
     id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(ids, added)
     node = NodeServicer(allocator, doc_ids, store.address)
     calls.wrap(node, node_pb2.DESCRIPTOR.services_by_name["NodeService"])
     node_pb2_grpc.add_NodeServiceServicer_to_server(node, added)
-    sequences = SequencesServicer(Registry(store, clock, allocator, store_timeout=5.0))
+    sequences = SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0))
     calls.wrap(sequences, sequences_pb2.DESCRIPTOR.services_by_name["SequenceService"])
     sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, added)
     reflection.enable(added, services, door, calls)

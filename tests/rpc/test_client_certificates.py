@@ -17,7 +17,7 @@ from cryptography import x509
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc, sequences_pb2, sequences_pb2_grpc
-from idalloc_server.auth.access import ROLES, Access, Identity
+from idalloc_server.auth.access import ROLES, AccessPolicy, Identity
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.domain.errors import Unauthenticated
 from idalloc_server.domain.sequences.patterns import Patterns
@@ -32,7 +32,7 @@ def holder(name: str, *certificate: str) -> Identity:
     return Identity(name, certificates=certificate, roles=dict.fromkeys(ROLES, Patterns([f"{name}*"])))
 
 
-ACCESS = Access(
+ACCESS = AccessPolicy(
     [
         holder("billing", "dns:billing.example.org", "ip:10.0.0.7"),
         holder("orders", "email:orders@example.org"),
@@ -136,7 +136,7 @@ async def test_a_name_matches_with_its_type_only(
     """An authority whose names are constrained to one type, or to names before a NUL, is no other identity."""
     mapped = f"ip:{ip_address('::ffff:10.0.0.7')}"
     listed = ["dns:billing.example.org", "uri:spiffe://example.org/orders", "ip:10.0.0.7", "ip:2001:db8::7", mapped]
-    access = Access([holder("billing", *listed), holder("orders", "email:orders@example.org")])
+    access = AccessPolicy([holder("billing", *listed), holder("orders", "email:orders@example.org")])
     async with serving("grpcio", access, credentials=server_credentials(authority)) as served:
         credentials = issue(authority, *names).trust(authority)
         async with grpc.aio.secure_channel(served.address, credentials) as channel:
@@ -151,7 +151,7 @@ async def test_a_name_matches_with_its_type_only(
 
 
 @pytest.mark.parametrize("access", [ACCESS, None])
-async def test_every_call_sees_that_a_certificate_has_ended(authority: trustme.CA, access: Access | None) -> None:
+async def test_every_call_sees_that_a_certificate_has_ended(authority: trustme.CA, access: AccessPolicy | None) -> None:
     """Each kind of method, a stream that runs, and a right token are refused on a connection that was made before."""
     clock = FakeClock(wall=time())
     async with serving("grpcio", access, credentials=server_credentials(authority), door_clock=clock) as served:

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import sequences_pb2
-from idalloc_server.auth.access import ROLES, Access, Identity, SequenceQuota
+from idalloc_server.auth.access import ROLES, AccessPolicy, Identity, SequenceQuota
 from idalloc_server.auth.rejected_callers import BURST
 from idalloc_server.domain.sequences.patterns import Patterns
 from tests.rpc.conftest import MAX_IDS_PER_CALL, Served, serving, until
@@ -30,7 +30,7 @@ def identity(name: str, **quotas: Any) -> Identity:
     return Identity(name, (sha256(name.encode()).digest(),), roles=everything, **quotas)
 
 
-ACCESS = Access(
+ACCESS = AccessPolicy(
     [
         identity("billing", ids_per_second=100, streams=2),
         identity("busy", calls_per_second=2),
@@ -164,7 +164,7 @@ async def test_each_question_to_reflection_counts_and_asks_who_calls(metered: Se
         f"/{reflection_pb2.DESCRIPTOR.services_by_name['ServerReflection'].full_name}/ServerReflectionInfo"
     )
     question = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
-    for who, access, reason in (("busy", ACCESS, "QUOTA_EXCEEDED"), ("free", Access(), "UNAUTHENTICATED")):
+    for who, access, reason in (("busy", ACCESS, "QUOTA_EXCEEDED"), ("free", AccessPolicy(), "UNAUTHENTICATED")):
         call = asked(**as_(who))
         for _ in range(2):
             await call.write(question)
@@ -239,7 +239,7 @@ async def test_a_stream_that_waits_ends_when_the_server_stops(metered: Served) -
 
 
 async def test_where_another_process_asks_who_calls_running_streams_are_asked_too(transport: str) -> None:
-    access = Access([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
+    access = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
     async with serving(transport, access, door_clock=FakeClock()) as served:
         request = pb.StreamRangesRequest(sequence="orders", total_id_count=10**12, chunk_id_count=1)
         replies = aiter(served.ids.StreamRanges(request, timeout=20))
@@ -271,7 +271,7 @@ async def test_too_many_wrong_tokens_are_limited_and_the_right_one_still_opens(
             assert details.info.metadata["subject"] == "host:127.0.0.1"
             assert 0 < details.retry.retry_delay.ToMilliseconds() <= 1000
         await allocate(metered, "free")
-        metered.door.audit.tell_sums()
+        metered.door.audit.log_totals()
         clock.advance(1)
         assert (await refused(metered, SECRET)).info.reason == "UNAUTHENTICATED"
     audited = [line for line in logs if line["event"] == "audit"]
@@ -285,8 +285,8 @@ async def test_quota_refusals_are_told_in_sum(metered: Served) -> None:
         await allocate(metered, "billing", 200)
         for _ in range(5):
             await refused(metered, "billing")
-        metered.door.audit.tell_sums()
-        metered.door.audit.tell_sums()
+        metered.door.audit.log_totals()
+        metered.door.audit.log_totals()
     [line] = [line for line in logs if line["event"] == "audit"]
     assert line["count"] == 5
     assert (line["identity"], line["code"], line["reason"]) == ("billing", "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
@@ -294,7 +294,7 @@ async def test_quota_refusals_are_told_in_sum(metered: Served) -> None:
 
 
 async def test_quotas_of_sequences_are_kept_where_nobody_is_asked(transport: str) -> None:
-    access = Access([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
+    access = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
     async with serving(transport, access, door_clock=FakeClock()) as served:
         for _ in range(3):
             await allocate(served, "nobody", sequence="orders")

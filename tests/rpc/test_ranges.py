@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
-from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.sequences.model import MAX_ID, Ordering, Reset, Sequence
 from tests.rpc.conftest import MAX_IDS_PER_CALL, Served
@@ -153,9 +153,9 @@ async def test_a_cancelled_stream_burns_one_chunk_at_most(served: Served) -> Non
             break
         await asyncio.sleep(0.01)
     assert method.handled == {"CANCELLED": 1}
-    assert served.allocator.burned.by_cause[Cause.CANCELLED] in (0, 1_000)
+    assert served.allocator.burned.by_cause[BurnCause.CANCELLED] in (0, 1_000)
     burned = list(served.allocator.burned.pop_new())
-    assert burned in ([], [("orders", "", Cause.CANCELLED, 1_000)])
+    assert burned in ([], [("orders", "", BurnCause.CANCELLED, 1_000)])
     assert sum(burn.id_count for burn in burned) == served.allocator.burned.by_cause.total()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from tests.rpc.conftest import Served
 from tests.support.fake_store import lost_reply
@@ -127,7 +127,7 @@ async def test_a_caller_whose_deadline_passed_finds_them_with_a_retry(served: Se
     await asyncio.sleep(0.05)
     gate.set()
     assert (await retry).range.first_id == 2
-    assert served.allocator.burned.by_cause[Cause.REPEATED] == 0
+    assert served.allocator.burned.by_cause[BurnCause.REPEATED] == 0
 
 
 async def test_hundreds_of_calls_share_a_few_statements(served: Served) -> None:

@@ -14,11 +14,11 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
 from idalloc_server.auth.door import Door
-from idalloc_server.domain.administration.service import Registry
+from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.rpc.calls import Calls
+from idalloc_server.rpc.calls import RpcLayer
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
@@ -48,10 +48,12 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     clock = FakeClock()
     store = MemoryStore(clock)
-    allocator = Allocator(store, clock, Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True))
-    servicer = SequencesServicer(Registry(store, clock, allocator, store_timeout=5.0))
+    allocator = Allocator(
+        store, clock, AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+    )
+    servicer = SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0))
     door = Door(clock, max_ids_per_call=1_000)
-    calls = Calls(CallMetrics(), door, allocator.store_check, log_each=False)
+    calls = RpcLayer(CallMetrics(), door, allocator.store_check, log_each=False)
     calls.wrap(servicer, pb.DESCRIPTOR.services_by_name["SequenceService"])
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     sequences_pb2_grpc.add_SequenceServiceServicer_to_server(servicer, server)

@@ -14,7 +14,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.auth.door import Context
 from idalloc_server.config import Settings
-from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.listen import transport as transports
@@ -114,7 +114,7 @@ class TestDeadlines:
         served.calls.drain()
         assert await served.calls.all_ended(within=5)
         assert served.metrics.method("/idalloc.v1.IdAllocatorService/StreamRanges").handled == {"CANCELLED": 1}
-        assert served.allocator.burned.by_cause[Cause.CANCELLED] in (0, 100)
+        assert served.allocator.burned.by_cause[BurnCause.CANCELLED] in (0, 100)
 
     async def test_a_handler_knows_how_long_its_caller_waits(self, transport: str) -> None:
         left: list[float | None] = []

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid, StoreUnavailable
-from idalloc_server.domain.records import Seen
+from idalloc_server.domain.records import GrantFloor
 from idalloc_server.domain.sequences.model import MAX_ID, Sequence
 from idalloc_server.domain.store import Store
 from tests.support.store_backends import COLUMNS, GUIDE_TABLE, Opener
@@ -71,18 +71,18 @@ class TestGrant:
     @pytest.mark.parametrize(
         ("row", "seen"),
         [
-            ({"last_value": 10}, Seen(least=11)),
-            ({"last_value": 10, "generation": 3}, Seen(3, least=11)),
-            ({"last_value": 10, "generation": 2}, Seen(3, least=10)),
-            ({"last_value": 10}, Seen(2, least=5)),
-            ({"last_value": 10, "step": -1}, Seen(most=9)),
-            ({"last_value": LOWEST}, Seen(least=LOWEST + 1)),
-            ({"last_value": MAX_ID, "step": -1}, Seen(most=MAX_ID - 1)),
+            ({"last_value": 10}, GrantFloor(least=11)),
+            ({"last_value": 10, "generation": 3}, GrantFloor(3, least=11)),
+            ({"last_value": 10, "generation": 2}, GrantFloor(3, least=10)),
+            ({"last_value": 10}, GrantFloor(2, least=5)),
+            ({"last_value": 10, "step": -1}, GrantFloor(most=9)),
+            ({"last_value": LOWEST}, GrantFloor(least=LOWEST + 1)),
+            ({"last_value": MAX_ID, "step": -1}, GrantFloor(most=MAX_ID - 1)),
         ],
         ids=str,
     )
     async def test_a_counter_behind_what_was_seen_stays_where_it_is(
-        self, store: Store, opener: Opener, row: dict[str, int], seen: Seen
+        self, store: Store, opener: Opener, row: dict[str, int], seen: GrantFloor
     ) -> None:
         await opener.put("s", **row)
         for wanted in (0, 1, 1_000):
@@ -93,15 +93,15 @@ class TestGrant:
     @pytest.mark.parametrize(
         ("row", "seen"),
         [
-            ({"last_value": 10}, Seen(0, least=10)),
-            ({"last_value": 10, "generation": 3}, Seen(3, least=9)),
-            ({"last_value": 10, "generation": 4}, Seen(3, least=LOWEST)),
-            ({"last_value": 10, "step": -1}, Seen(most=10)),
+            ({"last_value": 10}, GrantFloor(0, least=10)),
+            ({"last_value": 10, "generation": 3}, GrantFloor(3, least=9)),
+            ({"last_value": 10, "generation": 4}, GrantFloor(3, least=LOWEST)),
+            ({"last_value": 10, "step": -1}, GrantFloor(most=10)),
         ],
         ids=str,
     )
     async def test_a_counter_at_or_past_what_was_seen_goes_on(
-        self, store: Store, opener: Opener, row: dict[str, int], seen: Seen
+        self, store: Store, opener: Opener, row: dict[str, int], seen: GrantFloor
     ) -> None:
         await opener.put("s", **row)
         some = await store.grant("s", 2, 1000, seen)

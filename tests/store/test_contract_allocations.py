@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.records import Allocation
-from idalloc_server.domain.retention import Recorded, Retention
+from idalloc_server.domain.records import RecordedAllocation
+from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.domain.store import Store
 from tests.store.conftest import ALL
@@ -14,14 +14,14 @@ from tests.support.store_backends import Opener
 pytestmark = pytest.mark.parametrize("opener", ALL, indirect=True)
 
 
-def allocation(request_id: str, first_id: int = 1) -> Allocation:
-    return Allocation(request_id, "orders", first_id, 10, -5, 3, "2026-11", 65535, "node 'a'", 1000)
+def allocation(request_id: str, first_id: int = 1) -> RecordedAllocation:
+    return RecordedAllocation(request_id, "orders", first_id, 10, -5, 3, "2026-11", 65535, "node 'a'", 1000)
 
 
 class TestRecord:
     async def test_what_is_written_down_stands(self, store: Store, opener: Opener) -> None:
         other = await opener.open()
-        one, two = allocation("one"), Allocation("two", "日本", -MAX_ID, MAX_ID, 2**61, 2**40, "", 0, "")
+        one, two = allocation("one"), RecordedAllocation("two", "日本", -MAX_ID, MAX_ID, 2**61, 2**40, "", 0, "")
         assert await store.record([one, two]) == {"one": one, "two": two}
         assert await other.recorded("one") == one
         assert await other.recorded("two") == two
@@ -45,7 +45,7 @@ class TestRecord:
         assert await store.recorded("a") is None
 
 
-def kept(store_point: Recorded | None, window: float = 1.0) -> Retention:
+def kept(store_point: RecordPosition | None, window: float = 1.0) -> Retention:
     """What may be removed where that point was seen long enough ago for this window, and no longer."""
     assert store_point
     return Retention([(store_point, window)], window)

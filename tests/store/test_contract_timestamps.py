@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.records import Grant, Seen
+from idalloc_server.domain.records import Grant, GrantFloor
 from idalloc_server.domain.sequences.model import Kind, Sequence
 from idalloc_server.domain.store import Store
 from tests.store.conftest import ALL
@@ -107,10 +107,10 @@ async def test_a_sequence_that_is_not_there_grants_none(store: Store) -> None:
 async def test_a_counter_behind_what_was_seen_stays_where_it_is(store: Store) -> None:
     await store.create(made("s", MS))
     last = (await take(store, 1)).last_value
-    for seen in (Seen(least=last + 1), Seen(2, least=last)):
+    for seen in (GrantFloor(least=last + 1), GrantFloor(2, least=last)):
         none = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, seen)
         assert none is not None
         assert (none.granted, none.last_value) == (0, last)
-    some = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, Seen(1, least=last))
+    some = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, GrantFloor(1, least=last))
     assert some is not None
     assert some.last_value == NOW + 50

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
-from idalloc_server.domain.records import Allocation, Revision
+from idalloc_server.domain.records import RecordedAllocation, Revision
 from idalloc_server.domain.retention import Retention
 from idalloc_server.domain.sequences.model import Kind, Sequence
 from idalloc_server.domain.store import Store
@@ -17,8 +17,8 @@ from tests.support.fake_store import FakeClock
 from tests.support.store_rows import row
 
 
-def allocation(request_id: str, first_id: int = 1) -> Allocation:
-    return Allocation(request_id, "s", first_id, 10, 1, 1, "", 0, "node")
+def allocation(request_id: str, first_id: int = 1) -> RecordedAllocation:
+    return RecordedAllocation(request_id, "s", first_id, 10, 1, 1, "", 0, "node")
 
 
 @pytest.fixture

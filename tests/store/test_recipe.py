@@ -14,8 +14,8 @@ import pytest
 from crate import client as crate_client
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import SystemClock
 from tests.store.conftest import BACKENDS
 from tests.support.store_backends import GUIDE_TABLE, CrateBackend, Opener
@@ -70,7 +70,7 @@ class Recipe:
         raise AssertionError
 
 
-async def ranges(allocator: Allocator, at_least: int, others: "list[asyncio.Task[None]]") -> list[Range]:
+async def ranges(allocator: Allocator, at_least: int, others: "list[asyncio.Task[None]]") -> list[IdRange]:
     """Allocates over and over, from memory and from the store, while the others are at work."""
     taken = []
     for number in itertools.count():
@@ -89,8 +89,8 @@ async def test_no_id_is_given_twice_and_both_make_progress(opener: Opener) -> No
     assert isinstance(backend, CrateBackend)
     await backend.sql(f"CREATE TABLE {{}}sequences {GUIDE_TABLE}")
     await backend.sql("INSERT INTO {}sequences (name, last_value) VALUES (?, ?)", "orders", FIRST)
-    terms = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=False)
-    nodes = [Allocator(await opener.open(), SystemClock(), terms) for _ in range(2)]
+    allocation_config = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=False)
+    nodes = [Allocator(await opener.open(), SystemClock(), allocation_config) for _ in range(2)]
     stop = threading.Event()
     recipes = [Recipe(backend, stop) for _ in range(THREADS)]
     running = [asyncio.create_task(asyncio.to_thread(recipe.run)) for recipe in recipes]

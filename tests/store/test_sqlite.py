@@ -24,7 +24,7 @@ from idalloc_server.domain.errors import (
     StoreRejected,
     StoreWentBackwards,
 )
-from idalloc_server.domain.records import Allocation, Revision
+from idalloc_server.domain.records import RecordedAllocation, Revision
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import FakeClock
@@ -415,7 +415,7 @@ class TestRows:
         store = SqliteStore(path, clock)
         await store.open()
         assert await store.get("s") == made("s", last_value=41, generation=3)
-        await store.record([Allocation("r", "s", 1, 1, 1, 3, "", 0, "node")])
+        await store.record([RecordedAllocation("r", "s", 1, 1, 1, 3, "", 0, "node")])
         assert await store.newest_recorded() is not None
         await store.close()
 
@@ -431,8 +431,8 @@ class TestRows:
         )
         store = SqliteStore(path, clock)
         await store.open()
-        assert await store.recorded("r") == Allocation("r", "s", 1, 1, 1, 3, "", 0, "node")
-        new = Allocation("q", "s", 2, 1, 1, 3, "", 0, "node", 1000)
+        assert await store.recorded("r") == RecordedAllocation("r", "s", 1, 1, 1, 3, "", 0, "node")
+        new = RecordedAllocation("q", "s", 2, 1, 1, 3, "", 0, "node", 1000)
         assert await store.record([new]) == {"q": new}
         await store.close()
 

@@ -240,7 +240,9 @@ def of_documents() -> Claims:
 
 def copies() -> list[tuple[float, float]]:
     """Returns the defaults and limits that the code has twice."""
-    of_terms = [(each.default, default(each.name)) for each in fields(config.Terms) if each.default is not MISSING]
+    of_terms = [
+        (each.default, default(each.name)) for each in fields(config.AllocationConfig) if each.default is not MISSING
+    ]
     return [
         *of_terms,
         (retention.OLD_WINDOW, default("request_id_window")),

@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import Refusal, SequenceDeleted, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
-from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Revision, Seen
+from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision
 from idalloc_server.domain.records import Row as StoredRow
-from idalloc_server.domain.retention import Recorded, Retention
+from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.store.bounds import ids_left, moved_on, timestamps
@@ -146,11 +146,11 @@ class MemoryStore:
     async def open(self) -> None:
         await self._call("open", (), lambda: None)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
         return await self._call("grant", (name, wanted, lease_ms), lambda: self._grant(name, wanted, lease_ms, seen))
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         return await self._call(
             "grant_timestamps",
@@ -179,13 +179,13 @@ class MemoryStore:
     async def revise(self, name: str, revision: int, change: Revision) -> StoredRow | None:
         return await self._call("revise", (name, revision, change), lambda: self._revise(name, revision, change))
 
-    async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+    async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         return await self._call("record", (allocations,), lambda: self._record(allocations))
 
-    async def recorded(self, request_id: str) -> Allocation | None:
+    async def recorded(self, request_id: str) -> RecordedAllocation | None:
         return await self._call("recorded", (request_id,), lambda: self._recorded(request_id))
 
-    async def newest_recorded(self) -> Recorded | None:
+    async def newest_recorded(self) -> RecordPosition | None:
         return await self._call("newest_recorded", (), self._newest_recorded)
 
     async def count_recorded(self, most: int) -> int:
@@ -263,7 +263,7 @@ class MemoryStore:
         row.lease_ms = max(row.lease_ms, lease_ms)
         return row
 
-    def _grant(self, name: str, wanted: int, lease_ms: int, seen: Seen) -> Grant | None:
+    def _grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor) -> Grant | None:
         row = self._granting(name, lease_ms)
         if row is None:
             return None
@@ -275,7 +275,7 @@ class MemoryStore:
         return Grant(row.last_value, granted, sequence, left - granted, row.generation, *self._write(row))
 
     def _grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor
     ) -> Grant | None:
         row = self._granting(name, lease_ms)
         if row is None:
@@ -337,19 +337,19 @@ class MemoryStore:
             self._write(row)
         return row.stored(name)
 
-    def _record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+    def _record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         for allocation in allocations:
             self._records += 1
             self.allocations.setdefault(allocation.request_id, Written(allocation, self._records))
         return {each.request_id: self.allocations[each.request_id].allocation for each in allocations}
 
-    def _recorded(self, request_id: str) -> Allocation | None:
+    def _recorded(self, request_id: str) -> RecordedAllocation | None:
         written = self.allocations.get(request_id)
         return written.allocation if written else None
 
-    def _newest_recorded(self) -> Recorded | None:
+    def _newest_recorded(self) -> RecordPosition | None:
         numbers = [written.number for written in self.allocations.values()]
-        return Recorded(max(numbers)) if numbers else None
+        return RecordPosition(max(numbers)) if numbers else None
 
     def _forget_recorded(self, retention: Retention, most: int) -> int:
         oldest = sorted(self.allocations.items(), key=lambda item: item[1].number)[:most]

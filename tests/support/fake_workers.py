@@ -5,7 +5,7 @@ import socket
 from typing import Any
 
 from idalloc_server.domain.errors import ServerDraining
-from idalloc_server.workers.pipe import Message, Pipe, pack
+from idalloc_server.workers.pipe import Message, Pipe, encode_error
 from idalloc_server.workers.worker_process import WorkerProcess
 
 SECONDS = 10.0
@@ -49,7 +49,7 @@ class FakeWorker:
         if reply != "ready":
             return given, None
         agreed = (await self.hears("decide"))["agreed"]
-        self.pipe.tell("changed" if agreed else "refused", error=pack(ServerDraining()))
+        self.pipe.tell("changed" if agreed else "refused", error=encode_error(ServerDraining()))
         return given, agreed
 
     def asks(self, about: str, **values: object) -> None:

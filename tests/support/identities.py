@@ -2,7 +2,7 @@
 
 from hashlib import sha256
 
-from idalloc_server.auth.access import ROLES, Access, Identity
+from idalloc_server.auth.access import ROLES, AccessPolicy, Identity
 from idalloc_server.domain.sequences.patterns import Patterns
 
 TOKENS = {name: f"idalloc_{name}-{'x' * 40}" for name in ("allocate", "read", "admin", "lower", "narrow", "scattered")}
@@ -13,7 +13,7 @@ def known(name: str, **roles: list[str]) -> Identity:
     return Identity(name, (digest,), roles={role: Patterns(roles.get(role, [])) for role in ROLES})
 
 
-ACCESS = Access(
+ACCESS = AccessPolicy(
     [
         known("allocate", allocate=["*"]),
         known("read", read=["*"]),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.records import Allocation
+from idalloc_server.domain.records import RecordedAllocation
 from idalloc_server.domain.records import Row as StoredRow
 from idalloc_server.domain.sequences.model import Sequence
 
@@ -49,5 +49,5 @@ class PrefixRow:
 class Written(NamedTuple):
     """What was written down under a request id."""
 
-    allocation: Allocation
+    allocation: RecordedAllocation
     number: int

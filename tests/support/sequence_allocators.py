@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.allocation.id_range import Range
-from idalloc_server.domain.allocation.sequence_allocator import Lane
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import MemoryStore
 from tests.support.memory_rows import Row
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=2.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=2.0, auto_create_sequences=True)
 
 
 def make(store: MemoryStore, name: str, sequence: Sequence) -> Row:
@@ -20,18 +20,18 @@ def make(store: MemoryStore, name: str, sequence: Sequence) -> Row:
     return row
 
 
-def ids(*ranges: Range) -> list[int]:
+def ids(*ranges: IdRange) -> list[int]:
     """Returns the ids of ranges, in their order."""
     return [i for taken in ranges for i in range(taken.first_id, taken.last_id + taken.step, taken.step)]
 
 
-def right_after_serving(lane: object, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def right_after_serving(sequence_allocator: object, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Has something happen between the taking of ids by a refill and the waking of those who waited."""
-    assert isinstance(lane, Lane)
-    serve = lane._serve
+    assert isinstance(sequence_allocator, SequenceAllocator)
+    serve = sequence_allocator._serve
 
     def serve_and_act(at_bound: bool, remaining: int, most: int) -> None:
         serve(at_bound, remaining, most)
         act()
 
-    monkeypatch.setattr(lane, "_serve", serve_and_act)
+    monkeypatch.setattr(sequence_allocator, "_serve", serve_and_act)

@@ -36,7 +36,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from idalloc._core.tls_errors import trouble
+from idalloc._core.tls_errors import tls_error_of
 
 DOMAIN = "idalloc"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -319,7 +319,7 @@ _LONGEST_DURATION = 315_576_000_000
 _UNREADABLE = "Exception deserializing response!"
 
 
-def broken(reply: Message, field: str, found: str, expected: str) -> ProtocolError:
+def protocol_error(reply: Message, field: str, found: str, expected: str) -> ProtocolError:
     """Makes the error for a reply that breaks the contract.
 
     Args:
@@ -340,7 +340,7 @@ def check_duration(reply: Message, field: str, duration: Duration, longest: int)
     seconds, nanos = duration.seconds, duration.nanos
     if not (0 <= seconds <= longest and 0 <= nanos < 10**9):
         found = f"is {seconds} s and {nanos} ns" if nanos else f"is {seconds} s"
-        raise broken(reply, field, found, f"0 to {longest} s")
+        raise protocol_error(reply, field, found, f"0 to {longest} s")
 
 
 class FailedCall(Protocol):
@@ -379,7 +379,7 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
         kind = _BY_CODE.get(code, IdallocError)
         reason = None if code in _BY_CODE else code.name
         if kind in _NO_ANSWER:
-            if found := trouble(message):
+            if found := tls_error_of(message):
                 return kind(
                     f"no answer from {target}: {found.told} ({message})", code=code, metadata={"tls": found.kind}
                 )

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from idalloc._core.errors import ProtocolError, broken, check_duration
+from idalloc._core.errors import ProtocolError, check_duration, protocol_error
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
 from idalloc.v1 import sequences_pb2 as sequences
@@ -133,7 +133,7 @@ class Chunks:
         if before is None or before[0] != part:
             return
         if first <= before[1] if step > 0 else first >= before[1]:
-            raise broken(
+            raise protocol_error(
                 reply, field, f"is {shown(first)}", f"an id behind {before[1]}, the last of the message before"
             )
 
@@ -145,20 +145,24 @@ def _check_range(reply: Ranges, least: int, most: int, with_texts: bool) -> int:
     if not least <= count <= min(most, MOST_IDS):
         raise _wrong_count(reply, "range.id_count", f"is {count}", least, most)
     if not step:
-        raise broken(reply, "range.step", "is 0", "another number")
+        raise protocol_error(reply, "range.step", "is 0", "another number")
     if last != first + (count - 1) * step:
         expected = first + (count - 1) * step
-        raise broken(reply, "range.last_id", f"is {last}", f"{expected}, {count - 1} steps of {step} behind {first}")
+        raise protocol_error(
+            reply, "range.last_id", f"is {last}", f"{expected}, {count - 1} steps of {step} behind {first}"
+        )
     if first > LARGEST_ID or last > LARGEST_ID:
         field = "range.first_id" if first > LARGEST_ID else "range.last_id"
-        raise broken(reply, field, f"is {LARGEST_ID + 1}", f"at most {LARGEST_ID}")
+        raise protocol_error(reply, field, f"is {LARGEST_ID + 1}", f"at most {LARGEST_ID}")
     check_duration(reply, "use_within", reply.use_within, LONGEST_USE)
     if reply.period and not _PERIOD.fullmatch(reply.period):
-        raise broken(reply, "period", f"is {shown(reply.period)}", "a year, a month or a day, such as '2026-11'")
+        raise protocol_error(
+            reply, "period", f"is {shown(reply.period)}", "a year, a month or a day, such as '2026-11'"
+        )
     if with_texts:
         _check_each_once(reply, "texts", list(reply.texts), count)
     elif reply.texts:
-        raise broken(reply, "texts", f"has {len(reply.texts)} items", "none but in the view TEXTS")
+        raise protocol_error(reply, "texts", f"has {len(reply.texts)} items", "none but in the view TEXTS")
     return count
 
 
@@ -167,19 +171,23 @@ def _check_doc_ids(reply: DocIds, least: int, most: int, view: int) -> int:
     if view != pb.DOC_ID_VIEW_COMPACT:
         return _check_doc_id_texts(reply, least, most)
     if reply.doc_ids:
-        raise broken(reply, "doc_ids", f"has {len(reply.doc_ids)} items", "none in the view COMPACT")
+        raise protocol_error(reply, "doc_ids", f"has {len(reply.doc_ids)} items", "none in the view COMPACT")
     count, last = 0, ""
     for number, run in enumerate(reply.runs):
         first, step, more = run.first_doc_id, run.step, run.id_count
         if not 0 < more <= min(most, MOST_IDS) - count:
             at_most = min(most, MOST_IDS) - count
-            raise broken(reply, f"runs[{number}].id_count", f"is {more}", f"1 to {at_most}" if at_most else "no run")
+            raise protocol_error(
+                reply, f"runs[{number}].id_count", f"is {more}", f"1 to {at_most}" if at_most else "no run"
+            )
         if not _DOC_ID.fullmatch(first):
             raise _no_doc_id(reply, f"runs[{number}].first_doc_id", first)
         if first <= last:
-            raise broken(reply, f"runs[{number}].first_doc_id", f"is {shown(first)}", f"an id behind {last}")
+            raise protocol_error(reply, f"runs[{number}].first_doc_id", f"is {shown(first)}", f"an id behind {last}")
         if step < 1 or int(first[_HEAD:], 16) + (more - 1) * step > _LARGEST_SERIAL:
-            raise broken(reply, f"runs[{number}].step", f"is {step}", f"at least 1, and {more} serials below 2^64")
+            raise protocol_error(
+                reply, f"runs[{number}].step", f"is {step}", f"at least 1, and {more} serials below 2^64"
+            )
         count += more
         last = _last_doc_id(run)
     if count < least:
@@ -195,7 +203,7 @@ def _last_doc_id(run: pb.DocIdRun) -> str:
 def _check_doc_id_texts(reply: DocIds, least: int, most: int) -> int:
     texts = list(reply.doc_ids)
     if reply.runs:
-        raise broken(reply, "runs", f"has {len(reply.runs)} items", "none in the view IDS")
+        raise protocol_error(reply, "runs", f"has {len(reply.runs)} items", "none in the view IDS")
     if not least <= len(texts) <= most:
         raise _wrong_count(reply, "doc_ids", f"has {len(texts)} items", least, most)
     last = ""
@@ -203,7 +211,7 @@ def _check_doc_id_texts(reply: DocIds, least: int, most: int) -> int:
         if not _DOC_ID.fullmatch(text):
             raise _no_doc_id(reply, f"doc_ids[{number}]", text)
         if text <= last:
-            raise broken(reply, f"doc_ids[{number}]", f"is {shown(text)}", f"an id behind {last}")
+            raise protocol_error(reply, f"doc_ids[{number}]", f"is {shown(text)}", f"an id behind {last}")
         last = text
     return len(texts)
 
@@ -214,14 +222,16 @@ def _check_uuids(request: pb.GenerateUuidRequest, reply: pb.GenerateUuidResponse
     else:
         field, uuids, other = "uuids", list(reply.uuids), "uuid_bytes"
     if beside := getattr(reply, other):
-        raise broken(reply, other, f"has {len(beside)} items", f"none beside {field}")
+        raise protocol_error(reply, other, f"has {len(beside)} items", f"none beside {field}")
     _check_each_once(reply, field, uuids, request.id_count)
     version = _UUIDS[request.version]
     for number, text in enumerate(uuids):
         if request.view != pb.UUID_VIEW_BYTES and not _UUID_TEXT.fullmatch(text):
-            raise broken(reply, f"{field}[{number}]", f"is {shown(text)}", "a UUID of 36 lower-case characters")
+            raise protocol_error(reply, f"{field}[{number}]", f"is {shown(text)}", "a UUID of 36 lower-case characters")
         if not version.fullmatch(text.replace("-", "")):
-            raise broken(reply, f"{field}[{number}]", f"is {shown(text)}", f"a UUID of version {request.version}")
+            raise protocol_error(
+                reply, f"{field}[{number}]", f"is {shown(text)}", f"a UUID of version {request.version}"
+            )
 
 
 def _check_each_once(reply: Message, field: str, texts: list[str], count: int) -> None:
@@ -230,9 +240,9 @@ def _check_each_once(reply: Message, field: str, texts: list[str], count: int) -
         raise _wrong_count(reply, field, f"has {len(texts)} items", count, count)
     if len(set(texts)) < count:
         twice = next(text for number, text in enumerate(texts) if text in texts[:number])
-        raise broken(reply, field, f"has {shown(twice)} twice", "each once")
+        raise protocol_error(reply, field, f"has {shown(twice)} twice", "each once")
     if "" in texts:
-        raise broken(reply, field, "has an empty item", "none")
+        raise protocol_error(reply, field, "has an empty item", "none")
 
 
 def check_sequence(reply: Message, field: str, sequence: sequences.Sequence) -> None:
@@ -242,11 +252,11 @@ def check_sequence(reply: Message, field: str, sequence: sequences.Sequence) -> 
         ProtocolError: They cannot.
     """
     if sequence.remaining < 0:
-        raise broken(reply, f"{field}.remaining", f"is {sequence.remaining}", "at least 0")
+        raise protocol_error(reply, f"{field}.remaining", f"is {sequence.remaining}", "at least 0")
     if not 0 <= sequence.used_ratio <= 1:
-        raise broken(reply, f"{field}.used_ratio", f"is {sequence.used_ratio}", "0 to 1")
+        raise protocol_error(reply, f"{field}.used_ratio", f"is {sequence.used_ratio}", "0 to 1")
     if not (sequence.ids_per_second >= 0 and isfinite(sequence.ids_per_second)):
-        raise broken(reply, f"{field}.ids_per_second", f"is {sequence.ids_per_second}", "a number, at least 0")
+        raise protocol_error(reply, f"{field}.ids_per_second", f"is {sequence.ids_per_second}", "a number, at least 0")
     for name in _TIMES:
         _check_time(reply, f"{field}.{name}", getattr(sequence, name))
 
@@ -256,13 +266,13 @@ def _check_time(reply: Message, field: str, time: Timestamp) -> None:
         found = (
             f"is {time.seconds} s and {time.nanos} ns since 1970" if time.nanos else f"is {time.seconds} s since 1970"
         )
-        raise broken(reply, field, found, "a time in the years 1 to 9999")
+        raise protocol_error(reply, field, found, "a time in the years 1 to 9999")
 
 
 def _check_named(reply: Any, name: str) -> None:
     """Checks a reply that has the sequence of a name."""
     if reply.sequence.name != name:
-        raise broken(reply, "sequence.name", f"is {shown(reply.sequence.name)}", f"{name!r}")
+        raise protocol_error(reply, "sequence.name", f"is {shown(reply.sequence.name)}", f"{name!r}")
     check_sequence(reply, "sequence", reply.sequence)
 
 
@@ -275,19 +285,21 @@ def _check_change(reply: Change, name: str) -> None:
 def _check_page(request: sequences.ListSequencesRequest, reply: sequences.ListSequencesResponse) -> None:
     """Checks a page by itself; see ``Pages`` for how pages follow each other."""
     if len(reply.sequences) > request.page_size:
-        raise broken(reply, "sequences", f"has {len(reply.sequences)} items", f"at most {request.page_size}")
+        raise protocol_error(reply, "sequences", f"has {len(reply.sequences)} items", f"at most {request.page_size}")
     for number, sequence in enumerate(reply.sequences):
         if not sequence.name.startswith(request.name_prefix):
             found = f"is {shown(sequence.name)}"
-            raise broken(reply, f"sequences[{number}].name", found, f"a name that begins with {request.name_prefix!r}")
+            raise protocol_error(
+                reply, f"sequences[{number}].name", found, f"a name that begins with {request.name_prefix!r}"
+            )
         check_sequence(reply, f"sequences[{number}]", sequence)
 
 
 def _check_node(reply: node_pb2.GetNodeResponse | node_pb2.UpdateNodeResponse) -> None:
     if not reply.HasField("node"):
-        raise broken(reply, "node", "is missing", "the node that answered")
+        raise protocol_error(reply, "node", "is missing", "the node that answered")
     if not 0 <= reply.node.prefix < 2**16:
-        raise broken(reply, "node.prefix", f"is {reply.node.prefix}", "0 to 65535")
+        raise protocol_error(reply, "node.prefix", f"is {reply.node.prefix}", "0 to 65535")
 
 
 def shown(value: object) -> str:
@@ -298,11 +310,11 @@ def shown(value: object) -> str:
 
 
 def _wrong_count(reply: Message, field: str, found: str, least: int, most: int) -> ProtocolError:
-    return broken(reply, field, found, f"{most}" if least == most else f"{least} to {most}")
+    return protocol_error(reply, field, found, f"{most}" if least == most else f"{least} to {most}")
 
 
 def _no_doc_id(reply: Message, field: str, text: str) -> ProtocolError:
-    return broken(reply, field, f"is {shown(text)}", "28 lower-case hexadecimal characters")
+    return protocol_error(reply, field, f"is {shown(text)}", "28 lower-case hexadecimal characters")
 
 
 # How each reply to a unary request is checked.

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from idalloc._core.errors import broken
+from idalloc._core.errors import protocol_error
 from idalloc._core.replies import shown
 from idalloc._core.requests import AnyRequest
 from idalloc.v1 import sequences_pb2 as pb
@@ -18,7 +18,7 @@ PAGE_SIZE = 1000
 MAX_EMPTY_PAGES = 1_000
 
 
-class Settings(TypedDict, total=False):
+class SequenceSettings(TypedDict, total=False):
     """What a sequence is made of: the fields of ``idalloc.v1.Sequence``, which say more on each.
 
     None stands for the default. Values of enums may be written as text, such as ``"rising"`` or ``"timestamp-ms"``.
@@ -44,7 +44,7 @@ class Settings(TypedDict, total=False):
 
 # The texts of an enum's values are their names without this.
 _PREFIXES = {"SequenceKind": "SEQUENCE_KIND_", "Ordering": "ORDERING_", "Reset": "RESET_"}
-_SETTINGS = frozenset(Settings.__annotations__)
+_SETTINGS = frozenset(SequenceSettings.__annotations__)
 
 
 def new_request_id() -> str:
@@ -102,15 +102,17 @@ class Pages:
         for number, sequence in enumerate(response.sequences):
             if sequence.name <= self._last:
                 found, expected = f"is {shown(sequence.name)}", f"a name behind {shown(self._last)}"
-                raise broken(response, f"sequences[{number}].name", found, expected)
+                raise protocol_error(response, f"sequences[{number}].name", found, expected)
             self._last = sequence.name
             self._tokens.clear()
         token = response.next_page_token
         if hash(token) in self._tokens:
-            raise broken(response, "next_page_token", f"is {shown(token)} again", "a page that was not there yet")
+            raise protocol_error(
+                response, "next_page_token", f"is {shown(token)} again", "a page that was not there yet"
+            )
         if len(self._tokens) >= MAX_EMPTY_PAGES:
             found = f"is {shown(token)} behind {MAX_EMPTY_PAGES} empty pages"
-            raise broken(response, "next_page_token", found, "a page with a sequence, or the end of the list")
+            raise protocol_error(response, "next_page_token", found, "a page with a sequence, or the end of the list")
         self._tokens.add(hash(token))
         self.request.page_token = token
         return bool(token)

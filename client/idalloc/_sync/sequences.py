@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from idalloc._core.requests import AnyRequest, AnyResponse
 from idalloc._core.sequences import (
     Pages,
-    Settings,
+    SequenceSettings,
     advance_request,
     create_request,
     delete_request,
@@ -36,12 +36,12 @@ class Sequences:
     def __init__(self, client: BaseClient) -> None:
         self._client = client
 
-    def create(self, name: str, **settings: "Unpack[Settings]") -> pb.Sequence:
+    def create(self, name: str, **settings: "Unpack[SequenceSettings]") -> pb.Sequence:
         """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last id.
 
         Args:
             name: Its name: 1 to 255 bytes of UTF-8 without control characters.
-            settings: What it is made of, see ``Settings``; what is left out is the default.
+            settings: What it is made of, see ``SequenceSettings``; what is left out is the default.
 
         Raises:
             SequenceExists: There is one of that name.
@@ -74,14 +74,14 @@ class Sequences:
             more = pages.follow(response)
             yield from response.sequences
 
-    def update(self, name: str, *, etag: str = "", **settings: "Unpack[Settings]") -> pb.UpdateSequenceResponse:
+    def update(self, name: str, *, etag: str = "", **settings: "Unpack[SequenceSettings]") -> pb.UpdateSequenceResponse:
         """Changes settings of a sequence.
 
         Args:
             name: Its name.
             etag: Where it is given, the sequence must not have been changed since this etag of it was read.
-            settings: What to change, see ``Settings``; None puts the default back, labels are replaced as a whole.
-                Kind, reset, time zone and the sign of step stay for ever.
+            settings: What to change, see ``SequenceSettings``; None restores the default, labels are replaced as a
+                whole. Kind, reset, time zone and the sign of step stay for ever.
 
         Raises:
             SequenceChanged: The etag is not the present one.

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-class AccessRefused(ValueError):
+class ChannelConfigError(ValueError):
     """What a client is to show, or to trust, cannot be used.
 
     Attributes:
-        setting: Which one: an argument of ``read_access``.
+        setting: Which one: an argument of ``read_channel_arguments``.
         problem: What is wrong with it. Never has a secret in it.
     """
 
@@ -30,7 +30,7 @@ class AccessRefused(ValueError):
         self.problem = problem
 
 
-class Arguments(TypedDict):
+class ChannelArguments(TypedDict):
     """What a client takes of all this."""
 
     token: str | None
@@ -39,7 +39,7 @@ class Arguments(TypedDict):
     insecure: bool
 
 
-class Access:
+class ChannelConfig:
     """How a target is called. Its repr says nothing: there may be a token in it.
 
     Args:
@@ -68,15 +68,15 @@ class Access:
         insecure: bool = False,
     ) -> None:
         if re.match("(http|grpc)s?://", target):
-            raise AccessRefused("server", "must be HOST:PORT, with nothing before it")
+            raise ChannelConfigError("server", "must be HOST:PORT, with nothing before it")
         if not _has_port(target):
-            raise AccessRefused("server", f"must be HOST:PORT, as localhost:50051 or [::1]:50051, not {target!r}")
+            raise ChannelConfigError("server", f"must be HOST:PORT, as localhost:50051 or [::1]:50051, not {target!r}")
         self.credentials = credentials
         self.metadata: tuple[tuple[str, str], ...] | None = None
         self.options: list[tuple[str, str | int]] = []
         if server_name:
             if credentials is None:
-                raise AccessRefused("server_name", "is for TLS: say also which credentials")
+                raise ChannelConfigError("server_name", "is for TLS: say also which credentials")
             self.options.append(("grpc.default_authority", server_name))
         elif "," in target:
             # gRPC would name the whole list as the server that it calls, which is no name: not all servers take that.
@@ -85,12 +85,12 @@ class Access:
             return
         # gRPC itself would print a token that it does not take.
         if not re.fullmatch("[!-~]+", token):
-            raise AccessRefused("token", "must be ASCII characters, without spaces, line ends or the word Bearer")
+            raise ChannelConfigError("token", "must be ASCII characters, without spaces, line ends or the word Bearer")
         self.metadata = (("authorization", f"Bearer {token}"),)
         if credentials is not None or insecure:
             return
         if not is_local(target):
-            raise AccessRefused(
+            raise ChannelConfigError(
                 "insecure",
                 f"the token would go unencrypted to {target}, and anyone on the way could read it: use TLS "
                 "(ca, credentials), or say that this is meant (insecure)",
@@ -137,7 +137,7 @@ def _is_loopback(address: str) -> bool:
         return host.lower() == "localhost"
 
 
-def read_access(
+def read_channel_arguments(
     *,
     tls: bool = False,
     ca: str | os.PathLike[str] | None = None,
@@ -147,7 +147,7 @@ def read_access(
     token: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
     insecure: bool = False,
-) -> Arguments:
+) -> ChannelArguments:
     """Reads what a client is to show, and to trust.
 
     Args:
@@ -165,16 +165,18 @@ def read_access(
     """
     if bool(cert) != bool(key):
         given, missing = ("cert", "key") if cert else ("key", "cert")
-        raise AccessRefused(missing, f"must be given with {given}")
+        raise ChannelConfigError(missing, f"must be given with {given}")
     if token and token_file:
-        raise AccessRefused("token_file", "there is a token, too: say one of them")
+        raise ChannelConfigError("token_file", "there is a token, too: say one of them")
     credentials = _credentials(ca, cert, key) if tls or ca or cert else None
     if token_file:
         token = read_token(token_file)
-    return Arguments(token=token or None, credentials=credentials, server_name=server_name or None, insecure=insecure)
+    return ChannelArguments(
+        token=token or None, credentials=credentials, server_name=server_name or None, insecure=insecure
+    )
 
 
-def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, Arguments]:
+def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ChannelArguments]:
     """Reads the target and all of that from the variables that the command goes by.
 
     Raises:
@@ -183,14 +185,14 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, Argu
     target = environ.get("IDALLOC_SERVER") or DEFAULT_TARGET
     found = {name: environ.get(variable(name), "") for name in ("ca", "cert", "key", "token_file", "server_name")}
     try:
-        arguments = read_access(
+        arguments = read_channel_arguments(
             tls=_said(environ, "tls"),
             insecure=_said(environ, "insecure"),
             token=environ.get(variable("token")),
             **found,
         )
-        Access(target, **arguments)
-    except AccessRefused as refused:
+        ChannelConfig(target, **arguments)
+    except ChannelConfigError as refused:
         raise ValueError(f"{variable(refused.setting)}: {refused.problem}") from None
     return target, arguments
 
@@ -203,7 +205,7 @@ def variable(setting: str) -> str:
 def _said(environ: Mapping[str, str], setting: str) -> bool:
     text = environ.get(variable(setting)) or "false"
     if text.lower() not in _WORDS:
-        raise AccessRefused(setting, "must be true or false")
+        raise ChannelConfigError(setting, "must be true or false")
     return _WORDS[text.lower()]
 
 
@@ -216,11 +218,11 @@ def read_token(file: str | os.PathLike[str]) -> str:
     try:
         token = _read("token_file", file).decode().strip()
     except UnicodeDecodeError:
-        raise AccessRefused("token_file", f"{file} has no token in it, but something that is no text") from None
+        raise ChannelConfigError("token_file", f"{file} has no token in it, but something that is no text") from None
     if not token:
-        raise AccessRefused("token_file", f"{file} is empty")
+        raise ChannelConfigError("token_file", f"{file} is empty")
     if not re.fullmatch("[!-~]+", token):
-        raise AccessRefused("token_file", f"{file} must have one token in it, and nothing else")
+        raise ChannelConfigError("token_file", f"{file} must have one token in it, and nothing else")
     return token
 
 
@@ -238,23 +240,23 @@ def _credentials(
         try:
             context.load_verify_locations(ca)
         except (OSError, ValueError):
-            raise AccessRefused("ca", f"{ca} has no certificates in PEM") from None
+            raise ChannelConfigError("ca", f"{ca} has no certificates in PEM") from None
     else:
         authorities = _system_authorities()
     if not cert or not key:
         return grpc.ssl_channel_credentials(authorities)
     chain, private = _read("cert", cert), _read("key", key)
     if b"-----BEGIN CERTIFICATE-----" not in chain:
-        raise AccessRefused("cert", f"{cert} has no certificate in PEM")
+        raise ChannelConfigError("cert", f"{cert} has no certificate in PEM")
     if b"PRIVATE KEY-----" not in private:
-        raise AccessRefused("key", f"{key} has no private key in PEM")
+        raise ChannelConfigError("key", f"{key} has no private key in PEM")
     try:
         context.load_cert_chain(cert, key, password=_no_password)
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or str(error)
         if why == "KEY_VALUES_MISMATCH":
             why = f"is not the key of the certificate in {cert}"
-        raise AccessRefused("key", f"{key}: {why}") from None
+        raise ChannelConfigError("key", f"{key}: {why}") from None
     return grpc.ssl_channel_credentials(authorities, private, chain)
 
 
@@ -278,7 +280,7 @@ def _read(setting: str, file: str | os.PathLike[str]) -> bytes:
         name = os.fspath(file)
         if name.startswith("idalloc_") or "-----BEGIN " in name:  # a token or key in place of its file: not to be told
             name = "that: give the path of a file that it is in"
-        raise AccessRefused(setting, f"cannot read {name}: {error.strerror}") from None
+        raise ChannelConfigError(setting, f"cannot read {name}: {error.strerror}") from None
 
 
 def _no_password() -> Any:

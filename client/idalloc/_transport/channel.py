@@ -19,7 +19,7 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
 from idalloc._core.fork import this_process
-from idalloc._transport.access import Access
+from idalloc._transport.access import ChannelConfig
 
 # The most connections of a client. Its calls, and its streams one at a time, have the first one.
 MAX_CONNECTIONS = 4
@@ -35,7 +35,7 @@ _USER_AGENT = f"idalloc-python/{version('idalloc')}"
 _left_behind: list[object] = []
 
 
-def channel_options(access: Access) -> list[tuple[str, str | int]]:
+def channel_options(access: ChannelConfig) -> list[tuple[str, str | int]]:
     """Settings of a channel; unary calls have the retry policy beside the protos, streams have none."""
     return [
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),

@@ -16,7 +16,7 @@ from idalloc._core.requests import (
     to_range,
 )
 from idalloc._issued_log.log import IssuedLog
-from idalloc._transport.access import Access
+from idalloc._transport.access import ChannelConfig
 from idalloc._transport.channel import MAX_CONNECTIONS, Connection, channel_options
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
@@ -59,7 +59,9 @@ class BaseClient:
     ) -> None:
         self.target = target
         self.timeout = timeout
-        self._access = Access(target, token=token, credentials=credentials, server_name=server_name, insecure=insecure)
+        self._access = ChannelConfig(
+            target, token=token, credentials=credentials, server_name=server_name, insecure=insecure
+        )
         self._log = None if log is None else IssuedLog(log)
         self._connections = [Connection(self._open, of_asyncio=True) for _ in range(MAX_CONNECTIONS)]
         self._connection = self._connections[0]

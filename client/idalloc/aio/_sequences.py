@@ -3,7 +3,14 @@
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from idalloc._core.sequences import Pages, Settings, advance_request, create_request, delete_request, update_request
+from idalloc._core.sequences import (
+    Pages,
+    SequenceSettings,
+    advance_request,
+    create_request,
+    delete_request,
+    update_request,
+)
 from idalloc.aio._base import BaseClient
 from idalloc.v1 import sequences_pb2 as pb
 
@@ -17,7 +24,7 @@ class Sequences:
     def __init__(self, client: BaseClient) -> None:
         self._client = client
 
-    async def create(self, name: str, **settings: "Unpack[Settings]") -> pb.Sequence:
+    async def create(self, name: str, **settings: "Unpack[SequenceSettings]") -> pb.Sequence:
         """As ``idalloc.Client.sequences.create``."""
         request = create_request(name, settings)
         return (await self._client._call(lambda stubs: stubs.sequences.CreateSequence, request)).sequence
@@ -36,7 +43,9 @@ class Sequences:
             for sequence in response.sequences:
                 yield sequence
 
-    async def update(self, name: str, *, etag: str = "", **settings: "Unpack[Settings]") -> pb.UpdateSequenceResponse:
+    async def update(
+        self, name: str, *, etag: str = "", **settings: "Unpack[SequenceSettings]"
+    ) -> pb.UpdateSequenceResponse:
         """As ``idalloc.Client.sequences.update``."""
         request = update_request(name, settings, etag)
         return await self._client._call(lambda stubs: stubs.sequences.UpdateSequence, request)

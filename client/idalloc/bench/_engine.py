@@ -22,7 +22,7 @@ from idalloc._core.errors import (
 )
 from idalloc._core.replies import check_chunk, checked
 from idalloc._issued_log.log import IssuedLog
-from idalloc._transport.access import Access
+from idalloc._transport.access import ChannelConfig
 from idalloc.bench._latencies import Latencies
 from idalloc.bench._plan import Call, Plan, calls
 from idalloc.bench._verifier import Mark, Trail, Verifier
@@ -109,7 +109,7 @@ class Bench:
         ids_over_time: How many ids.
     """
 
-    def __init__(self, plan: Plan, access: Access, log: IssuedLog | None = None) -> None:
+    def __init__(self, plan: Plan, access: ChannelConfig, log: IssuedLog | None = None) -> None:
         self.plan = plan
         self._access = access
         self._log = log
@@ -308,7 +308,7 @@ def _method(channel: grpc.aio.Channel, call: Call) -> Any:
     return kind(path, request_serializer=None, response_deserializer=call.response.FromString)
 
 
-def run(plan: Plan, access: Access, log: IssuedLog | None = None) -> Bench:
+def run(plan: Plan, access: ChannelConfig, log: IssuedLog | None = None) -> Bench:
     """Runs a plan, on uvloop where it is installed.
 
     Raises:

@@ -89,7 +89,7 @@ def bench(
     target, limit = settings(context, server, timeout)
     try:
         from idalloc._issued_log.log import IssuedLog
-        from idalloc._transport.access import Access
+        from idalloc._transport.access import ChannelConfig
         from idalloc.bench import _chart, _engine, _plan, _report
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "hdrh":
@@ -111,7 +111,7 @@ def bench(
         timeout=limit,
         verify=verify,
     )
-    access = Access(target, **arguments(context, target))
+    access = ChannelConfig(target, **arguments(context, target))
     with opening_log(context):
         issued = None if log is None else IssuedLog(log)
     try:

@@ -9,7 +9,7 @@ from idalloc.cli import _output
 from idalloc.cli._options import Json, Server, Timeout, arguments, connect, settings
 
 if TYPE_CHECKING:
-    from idalloc._transport.access import Arguments
+    from idalloc._transport.access import ChannelArguments
 
 # What the server calls the check of its store.
 STORE = "store"
@@ -59,7 +59,7 @@ def _why(context: typer.Context, server: str | None, timeout: str | None) -> str
         return "its log says why"
 
 
-def check(target: str, service: str, timeout: float, shown: "Arguments") -> str:
+def check(target: str, service: str, timeout: float, shown: "ChannelArguments") -> str:
     """Asks a server for a service's health.
 
     Raises:
@@ -67,9 +67,9 @@ def check(target: str, service: str, timeout: float, shown: "Arguments") -> str:
     """
     import grpc
 
-    from idalloc._transport.access import Access
+    from idalloc._transport.access import ChannelConfig
 
-    access = Access(target, **shown)
+    access = ChannelConfig(target, **shown)
     if access.credentials is None:
         opened = grpc.insecure_channel(target, access.options)
     else:

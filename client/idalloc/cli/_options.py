@@ -17,7 +17,7 @@ from idalloc.cli._plugins import is_others
 
 if TYPE_CHECKING:
     from idalloc import Client, InvalidRequest
-    from idalloc._transport.access import Arguments
+    from idalloc._transport.access import ChannelArguments
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -78,7 +78,7 @@ Log = Annotated[
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the reply as JSON, numbers of 64 bits as text.")]
 
 
-class Shown(NamedTuple):
+class ShownCredentials(NamedTuple):
     """What the client is to show, and to trust: options that stand before the verb alone. No secret is among them."""
 
     tls: bool
@@ -90,12 +90,12 @@ class Shown(NamedTuple):
     insecure: bool
 
 
-class Settings(NamedTuple):
+class GlobalOptions(NamedTuple):
     """What was said before the verb."""
 
     server: str
     timeout: str
-    shown: Shown
+    shown: ShownCredentials
 
 
 def remember(
@@ -156,19 +156,19 @@ def remember(
     if not is_others(context.invoked_subcommand):  # the server itself refuses to start
         for warning in warnings(os.environ):
             _output.say(warning)
-    shown = Shown(tls, ca, cert, key, server_name, token_file, insecure)
-    context.obj = Settings(server or DEFAULT_TARGET, timeout or "5s", shown)
+    shown = ShownCredentials(tls, ca, cert, key, server_name, token_file, insecure)
+    context.obj = GlobalOptions(server or DEFAULT_TARGET, timeout or "5s", shown)
 
 
 def remember_for_group(context: typer.Context, server: Server = None, timeout: Timeout = None) -> None:
     """Keeps what was said before a verb of a group."""
-    before: Settings = context.obj
+    before: GlobalOptions = context.obj
     context.obj = before._replace(server=server or before.server, timeout=timeout or before.timeout)
 
 
 def settings(context: typer.Context, server: str | None, timeout: str | None) -> tuple[str, float]:
     """Which server, and how many seconds: what was said after the verb, else what was said before."""
-    before: Settings = context.obj
+    before: GlobalOptions = context.obj
     target = server or before.server
     try:
         return target, seconds(timeout or before.timeout)
@@ -176,19 +176,19 @@ def settings(context: typer.Context, server: str | None, timeout: str | None) ->
         raise typer.BadParameter(error.message, context, param_hint="'--timeout'") from None
 
 
-def arguments(context: typer.Context, target: str) -> "Arguments":
+def arguments(context: typer.Context, target: str) -> "ChannelArguments":
     """Reads what the client of a target is to show, and to trust."""
-    from idalloc._transport.access import Access, AccessRefused, read_access
+    from idalloc._transport.access import ChannelConfig, ChannelConfigError, read_channel_arguments
 
-    shown: Shown = context.obj.shown
+    shown: ShownCredentials = context.obj.shown
     source = context.find_root().get_parameter_source("token_file")
     # What the command line says goes before the environment, whose two variables are on a par.
     on_the_line = source is not None and source.name == "COMMANDLINE"
     token = None if on_the_line else os.environ.get("IDALLOC_TOKEN")
     try:
-        read = read_access(**shown._asdict(), token=token)
-        Access(target, **read)
-    except AccessRefused as refused:
+        read = read_channel_arguments(**shown._asdict(), token=token)
+        ChannelConfig(target, **read)
+    except ChannelConfigError as refused:
         name = f"'--{refused.setting.replace('_', '-')}'"
         if refused.setting == "token" or (refused.setting == "server" and target == os.environ.get("IDALLOC_SERVER")):
             name = f"IDALLOC_{refused.setting.upper()}"

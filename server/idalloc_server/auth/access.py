@@ -69,7 +69,7 @@ class SequenceQuota:
     calls_per_second: int | None = None
 
 
-class Access:
+class AccessPolicy:
     """All identities and quotas, as they are at the moment. Nothing in it changes.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, SequenceQuota
+from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, AccessPolicy, Identity, SequenceQuota
 from idalloc_server.domain.errors import StartRefused, unreadable
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.text import is_safe
@@ -141,7 +141,7 @@ class AccessFile:
         # Not the loop's own: slow readers may have all threads of that, see transport.py.
         self._reader = ThreadPoolExecutor(1, "access")
 
-    def read(self, *, may_be_empty: bool = False) -> Access:
+    def read(self, *, may_be_empty: bool = False) -> AccessPolicy:
         """Reads it.
 
         Args:
@@ -163,7 +163,7 @@ class AccessFile:
         self._seen = seen
         return parse(content, str(self._path), may_be_empty=may_be_empty)
 
-    def read_again(self, *, forced: bool = False) -> Access | None:
+    def read_again(self, *, forced: bool = False) -> AccessPolicy | None:
         """Reads it if it has changed since it was last read; None where it has not.
 
         One that is missing or has no entry authorizes nobody, if the next call finds it so, too.
@@ -194,7 +194,7 @@ class AccessFile:
         """Has ``follow`` read it now, also where it has not changed."""
         self._reloading.set()
 
-    async def follow(self, use: Callable[[Access], None]) -> None:
+    async def follow(self, use: Callable[[AccessPolicy], None]) -> None:
         """Has each change used, for ever. Its owner cancels it. A file that is wrong changes nothing."""
         event, fault, looks = "", "", 0
         while True:
@@ -226,7 +226,7 @@ def _stat(path: Path) -> _Stat:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> Access:
+def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPolicy:
     """Reads the content of an access file.
 
     Args:
@@ -252,7 +252,7 @@ def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> Access:
     identities = [_read(_Identity, "identity", each, number, path) for number, each in _numbered(tables, "identity")]
     quotas = [_read(_Quota, "quota", each, number, path) for number, each in _numbered(tables, "quota")]
     _check_unique(identities, path)
-    return Access([_identity(each) for each in identities], [_quota(each) for each in quotas])
+    return AccessPolicy([_identity(each) for each in identities], [_quota(each) for each in quotas])
 
 
 def _where(error: Exception) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from idalloc_server.domain.change_events import Settings, told
+from idalloc_server.domain.change_events import ChangedSettings, listening
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.status import CODES
 from idalloc_server.telemetry.logs import audit_log, refused_log
@@ -35,7 +35,7 @@ class Audit:
             key = (None, "", refusal.reason, "others")
         self._sums[key] += 1
 
-    def tell_sums(self) -> None:
+    def log_totals(self) -> None:
         """Records what was counted since the last time."""
         sums, self._sums = self._sums, Counter()
         for (identity, method, reason, subject), count in sums.items():
@@ -53,7 +53,7 @@ class Audit:
             what: What it is about.
         """
         deed = _Deed({"identity": identity, "peer": peer, "method": method, **what})
-        with told(deed.changed):
+        with listening(deed.changed):
             try:
                 yield
             except Refusal as refusal:
@@ -71,11 +71,11 @@ class Audit:
 class _Deed:
     def __init__(self, what: dict[str, Any]) -> None:
         self._what = what
-        self._changes: dict[str, Settings] = {}
+        self._changes: dict[str, ChangedSettings] = {}
         self._ended = False
 
-    def changed(self, before: Settings, after: Settings) -> None:
-        """See ``Witness``."""
+    def changed(self, before: ChangedSettings, after: ChangedSettings) -> None:
+        """See ``ChangeListener``."""
         self._changes = {"before": before, "after": after}
         if self._ended:  # Its caller went away, and it was done all the same.
             audit_log.info("audit", **self._what, **self._changes, code="OK", caller="left")

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import grpc
 
-from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, Access, Identity, Role
+from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, AccessPolicy, Identity, Role
 from idalloc_server.auth.audit import Audit
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.quotas import Budget, Quotas
-from idalloc_server.auth.rejected_callers import TRIES_PER_SECOND, Failures, host_of
+from idalloc_server.auth.rejected_callers import TRIES_PER_SECOND, RejectedCallers, host_of
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     PermissionDenied,
@@ -107,7 +107,7 @@ class Door:
         self,
         clock: Clock,
         max_ids_per_call: int,
-        access: Access | None = None,
+        access: AccessPolicy | None = None,
         *,
         asks: bool = False,
         metadata_of: MetadataReader = invocation_metadata,
@@ -117,17 +117,17 @@ class Door:
         self._max_ids = max_ids_per_call
         self._is_open = access is None and certificates is None
         self.certificates = certificates
-        self._access = Access() if access is None else access
+        self._access = AccessPolicy() if access is None else access
         self.asks = asks or bool(self._access.identities)
         self._metadata_of = metadata_of
         # Who showed what, of those that were let in: hashing a token costs a call more than all else here.
         self._known: dict[str, Identity] = {}
         self._quotas = Quotas(clock, self._access)
-        self._strangers = Failures(clock)
-        self._denied = Failures(clock)
+        self._strangers = RejectedCallers(clock)
+        self._denied = RejectedCallers(clock)
         self._ending_streams = False
 
-    def use(self, access: Access) -> None:
+    def use(self, access: AccessPolicy) -> None:
         """Goes on with others who may do something. Ends the running streams of those who no longer may."""
         self._access = access
         self._known = {}
@@ -137,17 +137,17 @@ class Door:
     def ask(self) -> None:
         """Asks who calls from now on, also those whose streams run, since another process of this server does."""
         self.asks = True
-        self._access = Access(self._access.identities, self._access.quotas)
+        self._access = AccessPolicy(self._access.identities, self._access.quotas)
 
     def end_streams(self) -> None:
         """Ends streams that wait for their quota."""
         self._ending_streams = True
 
-    async def tell_sums(self) -> None:
+    async def log_totals(self) -> None:
         """Records each second what was counted, for ever. Its owner cancels it."""
         while True:
             await asyncio.sleep(1)
-            self.audit.tell_sums()
+            self.audit.log_totals()
 
     def guard(self, method: str, handler: Any, *, streams: bool) -> Any:
         """Puts the door before a method.

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from heapq import nlargest
 
-from idalloc_server.auth.access import Access, Identity
+from idalloc_server.auth.access import AccessPolicy, Identity
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
@@ -137,7 +137,7 @@ class Quotas:
         most_sequences: How many sequences' buckets are kept.
     """
 
-    def __init__(self, clock: Clock, access: Access, most_sequences: int = MAX_SEQUENCES) -> None:
+    def __init__(self, clock: Clock, access: AccessPolicy, most_sequences: int = MAX_SEQUENCES) -> None:
         self._now = clock.boot
         self._most = most_sequences
         self._identities: dict[str, Budget] = {}
@@ -145,7 +145,7 @@ class Quotas:
         self._access = access
         self.use(access)
 
-    def use(self, access: Access) -> None:
+    def use(self, access: AccessPolicy) -> None:
         """Goes on with other limits. What was taken lately goes on counting."""
         now = self._now()
         self._access = access

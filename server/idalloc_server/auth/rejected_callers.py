@@ -16,7 +16,7 @@ MAX_CALLERS = 10_000
 IPV6_PREFIX = 64
 
 
-class Failures:
+class RejectedCallers:
     """Counts failures by who calls.
 
     Args:

@@ -26,7 +26,7 @@ class _Lowers(_Refused):
 
 
 @dataclass
-class Import:
+class Importer:
     """Brings what was read to a store. It may be done again after a failure, and as often as one likes.
 
     Each time it ends the leases of every sequence that is in the store already, also where the counters are equal,

@@ -9,16 +9,16 @@ from typing import Any
 
 from idalloc_server.domain.records import Row
 
-Settings = dict[str, Any]
+ChangedSettings = dict[str, Any]
 # Called with what was before, and what it is now, of the settings that changed.
-Witness = Callable[[Settings, Settings], None]
+ChangeListener = Callable[[ChangedSettings, ChangedSettings], None]
 
 # A change is made in a task of its own, which may outlive the call: tasks take this over from who began them.
-_witness: ContextVar[Witness | None] = ContextVar("witness", default=None)
+_witness: ContextVar[ChangeListener | None] = ContextVar("witness", default=None)
 
 
 @contextmanager
-def told(witness: Witness) -> Iterator[None]:
+def listening(witness: ChangeListener) -> Iterator[None]:
     """Has a witness told of what is changed in this block, and in the tasks that it begins."""
     before = _witness.set(witness)
     try:
@@ -27,7 +27,7 @@ def told(witness: Witness) -> Iterator[None]:
         _witness.reset(before)
 
 
-def changed(before: Settings, after: Settings) -> None:
+def publish_settings(before: ChangedSettings, after: ChangedSettings) -> None:
     """Tells the witness of the present call, if any, of settings; those that are the same are left out."""
     witness = _witness.get()
     if witness is not None:
@@ -38,13 +38,13 @@ def changed(before: Settings, after: Settings) -> None:
         )
 
 
-def changed_row(before: Row | None, after: Row) -> None:
+def publish_sequence(before: Row | None, after: Row) -> None:
     """Tells the same of a sequence; ``before`` is None where there was none."""
     if _witness.get() is not None:
-        changed({} if before is None else _settings(before), _settings(after))
+        publish_settings({} if before is None else _settings(before), _settings(after))
 
 
-def _settings(row: Row) -> Settings:
+def _settings(row: Row) -> ChangedSettings:
     settings = {each.name: getattr(row.sequence, each.name) for each in fields(row.sequence)}
     settings["labels"] = dict(row.sequence.labels)
     plain = {name: value.name if isinstance(value, Enum) else value for name, value in settings.items()}

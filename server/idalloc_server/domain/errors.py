@@ -399,9 +399,9 @@ def unreadable(setting: str, path: Path, error: OSError) -> FileUnreadable:
 
     A path is told only where it is a whole one: what is none may be a secret that was given in place of its file.
     """
-    return FileUnreadable(setting, f"cannot read {told(path)}: {error.strerror}")
+    return FileUnreadable(setting, f"cannot read {shown_path(path)}: {error.strerror}")
 
 
-def told(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """Returns how a file is named that may not be one, see ``unreadable``."""
     return str(path) if path.is_absolute() else "the file that it names"

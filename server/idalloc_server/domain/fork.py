@@ -8,25 +8,25 @@ from typing import Protocol
 NO_PROCESS = -1
 
 
-class Forgetful(Protocol):
+class ForkAware(Protocol):
     """Holds something that is this process's alone."""
 
-    def forget_parent(self) -> None:
+    def forget_after_fork(self) -> None:
         """Gives up what the parent of this process holds, in the child of a fork."""
         ...
 
 
-_watched: "weakref.WeakSet[Forgetful]" = weakref.WeakSet()
+_watched: "weakref.WeakSet[ForkAware]" = weakref.WeakSet()
 
 
-def watch(holder: Forgetful) -> None:
-    """Has ``holder.forget_parent`` called in each child that this process forks, as long as it lives."""
+def register(holder: ForkAware) -> None:
+    """Has ``holder.forget_after_fork`` called in each child that this process forks, as long as it lives."""
     _watched.add(holder)
 
 
 def _forget_in_child() -> None:
     for holder in list(_watched):
-        holder.forget_parent()
+        holder.forget_after_fork()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork either

@@ -40,7 +40,7 @@ class Grant(NamedTuple):
         return self.last_value - self.granted * self.step
 
 
-class Seen(NamedTuple):
+class GrantFloor(NamedTuple):
     """What a counter must not be behind of, for anything to be granted.
 
     Attributes:
@@ -58,7 +58,7 @@ class Seen(NamedTuple):
         return generation < self.generation or not self.least <= last_value <= self.most
 
 
-NOTHING = Seen()
+NO_FLOOR = GrantFloor()
 
 
 class Row(NamedTuple):
@@ -114,7 +114,7 @@ class Revision(NamedTuple):
     deleted: bool = False
 
 
-class Allocation(NamedTuple):
+class RecordedAllocation(NamedTuple):
     """What was answered, or is to be answered, to a request with a request id.
 
     Attributes:

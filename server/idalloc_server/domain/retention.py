@@ -11,7 +11,7 @@ OLD_WINDOW = 3600.0
 SPACING = 10
 
 
-class Recorded(NamedTuple):
+class RecordPosition(NamedTuple):
     """A point in the order in which a store recorded allocations; no clock that can be set has a part in it.
 
     Attributes:
@@ -33,11 +33,11 @@ class Retention(NamedTuple):
         own_window: How long a row without a window is kept, in seconds.
     """
 
-    seen: Many[tuple[Recorded, float]]
+    seen: Many[tuple[RecordPosition, float]]
     own_window: float
 
     @property
-    def last(self) -> Recorded:
+    def last(self) -> RecordPosition:
         """The last point up to which anything may be removed."""
         return self.seen[-1][0]
 
@@ -55,9 +55,9 @@ class SeenRecords:
     """What this process saw of the order of records, and when: a few hundred points at most, however long it runs."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[Recorded, float]] = []
+        self._seen: list[tuple[RecordPosition, float]] = []
 
-    def note(self, newest: Recorded | None, now: float) -> None:
+    def note(self, newest: RecordPosition | None, now: float) -> None:
         """Notes the newest record.
 
         Args:

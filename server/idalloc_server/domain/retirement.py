@@ -12,7 +12,7 @@ from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
 
 # The mark's name. It begins with what no name of a sequence may have in it.
 RETIREMENT = f"{PERIOD_MARK}retired"
-# The author of a tombstone that a retirement made begins with it: such a sequence was not deleted, but has moved.
+# The change_token of a tombstone that a retirement made begins with it: such a sequence was not deleted, but has moved.
 RETIRED_BY = "retire:"
 
 

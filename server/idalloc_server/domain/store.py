@@ -6,8 +6,8 @@ from collections.abc import Sequence as Many
 from typing import Protocol, TypeVar
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
-from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
-from idalloc_server.domain.retention import Recorded, Retention
+from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.sequences.model import Sequence
 
 _T = TypeVar("_T")
@@ -37,7 +37,7 @@ class Store(Protocol):
         """
         ...
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
         """Moves a sequence's counter by ``wanted`` steps, in one atomic write; not at all where its bound is nearer.
 
         With ``wanted`` 0 the counter stays, and the answer tells the generation: this renews a lease. Of a sequence of
@@ -61,7 +61,7 @@ class Store(Protocol):
         ...
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         """Grants timestamps: values of the clock that nobody had, in one atomic write.
 
@@ -149,7 +149,7 @@ class Store(Protocol):
         """
         ...
 
-    async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+    async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """Writes down what is to be answered, where nothing is written down under that request id; in one statement.
 
         Args:
@@ -161,11 +161,11 @@ class Store(Protocol):
         """
         ...
 
-    async def recorded(self, request_id: str) -> Allocation | None:
+    async def recorded(self, request_id: str) -> RecordedAllocation | None:
         """Returns what is written down under a request id, as the last acknowledged write left it."""
         ...
 
-    async def newest_recorded(self) -> Recorded | None:
+    async def newest_recorded(self) -> RecordPosition | None:
         """Returns the newest point in the order of recorded allocations; None where there is no allocation.
 
         Every allocation that is recorded after this call comes later in that order, whatever any clock says.
@@ -241,7 +241,7 @@ class Store(Protocol):
         ...
 
 
-async def within(timeout: float, call: Awaitable[_T]) -> _T:
+async def within_timeout(timeout: float, call: Awaitable[_T]) -> _T:
     """Awaits a store call for ``timeout`` seconds.
 
     Raises:

@@ -10,7 +10,7 @@ from idalloc_server.domain.errors import Refusal
 _log = structlog.get_logger("idalloc.store")
 
 
-class StoreCheck:
+class StoreHealth:
     """The store's health, as the callers of this process and its refills see it.
 
     Attributes:

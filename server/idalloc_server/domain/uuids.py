@@ -23,7 +23,7 @@ _VERSION_4 = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT_OF = bytes(byte & 0x3F | 0x80 for byte in range(256))
 
 
-class Uuids:
+class UuidGenerator:
     """Makes UUIDs. Those of version 7 rise for ever within the process, whatever its clock does.
 
     Version 7 is by RFC 9562, section 6.2, method 2: a new millisecond starts with fresh random bits; where the clock
@@ -41,7 +41,7 @@ class Uuids:
         self._head = 0
         self._low = self._fresh_low()
         self._pid = os.getpid()
-        fork.watch(self)
+        fork.register(self)
 
     def v4(self, count: int) -> list[bytes]:
         """Returns ``count`` random UUIDs."""
@@ -68,7 +68,7 @@ class Uuids:
         first_half = (ms << 16 | 7 << 12 | tail).to_bytes(8, "big")
         return [first_half + (low | _VARIANT).to_bytes(8, "big") for low in lows[1:]]
 
-    def forget_parent(self) -> None:
+    def forget_after_fork(self) -> None:
         """Goes on with bits of its own, in the child of a fork."""
         self._pid = fork.NO_PROCESS
 

@@ -16,14 +16,14 @@ from google.protobuf.descriptor import ServiceDescriptor
 from idalloc_server import status
 from idalloc_server.auth.door import Context, Door, StreamHandler, UnaryHandler
 from idalloc_server.domain.errors import Refusal, ServerDraining
-from idalloc_server.domain.store_health import StoreCheck
+from idalloc_server.domain.store_health import StoreHealth
 from idalloc_server.rpc.decoding import UNREADABLE, unreadable
 from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls
 
 _log = structlog.get_logger("idalloc.rpc")
 
 
-class Calls:
+class RpcLayer:
     """All calls of this server.
 
     Args:
@@ -38,7 +38,7 @@ class Calls:
     """
 
     def __init__(
-        self, metrics: CallMetrics, door: Door, store_check: StoreCheck, *, log_each: bool, push_back: bool = True
+        self, metrics: CallMetrics, door: Door, store_check: StoreHealth, *, log_each: bool, push_back: bool = True
     ) -> None:
         self.failed = FailedCalls()
         self._metrics = metrics

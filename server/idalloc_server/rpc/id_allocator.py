@@ -8,15 +8,15 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.auth.door import Context
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.document_ids.generator import DocIdRun, DocIds
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, DocIdRun
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.idempotency.request_ids import RequestIds, with_date
+from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator, with_date
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
-from idalloc_server.domain.uuids import UUID_BYTES, Uuids
+from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
 from idalloc_server.xproto import notice
 
 DEFAULT_CHUNK = 10_000
@@ -46,11 +46,11 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
     def __init__(
         self,
         allocator: Allocator,
-        doc_ids: DocIds,
+        doc_ids: DocIdGenerator,
         clock: Clock,
         max_ids_per_call: int,
-        request_ids: RequestIds,
-        uuids: Uuids,
+        request_ids: IdempotentAllocator,
+        uuids: UuidGenerator,
         node: int,
     ) -> None:
         self._allocator = allocator
@@ -104,7 +104,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             try:
                 yield reply
             except GeneratorExit:
-                self._allocator.burned.add(request.sequence, taken.period, Cause.CANCELLED, count)
+                self._allocator.burned.add(request.sequence, taken.period, BurnCause.CANCELLED, count)
                 raise
             left -= count
 
@@ -153,7 +153,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         self._add_forms(reply, request.view, taken, prefix)
         return reply
 
-    def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, taken: Range) -> None:
+    def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, taken: IdRange) -> None:
         """Sets the fields that both replies with a range have: one by one, which costs the least."""
         first_id, id_count, step, generation, expires_at, sequence, period = taken
         issued = reply.range
@@ -173,7 +173,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         self,
         reply: pb.AllocateRangeResponse | pb.StreamRangesResponse,
         view: pb.RangeView.ValueType,
-        taken: Range,
+        taken: IdRange,
         prefix: int,
     ) -> None:
         """Adds what the view asks for besides the range. The range's period is what its texts show."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from idalloc.v1 import node_pb2, node_pb2_grpc
 from idalloc_server.auth.door import Context
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.document_ids.generator import DocIds, Keeper
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
 from idalloc_server.domain.errors import InvalidRequest
 
 # What UpdateNode changes, and what it is called in the domain.
@@ -24,7 +24,7 @@ class Workers(Protocol):
     count: int
 
     async def change(self, given: Mapping[str, int], *, persist: bool) -> None:
-        """Makes a change in all of them, or in none; see ``DocIds.change``.
+        """Makes a change in all of them, or in none; see ``DocIdGenerator.change``.
 
         Args:
             given: What to change.
@@ -47,22 +47,22 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         allocator: Issues ranges.
         doc_ids: Makes document ids.
         store: The store's address, without passwords.
-        keeper: Who keeps settings over restarts; None where nobody does, or where the workers see to it.
+        node_settings: Who keeps settings over restarts; None where nobody does, or where the workers see to it.
         workers: All workers of the server; None for one that is this process alone.
     """
 
     def __init__(
         self,
         allocator: Allocator,
-        doc_ids: DocIds,
+        doc_ids: DocIdGenerator,
         store: str,
-        keeper: Keeper | None = None,
+        node_settings: NodeSettings | None = None,
         workers: Workers | None = None,
     ) -> None:
         self._allocator = allocator
         self._doc_ids = doc_ids
         self._store = store
-        self._keeper = keeper
+        self._node_settings = node_settings
         self._workers = workers
 
     async def GetNode(self, request: node_pb2.GetNodeRequest, context: Context) -> node_pb2.GetNodeResponse:
@@ -74,10 +74,10 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         given = {_CHANGEABLE[field]: getattr(request.node, field) for field in _to_change(request)}
         if self._workers is not None:
             await self._workers.change(given, persist=request.persist)
-        elif request.persist and self._keeper is None:
+        elif request.persist and self._node_settings is None:
             raise InvalidRequest("persist", "this node keeps no settings")
         else:
-            await self._doc_ids.change(**given, keeper=self._keeper if request.persist else None)
+            await self._doc_ids.change(**given, node_settings=self._node_settings if request.persist else None)
         return node_pb2.UpdateNodeResponse(node=await self._node())
 
     async def _node(self) -> node_pb2.Node:

@@ -11,14 +11,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from idalloc_server.auth.door import Context, Door
 from idalloc_server.domain.errors import Refusal, ServerDraining
-from idalloc_server.rpc.calls import Calls
+from idalloc_server.rpc.calls import RpcLayer
 
 # Its own annotations say that it is a coroutine, which it is not.
 _Base: Any = reflection.aio.ReflectionServicer
 _METHOD = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
-def enable(server: grpc.aio.Server, services: Sequence[str], door: Door, calls: Calls) -> "_Guarded":
+def enable(server: grpc.aio.Server, services: Sequence[str], door: Door, calls: RpcLayer) -> "_Guarded":
     """Lets clients ask a server for the protos of these services, and of reflection itself.
 
     Args:
@@ -38,7 +38,7 @@ def enable(server: grpc.aio.Server, services: Sequence[str], door: Door, calls: 
 class _Guarded(_Base):  # type: ignore[misc]
     """Reflection for those whom the door knows."""
 
-    def __init__(self, names: Sequence[str], door: Door, calls: Calls) -> None:
+    def __init__(self, names: Sequence[str], door: Door, calls: RpcLayer) -> None:
         super().__init__(names, pool=_MethodAwarePool())
         self._door = door
         self._calls = calls

@@ -14,9 +14,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
 from idalloc_server.auth.door import Context, readable
-from idalloc_server.domain.administration.change_tokens import Author
-from idalloc_server.domain.administration.service import Changed, Registry
-from idalloc_server.domain.administration.summary import Overview
+from idalloc_server.domain.administration.change_tokens import ChangeToken
+from idalloc_server.domain.administration.service import ChangeResult, SequenceService
+from idalloc_server.domain.administration.summary import SequenceSummary
 from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid
 from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
 
@@ -63,15 +63,15 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
         registry: Does it.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: SequenceService) -> None:
         self._registry = registry
 
     async def CreateSequence(self, request: pb.CreateSequenceRequest, context: Context) -> pb.CreateSequenceResponse:
         """See sequences.proto."""
-        author = self._author(request, request.request_id)
+        change_token = self._change_token(request, request.request_id)
         with _inside("sequence"):
             given = _given(request.sequence, _set_fields(request.sequence))
-            created = await self._registry.create(request.sequence.name, given, author)
+            created = await self._registry.create(request.sequence.name, given, change_token)
         return pb.CreateSequenceResponse(sequence=_message(created))
 
     async def GetSequence(self, request: pb.GetSequenceRequest, context: Context) -> pb.GetSequenceResponse:
@@ -112,25 +112,25 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
 
     async def UpdateSequence(self, request: pb.UpdateSequenceRequest, context: Context) -> pb.UpdateSequenceResponse:
         """See sequences.proto."""
-        author = self._author(request, request.request_id)
+        change_token = self._change_token(request, request.request_id)
         fields = _masked_fields(request)
         with _inside("sequence"):
             given = _given(request.sequence, fields)
-            changed = await self._registry.update(request.sequence.name, given, request.sequence.etag, author)
+            changed = await self._registry.update(request.sequence.name, given, request.sequence.etag, change_token)
         return pb.UpdateSequenceResponse(**_change(changed))
 
     async def DeleteSequence(self, request: pb.DeleteSequenceRequest, context: Context) -> pb.DeleteSequenceResponse:
         """See sequences.proto."""
-        author = self._author(request, request.request_id)
-        changed = await self._registry.delete(request.name, request.etag, author)
+        change_token = self._change_token(request, request.request_id)
+        changed = await self._registry.delete(request.name, request.etag, change_token)
         return pb.DeleteSequenceResponse(**_change(changed))
 
     async def AdvanceSequence(self, request: pb.AdvanceSequenceRequest, context: Context) -> pb.AdvanceSequenceResponse:
         """See sequences.proto."""
-        author = self._author(request, request.request_id)
+        change_token = self._change_token(request, request.request_id)
         if not request.HasField("past"):
             raise InvalidRequest("past", "must be set, also where it is 0")
-        changed = await self._registry.advance(request.name, request.past, request.period, request.etag, author)
+        changed = await self._registry.advance(request.name, request.past, request.period, request.etag, change_token)
         return pb.AdvanceSequenceResponse(**_change(changed))
 
     async def ParseId(self, request: pb.ParseIdRequest, context: Context) -> pb.ParseIdResponse:
@@ -145,7 +145,7 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
             check=parts.check,
         )
 
-    def _author(self, request: Message, request_id: str) -> Author:
+    def _change_token(self, request: Message, request_id: str) -> ChangeToken:
         content = request.DESCRIPTOR.full_name.encode() + b"\0" + request.SerializeToString(deterministic=True)
         return self._registry.author(request_id, content)
 
@@ -225,16 +225,16 @@ def _after(request: pb.ListSequencesRequest) -> str:
     return str(after)
 
 
-def _change(changed: Changed) -> dict[str, Any]:
+def _change(changed: ChangeResult) -> dict[str, Any]:
     """Returns the fields that all replies to a change have."""
     return {
-        "sequence": _message(changed.overview),
+        "sequence": _message(changed.summary),
         "effective_time": _timestamp(changed.effective_at),
         "effective_in": _duration(changed.effective_in),
     }
 
 
-def _message(shown: Overview) -> pb.Sequence:
+def _message(shown: SequenceSummary) -> pb.Sequence:
     row = shown.row
     sequence = row.sequence
     return pb.Sequence(

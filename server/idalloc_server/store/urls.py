@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import StartRefused, told
+from idalloc_server.domain.errors import StartRefused, shown_path
 from idalloc_server.domain.store import Store
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.store import CrateStore
@@ -110,8 +110,8 @@ def _crate(url: str, timeout: float) -> Store:
 def _authorization(user: str, password: str | None, parameters: dict[str, str]) -> str | None:
     ways = [name for name in _SECRETS if name in parameters]
     if len(ways) + (password is not None) > 1:
-        told = f"{', '.join(ways)}{' and a password' if password is not None else ''}"
-        raise _refused(f"give one of a password, password_file, jwt and jwt_file, not {told}")
+        shown_path = f"{', '.join(ways)}{' and a password' if password is not None else ''}"
+        raise _refused(f"give one of a password, password_file, jwt and jwt_file, not {shown_path}")
     if not ways:
         return _basic(user, password or "") if user or password is not None else None
     way = ways[0]
@@ -134,12 +134,12 @@ def _content(name: str, path: str) -> str:
     try:
         content = Path(path).read_bytes().decode()
     except OSError as error:
-        raise _refused(f"{name}: cannot read {told(Path(path))}: {error.strerror}") from None
+        raise _refused(f"{name}: cannot read {shown_path(Path(path))}: {error.strerror}") from None
     except ValueError:
-        raise _refused(f"{name}: cannot read {told(Path(path))}: not a text in UTF-8, or not a path") from None
+        raise _refused(f"{name}: cannot read {shown_path(Path(path))}: not a text in UTF-8, or not a path") from None
     secret = content.removesuffix("\n").removesuffix("\r")
     if not secret:
-        raise _refused(f"{name}: there is nothing in {told(Path(path))}")
+        raise _refused(f"{name}: there is nothing in {shown_path(Path(path))}")
     return secret
 
 

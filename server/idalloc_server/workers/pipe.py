@@ -57,13 +57,13 @@ class Pipe:
             await self._writer.wait_closed()
 
 
-def pack(error: Refusal | StartRefused) -> Message:
+def encode_error(error: Refusal | StartRefused) -> Message:
     """Returns an error of the catalogue as JSON can say it."""
     kind = next(each.__name__ for each in type(error).__mro__ if hasattr(errors, each.__name__))
     return {"kind": kind, "message": str(error), "attributes": vars(error)}
 
 
-def unpack(packed: Message) -> Refusal | StartRefused:
+def decode_error(packed: Message) -> Refusal | StartRefused:
     """Returns the error that was packed."""
     kind: type[Refusal | StartRefused] = getattr(errors, packed["kind"])
     error = kind.__new__(kind, packed["message"])

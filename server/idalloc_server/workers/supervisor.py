@@ -18,11 +18,11 @@ from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused, WorkerFailed
 from idalloc_server.listen.address import Address
-from idalloc_server.node_settings import Persisted
+from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import log_stopped, say_welcome, stop_signals
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
-from idalloc_server.workers.pipe import Message, pack, unpack
+from idalloc_server.workers.pipe import Message, decode_error, encode_error
 from idalloc_server.workers.worker_process import WorkerEnded, WorkerProcess
 
 # A worker that served that long is replaced at once when it dies; any other one after a pause that grows.
@@ -51,7 +51,7 @@ class Supervisor:
         created: What to print of a store that this start creates; empty for one that exists.
     """
 
-    def __init__(self, settings: Settings, persisted: Persisted, created: str = "") -> None:
+    def __init__(self, settings: Settings, persisted: NodeSettingsFile, created: str = "") -> None:
         self._settings = settings
         self._created = created
         self._persisted = persisted
@@ -125,7 +125,7 @@ class Supervisor:
             count = sum(each.counts["lease_count"] for each in self._workers.values() if each is not worker)
             worker.tell("answer", number=question["number"], lease_count=count)
 
-    def ask_who_calls(self) -> None:
+    def require_authentication(self) -> None:
         """Has all workers ask who calls, since one does: not each of them sees all that the access file ever said."""
         if not self._asks:
             self._asks = True
@@ -154,7 +154,7 @@ class Supervisor:
         worker.tell("start", number=number, settings=dict(self._settings), asks=self._asks)
         reply = await worker.reply(self._patience(START_CALLS))
         if reply["what"] == "failed":
-            raise unpack(reply["error"])
+            raise decode_error(reply["error"])
         self._welcome = reply["welcome"]
         _log.info("worker_started", worker=number, pid=worker.process.pid)
 
@@ -210,7 +210,7 @@ class Supervisor:
             async with self._turn:
                 await self._change_all(question["given"], persist=question["persist"])
         except Refusal as refusal:
-            error = pack(refusal)
+            error = encode_error(refusal)
         worker.tell("answer", number=question["number"], error=error)
 
     async def _change_all(self, given: dict[str, int], *, persist: bool) -> None:
@@ -231,7 +231,7 @@ class Supervisor:
         try:
             for reply in replies:
                 if reply and reply["what"] == "refused":
-                    raise unpack(reply["error"])
+                    raise decode_error(reply["error"])
             if persist:
                 await self._persisted.save(settings)
         except BaseException:
@@ -250,7 +250,7 @@ class Supervisor:
         try:
             return await worker.reply(self._patience(CHANGE_CALLS))
         except WorkerFailed as error:
-            return {"what": "refused", "error": pack(error)}
+            return {"what": "refused", "error": encode_error(error)}
         except WorkerEnded:
             return None
 

@@ -17,12 +17,12 @@ from idalloc_server import app
 from idalloc_server.auth.door import Door
 from idalloc_server.config import Settings
 from idalloc_server.domain import change_events
-from idalloc_server.domain.document_ids.generator import DocIds, Keeper
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
 from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreFailure, WorkerFailed
 from idalloc_server.rpc.node import Workers
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
-from idalloc_server.workers.pipe import Message, Pipe, pack, unpack
+from idalloc_server.workers.pipe import Message, Pipe, decode_error, encode_error
 
 # How long calls may go on where the supervisor was killed: a new server wants the port.
 ORPHAN_DRAIN_SECONDS = 2.0
@@ -43,7 +43,7 @@ class Worker:
     shares_port = True
     # SIGHUP of a terminal that is closed reaches the supervisor, too.
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
-    keeper: Keeper | None = None  # it is the supervisor who keeps settings
+    node_settings: NodeSettings | None = None  # it is the supervisor who keeps settings
 
     def __init__(self, pipe: Pipe, workers: int, drain_timeout: float, asks: bool = False) -> None:
         self.count = workers
@@ -54,7 +54,7 @@ class Worker:
         self.asks = asks
         self.has_joined = False
         self._pipe = pipe
-        self._doc_ids: DocIds | None = None
+        self._doc_ids: DocIdGenerator | None = None
         self._door: Door | None = None
         self._all_serve = asyncio.Event()
         self._all_stop = False
@@ -100,7 +100,7 @@ class Worker:
     def take(self, listen: str) -> None:
         """See ``Role.take``: the supervisor did it for all."""
 
-    async def join(self, doc_ids: DocIds, door: Door, welcome: str) -> None:
+    async def join(self, doc_ids: DocIdGenerator, door: Door, welcome: str) -> None:
         """See ``Role.join``."""
         self.has_joined = True
         self._doc_ids = doc_ids
@@ -158,13 +158,15 @@ class Worker:
                 # Others may change others at the same time.
                 ours = [name for name in before if name.removeprefix("auto_increment_") in given]
                 after = self._settings()
-                change_events.changed({name: before[name] for name in ours}, {name: after[name] for name in ours})
+                change_events.publish_settings(
+                    {name: before[name] for name in ours}, {name: after[name] for name in ours}
+                )
 
         question = self._ask("change", given=dict(given), persist=persist)
         question.add_done_callback(tell_witness)
         answer = await asyncio.shield(question)  # It goes on where the caller leaves, and the witness hears of it.
         if answer["error"] is not None:
-            raise unpack(answer["error"])
+            raise decode_error(answer["error"])
 
     async def lease_count(self) -> int:
         """See ``Workers.lease_count``."""
@@ -191,13 +193,15 @@ class Worker:
         try:
             if self._doc_ids is None:
                 raise ServerDraining
-            await self._doc_ids.change(**given, keeper=_Agreement(self._pipe, self._agreed))
+            await self._doc_ids.change(**given, node_settings=_Agreement(self._pipe, self._agreed))
         except Refusal as refusal:
-            self._pipe.tell("refused", error=pack(refusal))
+            self._pipe.tell("refused", error=encode_error(refusal))
         except Exception as fault:
             # All others wait for the reply.
             _log.error("change_failed", exc_info=fault)
-            self._pipe.tell("refused", error=pack(WorkerFailed(f"a worker failed: {fault!r}; its log says more")))
+            self._pipe.tell(
+                "refused", error=encode_error(WorkerFailed(f"a worker failed: {fault!r}; its log says more"))
+            )
         else:
             self._pipe.tell("changed")
 
@@ -223,17 +227,17 @@ class Worker:
 
 
 class _Agreement:
-    """Holds a change back, at the point where nothing can fail any more, until all workers are there; a ``Keeper``."""
+    """A ``NodeSettings`` that holds a change back until all workers have prepared it."""
 
     def __init__(self, pipe: Pipe, agreed: asyncio.Future[bool]) -> None:
         self._pipe = pipe
         self._agreed = agreed
 
     def check(self, settings: Iterable[str]) -> None:
-        """See ``Keeper``: the supervisor checks."""
+        """See ``NodeSettings``: the supervisor checks."""
 
     async def save(self, settings: Mapping[str, int]) -> None:
-        """See ``Keeper``."""
+        """See ``NodeSettings``."""
         self._pipe.tell("ready")
         if not await self._agreed:
             raise ServerDraining  # for the supervisor, who knows better
@@ -261,7 +265,7 @@ async def work(connection: socket.socket) -> None:
     try:
         await serving
     except (StartRefused, StoreFailure) as error:
-        pipe.tell("failed", error=pack(error))
+        pipe.tell("failed", error=encode_error(error))
     except asyncio.CancelledError:
         pass
     finally:

@@ -26,7 +26,7 @@ class WorkerListener(Protocol):
     def asked(self, worker: "WorkerProcess", question: Message) -> None:
         """Answers a question of the worker."""
 
-    def ask_who_calls(self) -> None:
+    def require_authentication(self) -> None:
         """Has all workers authenticate callers."""
 
     def drained(self, worker: "WorkerProcess") -> None:
@@ -77,7 +77,7 @@ class WorkerProcess:
                 case "ask":
                     supervisor.asked(self, message)
                 case "asks":
-                    supervisor.ask_who_calls()
+                    supervisor.require_authentication()
                 case "closed":
                     self.closed.set()
                 case "drained":

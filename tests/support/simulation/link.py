@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
-from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
-from idalloc_server.domain.retention import Recorded, Retention
+from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
 from idalloc_server.domain.store import Store
 from tests.support.simulation.loop import SimulatedLoop
@@ -109,11 +109,11 @@ class Link:
     async def open(self) -> None:
         await self._call("open")
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
         return await self._granting(name, wanted, "grant", name, wanted, lease_ms, seen)
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         return await self._granting(name, wanted, "grant_timestamps", name, wanted, lease_ms, now, ahead, seen)
 
@@ -138,16 +138,16 @@ class Link:
         row: Row | None = await self._call("revise", name, revision, change)
         return row
 
-    async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
-        stand: dict[str, Allocation] = await self._call("record", allocations)
+    async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
+        stand: dict[str, RecordedAllocation] = await self._call("record", allocations)
         return stand
 
-    async def recorded(self, request_id: str) -> Allocation | None:
-        stands: Allocation | None = await self._call("recorded", request_id)
+    async def recorded(self, request_id: str) -> RecordedAllocation | None:
+        stands: RecordedAllocation | None = await self._call("recorded", request_id)
         return stands
 
-    async def newest_recorded(self) -> Recorded | None:
-        newest: Recorded | None = await self._call("newest_recorded")
+    async def newest_recorded(self) -> RecordPosition | None:
+        newest: RecordPosition | None = await self._call("newest_recorded")
         return newest
 
     async def count_recorded(self, most: int) -> int:

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from idalloc_server.domain.administration.service import Registry
+from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.document_ids.generator import DocIds
-from idalloc_server.domain.document_ids.start_timestamps import Epoch
-from idalloc_server.domain.idempotency.request_ids import RequestIds
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
+from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator
 from idalloc_server.domain.store import Store
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import MemoryStore
@@ -27,7 +27,7 @@ from tests.support.simulation.loop import SimulatedLoop, simulated_loop
 
 _T = TypeVar("_T")
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 REQUEST_ID_WINDOW = 600.0
 EPOCH_WALL = 1_700_000_000.0
 # What goes on in a node besides calls: it keeps its prefix, drops idle lanes, and removes old request ids.
@@ -68,8 +68,8 @@ class Node:
         self.clock = MachineClock(lambda: world.now, booted=1000.0 * number)
         self.link = Link(world, world.connect(), self.loop)
         self.allocator = Allocator(self.link, self.clock, TERMS)
-        self.registry = Registry(self.link, self.clock, self.allocator, store_timeout=TERMS.store_timeout)
-        self.request_ids = RequestIds(
+        self.registry = SequenceService(self.link, self.clock, self.allocator, store_timeout=TERMS.store_timeout)
+        self.request_ids = IdempotentAllocator(
             self.allocator,
             self.link,
             self.clock,
@@ -77,8 +77,10 @@ class Node:
             window=REQUEST_ID_WINDOW,
             store_timeout=TERMS.store_timeout,
         )
-        self.epoch = Epoch(self.link, self.clock, prefix=prefix, holder=self.name, max_clock_skew=60.0)
-        self.doc_ids: DocIds | None = None
+        self.start_timestamps = StartTimestamps(
+            self.link, self.clock, prefix=prefix, holder=self.name, max_clock_skew=60.0
+        )
+        self.doc_ids: DocIdGenerator | None = None
         self.callers: list[asyncio.Task[Any]] = []
         self.issued_count = 0
         self.took_requests = False
@@ -87,13 +89,13 @@ class Node:
 
     async def start(self) -> None:
         """Claims a start timestamp, and begins what goes on besides calls."""
-        self.doc_ids = DocIds(self.epoch, await self.epoch.start())
-        for job in (self.epoch.run(), self.allocator.run(), self.request_ids.run()):
+        self.doc_ids = DocIdGenerator(self.start_timestamps, await self.start_timestamps.start())
+        for job in (self.start_timestamps.run(), self.allocator.run(), self.request_ids.run()):
             self._jobs.append(self.loop.create_task(job))
 
-    def drop_idle_lanes(self) -> None:
+    def drop_idle_sequences(self) -> None:
         """Begins to, as its own job does now and then."""
-        job = self.loop.create_task(self.allocator.drop_idle_lanes())
+        job = self.loop.create_task(self.allocator.drop_idle_sequences())
         self._jobs.append(job)
         job.add_done_callback(self._jobs.remove)
 
@@ -113,12 +115,16 @@ class Node:
                 finally:
                     self.request_ids.abandon()
                     self.allocator.abandon()
-        await self.epoch.release()
+        await self.start_timestamps.release()
 
     @property
     def held(self) -> int:
         """How many ids it has in memory."""
-        return sum(part._lease.left for lane in self.allocator._lanes.values() for part in lane.parts)
+        return sum(
+            part._lease.left
+            for sequence_allocator in self.allocator._sequence_allocators.values()
+            for part in sequence_allocator.parts
+        )
 
     @property
     def is_quiet(self) -> bool:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from itertools import count
 from typing import NamedTuple
 
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
 from tests.support.simulation.nodes import REQUEST_ID_WINDOW, TERMS, Node, counter_name
@@ -99,7 +99,7 @@ class Promises:
             self._first_asks.setdefault(request_id, now)
         return Ask(next(self._numbers), now, node, sequence, id_count, request_id)
 
-    def answer(self, ask: Ask, taken: Range, now: float) -> None:
+    def answer(self, ask: Ask, taken: IdRange, now: float) -> None:
         """Notes its answer, the moment that the caller gets it."""
         node, name = ask.node, ask.sequence
         assert taken.id_count == ask.id_count
@@ -190,7 +190,7 @@ class Promises:
         other = self._starts.setdefault((prefix, timestamp), node)
         assert other is node or self.restored, f"{node.name} and {other.name} share a prefix and a timestamp (P6)"
 
-    def _check_lease(self, node: Node, name: str, period: str, taken: Range, now: float, *, foreign: bool) -> None:
+    def _check_lease(self, node: Node, name: str, period: str, taken: IdRange, now: float, *, foreign: bool) -> None:
         """P4, by what the node says, and by when it asked the store."""
         assert node.clock.boot() < taken.expires_at, f"ids of {name!r} are issued after their lease (P4)"
         # Under a request id they may be another node's, which only the sequence's own generation vouches for.
@@ -200,7 +200,7 @@ class Promises:
             assert sent is not None, f"no write told of generation {taken.generation} of {counter!r}"
             assert now < sent + TERMS.lease_ttl + _EPSILON, f"ids of {counter!r} are issued too late (P4)"
 
-    def _check_changes(self, name: str, period: str, ids: range, taken: Range, now: float) -> None:
+    def _check_changes(self, name: str, period: str, ids: range, taken: IdRange, now: float) -> None:
         """P5."""
         for ended in self._ended[name]:
             late = now >= ended.at and taken.generation < ended.generation
@@ -209,7 +209,7 @@ class Promises:
             late = now >= past.at and past.covers(ids[0])
             assert not late, f"{ids} of {name!r} {period} are issued after {past}, {now} (P5)"
 
-    def _check_request(self, ask: Ask, taken: Range, now: float) -> bool:
+    def _check_request(self, ask: Ask, taken: IdRange, now: float) -> bool:
         """P7. Returns whether the answer was given before."""
         identity = (ask.sequence, taken.generation, taken.period, taken.first_id, taken.id_count)
         before = self._requests.get(ask.request_id)

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from idalloc_server.backup.export_file import read
 from idalloc_server.backup.exporter import export_lines
-from idalloc_server.backup.importer import Import
-from idalloc_server.domain.administration.change_tokens import Author
+from idalloc_server.backup.importer import Importer
+from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import Store
@@ -33,7 +33,7 @@ class Scene(RuleBasedStateMachine):
         self.exported: list[bytes] = []
         # The lowest and the highest value that each counter ever had, and its last settings.
         self.lost: dict[str, tuple[int, int, Sequence]] = {}
-        self.changes: dict[str, tuple[Author, str, Any]] = {}
+        self.changes: dict[str, tuple[ChangeToken, str, Any]] = {}
 
     def _end(self) -> None:
         """Sees that all goes on when the trouble is over, and ends all nodes."""
@@ -99,26 +99,26 @@ class Scene(RuleBasedStateMachine):
     def _change(self, which: int, name: str, kind: str, given: Any) -> None:
         node = self._node(which)
         if node:
-            author = node.registry.author("", b"")
-            self.changes[name] = (author, kind, given)
-            self._call_node(node, self._run_change, name, kind, given, author)
+            change_token = node.registry.author("", b"")
+            self.changes[name] = (change_token, kind, given)
+            self._call_node(node, self._run_change, name, kind, given, change_token)
 
-    async def _run_change(self, node: Node, name: str, kind: str, given: Any, author: Author) -> None:
+    async def _run_change(self, node: Node, name: str, kind: str, given: Any, change_token: ChangeToken) -> None:
         registry = node.registry
         if kind == "create":
-            await registry.create(name, given, author)
+            await registry.create(name, given, change_token)
             return
         if kind == "update":
-            changed = await registry.update(name, given, "", author)
+            changed = await registry.update(name, given, "", change_token)
         elif kind == "delete":
-            changed = await registry.delete(name, "", author)
+            changed = await registry.delete(name, "", change_token)
         else:
             past, period = given
-            changed = await registry.advance(name, past, period, "", author)
-            if changed.overview.row.revised_by == author.by:
+            changed = await registry.advance(name, past, period, "", change_token)
+            if changed.summary.row.revised_by == change_token.by:
                 at = self.world.now + changed.effective_in
-                self.promises.advanced(name, changed.overview.period, at, past, changed.overview.row.sequence.step)
-        row = changed.overview.row
+                self.promises.advanced(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
+        row = changed.summary.row
         if kind == "update" and row.lease_ms and not changed.effective_in:
             return  # It ended no leases: the generation may be that of another change.
         self.promises.ended(name, self.world.now + changed.effective_in, row.generation + row.deleted)
@@ -143,7 +143,7 @@ class Scene(RuleBasedStateMachine):
     def _import(self, lines: list[bytes]) -> None:
         """Does what ``idalloc import`` does, beside the nodes."""
         file = read(lines)
-        bring = Import(self._store, self.world.clock)
+        bring = Importer(self._store, self.world.clock)
         error = self.world.finish(self.world.store_loop, bring.run(file))
         assert error is None, error
         at = self.world.now if bring.effective_at is None else bring.effective_at - EPOCH_WALL
@@ -238,9 +238,9 @@ class Scene(RuleBasedStateMachine):
                 await registry.update(name, {bound: value}, "", registry.author("", b""))
             changed = await registry.advance(name, value, period, "", registry.author("", b""))
             seen = max(other.allocator.generation_seen(name) for other in self.world.nodes)
-            if changed.overview.row.generation <= seen:
+            if changed.summary.row.generation <= seen:
                 ahead = seen / 1000 - node.clock.wall()
-                assert ahead > 0, f"{name!r} comes to generation {changed.overview.row.generation} once more"
+                assert ahead > 0, f"{name!r} comes to generation {changed.summary.row.generation} once more"
                 # A clock that was ahead told it: advanced later than that, or at a node that saw it, it is past it.
                 node.clock.set_by = ahead + 1.0
                 await registry.advance(name, value, period, "", registry.author("", b""))

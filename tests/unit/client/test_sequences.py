@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import idalloc
-from idalloc._core.sequences import Settings
+from idalloc._core.sequences import SequenceSettings
 from idalloc._sync import sequences
 from idalloc.aio import _sequences
 from idalloc.v1 import id_allocator_pb2
@@ -59,7 +59,7 @@ def test_both_have_the_same_methods() -> None:
 
 def test_the_settings_are_the_fields_of_the_contract() -> None:
     fields = {field.name for field in pb.Sequence.DESCRIPTOR.fields if field.number in range(2, 18)}
-    assert set(Settings.__annotations__) == fields
+    assert set(SequenceSettings.__annotations__) == fields
 
 
 def create_daily(client: Any, name: str) -> Any:

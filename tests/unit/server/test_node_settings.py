@@ -9,9 +9,9 @@ import pytest
 from idalloc.v1 import node_pb2
 from idalloc_server.config import load
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.document_ids.generator import MAX_SERIAL, DocIds
-from idalloc_server.domain.document_ids.start_timestamps import Epoch
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.document_ids.generator import MAX_SERIAL, DocIdGenerator
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.errors import (
     DocIdTimestampRefused,
     InvalidRequest,
@@ -20,23 +20,27 @@ from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
-from idalloc_server.node_settings import Persisted
+from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.rpc.node import NodeServicer
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 
 LISTEN = "127.0.0.1:50051"
 
 
-async def started(store: MemoryStore, clock: FakeClock, holder: str = "me", prefix: int = 0) -> DocIds:
-    epoch = Epoch(store, clock, prefix=prefix, holder=holder, max_clock_skew=5, prefix_conflict="refuse")
-    return DocIds(epoch, await epoch.start())
+async def started(store: MemoryStore, clock: FakeClock, holder: str = "me", prefix: int = 0) -> DocIdGenerator:
+    start_timestamps = StartTimestamps(
+        store, clock, prefix=prefix, holder=holder, max_clock_skew=5, prefix_conflict="refuse"
+    )
+    return DocIdGenerator(start_timestamps, await start_timestamps.start())
 
 
-async def update(doc_ids: DocIds, *paths: str, keeper: Persisted | None = None, **node: int) -> node_pb2.Node:
-    allocator = Allocator(MemoryStore(), FakeClock(), Terms(180.0, 5.0, True))
-    request = node_pb2.UpdateNodeRequest(node=node_pb2.Node(**node), persist=keeper is not None)  # type: ignore[arg-type]
+async def update(
+    doc_ids: DocIdGenerator, *paths: str, node_settings: NodeSettingsFile | None = None, **node: int
+) -> node_pb2.Node:
+    allocator = Allocator(MemoryStore(), FakeClock(), AllocationConfig(180.0, 5.0, True))
+    request = node_pb2.UpdateNodeRequest(node=node_pb2.Node(**node), persist=node_settings is not None)  # type: ignore[arg-type]
     request.update_mask.paths.extend(paths)
-    servicer = NodeServicer(allocator, doc_ids, "memory:", keeper)
+    servicer = NodeServicer(allocator, doc_ids, "memory:", node_settings)
     return (await servicer.UpdateNode(request, None)).node  # type: ignore[arg-type]
 
 
@@ -76,7 +80,7 @@ class TestChange:
     ) -> None:
         doc_ids = await started(store, clock)
         with pytest.raises(InvalidRequest) as refusal:
-            await update(doc_ids, *paths, keeper=None, **node)
+            await update(doc_ids, *paths, node_settings=None, **node)
         assert refusal.value.field == field
         assert (doc_ids.prefix, doc_ids.offset, doc_ids.increment) == (0, 1, 1)
         assert len(store.calls_of("claim_start")) == 1
@@ -148,23 +152,23 @@ class TestKept:
         toml = tmp_path / "idalloc.toml"
         toml.write_text("node_prefix = 3\nauto_increment_offset = 4")
         environ = {"XDG_STATE_HOME": str(tmp_path), "IDALLOC_AUTO_INCREMENT_INCREMENT": "5"}
-        keeper = load({}, str(toml), environ).persisted
+        node_settings = load({}, str(toml), environ).persisted
         doc_ids = await started(store, clock)
-        await update(doc_ids, keeper=keeper, prefix=7)
-        await update(doc_ids, keeper=keeper, auto_increment_offset=6)
+        await update(doc_ids, node_settings=node_settings, prefix=7)
+        await update(doc_ids, node_settings=node_settings, auto_increment_offset=6)
         loaded = load({}, str(toml), environ)
         assert (loaded.settings.node_prefix, loaded.settings.auto_increment_offset) == (7, 6)
-        assert loaded.origins["node_prefix"] == f"node_prefix in {keeper.path}"
+        assert loaded.origins["node_prefix"] == f"node_prefix in {node_settings.path}"
         assert load({"node_prefix": "1"}, None, environ).settings.node_prefix == 1
         assert load({"listen": "127.0.0.1:50052"}, None, environ).settings.node_prefix == 0
         with pytest.raises(InvalidRequest, match="IDALLOC_AUTO_INCREMENT_INCREMENT is set"):
-            await update(doc_ids, keeper=keeper, prefix=8, auto_increment_increment=2)
+            await update(doc_ids, node_settings=node_settings, prefix=8, auto_increment_increment=2)
         assert (doc_ids.prefix, doc_ids.increment) == (7, 1)
         assert [path.name for path in (tmp_path / "idalloc").iterdir()] == ["persisted-127.0.0.1-50051.json"]
 
     async def test_not_for_a_port_that_changes(self, store: MemoryStore, clock: FakeClock, tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="port 0") as refusal:
-            await update(await started(store, clock), keeper=Persisted(tmp_path, "[::]:0"), prefix=7)
+            await update(await started(store, clock), node_settings=NodeSettingsFile(tmp_path, "[::]:0"), prefix=7)
         assert refusal.value.field == "persist"
 
     async def test_a_file_that_cannot_be_written_changes_nothing(
@@ -173,11 +177,11 @@ class TestKept:
         (tmp_path / "idalloc").write_text("in the way")
         doc_ids = await started(store, clock)
         with pytest.raises(InvalidRequest, match="cannot"):
-            await update(doc_ids, keeper=Persisted(tmp_path / "idalloc", LISTEN), prefix=7)
+            await update(doc_ids, node_settings=NodeSettingsFile(tmp_path / "idalloc", LISTEN), prefix=7)
         assert (doc_ids.prefix, store.prefixes[7].holder, store.prefixes[0].holder) == (0, "", "me")
 
     @pytest.mark.parametrize("content", ["{", "[]", json.dumps({"store": 1}), json.dumps({"node_prefix": "7"})])
     def test_a_spoilt_file_refuses_a_start(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "persisted-127.0.0.1-50051.json").write_text(content)
         with pytest.raises(StartRefused, match="persisted-127"):
-            Persisted(tmp_path, LISTEN).read()
+            NodeSettingsFile(tmp_path, LISTEN).read()

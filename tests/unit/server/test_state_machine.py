@@ -101,8 +101,8 @@ class Service(Scene):
     @rule(which=NODES, name=NAMES)
     def send_a_change_again(self, which: int, name: str) -> None:
         if name in self.changes:
-            author, kind, given = self.changes[name]
-            self._call(which, self._run_change, name, kind, given, author)
+            change_token, kind, given = self.changes[name]
+            self._call(which, self._run_change, name, kind, given, change_token)
 
     # Time, and what goes wrong.
 
@@ -210,7 +210,7 @@ class Service(Scene):
     def idle_lanes_are_dropped(self, which: int) -> None:
         node = self._node(which)
         if node:
-            node.drop_idle_lanes()
+            node.drop_idle_sequences()
 
     @rule(prefix=st.sampled_from([0, 0, 1]))
     def a_node_starts(self, prefix: int) -> None:

@@ -12,7 +12,7 @@ from idalloc_server.domain.records import Row
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class Author(NamedTuple):
+class ChangeToken(NamedTuple):
     """Who makes a change: one request, however often it is sent.
 
     Attributes:
@@ -39,7 +39,7 @@ class Author(NamedTuple):
         return row.revised_by == self.by
 
 
-def author_of(request_id: str, content: bytes, random: Callable[[int], bytes]) -> Author:
+def change_token_of(request_id: str, content: bytes, random: Callable[[int], bytes]) -> ChangeToken:
     """Returns who makes a change.
 
     Args:
@@ -54,4 +54,4 @@ def author_of(request_id: str, content: bytes, random: Callable[[int], bytes]) -
         request_id = str(uuid.UUID(bytes=random(16), version=4))
     elif not _UUID.fullmatch(request_id := request_id.lower()):
         raise InvalidRequest("request_id", "must be a UUID such as 0b5ff5ea-9b2a-4bf0-8a1c-3f0d6e1f2a77")
-    return Author(request_id, hashlib.sha256(content).hexdigest()[:16])
+    return ChangeToken(request_id, hashlib.sha256(content).hexdigest()[:16])

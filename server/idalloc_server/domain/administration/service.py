@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import structlog
 
-from idalloc_server.domain.administration.change_tokens import Author, author_of
+from idalloc_server.domain.administration.change_tokens import ChangeToken, change_token_of
 from idalloc_server.domain.administration.paging import few_at_a_time, rows_of_page
-from idalloc_server.domain.administration.summary import Overview, etag_of, overview
+from idalloc_server.domain.administration.summary import SequenceSummary, etag_of, summarize
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.change_events import changed_row
+from idalloc_server.domain.change_events import publish_sequence
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     InvalidRequest,
@@ -32,7 +32,7 @@ from idalloc_server.domain.sequences.formats import Parts, compile_format
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.validation import check_change, check_texts, new_bound, settle
-from idalloc_server.domain.store import Store, within
+from idalloc_server.domain.store import Store, within_timeout
 
 # How often a change is tried that others get in the way of.
 ATTEMPTS = 5
@@ -41,21 +41,21 @@ _log = structlog.get_logger("idalloc.registry")
 _T = TypeVar("_T")
 
 
-class Changed(NamedTuple):
+class ChangeResult(NamedTuple):
     """What a change did.
 
     Attributes:
-        overview: The sequence as it is now.
+        summary: The sequence as it is now.
         effective_at: When every lease that had to end has ended, in seconds since 1970.
         effective_in: How many seconds it is until then.
     """
 
-    overview: Overview
+    summary: SequenceSummary
     effective_at: float
     effective_in: float
 
 
-class Registry:
+class SequenceService:
     """The sequences of a store, for people.
 
     A change that began is finished also where its caller goes away.
@@ -87,7 +87,7 @@ class Registry:
         self._random = random
         self._changes: set[asyncio.Task[Any]] = set()
 
-    def author(self, request_id: str, content: bytes) -> Author:
+    def author(self, request_id: str, content: bytes) -> ChangeToken:
         """Returns who makes a change.
 
         Args:
@@ -97,9 +97,9 @@ class Registry:
         Raises:
             InvalidRequest: The request id is no UUID.
         """
-        return author_of(request_id, content, self._random)
+        return change_token_of(request_id, content, self._random)
 
-    async def get(self, name: str, period: str = "") -> Overview:
+    async def get(self, name: str, period: str = "") -> SequenceSummary:
         """Returns a sequence.
 
         Args:
@@ -114,11 +114,11 @@ class Registry:
         check_period(row.sequence, period)
         if row.last_value is None:
             raise _no_last_value(name)
-        return await self._overview(row, period)
+        return await self._summary(row, period)
 
     async def list(
         self, prefix: str, after: str, most: int, *, deleted: bool, shows: Patterns | None = None
-    ) -> tuple[list[Overview], str]:
+    ) -> tuple[list[SequenceSummary], str]:
         """Returns sequences in the order of their names' bytes, and the name behind which the list goes on, if it does.
 
         Where ``shows`` lets few be seen, there may be fewer than asked for; there are none at the end only.
@@ -135,7 +135,7 @@ class Registry:
             return self._ask(self._store.list(prefix, after, most, deleted=deleted, periods=False))
 
         rows, goes_on_after = await rows_of_page(read, prefix, after, most, shows)
-        return await few_at_a_time(self._overview, rows), goes_on_after
+        return await few_at_a_time(self._summary, rows), goes_on_after
 
     async def parse(self, name: str, text: str) -> Parts:
         """Takes the text of an id apart.
@@ -147,13 +147,13 @@ class Registry:
         row = await self._existing(name)
         return compile_format(row.sequence.format).parse(text)
 
-    async def create(self, name: str, given: Mapping[str, Any], author: Author) -> Overview:
+    async def create(self, name: str, given: Mapping[str, Any], change_token: ChangeToken) -> SequenceSummary:
         """Creates a sequence, or has a deleted one go on.
 
         Args:
             name: Its name.
             given: The settings that were said, as for ``rules.settle``.
-            author: Who does it.
+            change_token: Who does it.
 
         Raises:
             Refusal: InvalidRequest (name, settings), SequenceExists, RequestIdReused, StoreFailure; SequenceChanged
@@ -162,16 +162,16 @@ class Registry:
         check_name(name, "name")
         check_texts({**given, "name": name})
         sequence = settle(given)
-        return await self._overview(await self._finish(name, self._create(name, sequence, author)))
+        return await self._summary(await self._finish(name, self._create(name, sequence, change_token)))
 
-    async def update(self, name: str, given: Mapping[str, Any], etag: str, author: Author) -> Changed:
+    async def update(self, name: str, given: Mapping[str, Any], etag: str, change_token: ChangeToken) -> ChangeResult:
         """Changes settings of a sequence.
 
         Args:
             name: Its name.
             given: The settings to change, as for ``rules.settle``.
             etag: The one that it must have; empty for any.
-            author: Who does it.
+            change_token: Who does it.
 
         Raises:
             Refusal: InvalidRequest (name, settings), SequenceNotFound, SequenceInvalid, SequenceChanged,
@@ -182,20 +182,20 @@ class Registry:
             before, after = row.sequence, settle(given, row.sequence)
             check_change(before, after, (await self._counter(row._replace(sequence=after)))[1])
             ends_leases = replace(after, description=before.description, labels=before.labels) != before
-            return _Plan(self._revision(row, after, author, ends_leases=ends_leases))
+            return _Plan(self._revision(row, after, change_token, ends_leases=ends_leases))
 
         check_name(name, "name")
         check_texts(given)
-        row, ends_leases = await self._finish(name, self._change(name, etag, author, plan))
+        row, ends_leases = await self._finish(name, self._change(name, etag, change_token, plan))
         return await self._changed(row, ends_leases=ends_leases)
 
-    async def delete(self, name: str, etag: str, author: Author) -> Changed:
+    async def delete(self, name: str, etag: str, change_token: ChangeToken) -> ChangeResult:
         """Deletes a sequence; its tombstone keeps the counter.
 
         Args:
             name: Its name.
             etag: The one that it must have; empty for any.
-            author: Who does it.
+            change_token: Who does it.
 
         Raises:
             Refusal: InvalidRequest (name), SequenceNotFound, SequenceInvalid, SequenceChanged, RequestIdReused,
@@ -203,13 +203,13 @@ class Registry:
         """
 
         async def plan(row: Row) -> _Plan:
-            return _Plan(self._revision(row, row.sequence, author)._replace(deleted=True))
+            return _Plan(self._revision(row, row.sequence, change_token)._replace(deleted=True))
 
         check_name(name, "name")
-        row, _ = await self._finish(name, self._change(name, etag, author, plan))
+        row, _ = await self._finish(name, self._change(name, etag, change_token, plan))
         return await self._changed(row)
 
-    async def advance(self, name: str, past: int, period: str, etag: str, author: Author) -> Changed:
+    async def advance(self, name: str, past: int, period: str, etag: str, change_token: ChangeToken) -> ChangeResult:
         """Moves a sequence's counter past a value, and ends all leases.
 
         Args:
@@ -217,7 +217,7 @@ class Registry:
             past: No id at or before this one is issued any more.
             period: Which period's counter; empty for the present one.
             etag: The one that it must have; empty for any.
-            author: Who does it.
+            change_token: Who does it.
 
         Raises:
             Refusal: InvalidRequest (name, past, period), SequenceNotFound, SequenceInvalid, SequenceChanged,
@@ -236,15 +236,15 @@ class Registry:
                     raise InvalidRequest("past", f"must not lie more than max_clock_skew ahead of the clock; is {past}")
             at_least = _last_point(sequence, past)
             if sequence.reset == Reset.NEVER:
-                return _Plan(self._revision(row, sequence, author)._replace(at_least=at_least))
+                return _Plan(self._revision(row, sequence, change_token)._replace(at_least=at_least))
             counter = name_of_period(name, period or period_at(sequence, self._clock.wall()))
             seen = max(self._allocator.generation_seen(name), self._allocator.generation_seen(counter), row.generation)
             opened = await self._ask(advance_period(self._store, self._clock, counter, sequence, at_least, seen))
             newer = generation_after(sequence, opened, self._clock)
-            return _Plan(self._revision(row, sequence, author)._replace(generation=newer), begun=True)
+            return _Plan(self._revision(row, sequence, change_token)._replace(generation=newer), begun=True)
 
         check_name(name, "name")
-        row, _ = await self._finish(name, self._change(name, etag, author, plan))
+        row, _ = await self._finish(name, self._change(name, etag, change_token, plan))
         which = period or period_at(row.sequence, self._clock.wall())
         self._allocator.rates.forget(name_of_period(name, which) if which else name)  # The way to there was not used.
         return await self._changed(row, which)
@@ -254,46 +254,46 @@ class Registry:
         if self._changes:
             await asyncio.wait(self._changes)
 
-    async def _create(self, name: str, sequence: Sequence, author: Author) -> Row:
+    async def _create(self, name: str, sequence: Sequence, change_token: ChangeToken) -> Row:
         now = self._clock.wall()
         wanted = Row(
             name,
             sequence.before_start,
             sequence,
             generation=generation_after(sequence, self._allocator.generation_seen(name), self._clock),
-            revised_by=author.by,
+            revised_by=change_token.by,
             created_at=now,
             changed_at=now,
         )
         row = wanted
         for _ in range(ATTEMPTS):
             row = await self._ask(self._store.create(wanted))
-            if author.made(row):
-                changed_row(None, row)
+            if change_token.made(row):
+                publish_sequence(None, row)
                 return row
             if not row.deleted:
                 raise SequenceExists(name)
             if row.last_value is None:
                 raise _no_last_value(name)
             check_change(row.sequence, sequence, (await self._counter(row._replace(sequence=sequence)))[1])
-            change = self._revision(row, sequence, author)
+            change = self._revision(row, sequence, change_token)
             revised = await self._ask(self._store.revise(name, row.revision, change))
-            if revised is not None and author.made(revised):
-                changed_row(row, revised)
+            if revised is not None and change_token.made(revised):
+                publish_sequence(row, revised)
                 return revised
             if revised is not None and revised.revision == row.revision:
                 raise _bound_passed(sequence, revised)
         raise SequenceChanged(name, etag_of(row))
 
     async def _change(
-        self, name: str, etag: str, author: Author, plan: Callable[[Row], Awaitable["_Plan"]]
+        self, name: str, etag: str, change_token: ChangeToken, plan: Callable[[Row], Awaitable["_Plan"]]
     ) -> tuple[Row, bool]:
         """Changes a row as ``plan`` says, again where others were faster; returns it, and whether leases had to end."""
         row = await self._ask(self._store.get(name))
         for _ in range(ATTEMPTS):
             if row is None:
                 raise SequenceNotFound(name)
-            if author.made(row):
+            if change_token.made(row):
                 return row, True  # What the first one ended is not known any more: the longer wait is the safe one.
             if row.deleted:
                 await self._refuse_deleted(name)
@@ -303,8 +303,8 @@ class Registry:
                 raise _no_last_value(name)
             change, begun = await plan(row)
             revised = await self._ask(self._store.revise(name, row.revision, change))
-            if revised is not None and author.made(revised):
-                changed_row(row, revised)
+            if revised is not None and change_token.made(revised):
+                publish_sequence(row, revised)
                 return revised, change.ends_leases
             if revised is not None and revised.revision == row.revision:
                 raise _bound_passed(change.sequence, revised)
@@ -313,12 +313,16 @@ class Registry:
             row = revised
         raise SequenceChanged(name, etag_of(row) if row else "")
 
-    def _revision(self, row: Row, sequence: Sequence, author: Author, *, ends_leases: bool = True) -> Revision:
+    def _revision(
+        self, row: Row, sequence: Sequence, change_token: ChangeToken, *, ends_leases: bool = True
+    ) -> Revision:
         # A node that saw a higher generation than a restored store has goes on in a newer one only.
         seen = max(row.generation, self._allocator.generation_seen(row.name))
         generation = generation_after(sequence, seen, self._clock) if ends_leases else 1
         limit = new_bound(row.sequence, sequence)
-        return Revision(sequence, sequence.before_start, author.by, self._clock.wall(), ends_leases, generation, limit)
+        return Revision(
+            sequence, sequence.before_start, change_token.by, self._clock.wall(), ends_leases, generation, limit
+        )
 
     async def _existing(self, name: str) -> Row:
         row = await self._ask(self._store.get(name))
@@ -344,17 +348,17 @@ class Registry:
             return period, row.sequence.before_start
         return period, counter.last_value
 
-    async def _overview(self, row: Row, period: str = "") -> Overview:
+    async def _summary(self, row: Row, period: str = "") -> SequenceSummary:
         if row.last_value is None:
-            return overview(row, "", None, self._clock.wall(), None)
+            return summarize(row, "", None, self._clock.wall(), None)
         period, last_value = await self._counter(row, period)
         name = name_of_period(row.name, period) if period else row.name
-        return overview(row, period, last_value, self._clock.wall(), self._allocator.rates.per_second(name))
+        return summarize(row, period, last_value, self._clock.wall(), self._allocator.rates.per_second(name))
 
-    async def _changed(self, row: Row, period: str = "", *, ends_leases: bool = True) -> Changed:
-        shown = await self._overview(row, period)
+    async def _changed(self, row: Row, period: str = "", *, ends_leases: bool = True) -> ChangeResult:
+        shown = await self._summary(row, period)
         left = row.lease_ms / 1000 + MARGIN_SECONDS if ends_leases and row.lease_ms else 0.0
-        return Changed(shown, self._clock.wall() + left, left)
+        return ChangeResult(shown, self._clock.wall() + left, left)
 
     async def _finish(self, name: str, change: Coroutine[Any, Any, _T]) -> _T:
         """Runs a change to its end also where its caller goes away, and has this node drop what it holds."""
@@ -379,7 +383,7 @@ class Registry:
             _log.error("change_failed", exc_info=error)
 
     async def _ask(self, call: Awaitable[_T]) -> _T:
-        return await within(self._store_timeout, call)
+        return await within_timeout(self._store_timeout, call)
 
 
 class _Plan(NamedTuple):

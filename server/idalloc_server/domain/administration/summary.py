@@ -12,7 +12,7 @@ _YEAR_10000 = datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class SequenceSummary:
     """A sequence, and what follows from its counter.
 
     Attributes:
@@ -45,7 +45,7 @@ def etag_of(row: Row) -> str:
     return f'"{row.revision}"'
 
 
-def overview(row: Row, period: str, last_value: int | None, now: float, rate: float | None) -> Overview:
+def summarize(row: Row, period: str, last_value: int | None, now: float, rate: float | None) -> SequenceSummary:
     """Returns a sequence as people see it.
 
     Args:
@@ -56,7 +56,7 @@ def overview(row: Row, period: str, last_value: int | None, now: float, rate: fl
         rate: How many ids a second are taken, as this node saw it; None where it saw too little.
     """
     if last_value is None:
-        return Overview(row, period)
+        return SequenceSummary(row, period)
     sequence = row.sequence
     total = max(0, (sequence.bound - sequence.before_start) // sequence.step)
     remaining = max(0, (sequence.bound - last_value) // sequence.step)
@@ -65,7 +65,7 @@ def overview(row: Row, period: str, last_value: int | None, now: float, rate: fl
         rate = 0.0  # The values say what time it was, and not how many there were.
     elif rate is None:
         rate = _rate_since_creation(row, period, (last_value - sequence.before_start) // sequence.step, now)
-    return Overview(
+    return SequenceSummary(
         row,
         period,
         None if last_value == sequence.before_start else last_value,

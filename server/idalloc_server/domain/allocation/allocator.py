@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from idalloc_server.domain import fork
-from idalloc_server.domain.allocation.burned import Burned
-from idalloc_server.domain.allocation.config import Shared, Terms
-from idalloc_server.domain.allocation.high_water_marks import Marks
-from idalloc_server.domain.allocation.id_range import Range
-from idalloc_server.domain.allocation.resets import Periods
-from idalloc_server.domain.allocation.sequence_allocator import Lane, StartsOver
-from idalloc_server.domain.allocation.usage import Rates
+from idalloc_server.domain.allocation.burned import BurnedIds
+from idalloc_server.domain.allocation.config import AllocationConfig, SharedState
+from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
+from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.resets import ResettingSequenceAllocator
+from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator, SequenceHasReset
+from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Sequence, check_name
 from idalloc_server.domain.store import Store
-from idalloc_server.domain.store_health import StoreCheck
+from idalloc_server.domain.store_health import StoreHealth
 
 # A lane that issued nothing for one to two of these parts of a lease's life is dropped.
 IDLE_SHARE = 3
@@ -28,7 +28,7 @@ CLOSE_CONCURRENCY = 32
 LOOK_AT_ONCE = 1000
 
 
-class Standing(NamedTuple):
+class LeaseProof(NamedTuple):
     """What the store proved of a sequence.
 
     Attributes:
@@ -58,27 +58,34 @@ class Allocator:
         store_check: Whether the store works.
     """
 
-    def __init__(self, store: Store, clock: Clock, terms: Terms) -> None:
-        self.burned = Burned()
-        self.rates = Rates(clock)
-        self.store_check = StoreCheck()
-        self._terms = terms
-        self._marks = Marks(terms.max_sequences)
-        self._shared = Shared(
-            store, clock, terms, self._marks, self.burned, self.rates, self.store_check, self._drop_unknown
+    def __init__(self, store: Store, clock: Clock, allocation_config: AllocationConfig) -> None:
+        self.burned = BurnedIds()
+        self.rates = UsageRates(clock)
+        self.store_check = StoreHealth()
+        self._allocation_config = allocation_config
+        self._high_water_marks = HighWaterMarks(allocation_config.max_sequences)
+        self._shared = SharedState(
+            store,
+            clock,
+            allocation_config,
+            self._high_water_marks,
+            self.burned,
+            self.rates,
+            self.store_check,
+            self._drop_unknown,
         )
-        self._lanes: dict[str, Lane | Periods] = {}
+        self._sequence_allocators: dict[str, SequenceAllocator | ResettingSequenceAllocator] = {}
         # Those that are out of use and not closed yet.
-        self._closing: set[Lane] = set()
+        self._closing: set[SequenceAllocator] = set()
         self._pid = os.getpid()
-        fork.watch(self)
+        fork.register(self)
 
     @property
     def lease_count(self) -> int:
         """How many sequences have ids in memory."""
-        return sum(lane.has_lease for lane in self._lanes.values())
+        return sum(sequence_allocator.has_lease for sequence_allocator in self._sequence_allocators.values())
 
-    def take(self, sequence: str, count: int) -> Range | None:
+    def take(self, sequence: str, count: int) -> IdRange | None:
         """Takes ids from memory, at once.
 
         Args:
@@ -88,12 +95,12 @@ class Allocator:
         Returns:
             One contiguous range, or None where ``allocate`` must ask the store first.
         """
-        lane = self._lanes.get(sequence)
-        if lane is None or os.getpid() != self._pid:
+        sequence_allocator = self._sequence_allocators.get(sequence)
+        if sequence_allocator is None or os.getpid() != self._pid:
             return None
-        return lane.take(count)
+        return sequence_allocator.take(count)
 
-    async def allocate(self, sequence: str, count: int) -> Range:
+    async def allocate(self, sequence: str, count: int) -> IdRange:
         """Takes ids, waiting for the store where the lease has not that many.
 
         Callers of one sequence share one store call and are served first come, first served. One that is cancelled
@@ -117,122 +124,132 @@ class Allocator:
             StoreUnavailable: The store is away, slow, or refused.
             StoreWentBackwards: The store is behind what this process saw of the sequence.
         """
-        lane = self._lane(sequence)
-        taken = lane.take(count)
+        sequence_allocator = self._sequence_allocator(sequence)
+        taken = sequence_allocator.take(count)
         if taken is not None:
             return taken
         try:
-            return await lane.allocate(count)
-        except StartsOver:
-            if isinstance(lane, Lane) and self._lanes.get(sequence) is lane:
-                self._lanes[sequence] = Periods(sequence, lane, self._shared)
+            return await sequence_allocator.allocate(count)
+        except SequenceHasReset:
+            if (
+                isinstance(sequence_allocator, SequenceAllocator)
+                and self._sequence_allocators.get(sequence) is sequence_allocator
+            ):
+                self._sequence_allocators[sequence] = ResettingSequenceAllocator(
+                    sequence, sequence_allocator, self._shared
+                )
         return await self.allocate(sequence, count)
 
     def pop_created(self, sequence: str) -> bool:
         """Return, to one caller after ``allocate``, whether this node created the sequence by its first use."""
-        lane = self._lanes.get(sequence)
-        return isinstance(lane, Lane) and lane.pop_created()
+        sequence_allocator = self._sequence_allocators.get(sequence)
+        return isinstance(sequence_allocator, SequenceAllocator) and sequence_allocator.pop_created()
 
-    async def standing(self, sequence: str) -> Standing:
+    async def proof(self, sequence: str) -> LeaseProof:
         """Returns what a sequence is, as the store proved it within a lease's life.
 
         Raises:
             Refusal: As ``allocate``.
         """
-        lane = self._lane(sequence)
-        none = lane.standing() or await lane.prove()
-        return Standing(none.generation, none.sequence, none.expires_at)
+        sequence_allocator = self._sequence_allocator(sequence)
+        none = sequence_allocator.proof() or await sequence_allocator.renew_proof()
+        return LeaseProof(none.generation, none.sequence, none.expires_at)
 
     async def forget(self, sequence: str) -> None:
         """Drops what this node holds of a sequence that was changed: whoever comes later has the store asked.
 
         Waits for the refill that is under way. A stop because the store went backwards ends, until that is seen again.
         """
-        lane = self._lanes.get(sequence)
-        if lane is not None:
-            await lane.forget()
+        sequence_allocator = self._sequence_allocators.get(sequence)
+        if sequence_allocator is not None:
+            await sequence_allocator.forget()
 
     def generation_seen(self, sequence: str) -> int:
         """Returns the newest generation of a sequence that a write of this node returned; 0 where none did."""
-        return self._marks.generation(sequence)
+        return self._high_water_marks.generation(sequence)
 
     async def run(self) -> None:
         """Drops idle lanes and gives their tails back, for ever. Its owner cancels it."""
         while True:
-            await asyncio.sleep(self._terms.lease_ttl / IDLE_SHARE)
-            await self.drop_idle_lanes()
+            await asyncio.sleep(self._allocation_config.lease_ttl / IDLE_SHARE)
+            await self.drop_idle_sequences()
 
-    async def drop_idle_lanes(self) -> None:
+    async def drop_idle_sequences(self) -> None:
         """Drops the lanes that issued nothing since the last call."""
-        names = list(self._lanes)
+        names = list(self._sequence_allocators)
         for start in range(0, len(names), LOOK_AT_ONCE):
-            await self._close_lanes(self._pop_idle(names[start : start + LOOK_AT_ONCE]))
+            await self._close_sequences(self._pop_idle(names[start : start + LOOK_AT_ONCE]))
             await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Gives all unused tails back to the store. Nothing may be taken after this."""
         # Popped before the first await: a caller who comes now gets a lane of its own.
-        lanes, self._lanes = self._lanes.values(), {}
+        sequence_allocators, self._sequence_allocators = self._sequence_allocators.values(), {}
         # Idle ones, too, whose turn to be closed had not come when the task that dropped them was cancelled.
         try:
-            await self._close_lanes([*self._closing, *(part for lane in lanes for part in lane.parts)])
+            await self._close_sequences(
+                [
+                    *self._closing,
+                    *(part for sequence_allocator in sequence_allocators for part in sequence_allocator.parts),
+                ]
+            )
         finally:  # none is left, unless the time was too short
             self._abandon_closing()
 
     def abandon(self) -> None:
         """Burns all that is held, where there is no time to give it back. Nothing may be taken after this."""
-        lanes, self._lanes = self._lanes.values(), {}
-        self._closing.update(part for lane in lanes for part in lane.parts)
+        sequence_allocators, self._sequence_allocators = self._sequence_allocators.values(), {}
+        self._closing.update(part for sequence_allocator in sequence_allocators for part in sequence_allocator.parts)
         self._abandon_closing()
 
     def _abandon_closing(self) -> None:
         while self._closing:
             self._closing.pop().abandon()
 
-    def _lane(self, sequence: str) -> Lane | Periods:
+    def _sequence_allocator(self, sequence: str) -> SequenceAllocator | ResettingSequenceAllocator:
         if os.getpid() != self._pid:
             raise StoreUnavailable("this process is a fork of the server; it issues no ids")
-        lane = self._lanes.get(sequence)
-        if lane is None:
+        sequence_allocator = self._sequence_allocators.get(sequence)
+        if sequence_allocator is None:
             check_name(sequence)
-            self._marks.admit(sequence)
-            lane = self._lanes[sequence] = Lane(sequence, self._shared)
-        return lane
+            self._high_water_marks.admit(sequence)
+            sequence_allocator = self._sequence_allocators[sequence] = SequenceAllocator(sequence, self._shared)
+        return sequence_allocator
 
     def _drop_unknown(self, name: str) -> None:
         """Drops the lane of a name without a mark, so that names that are refused cost no memory."""
-        self._marks.dismiss(name)
-        self._lanes.pop(name, None)
+        self._high_water_marks.dismiss(name)
+        self._sequence_allocators.pop(name, None)
 
-    def _pop_idle(self, names: Iterable[str]) -> list[Lane]:
-        idle: list[Lane] = []
+    def _pop_idle(self, names: Iterable[str]) -> list[SequenceAllocator]:
+        idle: list[SequenceAllocator] = []
         for name in names:
-            lane = self._lanes.get(name)
-            if isinstance(lane, Periods):
-                idle += lane.pop_idle()
-                if lane.is_idle():
-                    del self._lanes[name]
-                    idle += lane.parts
-            elif lane and lane.is_idle():
-                del self._lanes[name]
-                idle.append(lane)
+            sequence_allocator = self._sequence_allocators.get(name)
+            if isinstance(sequence_allocator, ResettingSequenceAllocator):
+                idle += sequence_allocator.pop_idle()
+                if sequence_allocator.is_idle():
+                    del self._sequence_allocators[name]
+                    idle += sequence_allocator.parts
+            elif sequence_allocator and sequence_allocator.is_idle():
+                del self._sequence_allocators[name]
+                idle.append(sequence_allocator)
         return idle
 
-    async def _close_lanes(self, closing: list[Lane]) -> None:
-        lanes = deque(closing)
-        self._closing.update(lanes)
+    async def _close_sequences(self, closing: list[SequenceAllocator]) -> None:
+        sequence_allocators = deque(closing)
+        self._closing.update(sequence_allocators)
 
         async def close_some() -> None:
-            while lanes:
-                lane = lanes.popleft()
+            while sequence_allocators:
+                sequence_allocator = sequence_allocators.popleft()
                 try:
-                    await lane.close()
+                    await sequence_allocator.close()
                 finally:
-                    self._closing.discard(lane)
+                    self._closing.discard(sequence_allocator)
 
         await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(closing)))))
 
-    def forget_parent(self) -> None:
+    def forget_after_fork(self) -> None:
         """Gives up the parent's leases, in the child of a fork, which issues nothing."""
-        self._lanes.clear()
+        self._sequence_allocators.clear()
         self._pid = fork.NO_PROCESS

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Cause(StrEnum):
+class BurnCause(StrEnum):
     """Why ids were burned."""
 
     CANCELLED = "cancelled"  # taken for a caller who had gone before the answer
@@ -31,11 +31,11 @@ class Burn(NamedTuple):
 
     sequence: str
     period: str
-    cause: Cause
+    cause: BurnCause
     id_count: int
 
 
-class Burned:
+class BurnedIds:
     """Counts burned ids, for the whole process by cause, and what is new by counter, too (P9).
 
     What was told of a counter is not kept: there may be any number of them.
@@ -45,10 +45,10 @@ class Burned:
     """
 
     def __init__(self) -> None:
-        self.by_cause: Counter[Cause] = Counter()
-        self._new: Counter[tuple[str, str, Cause]] = Counter()
+        self.by_cause: Counter[BurnCause] = Counter()
+        self._new: Counter[tuple[str, str, BurnCause]] = Counter()
 
-    def add(self, sequence: str, period: str, cause: Cause, count: int) -> None:
+    def add(self, sequence: str, period: str, cause: BurnCause, count: int) -> None:
         """Counts ids that nobody will ever get."""
         if count:
             self.by_cause[cause] += count

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from idalloc_server.domain.allocation.burned import Burned
-from idalloc_server.domain.allocation.high_water_marks import Marks
-from idalloc_server.domain.allocation.usage import Rates
+from idalloc_server.domain.allocation.burned import BurnedIds
+from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
+from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.store import Store
-from idalloc_server.domain.store_health import StoreCheck
+from idalloc_server.domain.store_health import StoreHealth
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AllocationConfig:
     """What all lanes of a process are run by.
 
     Attributes:
@@ -22,7 +22,7 @@ class Terms:
         max_clock_skew: How far timestamps may be ahead of the clock, in seconds.
         outage_reserve: For how long the ids of a lane are to last while the store is away, in seconds.
         max_reserved_ids: The most ids that a lane holds ahead of its callers.
-        max_sequences: The most sequences that the process keeps marks of.
+        max_sequences: The most sequences that the process keeps high_water_marks of.
     """
 
     lease_ttl: float
@@ -35,14 +35,14 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedState:
     """What all lanes of a process share.
 
     Attributes:
         store: Where the counters are.
         clock: Ends the leases.
         terms: What the lanes are run by.
-        marks: What was seen of each counter.
+        high_water_marks: What was seen of each counter.
         burned: Counts the ids that were taken and not issued.
         rates: Watches how fast sequences are used.
         store_check: Judges by refills whether the store works.
@@ -51,9 +51,9 @@ class Shared:
 
     store: Store
     clock: Clock
-    terms: Terms
-    marks: Marks
-    burned: Burned
-    rates: Rates
-    store_check: StoreCheck
+    allocation_config: AllocationConfig
+    high_water_marks: HighWaterMarks
+    burned: BurnedIds
+    rates: UsageRates
+    store_check: StoreHealth
     drop_unknown: Callable[[str], None]

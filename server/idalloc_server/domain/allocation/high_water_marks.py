@@ -8,13 +8,13 @@ from typing import NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
-from idalloc_server.domain.records import NOTHING, Grant, Row, Seen
+from idalloc_server.domain.records import NO_FLOOR, Grant, GrantFloor, Row
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence, name_of_period
 
 # The share of max_sequences that is worth a warning.
 WARN_SHARE = 0.8
 
-_log = structlog.get_logger("idalloc.marks")
+_log = structlog.get_logger("idalloc.high_water_marks")
 
 
 class _Shape(NamedTuple):
@@ -25,7 +25,7 @@ class _Shape(NamedTuple):
     reset: Reset
 
 
-class _Mark(NamedTuple):
+class _HighWaterMark(NamedTuple):
     generation: int
     value: int
     shape: _Shape
@@ -35,7 +35,7 @@ class _Mark(NamedTuple):
         return self.value > value if self.shape.rises else self.value < value
 
 
-class Marks:
+class HighWaterMarks:
     """By name, the generation, the last value and the shape, as this process's own writes returned them.
 
     A mark outlives its lane: a process that saw a name never takes it for new again. Of reads only that of ``accept``
@@ -52,8 +52,8 @@ class Marks:
     def __init__(self, max_sequences: int) -> None:
         self._max_sequences = max_sequences
         self._warn_at = math.ceil(max_sequences * WARN_SHARE)
-        self._marks: dict[str, _Mark] = {}
-        # How many of these are marks of sequences; by sequence, when its periods are over, in ``Clock.boot`` seconds.
+        self._high_water_marks: dict[str, _HighWaterMark] = {}
+        # How many of these are of sequences; by sequence, when its periods are over, in ``Clock.boot`` seconds.
         self._sequence_count = 0
         self._period_ends: dict[str, dict[str, float]] = {}
         # Sequences that wait for the store's first answer about them, and have a place reserved for their mark.
@@ -61,11 +61,11 @@ class Marks:
 
     def __contains__(self, name: str) -> bool:
         """Whether a write of this process ever returned something of this sequence."""
-        return name in self._marks
+        return name in self._high_water_marks
 
     def __iter__(self) -> Iterator[str]:
         """Yields every name with a mark."""
-        return iter(self._marks)
+        return iter(self._high_water_marks)
 
     def admit(self, sequence: str) -> None:
         """Reserves a place for the mark of a sequence, unless it has one, until it gets the mark or ``dismiss``.
@@ -73,7 +73,7 @@ class Marks:
         Raises:
             TooManySequences: There is no place left.
         """
-        if sequence in self._marks or sequence in self._admitted:
+        if sequence in self._high_water_marks or sequence in self._admitted:
             return
         if self._sequence_count + len(self._admitted) >= self._max_sequences:
             raise TooManySequences(sequence, self._max_sequences)
@@ -90,7 +90,7 @@ class Marks:
             StoreWentBackwards: Before that write the store was behind the mark, or the row is of another shape. The
                 mark stays.
         """
-        mark = self._marks.get(name)
+        mark = self._high_water_marks.get(name)
         shape = _shape_of(grant.sequence)
         if mark is not None:
             if shape == mark.shape:
@@ -102,16 +102,20 @@ class Marks:
                 raise self._backwards(name, found + _differences(mark.shape, shape))
         else:
             self._begin(name)
-        self._marks[name] = _Mark(grant.generation, grant.last_value, shape)
+        self._high_water_marks[name] = _HighWaterMark(grant.generation, grant.last_value, shape)
 
-    def seen(self, name: str) -> Seen:
+    def seen(self, name: str) -> GrantFloor:
         """Returns what the store must not be behind of."""
-        mark = self._marks.get(name)
+        mark = self._high_water_marks.get(name)
         if mark is None:
-            return NOTHING
+            return NO_FLOOR
         if not _counts(name, mark.shape):
-            return Seen(mark.generation)
-        return Seen(mark.generation, least=mark.value) if mark.shape.rises else Seen(mark.generation, most=mark.value)
+            return GrantFloor(mark.generation)
+        return (
+            GrantFloor(mark.generation, least=mark.value)
+            if mark.shape.rises
+            else GrantFloor(mark.generation, most=mark.value)
+        )
 
     def missing(self, name: str) -> StoreWentBackwards:
         """Returns the error for a sequence that was seen and is not in the store any more."""
@@ -125,7 +129,7 @@ class Marks:
         """
         if row is None or row.last_value is None:
             return False
-        mark = self._marks.get(row.name)
+        mark = self._high_water_marks.get(row.name)
         if mark is None:
             return True
         if row.generation <= mark.generation:
@@ -135,12 +139,12 @@ class Marks:
             return not (_counts(row.name, shape) and mark.is_past(row.last_value))
         accepted = row.revision > 0 or _is_vouched_for(row.name, row.generation, mark)
         if accepted:  # the name stays known; the next write says where the counter is
-            self._marks[row.name] = _Mark(row.generation, row.sequence.before_start, shape)
+            self._high_water_marks[row.name] = _HighWaterMark(row.generation, row.sequence.before_start, shape)
         return accepted
 
     def generation(self, name: str) -> int:
         """Returns the generation that was seen last; 0 where none was."""
-        mark = self._marks.get(name)
+        mark = self._high_water_marks.get(name)
         return mark.generation if mark else 0
 
     def begin_period(self, sequence: str, period: str, now: float, over_at: float, used: Container[str]) -> None:
@@ -162,16 +166,16 @@ class Marks:
             # Periods of another length are those of another sequence of that name.
             if len(other) == len(period) and other < period and end <= now and other not in used:
                 del ends[other]
-                self._marks.pop(name_of_period(sequence, other), None)
+                self._high_water_marks.pop(name_of_period(sequence, other), None)
 
     def give_back(self, name: str, generation: int, end: int, value: int) -> None:
         """Lets the counter be as low as ``value``, where a tail that ends at ``end`` starts.
 
         A mark that stands elsewhere by now, since a newer lane of the name went on, stays where it is.
         """
-        mark = self._marks.get(name)
+        mark = self._high_water_marks.get(name)
         if mark is not None and (mark.generation, mark.value) == (generation, end):
-            self._marks[name] = mark._replace(value=value)
+            self._high_water_marks[name] = mark._replace(value=value)
 
     def _begin(self, name: str) -> None:
         """Counts the first mark of a name."""
@@ -183,7 +187,7 @@ class Marks:
             _log.warning("many_sequences", sequences=self._sequence_count, max_sequences=self._max_sequences)
 
     def _backwards(self, name: str, found: str) -> StoreWentBackwards:
-        mark = self._marks[name]
+        mark = self._high_water_marks[name]
         sequence, _, period = name.partition(PERIOD_MARK)
         of_period = f" of {period}" if period else ""
         seen = f"value {mark.value} in generation {mark.generation}"
@@ -194,7 +198,7 @@ def _counts(name: str, shape: _Shape) -> bool:
     return shape.reset == Reset.NEVER or PERIOD_MARK in name
 
 
-def _is_vouched_for(name: str, generation: int, mark: _Mark) -> bool:
+def _is_vouched_for(name: str, generation: int, mark: _HighWaterMark) -> bool:
     """Whether the row of a period belongs to a newer generation of its sequence, of which an operator decided."""
     return PERIOD_MARK in name and generation > mark.generation
 
@@ -205,7 +209,7 @@ def _shape_of(sequence: Sequence) -> _Shape:
 
 @cache
 def _shape(rises: bool, kind: Kind, reset: Reset) -> _Shape:
-    """Returns one object for all marks of a shape."""
+    """Returns one object for all high-water marks of a shape."""
     return _Shape(rises, kind, reset)
 
 

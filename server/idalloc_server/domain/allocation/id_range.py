@@ -5,7 +5,7 @@ from typing import NamedTuple
 from idalloc_server.domain.sequences.model import Sequence
 
 
-class Range(NamedTuple):
+class IdRange(NamedTuple):
     """Ids taken for one caller: first_id, first_id + step, … last_id.
 
     Attributes:

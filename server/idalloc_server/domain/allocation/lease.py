@@ -2,7 +2,7 @@
 
 import math
 
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.records import Grant
 from idalloc_server.domain.sequences.model import Sequence
 
@@ -64,7 +64,7 @@ class Lease:
         """How many ids the next range can have."""
         return self._count
 
-    def take(self, count: int, now: float) -> Range | None:
+    def take(self, count: int, now: float) -> IdRange | None:
         """Takes the next ids, if the lease lives and its first piece has that many.
 
         None at all (``count`` 0) can be had from every lease that lives: the range then tells what it is of.
@@ -77,7 +77,7 @@ class Lease:
         self.left -= count
         if not self._count and self._later:
             self._first, self._count = self._later.pop(0)
-        return Range(first, count, self.step, self.generation, self.expires_at, self.sequence, self._period)
+        return IdRange(first, count, self.step, self.generation, self.expires_at, self.sequence, self._period)
 
     def skip_to(self, count: int) -> int:
         """Leaves behind the pieces in front of the first one that has ``count`` ids, if one has.

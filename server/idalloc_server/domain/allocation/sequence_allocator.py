@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import structlog
 
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.config import Shared
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import SharedState
 from idalloc_server.domain.allocation.errors import never_fits, too_few_left
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.allocation.reserve import Reserve
 from idalloc_server.domain.allocation.waiter_queue import Waiter
@@ -27,7 +27,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.records import Grant, Row
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
-from idalloc_server.domain.store import within
+from idalloc_server.domain.store import within_timeout
 from idalloc_server.domain.text import check_text
 
 # Of what a sequence has left, no node takes more than one part in this many beyond what was asked for.
@@ -42,11 +42,11 @@ _T = TypeVar("_T")
 _NEW = Sequence()
 
 
-class StartsOver(Exception):
-    """The sequence has a reset: its ids come from the counters of its periods (``Periods``)."""
+class SequenceHasReset(Exception):
+    """The sequence has a reset: its ids come from the counters of its periods (``ResettingSequenceAllocator``)."""
 
 
-class Lane:
+class SequenceAllocator:
     """Issues the ids of one counter: of a sequence, or of one period of a sequence.
 
     All methods must be called on one event loop. The store is written by one refill at a time: a task of the lane's
@@ -62,14 +62,14 @@ class Lane:
         period: Which period's counter it is; empty where the sequence has no reset.
     """
 
-    def __init__(self, name: str, shared: Shared, sequence: str = "", period: str = "") -> None:
+    def __init__(self, name: str, shared: SharedState, sequence: str = "", period: str = "") -> None:
         self._name = name
         self._title = sequence or name
         self._period = period
         self._store = shared.store
         self._clock = shared.clock
-        self._terms = shared.terms
-        self._marks = shared.marks
+        self._allocation_config = shared.allocation_config
+        self._high_water_marks = shared.high_water_marks
         self._burned = shared.burned
         self._rates = shared.rates
         self._store_check = shared.store_check
@@ -82,7 +82,9 @@ class Lane:
         self._look_at = 0.0
         # The settings, as the last write returned them.
         self._sequence = _NEW
-        self._reserve = Reserve(shared.terms.outage_reserve, shared.terms.max_reserved_ids, self._clock.boot())
+        self._reserve = Reserve(
+            shared.allocation_config.outage_reserve, shared.allocation_config.max_reserved_ids, self._clock.boot()
+        )
         # Of the waiters only so many are asked for next, at the bound: those for whom there is enough.
         self._ask_for: int | None = None
         # Whether the last store call may have been applied without an answer.
@@ -106,7 +108,7 @@ class Lane:
         return self._lease.left > 0 and self._clock.boot() < self._lease.expires_at
 
     @property
-    def parts(self) -> "list[Lane]":
+    def parts(self) -> "list[SequenceAllocator]":
         """All that is to be closed."""
         return [self]
 
@@ -115,7 +117,7 @@ class Lane:
         """The generation of the lease; 0 where there never was one."""
         return self._lease.generation
 
-    def take(self, count: int) -> Range | None:
+    def take(self, count: int) -> IdRange | None:
         """Takes ids from memory; None where the store is needed first.
 
         Starts the next refill where not many are left, or the lease in use is to be renewed.
@@ -129,14 +131,14 @@ class Lane:
                 self._start_refill()
         return taken
 
-    async def allocate(self, count: int) -> Range:
+    async def allocate(self, count: int) -> IdRange:
         """Takes ids, waiting for the refill that is under way, or for a new one.
 
         Cancelled before the ids were taken, it takes none; after that they are burned.
 
         Raises:
             Refusal: See ``Allocator.allocate``.
-            StartsOver: The sequence has a reset. Ranges of none can be had of it.
+            SequenceHasReset: The sequence has a reset. Ranges of none can be had of it.
         """
         if self._went_backwards:
             await self._look_again(self._went_backwards)
@@ -150,7 +152,7 @@ class Lane:
             taken = await waiter.answer
         except asyncio.CancelledError:
             if waiter.is_served and not self._abandoned:
-                self._burned.add(self._title, self._period, Cause.CANCELLED, count)
+                self._burned.add(self._title, self._period, BurnCause.CANCELLED, count)
             raise
         finally:
             self._callers.discard(waiter)
@@ -158,16 +160,16 @@ class Lane:
             raise ServerDraining
         if self._clock.boot() >= taken.expires_at:
             # The process was paused between the taking and this line.
-            self._burned.add(self._title, self._period, Cause.EXPIRED, count)
+            self._burned.add(self._title, self._period, BurnCause.EXPIRED, count)
             raise StoreUnavailable(f"the lease of sequence {self._title!r} ended before the answer")
         self._reserve.largest = max(self._reserve.largest, count)
         return taken
 
-    def standing(self) -> Range | None:
+    def proof(self) -> IdRange | None:
         """Returns a range of none, which tells the generation and the settings while the lease lives."""
         return self.take(0)
 
-    async def prove(self) -> Range:
+    async def renew_proof(self) -> IdRange:
         """Returns the same, as the store says it now."""
         return await self.allocate(0)
 
@@ -185,7 +187,7 @@ class Lane:
         """Drops the lease, and that of a refill which may have been begun before this call."""
         if self._refill:
             await asyncio.wait([self._refill])
-        self.drop(Cause.GENERATION)
+        self.drop(BurnCause.GENERATION)
         self._went_backwards = None
 
     async def close(self) -> None:
@@ -201,16 +203,16 @@ class Lane:
         """Burns what is left or under way, where there is no time to wait for it; nothing is counted after this."""
         if self._abandoned:
             return
-        self.drop(Cause.NOT_RETURNED)
-        self._burned.add(self._title, self._period, Cause.NOT_RETURNED, self._returning)
-        self._burned.add(self._title, self._period, Cause.UNKNOWN_OUTCOME, self._at_stake)
+        self.drop(BurnCause.NOT_RETURNED)
+        self._burned.add(self._title, self._period, BurnCause.NOT_RETURNED, self._returning)
+        self._burned.add(self._title, self._period, BurnCause.UNKNOWN_OUTCOME, self._at_stake)
         served = sum(caller.id_count for caller in self._callers if caller.is_served)
-        self._burned.add(self._title, self._period, Cause.CANCELLED, served)
+        self._burned.add(self._title, self._period, BurnCause.CANCELLED, served)
         self._abandoned = True
         if self._refill:
             self._refill.cancel()
 
-    def drop(self, cause: Cause) -> None:
+    def drop(self, cause: BurnCause) -> None:
         """Burns what is left."""
         self._burned.add(self._title, self._period, cause, self._lease.left)
         self._lease = Lease(self._period)
@@ -221,7 +223,7 @@ class Lane:
         """How many of the ids in memory calls of the sizes seen can get."""
         return self._lease.usable(self._reserve.largest_seen)
 
-    def _take_later(self, count: int, now: float) -> Range | None:
+    def _take_later(self, count: int, now: float) -> IdRange | None:
         """Takes ids from the first piece that has so many; the pieces before it are burned, as ids of a node rise.
 
         Near the bound none is taken so: the last ids of a sequence are kept for smaller calls.
@@ -234,7 +236,7 @@ class Lane:
     def _skip_to(self, count: int) -> None:
         """Burns the pieces in front of the first one that has ``count`` ids, if one has."""
         skipped = self._lease.skip_to(count)
-        self._burned.add(self._title, self._period, Cause.LEFTOVER, skipped)
+        self._burned.add(self._title, self._period, BurnCause.LEFTOVER, skipped)
         self._reserve.skipped(skipped)
 
     def _start_refill(self) -> None:
@@ -247,12 +249,12 @@ class Lane:
         except StoreWentBackwards as error:
             self._went_backwards = error
             self._look_at = self._clock.boot() + LOOK_AGAIN_SECONDS
-            self.drop(Cause.WENT_BACKWARDS)
+            self.drop(BurnCause.WENT_BACKWARDS)
             _log.error("store_went_backwards", **error.metadata)
             self._refuse_all(error)
         except Refusal as refusal:
             if isinstance(refusal, SequenceDeleted):
-                self.drop(Cause.GENERATION)
+                self.drop(BurnCause.GENERATION)
             self._refuse_all(refusal)
         except asyncio.CancelledError:
             self._refuse_all(ServerDraining())
@@ -264,7 +266,7 @@ class Lane:
             self._refill = None
             if self._waiters:
                 self._start_refill()
-            elif self._name not in self._marks:
+            elif self._name not in self._high_water_marks:
                 self._drop_unknown(self._name)
 
     async def _refill_once(self) -> None:
@@ -303,7 +305,7 @@ class Lane:
 
     def _refuse_what_never_fits(self, kind: Kind) -> None:
         for count, answer in self._waiters:
-            refusal = never_fits(self._title, kind, count, self._terms.max_clock_skew)
+            refusal = never_fits(self._title, kind, count, self._allocation_config.max_clock_skew)
             if refusal and not answer.done():
                 answer.set_exception(refusal)
 
@@ -336,7 +338,7 @@ class Lane:
             except Refusal as refusal:
                 _log.warning("look_failed", sequence=self._title, error=str(refusal))
             else:
-                if self._marks.accept(row):
+                if self._high_water_marks.accept(row):
                     self._went_backwards = None
                     return
         raise error.with_traceback(None)
@@ -346,7 +348,7 @@ class Lane:
 
     def _drop_ended_lease(self) -> None:
         if self._lease.left and self._clock.boot() >= self._lease.expires_at:
-            self.drop(Cause.EXPIRED)
+            self.drop(BurnCause.EXPIRED)
 
     async def _grant(self, wanted: int) -> Grant | None:
         """Has the store move the counter, and puts what it returned into the lease. None where there is no row yet."""
@@ -355,41 +357,41 @@ class Lane:
         self._outcome_unknown = False
         self._store_check.worked()
         if grant is None:
-            if self._name in self._marks:
-                raise self._marks.missing(self._name)
+            if self._name in self._high_water_marks:
+                raise self._high_water_marks.missing(self._name)
             return None
         try:
-            self._marks.advance(self._name, grant)
+            self._high_water_marks.advance(self._name, grant)
         except StoreWentBackwards:
-            self._burned.add(self._title, self._period, Cause.WENT_BACKWARDS, grant.granted)
+            self._burned.add(self._title, self._period, BurnCause.WENT_BACKWARDS, grant.granted)
             raise
         self._sequence = grant.sequence
         self._rates.note(self._name, grant.last_value, grant.step)
         if (grant.generation, grant.step) != (self._lease.generation, self._lease.step) or grant.sequence.is_rising:
-            self.drop(Cause.GENERATION)
+            self.drop(BurnCause.GENERATION)
         before = self._lease.left
-        self._lease.add(grant, asked_at + self._terms.lease_ttl)
-        self._renew_at = asked_at + self._terms.lease_ttl / 3
+        self._lease.add(grant, asked_at + self._allocation_config.lease_ttl)
+        self._renew_at = asked_at + self._allocation_config.lease_ttl / 3
         self._reserve.refilled(before, self._lease.left, self._usable, asked_at, self._clock.boot())
         self._remaining = grant.remaining
         self._writes += 1
         return grant
 
     async def _write(self, wanted: int) -> Grant | None:
-        lease_ms = int(self._terms.lease_ttl * 1000)
-        seen = self._marks.seen(self._name)
+        lease_ms = int(self._allocation_config.lease_ttl * 1000)
+        seen = self._high_water_marks.seen(self._name)
         if self._sequence.kind == Kind.COUNTER or not wanted:
             call = self._store.grant(self._name, wanted, lease_ms, seen)
         else:
             unit = self._sequence.kind.per_second
-            ahead = int(self._terms.max_clock_skew * unit)
+            ahead = int(self._allocation_config.max_clock_skew * unit)
             now = int(self._clock.wall() * unit)
             call = self._store.grant_timestamps(self._name, wanted, lease_ms, now, ahead, seen)
         return await self._within_timeout(call, at_stake=wanted)
 
     async def _make(self) -> None:
         """Sees that there is a row."""
-        if not self._terms.auto_create_sequences:
+        if not self._allocation_config.auto_create_sequences:
             raise SequenceNotFound(self._title, ", and auto_create_sequences is off")
         check_text("sequence", self._title)
         now = self._clock.wall()
@@ -402,11 +404,11 @@ class Lane:
         """Awaits a store call; where its outcome stays unknown, the ids at stake are burned."""
         self._at_stake += at_stake
         try:
-            answer = await within(self._terms.store_timeout, call)
+            answer = await within_timeout(self._allocation_config.store_timeout, call)
         except (StoreOutcomeUnknown, asyncio.CancelledError):
             self._outcome_unknown = True
             if not self._abandoned:
-                self._burned.add(self._title, self._period, Cause.UNKNOWN_OUTCOME, at_stake)
+                self._burned.add(self._title, self._period, BurnCause.UNKNOWN_OUTCOME, at_stake)
             raise
         finally:
             self._at_stake -= at_stake
@@ -432,7 +434,7 @@ class Lane:
             if answer.done():
                 pass
             elif count and self._starts_over(self._sequence):
-                answer.set_exception(StartsOver())
+                answer.set_exception(SequenceHasReset())
             else:
                 if remaining and not at_bound:  # of the last ids of all none is left behind
                     self._skip_to(count)
@@ -445,7 +447,7 @@ class Lane:
                     remaining -= count
                     next_round.append(waiter)
                 else:
-                    wall, skew = self._clock.wall(), self._terms.max_clock_skew
+                    wall, skew = self._clock.wall(), self._allocation_config.max_clock_skew
                     refusal = too_few_left(self._title, self._sequence, count, self._lease, remaining, wall, skew)
                     answer.set_exception(refusal)
             self._waiters.popleft()
@@ -471,7 +473,7 @@ class Lane:
         self._returning = lease.left
         try:
             if count:
-                self._marks.give_back(self._name, lease.generation, value + count * lease.step, value)
+                self._high_water_marks.give_back(self._name, lease.generation, value + count * lease.step, value)
                 if await self._within_timeout(self._store.give_back(self._name, count, version), at_stake=0):
                     returned = count
         except Refusal as error:
@@ -479,4 +481,4 @@ class Lane:
         finally:
             self._returning = 0
             if not self._abandoned:
-                self._burned.add(self._title, self._period, Cause.NOT_RETURNED, lease.left - returned)
+                self._burned.add(self._title, self._period, BurnCause.NOT_RETURNED, lease.left - returned)

@@ -17,7 +17,7 @@ class _Seen(NamedTuple):
     value: int
 
 
-class Rates:
+class UsageRates:
     """Remembers, by name, three points of a counter's way: the last one, and where two windows began.
 
     Beyond ``MAX_RATES`` names, the one whose last refill is longest ago is evicted.

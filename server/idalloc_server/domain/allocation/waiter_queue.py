@@ -3,7 +3,7 @@
 import asyncio
 from typing import NamedTuple
 
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.id_range import IdRange
 
 
 class Waiter(NamedTuple):
@@ -15,7 +15,7 @@ class Waiter(NamedTuple):
     """
 
     id_count: int
-    answer: asyncio.Future[Range]
+    answer: asyncio.Future[IdRange]
 
     @property
     def is_served(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, NoReturn, Protocol
 
 from idalloc_server.domain import change_events, fork
-from idalloc_server.domain.document_ids.start_timestamps import Epoch, Start
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining, StoreUnavailable
 
 MAX_SERIAL = 2**64 - 1
@@ -102,7 +102,7 @@ class DocIdRun(NamedTuple):
         return texts
 
 
-def _climb(start: Start, serial: int, offset: int, increment: int, count: int) -> tuple[list[DocIdRun], int]:
+def _climb(start: StartTimestamp, serial: int, offset: int, increment: int, count: int) -> tuple[list[DocIdRun], int]:
     """Runs ``next_serial`` up to ``count`` times after ``serial``, until it overflows, in closed form.
 
     Returns:
@@ -126,7 +126,7 @@ def _climb(start: Start, serial: int, offset: int, increment: int, count: int) -
     return runs, count
 
 
-class Keeper(Protocol):
+class NodeSettings(Protocol):
     """Keeps settings of this node over restarts. Settings go by the names of the server's settings."""
 
     def check(self, settings: Iterable[str]) -> None:
@@ -146,7 +146,7 @@ class Keeper(Protocol):
         ...
 
 
-class DocIds:
+class DocIdGenerator:
     """This process's source of document ids: one serial for all callers, as in MySQL.
 
     Ids rise from one batch to the next for as long as the prefix stays; no two batches share an id, and none
@@ -159,22 +159,24 @@ class DocIds:
 
     Args:
         epoch: Where further start timestamps are claimed.
-        start: The first one, from ``Epoch.start``.
+        start: The first one, from ``StartTimestamps.start``.
     """
 
-    def __init__(self, epoch: Epoch, start: Start, *, offset: int = 1, increment: int = 1) -> None:
+    def __init__(
+        self, start_timestamps: StartTimestamps, start: StartTimestamp, *, offset: int = 1, increment: int = 1
+    ) -> None:
         self.offset = offset
         self.increment = increment
-        self._epoch = epoch
+        self._start_timestamps = start_timestamps
         self._start = start
         self._serial = 0
-        self._next_start: Start | None = None
+        self._next_start: StartTimestamp | None = None
         self._claim: asyncio.Task[Refusal | None] | None = None
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[Refusal | None]] = set()
         self._closed = False
         self._pid = os.getpid()
-        fork.watch(self)
+        fork.register(self)
 
     @property
     def prefix(self) -> int:
@@ -250,7 +252,7 @@ class DocIds:
         prefix: int | None = None,
         offset: int | None = None,
         increment: int | None = None,
-        keeper: Keeper | None = None,
+        node_settings: NodeSettings | None = None,
     ) -> None:
         """Changes what ids are made of from now on, for all callers and all at once; the serial goes on, as in MySQL.
 
@@ -261,10 +263,10 @@ class DocIds:
             prefix: The new prefix, 0 to 65535; None for the present one, as of the others.
             offset: The new auto_increment_offset, 1 to 65535.
             increment: The new auto_increment_increment, 1 to 65535.
-            keeper: Who keeps the change over restarts, if anyone.
+            node_settings: Who keeps the change over restarts, if anyone.
 
         Raises:
-            InvalidRequest: A value is out of its range, or ``keeper`` cannot keep it.
+            InvalidRequest: A value is out of its range, or ``node_settings`` cannot keep it.
             DocIdTimestampRefused: The clock is wrong, or the new prefix has no timestamp left.
             PrefixInUse: Another node uses the new prefix, and that is refused.
             StoreUnavailable: No start timestamp could be claimed.
@@ -273,7 +275,7 @@ class DocIds:
         _check(prefix, offset, increment)
         if self._closed:
             raise ServerDraining
-        change = asyncio.create_task(self._change(prefix, offset, increment, keeper), name="change the node")
+        change = asyncio.create_task(self._change(prefix, offset, increment, node_settings), name="change the node")
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
         await asyncio.wait({change})
@@ -282,7 +284,7 @@ class DocIds:
         if refusal := change.result():
             raise refusal
 
-    def forget_parent(self) -> None:
+    def forget_after_fork(self) -> None:
         """Makes none under the parent's start timestamp, in the child of a fork."""
         self._pid = fork.NO_PROCESS
 
@@ -310,7 +312,7 @@ class DocIds:
     async def _claim_start(self) -> Refusal | None:
         """Claims the next start timestamp. A refusal is returned: there may be no one left to raise it to."""
         try:
-            start = await self._epoch.claim_next(after=self._start.timestamp)
+            start = await self._start_timestamps.claim_next(after=self._start.timestamp)
         except Refusal as refusal:
             return refusal
         if start > self._start and start.prefix == self._start.prefix:  # else the prefix was changed meanwhile
@@ -318,23 +320,23 @@ class DocIds:
         return None
 
     async def _change(
-        self, prefix: int | None, offset: int | None, increment: int | None, keeper: Keeper | None
+        self, prefix: int | None, offset: int | None, increment: int | None, node_settings: NodeSettings | None
     ) -> Refusal | None:
         """Makes one change. A refusal is returned: there may be no one left to raise it to."""
         given = {"node_prefix": prefix, "auto_increment_offset": offset, "auto_increment_increment": increment}
         wanted = {name: value for name, value in given.items() if value is not None}
         async with self._changing:
             try:
-                if keeper is not None:
-                    keeper.check(wanted)
+                if node_settings is not None:
+                    node_settings.check(wanted)
                 before = self._start.prefix
-                start = None if prefix in (None, before) else await self._epoch.claim(wanted["node_prefix"])
+                start = None if prefix in (None, before) else await self._start_timestamps.claim(wanted["node_prefix"])
                 try:
-                    if keeper is not None:
-                        await keeper.save(wanted)
+                    if node_settings is not None:
+                        await node_settings.save(wanted)
                 except Refusal:
                     if start is not None:
-                        await self._epoch.release(start.prefix)
+                        await self._start_timestamps.release(start.prefix)
                     raise
             except Refusal as refusal:
                 return refusal
@@ -344,10 +346,10 @@ class DocIds:
             self.increment = increment or self.increment
             if start is not None:
                 self._start, self._next_start = start, None
-                self._epoch.use(start)
-            change_events.changed(was, self.settings)
+                self._start_timestamps.use(start)
+            change_events.publish_settings(was, self.settings)
             if start is not None:
-                await self._epoch.release(before)
+                await self._start_timestamps.release(before)
         return None
 
 

@@ -13,7 +13,7 @@ import structlog
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import DocIdTimestampRefused, PrefixInUse, Refusal, StartRefused, StoreRetired
 from idalloc_server.domain.records import Claim
-from idalloc_server.domain.store import Store, within
+from idalloc_server.domain.store import Store, within_timeout
 
 # A timestamp has 8 hexadecimal characters; from here on (in 2106) MySQL's ids grow longer.
 TIMESTAMP_END = 2**32
@@ -25,7 +25,7 @@ STALE_AFTER = 30.0
 _log = structlog.get_logger("idalloc.epoch")
 
 
-class Start(NamedTuple):
+class StartTimestamp(NamedTuple):
     """What no two processes ever share.
 
     Attributes:
@@ -42,7 +42,7 @@ class Start(NamedTuple):
         return self.prefix << 32 | self.timestamp
 
 
-class Epoch:
+class StartTimestamps:
     """Claims start timestamps for this process, and keeps the prefix for its node.
 
     Attributes:
@@ -75,7 +75,7 @@ class Epoch:
         self._store_timeout = store_timeout
         self._claimed: dict[int, int] = {}  # by prefix, so that no restored store brings one back to this process
 
-    async def start(self) -> Start:
+    async def start(self) -> StartTimestamp:
         """Claims this process's first start timestamp: the clock's, or a later one where that was claimed.
 
         Raises:
@@ -95,7 +95,7 @@ class Epoch:
         except PrefixInUse as refusal:
             raise StartRefused("node_prefix", f"{refusal}, or set prefix_conflict to warn") from None
 
-    async def claim(self, prefix: int) -> Start:
+    async def claim(self, prefix: int) -> StartTimestamp:
         """Claims a start timestamp under any prefix, as at a start: the clock's, or a later one where that was claimed.
 
         The present prefix stays: ``use`` goes over to the new one, or ``release`` gives it up.
@@ -106,29 +106,29 @@ class Epoch:
             StoreUnavailable: The claim may or may not have been made; a further one does no harm.
         """
         at_least = max(0, int(await self._believable_wall()), self._claimed.get(prefix, -1) + 1)
-        claim = await self._claim(Start(prefix, at_least))
+        claim = await self._claim(StartTimestamp(prefix, at_least))
         if claim.start_timestamp >= TIMESTAMP_END:
             raise DocIdTimestampRefused(_used_up(prefix), prefix=prefix)
         if claim.holder != self._holder:
             self._conflict(prefix, claim)
         self._claimed[prefix] = claim.start_timestamp
-        return Start(prefix, claim.start_timestamp)
+        return StartTimestamp(prefix, claim.start_timestamp)
 
-    def use(self, start: Start) -> None:
+    def use(self, start: StartTimestamp) -> None:
         """Goes over to the prefix of a claim: it is kept from now on. The one before is left to ``release``."""
         self.prefix = start.prefix
 
-    async def claim_next(self, after: int) -> Start:
+    async def claim_next(self, after: int) -> StartTimestamp:
         """Claims a start timestamp later than ``after``, under the present prefix.
 
         Raises:
             DocIdTimestampRefused: There is none below 2^32, or the store is retired.
             StoreUnavailable: The claim may or may not have been made; a further one does no harm.
         """
-        start = Start(self.prefix, after + 1)
+        start = StartTimestamp(self.prefix, after + 1)
         if start.timestamp < TIMESTAMP_END:
             claim = await self._claim(start)
-            start = Start(start.prefix, claim.start_timestamp)
+            start = StartTimestamp(start.prefix, claim.start_timestamp)
         if start.timestamp >= TIMESTAMP_END:
             raise DocIdTimestampRefused(_used_up(start.prefix), prefix=start.prefix)
         self._claimed[start.prefix] = start.timestamp
@@ -140,7 +140,9 @@ class Epoch:
         while True:
             await asyncio.sleep(KEEP_SECONDS)
             try:
-                await within(self._store_timeout, self._store.keep_prefix(self.prefix, self._holder, STALE_AFTER))
+                await within_timeout(
+                    self._store_timeout, self._store.keep_prefix(self.prefix, self._holder, STALE_AFTER)
+                )
             except Refusal as refusal:
                 if not away:  # once for each outage
                     _log.warning("prefix_not_kept", prefix=self.prefix, error=str(refusal))
@@ -154,14 +156,14 @@ class Epoch:
         """Notes in the store that this node uses a prefix, or its own, no more. Where that fails, it is stale soon."""
         prefix = self.prefix if prefix is None else prefix
         try:
-            await within(self._store_timeout, self._store.release_prefix(prefix, self._holder))
+            await within_timeout(self._store_timeout, self._store.release_prefix(prefix, self._holder))
         except Refusal as refusal:
             _log.warning("prefix_not_released", prefix=prefix, error=str(refusal))
 
-    async def _claim(self, least: Start) -> Claim:
+    async def _claim(self, least: StartTimestamp) -> Claim:
         call = self._store.claim_start(least.prefix, least.timestamp, self._holder, STALE_AFTER)
         try:
-            return await within(self._store_timeout, call)
+            return await within_timeout(self._store_timeout, call)
         except StoreRetired as refusal:
             raise _Retired(str(refusal), prefix=least.prefix) from None
 
@@ -169,7 +171,7 @@ class Epoch:
         before = self._clock.wall()
         if before >= TIMESTAMP_END:
             raise _WrongClock("this machine's clock is past the year 2106: set it right")
-        store = await within(self._store_timeout, self._store.now())
+        store = await within_timeout(self._store_timeout, self._store.now())
         after = self._clock.wall()
         if store is None:
             return after

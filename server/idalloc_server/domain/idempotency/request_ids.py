@@ -9,8 +9,8 @@ from typing import NamedTuple
 import structlog
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     Refusal,
@@ -23,12 +23,12 @@ from idalloc_server.domain.errors import (
     StoreOutcomeUnknown,
     StoreUnavailable,
 )
-from idalloc_server.domain.records import Allocation
+from idalloc_server.domain.records import RecordedAllocation
 from idalloc_server.domain.retention import SeenRecords
 from idalloc_server.domain.sequences.calendar import date_at
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset, Sequence
-from idalloc_server.domain.store import Store, within
+from idalloc_server.domain.store import Store, within_timeout
 
 # How many answers one statement writes down at most.
 MOST_ROWS = 200
@@ -43,7 +43,7 @@ COUNT_SECONDS = 60.0
 _log = structlog.get_logger("idalloc.request_ids")
 
 
-def with_date(taken: Range, wall: float) -> Range:
+def with_date(taken: IdRange, wall: float) -> IdRange:
     """Returns the range with the date for its texts, where they have one that no period of the sequence tells."""
     if taken.period or not taken.sequence.format or not compile_format(taken.sequence.format).has_date:
         return taken
@@ -57,7 +57,7 @@ class _Request(NamedTuple):
     prefix: int
 
 
-class _Proof(NamedTuple):
+class _GenerationProof(NamedTuple):
     """That a generation stood: ids of it, or of a newer one, may be given until ``expires_at``.
 
     A change that ends it was made after the store said so, and so takes effect after that time.
@@ -75,11 +75,11 @@ class _Call:
         self.request = request
         self.callers = 0
         # The ids that it took.
-        self.taken: Range | None = None
-        self.task: asyncio.Task[tuple[Range, int]]
+        self.taken: IdRange | None = None
+        self.task: asyncio.Task[tuple[IdRange, int]]
 
 
-class RequestIds:
+class IdempotentAllocator:
     """Takes ids for requests with a request id, and writes each answer to the store before it is given.
 
     The row that stands in the store decides: whoever finds another one than the own gives the ids of that one, and
@@ -117,9 +117,9 @@ class RequestIds:
         self._seen = SeenRecords()
         self._count_at = -math.inf
         self._many = False
-        self._writer = _Writer(store, store_timeout)
+        self._writer = _AnswerLog(store, store_timeout)
 
-    async def allocate(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[Range, int]:
+    async def allocate(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[IdRange, int]:
         """Takes ids, or finds those that an earlier call with this request id took.
 
         A caller who is cancelled before ids were taken takes none. After that they are written down all the same,
@@ -164,7 +164,7 @@ class RequestIds:
             raise ServerDraining  # the ids were counted as burned
         if self._clock.boot() >= taken.expires_at:
             # The process was paused between the answer and this line. For a caller who comes later it is as late.
-            self._burn(call, Cause.EXPIRED)
+            self._burn(call, BurnCause.EXPIRED)
             raise _late(call.request)
         self._at_stake.discard(call)
         return taken, prefix_of
@@ -178,7 +178,7 @@ class RequestIds:
         """Burns what no caller has yet, where there is no time to wait for it. Nothing may be taken after this."""
         self._abandoned = True
         for call in list(self._at_stake):
-            self._burn(call, Cause.CANCELLED if call.task.done() else Cause.UNKNOWN_OUTCOME)
+            self._burn(call, BurnCause.CANCELLED if call.task.done() else BurnCause.UNKNOWN_OUTCOME)
 
     async def run(self) -> None:
         """Removes answers whose window has passed, for ever, in small batches. Its owner cancels it."""
@@ -192,13 +192,13 @@ class RequestIds:
 
     async def _prune(self) -> None:
         """Removes what this process saw in the store for at least the row's own window, by its boot clock."""
-        newest = await within(self._store_timeout, self._store.newest_recorded())
+        newest = await within_timeout(self._store_timeout, self._store.newest_recorded())
         now = self._clock.boot()
         self._seen.note(newest, now)
         retention = self._seen.retention(now, self._window)
         if retention is None:
             return
-        while await within(self._store_timeout, self._store.forget_recorded(retention, PRUNE_ROWS)):
+        while await within_timeout(self._store_timeout, self._store.forget_recorded(retention, PRUNE_ROWS)):
             pass  # a batch more
 
     async def _count(self) -> None:
@@ -207,7 +207,7 @@ class RequestIds:
         if now < self._count_at:
             return
         self._count_at = now + COUNT_SECONDS
-        rows = await within(self._store_timeout, self._store.count_recorded(MANY_ROWS))
+        rows = await within_timeout(self._store_timeout, self._store.count_recorded(MANY_ROWS))
         if rows >= MANY_ROWS and not self._many:
             _log.warning(
                 "request_ids_piling_up",
@@ -227,7 +227,7 @@ class RequestIds:
     def _leave(self, call: _Call) -> None:
         """Ends a call that nobody waits for any more, unless it took ids: these are written down for a retry."""
         if call.task.done():
-            self._burn(call, Cause.CANCELLED)
+            self._burn(call, BurnCause.CANCELLED)
         elif call.taken is None:
             self._forget(call)
             call.task.cancel()
@@ -236,13 +236,13 @@ class RequestIds:
         if self._calls.get(call.request.request_id) is call:
             del self._calls[call.request.request_id]
 
-    async def _run(self, call: _Call) -> tuple[Range, int]:
+    async def _run(self, call: _Call) -> tuple[IdRange, int]:
         try:
             return await self._answer(call)
         finally:
             self._forget(call)
 
-    async def _answer(self, call: _Call) -> tuple[Range, int]:
+    async def _answer(self, call: _Call) -> tuple[IdRange, int]:
         request = call.request
         try:
             taken = self._allocator.take(request.sequence, request.id_count)
@@ -252,7 +252,7 @@ class RequestIds:
             return await self._answered_before(request, refusal)
         call.taken = taken = with_date(taken, self._clock.wall())
         self._at_stake.add(call)
-        allocation = Allocation(
+        allocation = RecordedAllocation(
             request_id=request.request_id,
             sequence=request.sequence,
             first_id=taken.first_id,
@@ -267,21 +267,23 @@ class RequestIds:
         try:
             stands = await self._writer.write(allocation)
         except BaseException:
-            self._burn(call, Cause.UNKNOWN_OUTCOME)
+            self._burn(call, BurnCause.UNKNOWN_OUTCOME)
             raise
         if _identity(stands) != _identity(allocation):
-            self._burn(call, Cause.REPEATED)
-            return await self._repeat(request, stands, _Proof(taken.generation, taken.sequence, taken.expires_at))
+            self._burn(call, BurnCause.REPEATED)
+            return await self._repeat(
+                request, stands, _GenerationProof(taken.generation, taken.sequence, taken.expires_at)
+            )
         if self._clock.boot() >= taken.expires_at:
-            self._burn(call, Cause.EXPIRED)
+            self._burn(call, BurnCause.EXPIRED)
             raise _late(request)
         if not call.callers:
-            self._burn(call, Cause.CANCELLED)
+            self._burn(call, BurnCause.CANCELLED)
         return taken, request.prefix
 
-    async def _answered_before(self, request: _Request, refusal: Refusal) -> tuple[Range, int]:
+    async def _answered_before(self, request: _Request, refusal: Refusal) -> tuple[IdRange, int]:
         """Gives what an earlier call with the same request id took, such as the last ids, or else refuses."""
-        stands = await within(self._store_timeout, self._store.recorded(request.request_id))
+        stands = await within_timeout(self._store_timeout, self._store.recorded(request.request_id))
         if stands is None:
             raise refusal
         _check_same(request, stands)
@@ -289,7 +291,9 @@ class RequestIds:
             raise _burned(stands)
         return await self._repeat(request, stands, await self._proof(stands))
 
-    async def _repeat(self, request: _Request, stands: Allocation, proof: _Proof) -> tuple[Range, int]:
+    async def _repeat(
+        self, request: _Request, stands: RecordedAllocation, proof: _GenerationProof
+    ) -> tuple[IdRange, int]:
         """Gives the ids that stand in the store once more, if they still may be given."""
         _check_same(request, stands)
         if stands.generation > proof.generation:
@@ -300,7 +304,7 @@ class RequestIds:
             raise _burned(stands)
         if self._clock.boot() >= proof.expires_at:
             raise _late(request)
-        repeated = Range(
+        repeated = IdRange(
             first_id=stands.first_id,
             id_count=stands.id_count,
             step=stands.step,
@@ -311,14 +315,14 @@ class RequestIds:
         )
         return repeated, stands.prefix
 
-    async def _proof(self, stands: Allocation) -> _Proof:
+    async def _proof(self, stands: RecordedAllocation) -> _GenerationProof:
         try:
-            standing = await self._allocator.standing(stands.sequence)
+            standing = await self._allocator.proof(stands.sequence)
         except SequenceDeleted:
             raise _burned(stands) from None
-        return _Proof(standing.generation, standing.sequence, standing.expires_at)
+        return _GenerationProof(standing.generation, standing.sequence, standing.expires_at)
 
-    def _burn(self, call: _Call, cause: Cause) -> None:
+    def _burn(self, call: _Call, cause: BurnCause) -> None:
         """Counts the ids of a call, unless they were counted before or a caller has them."""
         taken = call.taken
         if taken is not None and call in self._at_stake:
@@ -327,31 +331,31 @@ class RequestIds:
         self._at_stake.discard(call)
 
 
-class _Rider(NamedTuple):
-    allocation: Allocation
-    stands: asyncio.Future[Allocation]
+class _PendingAnswer(NamedTuple):
+    allocation: RecordedAllocation
+    stands: asyncio.Future[RecordedAllocation]
 
 
-class _Writer:
+class _AnswerLog:
     """Writes answers down. One statement is under way at a time; all who come meanwhile ride on the next."""
 
     def __init__(self, store: Store, store_timeout: float) -> None:
         self._store = store
         self._store_timeout = store_timeout
-        self._waiting: deque[_Rider] = deque()
+        self._waiting: deque[_PendingAnswer] = deque()
         self._task: asyncio.Task[None] | None = None
 
-    async def write(self, allocation: Allocation) -> Allocation:
+    async def write(self, allocation: RecordedAllocation) -> RecordedAllocation:
         """Writes one down, unless there is one of its request id, and returns the one that stands."""
         loop = asyncio.get_running_loop()
-        rider = _Rider(allocation, loop.create_future())
+        rider = _PendingAnswer(allocation, loop.create_future())
         self._waiting.append(rider)
         if self._task is None:
             self._task = loop.create_task(self._run(), name="write answers down")
         return await rider.stands
 
     async def _run(self) -> None:
-        riders: list[_Rider] = []
+        riders: list[_PendingAnswer] = []
         try:
             while self._waiting:
                 riders = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_ROWS))]
@@ -362,9 +366,11 @@ class _Writer:
             _refuse([*riders, *self._waiting], ServerDraining())
             self._waiting.clear()
 
-    async def _write(self, riders: list[_Rider]) -> None:
+    async def _write(self, riders: list[_PendingAnswer]) -> None:
         try:
-            stand = await within(self._store_timeout, self._store.record([rider.allocation for rider in riders]))
+            stand = await within_timeout(
+                self._store_timeout, self._store.record([rider.allocation for rider in riders])
+            )
         except Refusal as refusal:
             _refuse(riders, refusal)
             return
@@ -378,25 +384,25 @@ class _Writer:
         _refuse(riders, StoreOutcomeUnknown("the store did not say what is written down under the request_id"))
 
 
-def _refuse(riders: Iterable[_Rider], error: Exception) -> None:
+def _refuse(riders: Iterable[_PendingAnswer], error: Exception) -> None:
     """Answers those who have no answer yet."""
     for rider in riders:
         if not rider.stands.done():
             rider.stands.set_exception(error)
 
 
-def _look_at(task: asyncio.Task[tuple[Range, int]]) -> None:
+def _look_at(task: asyncio.Task[tuple[IdRange, int]]) -> None:
     """Sees that asyncio does not complain of an error that nobody waited for."""
     if not task.cancelled():
         task.exception()
 
 
-def _identity(allocation: Allocation) -> tuple[str, int, str, int]:
+def _identity(allocation: RecordedAllocation) -> tuple[str, int, str, int]:
     """What tells ids from all others: two periods have the same numbers."""
     return (allocation.sequence, allocation.generation, allocation.period, allocation.first_id)
 
 
-def _check_same(request: _Request, stands: Allocation) -> None:
+def _check_same(request: _Request, stands: RecordedAllocation) -> None:
     if (stands.sequence, stands.id_count) != (request.sequence, request.id_count):
         # Of another sequence the caller may not know.
         ids = "1 id" if stands.id_count == 1 else f"{stands.id_count} ids"
@@ -404,7 +410,7 @@ def _check_same(request: _Request, stands: Allocation) -> None:
         raise RequestIdReused(request.request_id, f"{ids} of this sequence" if same else "another sequence")
 
 
-def _burned(stands: Allocation) -> RequestIdBurned:
+def _burned(stands: RecordedAllocation) -> RequestIdBurned:
     return RequestIdBurned(stands.request_id, stands.first_id, stands.first_id + (stands.id_count - 1) * stands.step)
 
 

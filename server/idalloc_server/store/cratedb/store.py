@@ -12,8 +12,8 @@ from idalloc_server.domain.errors import (
     StoreRetired,
     StoreUnavailable,
 )
-from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
-from idalloc_server.domain.retention import Recorded, Retention
+from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired, retired
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_MARK, Sequence
 from idalloc_server.store import packed_settings
@@ -55,14 +55,14 @@ class CrateStore:
         """See ``Store.open``."""
         await schema.set_up(self._http, self._schema)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
         """See ``Store.grant``."""
         wanted = wanted if wanted <= MAX_ID else 0  # so many are never left, and no BIGINT is that large
         rows = await self._http.write(self._sql.grant, wanted, lease_ms, name, *_held_all(seen))
         return await self._granted(name, rows)
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         """See ``Store.grant_timestamps``."""
         rows = await self._http.write(
@@ -165,24 +165,24 @@ class CrateStore:
             raise SequenceInvalid(name, "its last_value is NULL")
         return await self._lives(row)
 
-    async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+    async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """See ``Store.record``."""
         values = [value for allocation in allocations for value in allocation]
         rows = await self._http.write(self._sql.record(len(allocations)), *values)
         # An error of one row of several does not show but in that it is missing.
-        return {row[0]: Allocation(*row) for row in rows}
+        return {row[0]: RecordedAllocation(*row) for row in rows}
 
-    async def recorded(self, request_id: str) -> Allocation | None:
+    async def recorded(self, request_id: str) -> RecordedAllocation | None:
         """See ``Store.recorded``."""
         rows = await self._http.read(self._sql.recorded, request_id)
-        return Allocation(*rows[0]) if rows else None
+        return RecordedAllocation(*rows[0]) if rows else None
 
-    async def newest_recorded(self) -> Recorded | None:
+    async def newest_recorded(self) -> RecordPosition | None:
         """See ``Store.newest_recorded``."""
         # Else two copies of the table could answer with points that go back.
         await self._http.read(self._sql.refresh_allocations)
         [(seq_no, primary_term, written_at)] = await self._http.read(self._sql.newest_allocation)
-        return None if seq_no is None else Recorded(seq_no, primary_term, written_at / 1000)
+        return None if seq_no is None else RecordPosition(seq_no, primary_term, written_at / 1000)
 
     async def count_recorded(self, most: int) -> int:
         """See ``Store.count_recorded``."""
@@ -342,7 +342,7 @@ def _held(value: int) -> int:
     return max(LOWEST, min(value, MAX_ID))
 
 
-def _held_all(seen: Seen) -> tuple[int, int, int]:
+def _held_all(seen: GrantFloor) -> tuple[int, int, int]:
     return seen.generation, _held(seen.least), _held(seen.most)
 
 

@@ -5,16 +5,16 @@
 import sqlite3
 from collections.abc import Sequence as Many
 
-from idalloc_server.domain.records import Allocation
-from idalloc_server.domain.retention import Recorded, Retention
+from idalloc_server.domain.records import RecordedAllocation
+from idalloc_server.domain.retention import RecordPosition, Retention
 
 # How much later than the latest row the next one is at least, in seconds; a REAL tells far less apart.
 _TICK = 0.001
-_COLUMNS = ", ".join(Allocation._fields)
-_MARKS = ", ".join("?" for _ in Allocation._fields)
+_COLUMNS = ", ".join(RecordedAllocation._fields)
+_MARKS = ", ".join("?" for _ in RecordedAllocation._fields)
 
 
-def record(db: sqlite3.Connection, allocations: Many[Allocation], now: float) -> dict[str, Allocation]:
+def record(db: sqlite3.Connection, allocations: Many[RecordedAllocation], now: float) -> dict[str, RecordedAllocation]:
     """See ``Store.record``.
 
     ``written_at`` is the clock, but always later than all that is there: pruning relies on this order, and a clock may
@@ -30,16 +30,16 @@ def record(db: sqlite3.Connection, allocations: Many[Allocation], now: float) ->
     return {allocation.request_id: allocation for allocation in standing if allocation}
 
 
-def recorded(db: sqlite3.Connection, request_id: str) -> Allocation | None:
+def recorded(db: sqlite3.Connection, request_id: str) -> RecordedAllocation | None:
     """See ``Store.recorded``."""
     found = db.execute(f"SELECT {_COLUMNS} FROM allocations WHERE request_id = ?", (request_id,)).fetchone()
-    return Allocation(*found) if found else None
+    return RecordedAllocation(*found) if found else None
 
 
-def newest(db: sqlite3.Connection) -> Recorded | None:
+def newest(db: sqlite3.Connection) -> RecordPosition | None:
     """See ``Store.newest_recorded``."""
     [highest] = db.execute("SELECT max(written_at) FROM allocations").fetchone()
-    return None if highest is None else Recorded(highest, written_at=highest)
+    return None if highest is None else RecordPosition(highest, written_at=highest)
 
 
 def count(db: sqlite3.Connection, most: int) -> int:

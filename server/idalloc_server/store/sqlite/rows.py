@@ -9,7 +9,7 @@ import sqlite3
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
-from idalloc_server.domain.records import Grant, Revision, Row, Seen
+from idalloc_server.domain.records import Grant, GrantFloor, Revision, Row
 from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Sequence
 from idalloc_server.store import packed_settings
@@ -43,7 +43,7 @@ class _Found(NamedTuple):
         return self.row.last_value
 
 
-def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, seen: Seen) -> Grant | None:
+def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, seen: GrantFloor) -> Grant | None:
     """See ``Store.grant``."""
     found = _granting(db, name)
     if found is None:
@@ -57,7 +57,7 @@ def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, seen: S
 
 
 def grant_timestamps(
-    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen
+    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor
 ) -> Grant | None:
     """See ``Store.grant_timestamps``."""
     found = _granting(db, name)

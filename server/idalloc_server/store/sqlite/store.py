@@ -18,8 +18,8 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
     StoreWentBackwards,
 )
-from idalloc_server.domain.records import NOTHING, Allocation, Claim, Grant, Revision, Row, Seen
-from idalloc_server.domain.retention import Recorded, Retention
+from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.store.sqlite import recorded, rows, schema
 from idalloc_server.store.sqlite.errors import code, failure_of, is_busy
@@ -60,12 +60,12 @@ class SqliteStore:
         """See ``Store.open``."""
         await self._call(self._open)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, seen: Seen = NOTHING) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
         """See ``Store.grant``."""
         return await self._grant(name, lambda db: rows.grant(db, name, wanted, lease_ms, seen))
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: Seen = NOTHING
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         """See ``Store.grant_timestamps``."""
         return await self._grant(name, lambda db: rows.grant_timestamps(db, name, wanted, lease_ms, now, ahead, seen))
@@ -90,15 +90,15 @@ class SqliteStore:
         """See ``Store.revise``."""
         return await self._write(lambda db: rows.revise(db, name, revision, change))
 
-    async def record(self, allocations: Many[Allocation]) -> dict[str, Allocation]:
+    async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """See ``Store.record``."""
         return await self._write(lambda db: recorded.record(db, allocations, self._clock.wall()))
 
-    async def recorded(self, request_id: str) -> Allocation | None:
+    async def recorded(self, request_id: str) -> RecordedAllocation | None:
         """See ``Store.recorded``."""
         return await self._read(lambda db: recorded.recorded(db, request_id))
 
-    async def newest_recorded(self) -> Recorded | None:
+    async def newest_recorded(self) -> RecordPosition | None:
         """See ``Store.newest_recorded``."""
         return await self._read(recorded.newest)
 

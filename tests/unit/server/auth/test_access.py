@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, ROLES, Access, Identity
+from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, ROLES, AccessPolicy, Identity
 from idalloc_server.domain.sequences.patterns import Patterns
 
 
@@ -79,7 +79,7 @@ def test_who_calls_is_known_by_token_or_certificate() -> None:
     digests = tuple(sha256(token).digest() for token in (b"old", b"new"))
     billing = Identity("billing", digests, ("dns:billing.example.org", "ip:10.0.0.7"))
     other = Identity("other", (sha256(b"third").digest(),), ("dns:other.example.org",))
-    access = Access([billing, other])
+    access = AccessPolicy([billing, other])
     assert access.by_token("old") is access.by_token("new") is billing
     assert access.by_token("third") is other
     for wrong in ("", "ol", "old ", "OLD", digests[0].hex(), "\ud800"):

@@ -13,7 +13,7 @@ import structlog
 
 from idalloc.cli import main
 from idalloc_server.auth import access_file
-from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, Access
+from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, AccessPolicy
 from idalloc_server.auth.access_file import AccessFile, parse
 from idalloc_server.domain.errors import FileUnreadable, StartRefused
 from tests.rpc.conftest import until
@@ -259,7 +259,7 @@ class TestChanges:
         monkeypatch.setattr(access_file, "LOOKS_UNTIL_TOLD_AGAIN", 10**6)
         file = AccessFile(str(path))
         file.read()
-        used: asyncio.Queue[Access] = asyncio.Queue()
+        used: asyncio.Queue[AccessPolicy] = asyncio.Queue()
         with structlog.testing.capture_logs() as logs:
             following = asyncio.create_task(file.follow(used.put_nowait))
             await asyncio.to_thread(put, path, f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{SECRET}']")
@@ -280,7 +280,7 @@ class TestChanges:
         monkeypatch.setattr(access_file, "LOOKS_UNTIL_TOLD_AGAIN", 3)
         file = AccessFile(str(path))
         file.read()
-        used: asyncio.Queue[Access] = asyncio.Queue()
+        used: asyncio.Queue[AccessPolicy] = asyncio.Queue()
         with structlog.testing.capture_logs() as logs:
             following = asyncio.create_task(file.follow(used.put_nowait))
             await asyncio.to_thread(put, path, "[[identity]]")

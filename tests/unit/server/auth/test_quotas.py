@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.auth.access import Access, Identity, SequenceQuota
+from idalloc_server.auth.access import AccessPolicy, Identity, SequenceQuota
 from idalloc_server.auth.quotas import Bucket, Quotas
-from idalloc_server.auth.rejected_callers import BURST, Failures, host_of
+from idalloc_server.auth.rejected_callers import BURST, RejectedCallers, host_of
 from idalloc_server.domain.errors import QuotaExceeded
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 from idalloc_server.domain.sequences.patterns import Patterns
@@ -65,7 +65,7 @@ def test_who_waits_as_long_as_is_said_is_let_in(rate: int, amount: int) -> None:
 def test_an_identity_has_one_bucket_for_all_its_calls() -> None:
     clock = FakeClock()
     billing, other = identity(ids_per_second=100), identity("other")
-    quotas = Quotas(clock, Access([billing, other]))
+    quotas = Quotas(clock, AccessPolicy([billing, other]))
     take(quotas, billing, "a", 250)
     found = refused(quotas, billing, "b")
     assert (found.subject, found.quota, found.limit) == ("identity:billing", "ids_per_second", 100)
@@ -80,7 +80,7 @@ def test_an_identity_has_one_bucket_for_all_its_calls() -> None:
 def test_calls_are_counted_too_and_what_is_refused_takes_nothing() -> None:
     clock = FakeClock()
     billing = identity(calls_per_second=2, ids_per_second=10)
-    quotas = Quotas(clock, Access([billing], [quota("*", ids=5)]))
+    quotas = Quotas(clock, AccessPolicy([billing], [quota("*", ids=5)]))
     take(quotas, billing, "a", 5)
     for _ in range(9):
         assert refused(quotas, billing, "a").subject == "sequence:a"
@@ -90,7 +90,7 @@ def test_calls_are_counted_too_and_what_is_refused_takes_nothing() -> None:
 
 def test_all_callers_of_a_sequence_share_its_bucket_and_each_sequence_has_its_own() -> None:
     one, two = identity("one"), identity("two")
-    quotas = Quotas(FakeClock(), Access([one, two], [quota("orders.eu", ids=1000), quota("orders*", ids=10)]))
+    quotas = Quotas(FakeClock(), AccessPolicy([one, two], [quota("orders.eu", ids=1000), quota("orders*", ids=10)]))
     take(quotas, one, "orders.us", 10)
     assert refused(quotas, two, "orders.us").subject == "sequence:orders.us"
     take(quotas, two, "orders.at", 10)
@@ -103,7 +103,7 @@ def test_all_callers_of_a_sequence_share_its_bucket_and_each_sequence_has_its_ow
 
 def test_who_owes_ids_may_call_for_what_takes_none() -> None:
     billing = identity(ids_per_second=10, calls_per_second=3)
-    quotas = Quotas(FakeClock(), Access([billing], [quota("a", ids=10)]))
+    quotas = Quotas(FakeClock(), AccessPolicy([billing], [quota("a", ids=10)]))
     take(quotas, billing, "a", 1000)
     take(quotas, billing, "a", 0)
     take(quotas, billing, None, 0)
@@ -112,7 +112,7 @@ def test_who_owes_ids_may_call_for_what_takes_none() -> None:
 
 def test_a_name_that_no_sequence_can_have_is_not_kept() -> None:
     who = identity()
-    quotas = Quotas(FakeClock(), Access([who], [quota("*", ids=10)]))
+    quotas = Quotas(FakeClock(), AccessPolicy([who], [quota("*", ids=10)]))
     take(quotas, who, "x" * MAX_NAME_BYTES, 1)
     take(quotas, who, "x" * (MAX_NAME_BYTES + 1), 1)
     assert list(quotas._sequences) == ["x" * MAX_NAME_BYTES]
@@ -120,7 +120,7 @@ def test_a_name_that_no_sequence_can_have_is_not_kept() -> None:
 
 def test_ids_that_a_call_did_not_get_are_given_back() -> None:
     billing = identity(ids_per_second=10)
-    quotas = Quotas(FakeClock(), Access([billing]))
+    quotas = Quotas(FakeClock(), AccessPolicy([billing]))
     for _ in range(5):
         budgets = quotas.of(billing, "a")
         quotas.take(budgets, 1000)
@@ -131,24 +131,24 @@ def test_ids_that_a_call_did_not_get_are_given_back() -> None:
 
 def test_streams_are_counted_while_they_run() -> None:
     billing = identity(streams=2)
-    quotas = Quotas(FakeClock(), Access([billing]))
+    quotas = Quotas(FakeClock(), AccessPolicy([billing]))
     first = quotas.begin_stream(billing)
     quotas.begin_stream(billing)
     with pytest.raises(QuotaExceeded, match="streams = 2"):
         quotas.begin_stream(billing)
-    quotas.use(Access([identity(streams=2)]))
+    quotas.use(AccessPolicy([identity(streams=2)]))
     first()
     quotas.begin_stream(billing)
     with pytest.raises(QuotaExceeded):
         quotas.begin_stream(billing)
-    quotas.use(Access([identity()]))
+    quotas.use(AccessPolicy([identity()]))
     quotas.begin_stream(identity())
 
 
 def test_a_stream_waits_for_its_next_message_and_is_never_refused() -> None:
     clock = FakeClock()
     billing = identity(ids_per_second=100)
-    quotas = Quotas(clock, Access([billing], [quota("a", ids=50)]))
+    quotas = Quotas(clock, AccessPolicy([billing], [quota("a", ids=50)]))
     budgets = quotas.of(billing, "a")
     quotas.take(budgets, 100)
     assert quotas.take_more(budgets, 10) == pytest.approx(1.0)
@@ -160,21 +160,21 @@ def test_a_stream_waits_for_its_next_message_and_is_never_refused() -> None:
 def test_other_limits_do_not_forget_what_was_taken() -> None:
     clock = FakeClock()
     billing = identity(ids_per_second=100)
-    quotas = Quotas(clock, Access([billing], [quota("a", ids=100)]))
+    quotas = Quotas(clock, AccessPolicy([billing], [quota("a", ids=100)]))
     take(quotas, billing, "a", 300)
-    quotas.use(Access([identity(ids_per_second=50)], [quota("a", ids=100)]))
+    quotas.use(AccessPolicy([identity(ids_per_second=50)], [quota("a", ids=100)]))
     assert refused(quotas, billing, "b").retry_after == pytest.approx(4.0)
-    quotas.use(Access([identity()], [quota("a", ids=10)]))
+    quotas.use(AccessPolicy([identity()], [quota("a", ids=10)]))
     take(quotas, billing, "b", 300)
     assert refused(quotas, billing, "a").retry_after == pytest.approx(20.0)
-    quotas.use(Access([identity()]))
+    quotas.use(AccessPolicy([identity()]))
     take(quotas, billing, "a", 300)
 
 
 def test_memory_is_bounded_and_who_is_in_debt_is_remembered_longest() -> None:
     clock = FakeClock()
     who = identity()
-    quotas = Quotas(clock, Access([who], [quota("*", ids=10)]), most_sequences=100)
+    quotas = Quotas(clock, AccessPolicy([who], [quota("*", ids=10)]), most_sequences=100)
     take(quotas, who, "busy", 10_000)
     for number in range(1000):
         take(quotas, who, f"s{number}", 1)
@@ -186,7 +186,7 @@ def test_memory_is_bounded_and_who_is_in_debt_is_remembered_longest() -> None:
 def test_the_longest_debt_is_not_forgotten_for_many_small_ones() -> None:
     clock = FakeClock()
     who = identity()
-    quotas = Quotas(clock, Access([who], [quota("*", ids=1)]), most_sequences=100)
+    quotas = Quotas(clock, AccessPolicy([who], [quota("*", ids=1)]), most_sequences=100)
     take(quotas, who, "busy", 1_000_000)
     for number in range(300):
         take(quotas, who, f"s{number}", 1_000)
@@ -196,7 +196,7 @@ def test_the_longest_debt_is_not_forgotten_for_many_small_ones() -> None:
 
 def test_failures_are_counted_by_caller_in_bounded_memory() -> None:
     clock = FakeClock()
-    failures = Failures(clock, most=100)
+    failures = RejectedCallers(clock, most=100)
     assert [failures.seconds_to_wait("a") for _ in range(BURST)] == [0] * BURST
     assert failures.seconds_to_wait("a") > 0
     assert failures.seconds_to_wait("b") == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from idalloc_server.backup.export_file import first_line, line_of_row, read
 from idalloc_server.backup.exporter import export_lines
-from idalloc_server.backup.importer import Import
+from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.sequences.model import MAX_ID
 from tests.support.fake_store import FakeClock, MemoryStore
 
@@ -237,7 +237,7 @@ def test_what_is_read_is_brought_and_counts_on_its_lattice(contents: Many[object
     async def bring() -> None:
         file = read([HEAD, *(json.dumps(content).encode() for content in contents)])
         store = MemoryStore(FakeClock())
-        done = Import(store, FakeClock())
+        done = Importer(store, FakeClock())
         await done.run(file)
         assert [problem.why for problem in done.problems if "has no last_value" not in problem.why] == []
         for name, row in store.rows.items():
@@ -247,7 +247,7 @@ def test_what_is_read_is_brought_and_counts_on_its_lattice(contents: Many[object
                 assert (grant.last_value - row.sequence.start) % row.sequence.step == 0
                 assert row.sequence.min_value <= grant.last_value <= row.sequence.max_value
         written = [text.encode() async for text in export_lines(store)]
-        again = Import(MemoryStore(FakeClock()), FakeClock())
+        again = Importer(MemoryStore(FakeClock()), FakeClock())
         await again.run(read(written))
         assert (again.problems, again.created) == ([], done.created)
 

@@ -8,7 +8,7 @@ import pytest
 
 from idalloc_server.backup.export_file import first_line, read
 from idalloc_server.backup.exporter import MOVED_TO, export_lines, retire, unretire
-from idalloc_server.backup.importer import Import
+from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
 from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.retirement import RETIREMENT
@@ -28,10 +28,10 @@ async def exported(store: Store) -> list[bytes]:
     return [line.encode() async for line in export_lines(store)]
 
 
-async def imported(store: Store, lines: list[bytes], clock: FakeClock | None = None) -> Import:
+async def imported(store: Store, lines: list[bytes], clock: FakeClock | None = None) -> Importer:
     file = read(lines)
     assert file.problems == []
-    done = Import(store, clock or FakeClock())
+    done = Importer(store, clock or FakeClock())
     await done.run(file)
     return done
 

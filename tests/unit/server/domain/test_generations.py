@@ -10,16 +10,16 @@ import pytest
 
 from idalloc_server.backup.export_file import read
 from idalloc_server.backup.exporter import export_lines
-from idalloc_server.backup.importer import Import
-from idalloc_server.domain.administration.service import Registry
+from idalloc_server.backup.importer import Importer
+from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_request
 from tests.support.sequence_allocators import make
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 DAILY = Sequence(reset=Reset.DAILY, min_lease_size=20, format="{year}{month}{day}-{value}")
 # Where the later of two ends up: in the lease of a node that follows the earlier one.
 PAST = 89
@@ -31,7 +31,7 @@ async def take(node: Allocator, count: int) -> int:
 
 
 async def by_advance(store: MemoryStore, clock: FakeClock) -> float:
-    registry = Registry(store, clock, Allocator(store, clock, TERMS), store_timeout=5.0)
+    registry = SequenceService(store, clock, Allocator(store, clock, TERMS), store_timeout=5.0)
     return (await registry.advance("t", PAST, "", "", registry.author("", b"late"))).effective_at
 
 
@@ -40,7 +40,7 @@ async def by_import(store: MemoryStore, clock: FakeClock) -> float:
     for line in lines:
         if "period" in line:
             line["last_value"] = PAST
-    bring = Import(store, clock)
+    bring = Importer(store, clock)
     await bring.run(read(json.dumps(line).encode() for line in lines))
     assert not bring.problems
     assert bring.effective_at is not None
@@ -61,7 +61,7 @@ async def test_a_counter_that_another_one_opened_is_opened_again_in_a_newer_gene
     late = asyncio.create_task(move(store, clock))
     await asyncio.sleep(0.01)
     store.next("revise", lost_request())
-    earlier = Registry(store, clock, other, store_timeout=5.0)
+    earlier = SequenceService(store, clock, other, store_timeout=5.0)
     with pytest.raises(StoreUnavailable):  # it opened the counter, and broke off before the sequence
         await earlier.advance("t", last + 50, "", "", earlier.author("", b"earlier"))
     for count in (10, 10, 10, 3):
@@ -95,7 +95,7 @@ async def test_equal_counters_imported_end_the_leases_of_a_node(sequence: Sequen
     store.rows.clear()
     store.rows.update(restored)
     in_use = range(31, await take(other, counter - 30) + counter - 30)
-    bring = Import(store, clock)
+    bring = Importer(store, clock)
     await bring.run(read(lines))
     assert not bring.problems
     assert bring.effective_at is not None
@@ -129,7 +129,7 @@ async def test_no_tail_goes_back_past_imported_counters(sequence: Sequence, lowe
     lines = [
         line.replace(f'"last_value": "{counter}"'.encode(), f'"last_value": "{imported}"'.encode()) for line in lines
     ]
-    bring = Import(store, clock)
+    bring = Importer(store, clock)
     await bring.run(read(lines))
     assert bool(bring.problems) == bool(lower_by)
     await node.close()

@@ -5,11 +5,11 @@ import asyncio
 import structlog
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceNotFound, StoreWentBackwards
 from tests.support.fake_store import FakeClock, MemoryStore, rejected
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
 
 
 async def settle() -> None:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.uuids import Uuids
+from idalloc_server.domain.uuids import UuidGenerator
 from tests.support.fake_store import FakeClock
 from tests.support.paths import ROOT
 
 
-def source(seed: int, clock: FakeClock | None = None) -> Uuids:
-    return Uuids(clock or FakeClock(), random.Random(seed).randbytes)
+def source(seed: int, clock: FakeClock | None = None) -> UuidGenerator:
+    return UuidGenerator(clock or FakeClock(), random.Random(seed).randbytes)
 
 
 def ms_of(made: bytes) -> int:
@@ -85,7 +85,7 @@ def test_steps_within_a_millisecond_cannot_be_guessed() -> None:
 def test_what_overflows_is_taken_from_the_next_millisecond() -> None:
     clock = FakeClock()
     # Random bits that are all 1: the largest start, and the largest steps.
-    uuids = Uuids(clock, lambda count: b"\xff" * count)
+    uuids = UuidGenerator(clock, lambda count: b"\xff" * count)
     made = uuids.v7(1)
     before = ms_of(made[0])
     uuids._low = (1 << 62) - 2**33
@@ -120,10 +120,10 @@ def test_a_fork_repeats_none_of_its_parents() -> None:
     # With random bits that are always the same only the fork itself can make a difference.
     script = """
 import os
-from idalloc_server.domain.uuids import Uuids
+from idalloc_server.domain.uuids import UuidGenerator
 from tests.support.fake_store import FakeClock
 
-uuids = Uuids(FakeClock(), bytes)
+uuids = UuidGenerator(FakeClock(), bytes)
 uuids.v7(1)
 parent = os.getpid()
 for pid_comes_back in (False, True):

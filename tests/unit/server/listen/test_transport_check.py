@@ -8,8 +8,8 @@ from idalloc_server import app
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.transport import check
-from idalloc_server.node_settings import Persisted
-from idalloc_server.process_mode import Alone
+from idalloc_server.node_settings import NodeSettingsFile
+from idalloc_server.process_mode import SingleProcess
 
 OPEN: dict[str, object] = {"listen": "0.0.0.0:0"}
 CERT: dict[str, object] = {"tls_cert": "/cert", "tls_key": "/key"}
@@ -51,4 +51,4 @@ async def test_a_file_of_quotas_alone_asks_nobody(tmp_path: Path) -> None:
     file.write_text("[[quota]]\nsequence = '*'\nids_per_second = 1\n")
     settings = Settings.model_validate(OPEN | {"access": str(file), "store": f"sqlite://{tmp_path}/ids.db"})
     with pytest.raises(StartRefused, match="nobody is asked who they are: set access and tls_cert"):
-        await app.serve(settings, Alone(Persisted(None, "0.0.0.0:0"), 1.0))
+        await app.serve(settings, SingleProcess(NodeSettingsFile(None, "0.0.0.0:0"), 1.0))

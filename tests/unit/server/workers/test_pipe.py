@@ -15,7 +15,7 @@ from idalloc_server.domain.errors import (
     StoreRejected,
     WorkerFailed,
 )
-from idalloc_server.workers.pipe import Pipe, pack, unpack
+from idalloc_server.workers.pipe import Pipe, decode_error, encode_error
 
 
 async def pair() -> tuple[Pipe, Pipe]:
@@ -59,14 +59,14 @@ async def test_half_a_message_of_a_process_that_was_killed_is_none() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_comes_out_as_it_went_in(error: Refusal | StartRefused) -> None:
-    found = unpack(pack(error))
+    found = decode_error(encode_error(error))
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
 
 
 def test_an_error_that_the_catalogue_has_not_comes_out_as_the_one_it_is_a_kind_of() -> None:
-    found = unpack(pack(_WrongClock("set it right")))
+    found = decode_error(encode_error(_WrongClock("set it right")))
     assert isinstance(found, Refusal)
     assert (type(found).__name__, str(found), found.reason) == (
         "DocIdTimestampRefused",

@@ -20,9 +20,9 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
     WorkerFailed,
 )
-from idalloc_server.node_settings import Persisted
+from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.workers import supervisor
-from idalloc_server.workers.pipe import pack, unpack
+from idalloc_server.workers.pipe import decode_error, encode_error
 from idalloc_server.workers.supervisor import Supervisor
 from idalloc_server.workers.worker_process import WorkerProcess
 from tests.support.fake_workers import SECONDS, FakeWorker, FakeWorkers
@@ -47,12 +47,12 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @asynccontextmanager
 async def supervised(
-    workers: FakeWorkers, persisted: Persisted | None = None, store_timeout: str = "40s"
+    workers: FakeWorkers, persisted: NodeSettingsFile | None = None, store_timeout: str = "40s"
 ) -> AsyncIterator["asyncio.Task[int]"]:
     settings = Settings.model_validate(
         {"listen": "127.0.0.1:0", "workers": 2, "node_prefix": 3, "store_timeout": store_timeout}
     )
-    running = asyncio.create_task(Supervisor(settings, persisted or Persisted(None, "127.0.0.1:0")).run())
+    running = asyncio.create_task(Supervisor(settings, persisted or NodeSettingsFile(None, "127.0.0.1:0")).run())
     try:
         yield running
     finally:
@@ -90,7 +90,7 @@ class TestStarting:
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
             one.pipe.tell("serves", welcome="here")
-            other.pipe.tell("failed", error=pack(error))
+            other.pipe.tell("failed", error=encode_error(error))
             with pytest.raises(type(error), match=str(error)):
                 await asyncio.wait_for(running, SECONDS)
             assert one.ended.is_set()  # and killed, since it did not serve yet
@@ -140,7 +140,7 @@ class TestReplacing:
             await one.end()
             for error in (StoreUnavailable("it is away"), StartRefused("node_prefix", "in use")):
                 late = await workers.next()
-                late.pipe.tell("failed", error=pack(error))
+                late.pipe.tell("failed", error=encode_error(error))
                 await late.end()
             await (await workers.next()).serve()
             assert not running.done()
@@ -174,7 +174,7 @@ class TestReplacing:
                 await one.end()
                 for _ in range(3):
                     late = await workers.next()
-                    late.pipe.tell("failed", error=pack(StoreUnavailable("it is away")))
+                    late.pipe.tell("failed", error=encode_error(StoreUnavailable("it is away")))
                     await late.end()
                 await workers.next()
             assert [line["restart_in"] for line in logs if line["event"] == "worker_ended"] == [0.0, 0.1, 0.2, 0.4]
@@ -238,10 +238,10 @@ class TestChanging:
         async with supervised(workers):
             one, other = await both_serve(workers)
             one.asks("change", given={"prefix": 9}, persist=False)
-            refused = pack(PrefixInUse(9, "there:1"))
+            refused = encode_error(PrefixInUse(9, "there:1"))
             (_, agreed), _ = await asyncio.gather(one.change("ready"), other.change("refused", error=refused))
             assert agreed is False
-            error = unpack((await one.answered())["error"])
+            error = decode_error((await one.answered())["error"])
             assert isinstance(error, PrefixInUse)
             await other.end()
             assert (await (await workers.next()).serve())["node_prefix"] == 3
@@ -262,7 +262,7 @@ class TestChanging:
             one, other = await both_serve(workers)
             one.asks("change", given={"prefix": 9}, persist=False)
             assert (await one.change("ready"))[1] is False
-            error = unpack((await one.answered())["error"])
+            error = decode_error((await one.answered())["error"])
             assert isinstance(error, WorkerFailed)
             assert "worker 2 did not answer" in str(error)
             assert other.ended.is_set()
@@ -280,7 +280,7 @@ class TestChanging:
             assert (await (await workers.next()).serve())["node_prefix"] == 9
 
     async def test_it_is_kept_once_all_are_ready(self, workers: FakeWorkers, tmp_path: Path) -> None:
-        persisted = Persisted(tmp_path, "127.0.0.1:50051")
+        persisted = NodeSettingsFile(tmp_path, "127.0.0.1:50051")
         async with supervised(workers, persisted):
             one, other = await both_serve(workers)
             one.asks("change", given={"offset": 9}, persist=True)
@@ -294,7 +294,7 @@ class TestChanging:
     async def test_what_cannot_be_kept_is_not_changed(
         self, workers: FakeWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str
     ) -> None:
-        persisted = Persisted(tmp_path, "127.0.0.1:50051")
+        persisted = NodeSettingsFile(tmp_path, "127.0.0.1:50051")
         monkeypatch.setattr(persisted, fail, failing(InvalidRequest("persist", "the disk is full"), fail == "save"))
         async with supervised(workers, persisted):
             one, other = await both_serve(workers)
@@ -302,7 +302,7 @@ class TestChanging:
             if fail == "save":
                 decided = await asyncio.gather(one.change("ready"), other.change("ready"))
                 assert [agreed for _, agreed in decided] == [False, False]
-            error = unpack((await one.answered())["error"])
+            error = decode_error((await one.answered())["error"])
             assert isinstance(error, InvalidRequest)
             assert error.field == "persist"
 
@@ -314,7 +314,7 @@ class TestStopping:
     ) -> None:
         monkeypatch.setattr(supervisor, "END_SECONDS", SECONDS if ends else 1.0)
         settings = Settings.model_validate({"listen": "127.0.0.1:0", "workers": 2, "drain_timeout": "0s"})
-        server = Supervisor(settings, Persisted(None, "127.0.0.1:0"))
+        server = Supervisor(settings, NodeSettingsFile(None, "127.0.0.1:0"))
         running = asyncio.create_task(server.run())
         one, other = await both_serve(workers)
         with capture_logs() as logs:
@@ -340,7 +340,7 @@ class TestStopping:
     async def test_calls_are_refused_once_all_workers_closed(self, workers: FakeWorkers) -> None:
         """No caller is sent from a worker that closed to one that is about to."""
         settings = Settings.model_validate({"listen": "127.0.0.1:0", "workers": 2})
-        server = Supervisor(settings, Persisted(None, "127.0.0.1:0"))
+        server = Supervisor(settings, NodeSettingsFile(None, "127.0.0.1:0"))
         running = asyncio.create_task(server.run())
         one, other = await both_serve(workers)
         server._signalled(signal.SIGTERM)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.auth.access import Access
+from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.door import Door
 from idalloc_server.domain import change_events
-from idalloc_server.domain.change_events import Settings
+from idalloc_server.domain.change_events import ChangedSettings
 from idalloc_server.domain.errors import WorkerFailed
-from idalloc_server.workers.pipe import Pipe, pack, unpack
+from idalloc_server.workers.pipe import Pipe, decode_error, encode_error
 from idalloc_server.workers.worker import Worker
 from tests.support.fake_store import FakeClock
 
@@ -37,7 +37,7 @@ async def test_a_change_that_fails_by_a_fault_of_the_worker_is_replied_to() -> N
         reply = await supervisor.hear()
         assert reply is not None
         assert reply["what"] == "refused"
-        error = unpack(reply["error"])
+        error = decode_error(reply["error"])
         assert isinstance(error, WorkerFailed)
         assert "of its own" in str(error)
         await supervisor.close()
@@ -47,16 +47,16 @@ async def test_a_change_that_fails_by_a_fault_of_the_worker_is_replied_to() -> N
 async def test_a_change_of_all_workers_is_witnessed_also_where_the_caller_leaves(pipes: tuple[Pipe, Pipe]) -> None:
     supervisor, ours = pipes
     worker = Worker(ours, 2, 1.0)
-    told: list[tuple[Settings, Settings]] = []
+    told: list[tuple[ChangedSettings, ChangedSettings]] = []
     doc_ids: Any = SimpleNamespace(settings={"prefix": 1, "auto_increment_offset": 1})
     supervisor.tell("stop")
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         hearing = tasks.create_task(worker.hear())
         await worker.join(doc_ids, Door(FakeClock(), 1), "here")
         await supervisor.hear()
-        with change_events.told(lambda *change: told.append(change)):
+        with change_events.listening(lambda *change: told.append(change)):
             calls = [tasks.create_task(worker.change({"prefix": prefix}, persist=False)) for prefix in (2, 3)]
-        for call, prefix, error in ((calls[0], 2, None), (calls[1], 3, pack(WorkerFailed("x")))):
+        for call, prefix, error in ((calls[0], 2, None), (calls[1], 3, encode_error(WorkerFailed("x")))):
             question = await supervisor.hear()
             assert question is not None
             call.cancel()
@@ -81,7 +81,7 @@ async def pipes() -> AsyncIterator[tuple[Pipe, Pipe]]:
 @pytest.mark.parametrize("told", ["before", "after"])
 async def test_a_worker_asks_who_calls_when_another_one_does(pipes: tuple[Pipe, Pipe], told: str) -> None:
     supervisor, ours = pipes
-    worker, door, doc_ids = Worker(ours, 2, 1.0), Door(FakeClock(), 1, Access()), Any
+    worker, door, doc_ids = Worker(ours, 2, 1.0), Door(FakeClock(), 1, AccessPolicy()), Any
     supervisor.tell("asks")
     supervisor.tell("stop")  # so that it is known what was heard, and joining does not wait
     async with asyncio.timeout(10):
@@ -105,7 +105,7 @@ async def test_a_worker_tells_once_that_it_asks_who_calls(pipes: tuple[Pipe, Pip
     supervisor, ours = pipes
     worker, doc_ids = Worker(ours, 2, 1.0), Any
     worker.stopping.set()  # so that joining does not wait
-    await worker.join(doc_ids, Door(FakeClock(), 1, Access(), asks=True), "here")  # type: ignore[arg-type]
+    await worker.join(doc_ids, Door(FakeClock(), 1, AccessPolicy(), asks=True), "here")  # type: ignore[arg-type]
     worker.ask()
     worker.joined()
     assert [(await supervisor.hear() or {})["what"] for _ in range(3)] == ["asks", "serves", "joined"]

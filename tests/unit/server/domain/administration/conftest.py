@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from idalloc_server.domain.administration.change_tokens import Author
-from idalloc_server.domain.administration.service import Registry
+from idalloc_server.domain.administration.change_tokens import ChangeToken
+from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.generations import MARGIN_SECONDS
 from idalloc_server.domain.sequences.model import Reset
@@ -23,7 +23,7 @@ class Node:
 
     def __init__(self, store: MemoryStore, clock: FakeClock) -> None:
         self.allocator = Allocator(store, clock, TERMS)
-        self.registry = Registry(store, clock, self.allocator, store_timeout=TERMS.store_timeout)
+        self.registry = SequenceService(store, clock, self.allocator, store_timeout=TERMS.store_timeout)
 
     async def warm(self, name: str, clock: FakeClock) -> list[int]:
         """Takes ids until the node holds some in memory; returns those taken."""
@@ -57,8 +57,8 @@ async def reached(state: Callable[[], bool]) -> None:
     raise AssertionError("it does not come to that")
 
 
-def new() -> Author:
-    return Author(f"00000000-0000-4000-8000-{next(_requests):012d}", "digest")
+def new() -> ChangeToken:
+    return ChangeToken(f"00000000-0000-4000-8000-{next(_requests):012d}", "digest")
 
 
 async def create_monthly(node: Node) -> None:

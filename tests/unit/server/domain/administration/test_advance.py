@@ -19,7 +19,7 @@ async def test_after_an_advance_is_effective_no_node_issues_what_lies_before(
     advanced = await node.registry.advance("orders", 5000, "", "", new())
     assert advanced.effective_in == EFFECTIVE_IN
     assert advanced.effective_at == clock.wall() + EFFECTIVE_IN
-    assert advanced.overview.last_value == 5000
+    assert advanced.summary.last_value == 5000
     assert await node.take("orders") == [5001]
     assert (await other.take("orders"))[0] < 5000  # still its right
     clock.advance(advanced.effective_in)
@@ -31,8 +31,8 @@ async def test_advance_never_lowers_and_still_ends_leases(node: Node, other: Nod
     await other.warm("orders", clock)
     before = (await node.registry.get("orders")).row
     advanced = await node.registry.advance("orders", 3, "", "", new())
-    assert advanced.overview.row.last_value == before.last_value
-    assert advanced.overview.row.generation > before.generation
+    assert advanced.summary.row.last_value == before.last_value
+    assert advanced.summary.row.generation > before.generation
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ async def test_advance_beyond_the_bound_is_refused(node: Node, given: dict[str, 
 async def test_advance_to_the_bound_leaves_nothing(node: Node) -> None:
     await node.registry.create("wide", {"step": 2**60}, new())
     advanced = await node.registry.advance("wide", MAX_ID, "", "", new())
-    assert (advanced.overview.remaining, advanced.overview.used_ratio) == (0, 1.0)
-    assert advanced.overview.row.last_value is not None
-    assert advanced.overview.row.last_value <= MAX_ID
+    assert (advanced.summary.remaining, advanced.summary.used_ratio) == (0, 1.0)
+    assert advanced.summary.row.last_value is not None
+    assert advanced.summary.row.last_value <= MAX_ID
 
 
 async def test_period_of_a_sequence_without_reset_is_refused(node: Node) -> None:
@@ -82,9 +82,9 @@ async def test_period_of_a_sequence_without_reset_is_refused(node: Node) -> None
 async def test_advance_moves_the_counter_of_one_period(node: Node, store: MemoryStore, clock: FakeClock) -> None:
     await create_monthly(node)
     later = await node.registry.advance("bills", 70, "2031-05", "", new())
-    assert (later.overview.last_value, later.overview.period) == (70, "2031-05")
+    assert (later.summary.last_value, later.summary.period) == (70, "2031-05")
     now = await node.registry.advance("bills", 30, "", "", new())
-    assert (now.overview.last_value, now.overview.period) == (30, "2023-11")
+    assert (now.summary.last_value, now.summary.period) == (30, "2023-11")
     parent, period = store.rows["bills"], store.rows[name_of_period("bills", "2023-11")]
     assert period.generation < parent.generation  # the next who opens it does so behind what was advanced past
     assert parent.last_value == 0

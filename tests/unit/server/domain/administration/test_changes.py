@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from idalloc_server.domain.administration.change_tokens import Author
+from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import (
     InvalidRequest,
     RequestIdReused,
@@ -72,7 +72,7 @@ async def test_unknown_names_are_not_found_and_not_created(node: Node, store: Me
 async def test_deleted_sequence_is_not_found_and_gives_no_ids(node: Node) -> None:
     await node.take("orders", 5)
     gone = await node.registry.delete("orders", "", new())
-    assert gone.overview.row.deleted
+    assert gone.summary.row.deleted
     for call in (node.registry.get("orders"), node.registry.delete("orders", "", new()), node.take("orders")):
         with pytest.raises(SequenceDeleted):
             await call
@@ -87,7 +87,7 @@ async def test_delete_and_create_again_repeats_no_id_while_two_nodes_hold_leases
     gone = await node.registry.delete("orders", "", new())
     issued += await other.take("orders")  # from its lease, which has not ended
     made = await node.registry.create("orders", {"description": "again"}, new())
-    assert made.row.generation > gone.overview.row.generation
+    assert made.row.generation > gone.summary.row.generation
     for _ in range(5):
         issued += await node.take("orders", 50) + await other.take("orders", 3)
         clock.advance(60)
@@ -113,8 +113,8 @@ async def test_created_again_keeps_its_direction_and_room(node: Node) -> None:
 async def test_update_changes_what_was_said_and_ends_leases(node: Node, other: Node, clock: FakeClock) -> None:
     issued = await other.warm("orders", clock)
     changed = await node.registry.update("orders", {"step": 10, "description": "tens"}, '"0"', new())
-    assert (changed.overview.row.sequence.step, changed.overview.etag) == (10, '"1"')
-    assert changed.overview.row.sequence.description == "tens"
+    assert (changed.summary.row.sequence.step, changed.summary.etag) == (10, '"1"')
+    assert changed.summary.row.sequence.description == "tens"
     assert changed.effective_in == EFFECTIVE_IN
     clock.advance(changed.effective_in)
     issued += await other.take("orders", 3)
@@ -126,9 +126,9 @@ async def test_update_of_words_ends_no_lease(node: Node, clock: FakeClock) -> No
     await node.warm("orders", clock)
     before = (await node.registry.get("orders")).row
     changed = await node.registry.update("orders", {"description": "x", "labels": {"a": "b"}}, "", new())
-    assert (changed.overview.row.generation, changed.effective_in) == (before.generation, 0.0)
+    assert (changed.summary.row.generation, changed.effective_in) == (before.generation, 0.0)
     assert changed.effective_at <= clock.wall()
-    assert changed.overview.etag == '"1"'
+    assert changed.summary.etag == '"1"'
 
 
 async def test_stale_etag_is_refused_and_says_the_present_one(node: Node) -> None:
@@ -201,13 +201,13 @@ async def test_change_that_others_always_outrun_is_given_up(node: Node, store: M
 async def test_repeated_requests_are_done_once(
     node: Node, other: Node, store: MemoryStore, clock: FakeClock, fault: Fault
 ) -> None:
-    async def until_answered(each: Node, author: Author, what: str) -> None:
+    async def until_answered(each: Node, change_token: ChangeToken, what: str) -> None:
         registry = each.registry
         calls: dict[str, Callable[[], Awaitable[object]]] = {
-            "create": lambda: registry.create("orders", {"start": 7}, author),
-            "advance": lambda: registry.advance("orders", 50, "", '"0"', author),
-            "update": lambda: registry.update("orders", {"step": 2}, '"1"', author),
-            "delete": lambda: registry.delete("orders", '"2"', author),
+            "create": lambda: registry.create("orders", {"start": 7}, change_token),
+            "advance": lambda: registry.advance("orders", 50, "", '"0"', change_token),
+            "update": lambda: registry.update("orders", {"step": 2}, '"1"', change_token),
+            "delete": lambda: registry.delete("orders", '"2"', change_token),
         }
         store.next("create" if what == "create" else "revise", fault)
         try:
@@ -225,13 +225,13 @@ async def test_repeated_requests_are_done_once(
 
 
 async def test_request_id_of_another_request_is_refused(node: Node) -> None:
-    await node.registry.create("orders", {}, Author(REQUEST_ID, "one"))
-    author = Author(REQUEST_ID, "two")
+    await node.registry.create("orders", {}, ChangeToken(REQUEST_ID, "one"))
+    change_token = ChangeToken(REQUEST_ID, "two")
     for call in (
-        node.registry.create("orders", {"step": 2}, author),
-        node.registry.update("orders", {"step": 2}, "", author),
-        node.registry.delete("orders", "", author),
-        node.registry.advance("orders", 5, "", "", author),
+        node.registry.create("orders", {"step": 2}, change_token),
+        node.registry.update("orders", {"step": 2}, "", change_token),
+        node.registry.delete("orders", "", change_token),
+        node.registry.advance("orders", 5, "", "", change_token),
     ):
         with pytest.raises(RequestIdReused):
             await call
@@ -263,7 +263,7 @@ async def test_a_bound_of_a_sequence_with_a_reset_is_held_against_its_periods_al
     await create_monthly(node)
     await node.registry.update("bills", {"start": 100}, "", new())
     changed = await node.registry.update("bills", {"start": 1, "max_value": 50}, "", new())
-    assert changed.overview.row.sequence.max_value == 50
+    assert changed.summary.row.sequence.max_value == 50
 
 
 async def test_a_deleted_sequence_with_a_reset_is_created_again_with_a_bound_that_its_periods_have_not_passed(

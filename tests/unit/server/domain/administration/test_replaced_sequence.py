@@ -109,7 +109,7 @@ async def test_a_clock_set_back_forgets_no_later_period(node: Node, store: Memor
     clock.wall_seconds -= 86_400.0
     await node.take("s")
     for _ in range(3):
-        await node.allocator.drop_idle_lanes()
+        await node.allocator.drop_idle_sequences()
     clock.wall_seconds += 86_400.0
     store.rows = {name: row for name, row in store.rows.items() if name in lost}
     with pytest.raises(StoreWentBackwards):
@@ -130,7 +130,7 @@ async def test_ids_of_a_sequence_that_lost_its_reset_are_counted(store: MemorySt
         clock.advance(0.5)
     for _ in range(4):
         clock.advance(70.0)
-        await old.allocator.drop_idle_lanes()
+        await old.allocator.drop_idle_sequences()
     await old.allocator.close()
     counted = sum(old.allocator.burned.by_cause.values())
     assert (store.rows["s"].last_value or 0) - before <= issued + counted

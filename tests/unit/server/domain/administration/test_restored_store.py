@@ -6,18 +6,18 @@ import copy
 import pytest
 
 from idalloc_server.backup.export_file import read
-from idalloc_server.backup.importer import Import
-from idalloc_server.domain.administration.service import Registry
+from idalloc_server.backup.importer import Importer
+from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.allocation.sequence_allocator import Lane
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.memory_rows import Row
 from tests.unit.server.domain.administration.conftest import Node, create_monthly, new
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 # Nobody restores a store in less.
 A_WHILE = 60.0
 
@@ -31,9 +31,9 @@ async def hold_some(allocator: Allocator) -> None:
     while held < 20:
         await allocator.allocate("s", 1)
         await asyncio.sleep(0.0005)
-        lane = allocator._lanes["s"]
-        assert isinstance(lane, Lane)
-        held = lane._lease.left
+        sequence_allocator = allocator._sequence_allocators["s"]
+        assert isinstance(sequence_allocator, SequenceAllocator)
+        held = sequence_allocator._lease.left
 
 
 @pytest.mark.parametrize("mend", ["advance", "import"])
@@ -43,7 +43,7 @@ async def test_after_the_mend_no_node_goes_on_with_ids_from_before(
     old = Allocator(store, clock, TERMS)
     await old.allocate("s", 10)
     backup = backup_of(store)
-    registry = Registry(store, clock, old, store_timeout=5.0)
+    registry = SequenceService(store, clock, old, store_timeout=5.0)
     await registry.advance("s", 20, "", "", new())  # which the backup does not have
     await hold_some(old)
     store.rows = backup
@@ -52,11 +52,11 @@ async def test_after_the_mend_no_node_goes_on_with_ids_from_before(
     for _ in range(30):
         await fresh.allocate("s", 1)
     if mend == "advance":
-        registry = Registry(store, clock, fresh, store_timeout=5.0)
+        registry = SequenceService(store, clock, fresh, store_timeout=5.0)
         effective_in = (await registry.advance("s", 1_000, "", "", new())).effective_in
     else:
         line = b'{"sequence": "s", "last_value": "1000", "generation": "1", "settings": {}}'
-        bring = Import(store, clock)
+        bring = Importer(store, clock)
         await bring.run(read([b'{"idalloc_export": 1}', line]))
         assert bring.raised == 1, bring.problems
         assert bring.effective_at is not None
@@ -81,7 +81,7 @@ async def test_a_sequence_that_is_created_once_more_has_no_generation_of_before(
     elif again == "created by its first use":
         await fresh.take("s")
     else:
-        bring = Import(store, clock)
+        bring = Importer(store, clock)
         line = b'{"sequence": "s", "last_value": "1", "generation": "1", "settings": {}}'
         await bring.run(read([b'{"idalloc_export": 1}', line]))
         assert bring.created == 1, bring.problems

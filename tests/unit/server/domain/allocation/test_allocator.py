@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.errors import (
     InvalidRequest,
     SequenceExhausted,
@@ -94,7 +94,7 @@ async def test_a_large_request_leaves_behind_what_another_node_cut_off(
     assert taken.id_count == 5
     assert taken.first_id > taken_by_other.last_id
     assert later.first_id > taken.last_id  # the cut-off ids are lower: a node's ids rise
-    assert allocator.burned.by_cause == {Cause.LEFTOVER: 2}
+    assert allocator.burned.by_cause == {BurnCause.LEFTOVER: 2}
 
 
 async def test_ids_of_two_nodes_never_meet(store: MemoryStore, clock: FakeClock) -> None:
@@ -154,7 +154,7 @@ class TestBound:
             allocator.allocate("end", 16), allocator.allocate("end", 10), return_exceptions=True
         )
         assert isinstance(large, SequenceExhausted)
-        assert isinstance(small, Range)
+        assert isinstance(small, IdRange)
         assert ids(small) == list(range(1, 11))
 
     @given(
@@ -218,10 +218,10 @@ class TestCancelling:
     ) -> None:
         await allocator.allocate("orders", 1)
         gone = asyncio.create_task(allocator.allocate("orders", 10))
-        right_after_serving(allocator._lanes["orders"], gone.cancel, monkeypatch)
+        right_after_serving(allocator._sequence_allocators["orders"], gone.cancel, monkeypatch)
         with pytest.raises(asyncio.CancelledError):
             await gone
-        assert allocator.burned.by_cause == {Cause.CANCELLED: 10}
+        assert allocator.burned.by_cause == {BurnCause.CANCELLED: 10}
         assert (await allocator.allocate("orders", 1)).first_id == 12
 
 
@@ -231,7 +231,7 @@ class TestStoreFaults:
         store.next("grant", lost_reply())
         with pytest.raises(StoreOutcomeUnknown):
             await allocator.allocate("orders", 50)
-        burned = allocator.burned.by_cause[Cause.UNKNOWN_OUTCOME]
+        burned = allocator.burned.by_cause[BurnCause.UNKNOWN_OUTCOME]
         taken = await allocator.allocate("orders", 1)
         assert burned >= 50
         assert taken.first_id == 6 + burned
@@ -300,7 +300,7 @@ class TestNames:
         assert (await allocator.allocate(name, 1)).first_id == 1
 
     async def test_a_sequence_is_not_created_where_that_is_off(self, store: MemoryStore, clock: FakeClock) -> None:
-        allocator = Allocator(store, clock, Terms(180.0, 0.2, auto_create_sequences=False))
+        allocator = Allocator(store, clock, AllocationConfig(180.0, 0.2, auto_create_sequences=False))
         with pytest.raises(SequenceNotFound):
             await allocator.allocate("orders", 1)
         assert not store.rows

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import (
@@ -21,7 +21,7 @@ from tests.support.fake_store import (
 )
 from tests.support.sequence_allocators import make
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
 NODES = st.integers(0, 2)
 FAULTS = {
     "unreachable": unreachable,
@@ -61,7 +61,7 @@ async def test_no_id_is_issued_twice_whatever_goes_wrong(plan: list[tuple[Any, .
         elif kind == "wait":
             clock.advance(arguments[0])
         elif kind == "idle":
-            await nodes[arguments[0]].drop_idle_lanes()
+            await nodes[arguments[0]].drop_idle_sequences()
         elif kind == "stop":
             await nodes[arguments[0]].close()
         elif kind == "crash":

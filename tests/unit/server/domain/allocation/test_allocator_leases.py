@@ -6,7 +6,7 @@ import os
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
@@ -46,14 +46,14 @@ class TestWentBackwards:
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("orders", 10_000)
         assert allocator.take("orders", 1) is None
-        assert allocator.burned.by_cause[Cause.WENT_BACKWARDS] > 0
+        assert allocator.burned.by_cause[BurnCause.WENT_BACKWARDS] > 0
 
     @pytest.mark.usefixtures("seen")
     async def test_it_is_noticed_also_after_the_lane_was_dropped(
         self, allocator: Allocator, store: MemoryStore
     ) -> None:
-        await allocator.drop_idle_lanes()
-        await allocator.drop_idle_lanes()
+        await allocator.drop_idle_sequences()
+        await allocator.drop_idle_sequences()
         store.rows["orders"].last_value = 99
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("orders", 1)
@@ -89,7 +89,7 @@ class TestLeaseLife:
         clock.advance(TERMS.lease_ttl)
         assert allocator.take("orders", 1) is None
         assert (await allocator.allocate("orders", 1)).first_id == 3 + held
-        assert allocator.burned.by_cause == {Cause.EXPIRED: held}
+        assert allocator.burned.by_cause == {BurnCause.EXPIRED: held}
 
     async def test_the_end_counts_from_before_the_store_was_asked(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
@@ -108,10 +108,12 @@ class TestLeaseLife:
     ) -> None:
         await allocator.allocate("orders", 1)
         call = asyncio.create_task(allocator.allocate("orders", 5))
-        right_after_serving(allocator._lanes["orders"], lambda: clock.advance(TERMS.lease_ttl + 1), monkeypatch)
+        right_after_serving(
+            allocator._sequence_allocators["orders"], lambda: clock.advance(TERMS.lease_ttl + 1), monkeypatch
+        )
         with pytest.raises(StoreUnavailable, match="ended before the answer"):
             await call
-        assert allocator.burned.by_cause[Cause.EXPIRED] >= 5
+        assert allocator.burned.by_cause[BurnCause.EXPIRED] >= 5
 
     async def test_a_lease_in_use_is_renewed_without_moving_the_counter(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
@@ -159,7 +161,7 @@ class TestLeaseLife:
         await asyncio.sleep(0.01)
         taken = await allocator.allocate("orders", 1)
         assert (taken.generation, taken.first_id) == (row.generation, 1_000_001)
-        assert allocator.burned.by_cause == {Cause.GENERATION: held - 1}
+        assert allocator.burned.by_cause == {BurnCause.GENERATION: held - 1}
 
     async def test_the_row_remembers_how_long_leases_live(self, allocator: Allocator, store: MemoryStore) -> None:
         await allocator.allocate("orders", 1)
@@ -187,7 +189,7 @@ class TestTails:
         other = await Allocator(store, clock, TERMS).allocate("orders", 1)
         await allocator.close()
         assert store.rows["orders"].last_value == other.last_id
-        assert allocator.burned.by_cause == {Cause.NOT_RETURNED: held}
+        assert allocator.burned.by_cause == {BurnCause.NOT_RETURNED: held}
 
     async def test_a_lost_answer_to_a_tail_is_harmless(self, allocator: Allocator, store: MemoryStore) -> None:
         for _ in range(5):
@@ -200,18 +202,18 @@ class TestTails:
         for name in ("idle", "busy"):
             for _ in range(3):
                 await allocator.allocate(name, 10)
-        await allocator.drop_idle_lanes()
+        await allocator.drop_idle_sequences()
         await allocator.allocate("busy", 1)
-        await allocator.drop_idle_lanes()
-        assert set(allocator._lanes) == {"busy"}
+        await allocator.drop_idle_sequences()
+        assert set(allocator._sequence_allocators) == {"busy"}
         assert store.rows["idle"].last_value == 30
         assert (await allocator.allocate("idle", 1)).first_id == 31
 
     async def test_many_names_used_once_leave_no_lane(self, allocator: Allocator) -> None:
         await asyncio.gather(*(allocator.allocate(f"s{n}", 1) for n in range(2_000)))
-        await allocator.drop_idle_lanes()
-        await allocator.drop_idle_lanes()
-        assert not allocator._lanes
+        await allocator.drop_idle_sequences()
+        await allocator.drop_idle_sequences()
+        assert not allocator._sequence_allocators
 
 
 class TestFork:

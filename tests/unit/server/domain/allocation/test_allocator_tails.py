@@ -1,4 +1,4 @@
-"""Tails and marks where several nodes, renewals and stops meet: nothing is issued twice, all that is burned counts."""
+"""Tails and high-water marks where several nodes, renewals and stops meet: no id twice, all burned ids are counted."""
 
 import asyncio
 
@@ -6,15 +6,15 @@ import pytest
 
 from idalloc_server.domain.allocation import allocator as allocator_module
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.allocation.sequence_allocator import Lane
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
 from idalloc_server.domain.errors import SequenceExhausted, SequenceInvalid, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
 from tests.support.sequence_allocators import make
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 
 
 class Node(Allocator):
@@ -33,9 +33,9 @@ class Node(Allocator):
         left = 0
         while left <= 5:
             await self.issue(1, name)
-            lane = self._lanes[name]
-            assert isinstance(lane, Lane)
-            left = lane._lease.left
+            sequence_allocator = self._sequence_allocators[name]
+            assert isinstance(sequence_allocator, SequenceAllocator)
+            left = sequence_allocator._lease.left
         return left
 
     @property
@@ -67,7 +67,7 @@ async def test_a_tail_behind_another_nodes_ids_stays_burned_after_a_renewal(
     await renew(node, clock)  # it brings the row's newest version
     await node.close()
     assert store.rows["s"].last_value == other.issued[-1]
-    assert node.burned.by_cause == {Cause.NOT_RETURNED: held - 1}
+    assert node.burned.by_cause == {BurnCause.NOT_RETURNED: held - 1}
     await other.issue(1)
     fresh = Node(store, clock)
     await fresh.issue(100)
@@ -93,7 +93,7 @@ async def test_a_tail_that_another_node_saw_taken_stays_burned(
     await node.issue(1)
     await asyncio.sleep(0.01)  # renewed as well
     await node.close()
-    assert node.burned.by_cause == {Cause.NOT_RETURNED: held - 1}
+    assert node.burned.by_cause == {BurnCause.NOT_RETURNED: held - 1}
     await other.issue(100)
     await node.issue(1)
     assert len({*node.issued, *other.issued}) == len(node.issued) + len(other.issued)
@@ -142,9 +142,9 @@ async def test_a_lane_that_is_still_to_be_closed_does_not_lower_its_successors_m
     monkeypatch.setattr(allocator_module, "CLOSE_CONCURRENCY", 1)
     await node.warm_up("first")
     await node.warm_up()
-    await node.drop_idle_lanes()
+    await node.drop_idle_sequences()
     gate = store.hold("give_back")
-    drop = asyncio.create_task(node.drop_idle_lanes())
+    drop = asyncio.create_task(node.drop_idle_sequences())
     await asyncio.sleep(0.01)
     await node.issue(500)  # by a new lane, while the old one waits behind "first"
     gate.set()
@@ -166,9 +166,9 @@ async def test_a_row_that_cannot_be_read_keeps_no_other_lane_from_being_dropped(
     for name in ("a", "b", "c"):
         await node.warm_up(name)
     store.next("give_back", Fault(applied=0, error=SequenceInvalid("a", "its last_value is NULL")))
-    await node.drop_idle_lanes()
-    await node.drop_idle_lanes()
-    assert not node._lanes
+    await node.drop_idle_sequences()
+    await node.drop_idle_sequences()
+    assert not node._sequence_allocators
     assert len(store.calls_of("give_back")) == 3
 
 

@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Burn, Burned, Cause
-from idalloc_server.domain.idempotency.request_ids import RequestIds
+from idalloc_server.domain.allocation.burned import Burn, BurnCause, BurnedIds
+from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator
 from idalloc_server.domain.sequences.calendar import period_at
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.telemetry import logs
@@ -18,7 +18,7 @@ from tests.unit.server.domain.idempotency.conftest import until
 REQUEST_ID = "11111111-1111-4111-8111-111111111111"
 
 
-def new(burned: Burned) -> list[Burn]:
+def new(burned: BurnedIds) -> list[Burn]:
     return sorted(burned.pop_new())
 
 
@@ -33,37 +33,37 @@ async def held_of(allocator: Allocator, store: MemoryStore, name: str) -> int:
 
 class TestCounting:
     def test_by_sequence_period_and_cause_and_in_sum_by_cause(self) -> None:
-        burned = Burned()
-        burned.add("orders", "", Cause.EXPIRED, 5)
-        burned.add("orders", "", Cause.CANCELLED, 1)
-        burned.add("orders", "", Cause.EXPIRED, 2)
-        burned.add("invoices", "2026", Cause.EXPIRED, 3)
-        burned.add("invoices", "2027", Cause.EXPIRED, 4)
-        burned.add("idle", "", Cause.EXPIRED, 0)
-        assert burned.by_cause == {Cause.EXPIRED: 14, Cause.CANCELLED: 1}
+        burned = BurnedIds()
+        burned.add("orders", "", BurnCause.EXPIRED, 5)
+        burned.add("orders", "", BurnCause.CANCELLED, 1)
+        burned.add("orders", "", BurnCause.EXPIRED, 2)
+        burned.add("invoices", "2026", BurnCause.EXPIRED, 3)
+        burned.add("invoices", "2027", BurnCause.EXPIRED, 4)
+        burned.add("idle", "", BurnCause.EXPIRED, 0)
+        assert burned.by_cause == {BurnCause.EXPIRED: 14, BurnCause.CANCELLED: 1}
         assert new(burned) == [
-            ("invoices", "2026", Cause.EXPIRED, 3),
-            ("invoices", "2027", Cause.EXPIRED, 4),
-            ("orders", "", Cause.CANCELLED, 1),
-            ("orders", "", Cause.EXPIRED, 7),
+            ("invoices", "2026", BurnCause.EXPIRED, 3),
+            ("invoices", "2027", BurnCause.EXPIRED, 4),
+            ("orders", "", BurnCause.CANCELLED, 1),
+            ("orders", "", BurnCause.EXPIRED, 7),
         ]
 
     def test_what_was_told_is_not_told_again_and_not_kept(self) -> None:
-        burned = Burned()
+        burned = BurnedIds()
         for number in range(10_000):
-            burned.add(f"orders-{number}", "", Cause.EXPIRED, 1)
+            burned.add(f"orders-{number}", "", BurnCause.EXPIRED, 1)
         assert len(new(burned)) == 10_000
         assert new(burned) == []
-        burned.add("orders-7", "", Cause.EXPIRED, 2)
-        assert new(burned) == [("orders-7", "", Cause.EXPIRED, 2)]
-        assert burned.by_cause == {Cause.EXPIRED: 10_002}
+        burned.add("orders-7", "", BurnCause.EXPIRED, 2)
+        assert new(burned) == [("orders-7", "", BurnCause.EXPIRED, 2)]
+        assert burned.by_cause == {BurnCause.EXPIRED: 10_002}
 
     def test_what_is_burned_while_it_is_told_is_told_too(self) -> None:
-        burned = Burned()
-        burned.add("orders", "", Cause.EXPIRED, 5)
+        burned = BurnedIds()
+        burned.add("orders", "", BurnCause.EXPIRED, 5)
         telling = burned.pop_new()
         assert next(telling).id_count == 5
-        burned.add("orders", "", Cause.EXPIRED, 2)
+        burned.add("orders", "", BurnCause.EXPIRED, 2)
         assert [burn.id_count for burn in telling] == [2]
 
 
@@ -72,9 +72,9 @@ class TestBurning:
         held = {name: await held_of(allocator, store, name) for name in ("orders", "invoices")}
         clock.advance(TERMS.lease_ttl)
         await allocator.allocate("orders", 1)
-        assert new(allocator.burned) == [("orders", "", Cause.EXPIRED, held["orders"])]
+        assert new(allocator.burned) == [("orders", "", BurnCause.EXPIRED, held["orders"])]
         await allocator.allocate("invoices", 1)
-        assert new(allocator.burned) == [("invoices", "", Cause.EXPIRED, held["invoices"])]
+        assert new(allocator.burned) == [("invoices", "", BurnCause.EXPIRED, held["invoices"])]
 
     async def test_ids_of_a_period_are_burned_as_ids_of_that_period(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
@@ -87,8 +87,8 @@ class TestBurning:
         clock.advance(TERMS.lease_ttl)
         await allocator.allocate("invoices", 1)
         [(name, of, cause, count)] = new(allocator.burned)
-        assert (name, of, cause) == ("invoices", period, Cause.EXPIRED)
-        assert count == allocator.burned.by_cause[Cause.EXPIRED] > 0
+        assert (name, of, cause) == ("invoices", period, BurnCause.EXPIRED)
+        assert count == allocator.burned.by_cause[BurnCause.EXPIRED] > 0
 
     @pytest.mark.parametrize("reset", [Reset.NEVER, Reset.YEARLY])
     async def test_the_date_of_a_requests_texts_is_no_period(
@@ -96,11 +96,11 @@ class TestBurning:
     ) -> None:
         sequence = Sequence(format="{year}-{value:06d}", max_value=999_999, reset=reset)
         make(store, "invoices", sequence)
-        request_ids = RequestIds(allocator, store, clock, node="a", window=3600.0, store_timeout=2.0)
+        request_ids = IdempotentAllocator(allocator, store, clock, node="a", window=3600.0, store_timeout=2.0)
         await request_ids.allocate("invoices", 5, REQUEST_ID, 0)
         await request_ids.allocate("invoices", 5, REQUEST_ID, 0)
         period = "" if reset == Reset.NEVER else period_at(sequence, clock.wall())
-        assert new(allocator.burned) == [("invoices", period, Cause.REPEATED, 5)]
+        assert new(allocator.burned) == [("invoices", period, BurnCause.REPEATED, 5)]
 
 
 class TestLogging:
@@ -111,9 +111,9 @@ class TestLogging:
         monkeypatch.setattr(asyncio, "sleep", lambda _: sleep(0))
 
     async def test_a_line_tells_sequence_period_cause_and_ids(self) -> None:
-        burned = Burned()
-        burned.add("orders", "", Cause.CANCELLED, 5)
-        burned.add("invoices", "2026", Cause.EXPIRED, 7)
+        burned = BurnedIds()
+        burned.add("orders", "", BurnCause.CANCELLED, 5)
+        burned.add("invoices", "2026", BurnCause.EXPIRED, 7)
         with capture_logs() as lines:
             watching = asyncio.create_task(logs.watch_burned(burned.pop_new))
             await until(lambda: len(lines) == 2)
@@ -125,9 +125,9 @@ class TestLogging:
         ]
 
     async def test_very_many_lines_let_others_run_and_none_is_lost_where_it_ends_amid_them(self) -> None:
-        burned = Burned()
+        burned = BurnedIds()
         for number in range(10 * logs.LINES_AT_ONCE):
-            burned.add(f"orders-{number}", "", Cause.EXPIRED, 1)
+            burned.add(f"orders-{number}", "", BurnCause.EXPIRED, 1)
         with capture_logs() as lines:
             watching = asyncio.create_task(logs.watch_burned(burned.pop_new))
             await until(lambda: lines)

@@ -8,7 +8,7 @@ import structlog
 
 from idalloc_server.domain.allocation import usage
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.usage import Rates
+from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.errors import (
     Refusal,
     SequenceDeleted,
@@ -30,7 +30,7 @@ def limited(store: MemoryStore, clock: FakeClock, most: int, *, creates: bool = 
 
 async def drop_lanes(allocator: Allocator) -> None:
     for _ in range(2):
-        await allocator.drop_idle_lanes()
+        await allocator.drop_idle_sequences()
 
 
 async def test_a_name_beyond_the_limit_is_refused(store: MemoryStore, clock: FakeClock) -> None:
@@ -45,7 +45,7 @@ async def test_a_name_beyond_the_limit_is_refused(store: MemoryStore, clock: Fak
             await allocator.allocate(name, 1)
         assert refused.value.metadata == {"sequence": name, "max_sequences": "2"}
     assert len(store.calls) == asked
-    assert set(allocator._lanes) == {"a", "b"}
+    assert set(allocator._sequence_allocators) == {"a", "b"}
     assert "new" not in store.rows
     assert (await allocator.allocate("a", 1)).first_id == 2
 
@@ -55,7 +55,7 @@ async def test_no_mark_is_given_up_at_the_limit(store: MemoryStore, clock: FakeC
     allocator = limited(store, clock, 1)
     await allocator.allocate("a", 100)
     await drop_lanes(allocator)
-    assert not allocator._lanes
+    assert not allocator._sequence_allocators
     for number in range(10):
         with pytest.raises(TooManySequences):
             await allocator.allocate(f"b{number}", 1)
@@ -88,8 +88,8 @@ async def test_a_name_that_is_refused_is_not_kept(store: MemoryStore, clock: Fak
             await allocator.allocate(f"n{number}", 1)
         with pytest.raises(expected):
             store.next("grant", unreachable()) if expected is StoreUnavailable else None
-            await allocator.standing(f"n{number}")
-        assert not allocator._lanes
+            await allocator.proof(f"n{number}")
+        assert not allocator._sequence_allocators
     make(store, "orders", Sequence())
     assert (await allocator.allocate("orders", 1)).first_id == 1
 
@@ -106,11 +106,11 @@ async def test_nor_is_one_whose_caller_went_away(store: MemoryStore, clock: Fake
         await call
     with pytest.raises(TooManySequences):
         await allocator.allocate("orders", 1)  # as long as the store may still return something of the first one
-    refill = allocator._lanes["unknown"]._refill  # type: ignore[union-attr]
+    refill = allocator._sequence_allocators["unknown"]._refill  # type: ignore[union-attr]
     gate.set()
     assert refill is not None
     await refill
-    assert not allocator._lanes
+    assert not allocator._sequence_allocators
 
 
 async def test_four_fifths_of_the_limit_are_logged_once(store: MemoryStore, clock: FakeClock) -> None:
@@ -132,7 +132,7 @@ async def test_four_fifths_of_the_limit_are_logged_once(store: MemoryStore, cloc
 
 @pytest.mark.parametrize("pause", [0.0, 3_600.0])
 async def test_periods_that_are_over_are_forgotten(store: MemoryStore, clock: FakeClock, pause: float) -> None:
-    """A sequence with a reset is one name at the limit, and has marks of at most two periods, however long it runs."""
+    """A sequence with a reset counts once towards the limit, and keeps high-water marks of at most two periods."""
     allocator = limited(store, clock, 1)
     make(store, "s", Sequence(reset=Reset.DAILY))
     for _ in range(30):
@@ -140,7 +140,7 @@ async def test_periods_that_are_over_are_forgotten(store: MemoryStore, clock: Fa
         clock.advance(pause)
         await drop_lanes(allocator)  # the period is not over yet
         clock.advance(DAY - pause)
-        assert sum(PERIOD_MARK in name for name in allocator._marks) <= 2
+        assert sum(PERIOD_MARK in name for name in allocator._high_water_marks) <= 2
 
 
 async def test_the_present_period_is_not_forgotten(store: MemoryStore, clock: FakeClock) -> None:
@@ -176,7 +176,7 @@ async def test_a_clock_set_forward_makes_no_mark_forgotten(store: MemoryStore, c
 def test_rates_are_kept_of_so_many_names(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond that, the rate of the name that was used least lately is given up."""
     monkeypatch.setattr(usage, "MAX_RATES", 3)
-    rates = Rates(clock)
+    rates = UsageRates(clock)
     for name in ("a", "b", "c", "a", "d", "e"):
         rates.note(name, 1, 1)
     clock.advance(20.0)

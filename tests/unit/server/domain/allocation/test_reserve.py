@@ -6,19 +6,19 @@ from dataclasses import replace
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 from tests.support.sequence_allocators import ids, make
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 
 
 class Load:
     """Callers of one sequence at a steady rate, on the fake clock."""
 
-    def __init__(self, store: MemoryStore, clock: FakeClock, terms: Terms = TERMS) -> None:
-        self.allocator = Allocator(store, clock, terms)
+    def __init__(self, store: MemoryStore, clock: FakeClock, allocation_config: AllocationConfig = TERMS) -> None:
+        self.allocator = Allocator(store, clock, allocation_config)
         self.store = store
         self.clock = clock
         self.issued: list[int] = []

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceExhausted
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 # Sizes of calls, in ids: always the same one, or one after the other.
 SIZES = {"1": [1], "2": [2], "7": [7], "10": [10], "mixed": [1, 10, 2, 7, 1, 30, 3]}
 RATE = 20
@@ -94,7 +94,7 @@ async def test_no_caller_notices_an_unknown_outcome(store: MemoryStore, clock: F
     for _ in range(5):
         store.next("grant", lost_reply())
         assert await nodes.run(60) == 0
-    assert nodes.allocators[0].burned.by_cause[Cause.UNKNOWN_OUTCOME]
+    assert nodes.allocators[0].burned.by_cause[BurnCause.UNKNOWN_OUTCOME]
     nodes.check()
 
 
@@ -103,17 +103,17 @@ async def test_ids_before_a_later_piece_are_burned_as_leftover(store: MemoryStor
     nodes = Nodes(store, clock, 2, [10])
     await nodes.run(100)
     allocator = nodes.allocators[0]
-    lane = allocator._lanes["s"]
-    held = lane._lease.left  # type: ignore[union-attr]
-    burned = allocator.burned.by_cause[Cause.LEFTOVER]
+    sequence_allocator = allocator._sequence_allocators["s"]
+    held = sequence_allocator._lease.left  # type: ignore[union-attr]
+    burned = allocator.burned.by_cause[BurnCause.LEFTOVER]
     writes = len(store.calls)
     taken = 0
     store.down = True
     while (range_taken := allocator.take("s", 7)) is not None:
         taken += range_taken.id_count
         await asyncio.sleep(0)
-    left = lane._lease.left  # type: ignore[union-attr]
-    leftover = allocator.burned.by_cause[Cause.LEFTOVER] - burned
+    left = sequence_allocator._lease.left  # type: ignore[union-attr]
+    leftover = allocator.burned.by_cause[BurnCause.LEFTOVER] - burned
     assert leftover > 0
     assert taken + leftover + left == held
     assert left < 7
@@ -125,10 +125,10 @@ async def test_after_an_unknown_outcome_only_what_is_waited_for(store: MemorySto
     nodes = Nodes(store, clock, 1, [10])
     await nodes.run(100)
     allocator = nodes.allocators[0]
-    before = allocator.burned.by_cause[Cause.UNKNOWN_OUTCOME]
+    before = allocator.burned.by_cause[BurnCause.UNKNOWN_OUTCOME]
     store.next("grant", *(lost_reply() for _ in range(8)))
     await nodes.run(60)
-    lost = allocator.burned.by_cause[Cause.UNKNOWN_OUTCOME] - before
+    lost = allocator.burned.by_cause[BurnCause.UNKNOWN_OUTCOME] - before
     asked = [call.arguments[1] for call in store.calls_of("grant")]
     first_lost = max(n for n in asked[-20:] if isinstance(n, int))
     assert 0 < lost <= first_lost  # the first one was a refill ahead, the others were renewals

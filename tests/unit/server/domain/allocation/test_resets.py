@@ -7,15 +7,15 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import ids, make
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 VIENNA = ZoneInfo("Europe/Vienna")
 DAILY = Sequence(reset=Reset.DAILY, time_zone="Europe/Vienna")
 
@@ -101,7 +101,7 @@ async def test_a_new_generation_of_the_sequence_ends_what_is_held_of_its_periods
         await issue(nodes[0], 100)
     await revise(store)
     await issue(nodes[1], 1)  # opens the period's counter in the new generation
-    until = (await nodes[0].standing("s")).expires_at
+    until = (await nodes[0].proof("s")).expires_at
     taken = nodes[0].take("s", 1)
     assert taken is not None
     assert taken.expires_at <= until
@@ -112,7 +112,7 @@ async def test_a_new_generation_of_the_sequence_ends_what_is_held_of_its_periods
     fresh = await nodes[0].allocate("s", 1)
     assert fresh.generation == 2
     assert fresh.first_id > taken.last_id
-    assert nodes[0].burned.by_cause[Cause.GENERATION] > 0
+    assert nodes[0].burned.by_cause[BurnCause.GENERATION] > 0
 
 
 async def test_a_new_generation_counts_also_where_nobody_opened_the_period_in_it(
@@ -122,7 +122,7 @@ async def test_a_new_generation_counts_also_where_nobody_opened_the_period_in_it
         await issue(nodes[0], 100)
     await revise(store)
     clock.advance(TERMS.lease_ttl / 2)
-    await nodes[0].standing("s")  # has the sequence renewed, and no period
+    await nodes[0].proof("s")  # has the sequence renewed, and no period
     await asyncio.sleep(0.001)
     assert nodes[0].take("s", 1) is None
     assert (await nodes[0].allocate("s", 1)).generation == 2
@@ -189,12 +189,12 @@ async def test_lanes_of_periods_that_are_over_are_dropped(
     clock.advance(120.0)
     for _ in range(3):
         await issue(nodes[0], 1)
-        await nodes[0].drop_idle_lanes()
+        await nodes[0].drop_idle_sequences()
     assert store.rows[name_of_period("s", "2026-12-31")].last_value == 60  # the tail was given back
     assert nodes[0].generation_seen(name_of_period("s", "2027-01-01")) == 1
     for _ in range(4):
-        await nodes[0].drop_idle_lanes()
-    assert not nodes[0]._lanes
+        await nodes[0].drop_idle_sequences()
+    assert not nodes[0]._sequence_allocators
     assert await issue(nodes[0], 1) == ("2027-01-01", [4])
     clock.advance(86_400.0)
     assert await issue(nodes[0], 1) == ("2027-01-02", [1])
@@ -242,15 +242,15 @@ async def test_a_day_that_comes_again_while_its_lane_is_closed_is_closed_once_mo
     await use(30)
     clock.advance(120.0)  # past midnight
     assert await use(30) == {"2027-01-01"}
-    await nodes[0].drop_idle_lanes()
+    await nodes[0].drop_idle_sequences()
     gate = store.hold("give_back")
     await use(1)
-    closing = asyncio.create_task(nodes[0].drop_idle_lanes())
+    closing = asyncio.create_task(nodes[0].drop_idle_sequences())
     await asyncio.sleep(0.01)
     clock.wall_seconds -= 120.0
     assert await use(30) == {"2026-12-31"}
     gate.set()
     await closing
     for _ in range(3):
-        await nodes[0].drop_idle_lanes()
+        await nodes[0].drop_idle_sequences()
     assert nodes[0].lease_count == 0

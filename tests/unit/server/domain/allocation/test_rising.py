@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 RISING = Sequence(ordering=Ordering.RISING)
 
 
@@ -121,7 +121,7 @@ async def test_who_comes_while_a_write_is_under_way_waits_for_the_next_one(
     gate.set()
     assert (await late).first_id > other.last_id
     assert (await stays).last_id < other.first_id
-    assert allocator.burned.by_cause == {Cause.NOT_RETURNED: 10}
+    assert allocator.burned.by_cause == {BurnCause.NOT_RETURNED: 10}
 
 
 async def test_what_was_taken_for_those_who_left_is_given_back(allocator: Allocator, store: MemoryStore) -> None:
@@ -131,7 +131,7 @@ async def test_what_was_taken_for_those_who_left_is_given_back(allocator: Alloca
     await asyncio.sleep(0.001)
     calls[1].cancel()
     gate.set()
-    taken = [answer for answer in await asyncio.gather(*calls, return_exceptions=True) if isinstance(answer, Range)]
+    taken = [answer for answer in await asyncio.gather(*calls, return_exceptions=True) if isinstance(answer, IdRange)]
     assert ids(*taken) == list(range(2, 22))
     assert ids(await allocator.allocate("s", 1)) == [22]
     assert not allocator.burned.by_cause
@@ -154,7 +154,7 @@ async def test_a_sequence_that_becomes_rising_gives_nothing_of_its_old_leases(st
     await node.forget("s")
     higher = await other.allocate("s", 1)
     assert (await node.allocate("s", 1)).first_id > higher.last_id
-    assert node.burned.by_cause[Cause.GENERATION] > 0
+    assert node.burned.by_cause[BurnCause.GENERATION] > 0
 
 
 async def test_at_the_bound_all_that_is_left_can_be_had(store: MemoryStore, clock: FakeClock) -> None:

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceDeleted, SequenceExhausted, StoreOutcomeUnknown, StoreWentBackwards
 from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Ordering, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ class TestTombstone:
         allocator.take("s", 1)
         await asyncio.sleep(0.001)
         assert allocator.take("s", 1) is None
-        assert allocator.burned.by_cause[Cause.GENERATION] > 0
+        assert allocator.burned.by_cause[BurnCause.GENERATION] > 0
         for _ in range(2):
             with pytest.raises(SequenceDeleted):
                 await allocator.allocate("s", 1)
@@ -168,12 +168,12 @@ async def test_what_stands_is_told_from_memory_as_long_as_that_is_proven(
     row = make(store, "s", Sequence(start=5, ordering=Ordering.RISING, labels={"team": "a"}))
     until = clock.boot() + TERMS.lease_ttl
     for _ in range(3):
-        assert await allocator.standing("s") == (1, row.sequence, until)
+        assert await allocator.proof("s") == (1, row.sequence, until)
     assert len(store.calls_of("grant")) == 1
     assert row.last_value == 4
     await revise(store)
     clock.advance(TERMS.lease_ttl)
-    assert (await allocator.standing("s")).generation == 2
+    assert (await allocator.proof("s")).generation == 2
 
 
 class TestLeaseSizes:
@@ -259,7 +259,7 @@ async def test_two_nodes_together_get_every_id_to_the_last_one(
     everything = [start + step * n for n in range(total)]
     assert len(set(issued)) == len(issued)
     assert set(issued) <= set(everything)
-    burned = sum(node.burned.by_cause[Cause.LEFTOVER] for node in nodes)
+    burned = sum(node.burned.by_cause[BurnCause.LEFTOVER] for node in nodes)
     assert len(issued) + burned + lost == total
     if not lost and not burned:
         assert sorted(issued) == sorted(everything)

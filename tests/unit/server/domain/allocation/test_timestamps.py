@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.config import Terms
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import InvalidRequest, SequenceAheadOfClock, SequenceExhausted
 from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import ids, make
 
-TERMS = Terms(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True, max_clock_skew=2.0)
+TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True, max_clock_skew=2.0)
 MS = Sequence(kind=Kind.TIMESTAMP_MS, ordering=Ordering.RISING)
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from idalloc_server.domain.allocation.usage import WINDOW_SECONDS, Rates
+from idalloc_server.domain.allocation.usage import WINDOW_SECONDS, UsageRates
 from tests.support.fake_store import FakeClock
 
 
 @pytest.mark.parametrize("step", [1, 10, -3])
 def test_the_rate_is_that_of_the_last_while(clock: FakeClock, step: int) -> None:
-    rates = Rates(clock)
+    rates = UsageRates(clock)
     assert rates.per_second("s") is None
     value = 0
     for a_second in [5] * 300 + [100] * 300:
@@ -25,7 +25,7 @@ def test_the_rate_is_that_of_the_last_while(clock: FakeClock, step: int) -> None
 
 
 def test_a_counter_that_starts_over_is_watched_from_there(clock: FakeClock) -> None:
-    rates = Rates(clock)
+    rates = UsageRates(clock)
     for value in (1_000, 2_000, 5, 25):
         rates.note("s", value, 1)
         clock.advance(10.0)
@@ -33,7 +33,7 @@ def test_a_counter_that_starts_over_is_watched_from_there(clock: FakeClock) -> N
 
 
 def test_a_few_seconds_tell_no_rate(clock: FakeClock) -> None:
-    rates = Rates(clock)
+    rates = UsageRates(clock)
     rates.note("s", 1, 1)
     clock.advance(2.0)
     rates.note("s", 1_000, 1)

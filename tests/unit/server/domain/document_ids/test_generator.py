@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc_server.domain.document_ids.generator import MAX_SERIAL, DocIdRun, DocIds, next_serial
-from idalloc_server.domain.document_ids.start_timestamps import Epoch, Start
+from idalloc_server.domain.document_ids.generator import MAX_SERIAL, DocIdGenerator, DocIdRun, next_serial
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import (
     DocIdTimestampRefused,
     InvalidRequest,
@@ -40,19 +40,19 @@ RUNS = st.builds(
 )
 
 
-def epoch_of(store: MemoryStore) -> Epoch:
-    return Epoch(store, FakeClock(wall=NOW), prefix=0, holder="me", max_clock_skew=1e12)
+def epoch_of(store: MemoryStore) -> StartTimestamps:
+    return StartTimestamps(store, FakeClock(wall=NOW), prefix=0, holder="me", max_clock_skew=1e12)
 
 
-async def started(store: MemoryStore) -> DocIds:
+async def started(store: MemoryStore) -> DocIdGenerator:
     """A process that has just started."""
-    epoch = epoch_of(store)
-    return DocIds(epoch, await epoch.start())
+    start_timestamps = epoch_of(store)
+    return DocIdGenerator(start_timestamps, await start_timestamps.start())
 
 
-def running(store: MemoryStore, serial: int, timestamp: int = NOW) -> DocIds:
+def running(store: MemoryStore, serial: int, timestamp: int = NOW) -> DocIdGenerator:
     """A process that has issued ``serial``; it is written into its memory, as it was for the recordings."""
-    doc_ids = DocIds(epoch_of(store), Start(0, timestamp))
+    doc_ids = DocIdGenerator(epoch_of(store), StartTimestamp(0, timestamp))
     doc_ids._serial = serial
     return doc_ids
 

@@ -9,7 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from idalloc_server.domain.document_ids import start_timestamps as epoch_module
-from idalloc_server.domain.document_ids.start_timestamps import KEEP_SECONDS, STALE_AFTER, TIMESTAMP_END, Epoch, Start
+from idalloc_server.domain.document_ids.start_timestamps import (
+    KEEP_SECONDS,
+    STALE_AFTER,
+    TIMESTAMP_END,
+    StartTimestamp,
+    StartTimestamps,
+)
 from idalloc_server.domain.errors import DocIdTimestampRefused, StartRefused, StoreOutcomeUnknown, StoreUnavailable
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply, rejected, twice, unreachable
 
@@ -38,15 +44,17 @@ def epoch_of(
     holder: str = "me:50051",
     prefix: int = 7,
     prefix_conflict: Literal["warn", "refuse"] = "refuse",
-) -> Epoch:
-    return Epoch(store, clock, prefix=prefix, holder=holder, max_clock_skew=5.0, prefix_conflict=prefix_conflict)
+) -> StartTimestamps:
+    return StartTimestamps(
+        store, clock, prefix=prefix, holder=holder, max_clock_skew=5.0, prefix_conflict=prefix_conflict
+    )
 
 
 @asynccontextmanager
-async def kept(epoch: Epoch, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Task[None]]:
+async def kept(start_timestamps: StartTimestamps, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Task[None]]:
     """Keeps a prefix, with no time between one write and the next."""
     monkeypatch.setattr(epoch_module, "KEEP_SECONDS", 0)
-    task = asyncio.create_task(epoch.run())
+    task = asyncio.create_task(start_timestamps.run())
     yield task
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -63,7 +71,7 @@ async def kept_again(store: MemoryStore, times: int = 1) -> None:
 
 class TestStart:
     async def test_claims_the_clock_s_second(self, store: MemoryStore, clock: FakeClock) -> None:
-        assert await epoch_of(store, clock).start() == Start(prefix=7, timestamp=NOW)
+        assert await epoch_of(store, clock).start() == StartTimestamp(prefix=7, timestamp=NOW)
         (claim,) = store.calls_of("claim_start")
         assert claim.arguments == (7, NOW, "me:50051", STALE_AFTER)
 
@@ -73,7 +81,7 @@ class TestStart:
 
     async def test_under_each_prefix_on_its_own(self, store: MemoryStore, clock: FakeClock) -> None:
         starts = [await epoch_of(store, clock, prefix=prefix).start() for prefix in (0, 65_535)]
-        assert starts == [Start(0, NOW), Start(65_535, NOW)]
+        assert starts == [StartTimestamp(0, NOW), StartTimestamp(65_535, NOW)]
 
     async def test_a_claim_applied_twice_or_without_an_answer_burns_a_second(
         self, store: MemoryStore, clock: FakeClock
@@ -141,10 +149,12 @@ async def test_a_store_that_says_nothing_is_given_up(clock: FakeClock) -> None:
             await asyncio.Event().wait()
             return None
 
-    epoch = Epoch(SilentStore(clock), clock, prefix=7, holder="me", max_clock_skew=5.0, store_timeout=0.1)
+    start_timestamps = StartTimestamps(
+        SilentStore(clock), clock, prefix=7, holder="me", max_clock_skew=5.0, store_timeout=0.1
+    )
     async with asyncio.timeout(10):
         with pytest.raises(StoreUnavailable, match=r"within 0\.1 s"):
-            await epoch.start()
+            await start_timestamps.start()
 
 
 class TestConflict:
@@ -214,10 +224,10 @@ class TestKeeping:
     async def test_an_outage_is_logged_once_and_survived(
         self, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, logs: list[Any]
     ) -> None:
-        epoch = epoch_of(store, clock)
-        await epoch.start()
+        start_timestamps = epoch_of(store, clock)
+        await start_timestamps.start()
         store.next("keep_prefix", unreachable(), lost_reply(), rejected())
-        async with kept(epoch, monkeypatch) as task:
+        async with kept(start_timestamps, monkeypatch) as task:
             await kept_again(store, 4)
             store.next("keep_prefix", unreachable())
             await kept_again(store, 2)
@@ -231,33 +241,33 @@ class TestKeeping:
     async def test_a_prefix_that_was_changed_is_the_one_kept(
         self, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        epoch = epoch_of(store, clock)
-        await epoch.start()
-        start = await epoch.claim(8)
-        assert (start, epoch.prefix) == (Start(8, NOW), 7)
-        epoch.use(start)
-        await epoch.release(7)
+        start_timestamps = epoch_of(store, clock)
+        await start_timestamps.start()
+        start = await start_timestamps.claim(8)
+        assert (start, start_timestamps.prefix) == (StartTimestamp(8, NOW), 7)
+        start_timestamps.use(start)
+        await start_timestamps.release(7)
         assert store.prefixes[7].holder == ""
-        assert await epoch.claim_next(NOW) == Start(8, NOW + 1)
-        async with kept(epoch, monkeypatch):
+        assert await start_timestamps.claim_next(NOW) == StartTimestamp(8, NOW + 1)
+        async with kept(start_timestamps, monkeypatch):
             await kept_again(store)
         assert {call.arguments[0] for call in store.calls_of("keep_prefix")} == {8}
 
     async def test_release_does_not_fail_a_stop(self, store: MemoryStore, clock: FakeClock, logs: list[Any]) -> None:
-        epoch = epoch_of(store, clock)
-        await epoch.start()
+        start_timestamps = epoch_of(store, clock)
+        await start_timestamps.start()
         store.down = True
-        await epoch.release()
+        await start_timestamps.release()
         assert [entry["event"] for entry in logs] == ["prefix_not_released"]
         assert store.prefixes[7].holder == "me:50051"
 
 
 class TestNext:
     async def test_is_later_whatever_the_clock_says(self, store: MemoryStore, clock: FakeClock) -> None:
-        epoch = epoch_of(store, clock)
+        start_timestamps = epoch_of(store, clock)
         clock.wall_seconds = 0
-        assert await epoch.claim_next(NOW) == Start(7, NOW + 1)
-        assert await epoch.claim_next(NOW) == Start(7, NOW + 2)
+        assert await start_timestamps.claim_next(NOW) == StartTimestamp(7, NOW + 1)
+        assert await start_timestamps.claim_next(NOW) == StartTimestamp(7, NOW + 2)
 
     async def test_passes_a_failure_on(self, store: MemoryStore, clock: FakeClock) -> None:
         store.down = True
@@ -265,10 +275,10 @@ class TestNext:
             await epoch_of(store, clock).claim_next(NOW)
 
     async def test_below_2_to_32_or_not_at_all(self, store: MemoryStore, clock: FakeClock) -> None:
-        epoch = epoch_of(store, clock)
-        assert await epoch.claim_next(TIMESTAMP_END - 2) == Start(7, TIMESTAMP_END - 1)
+        start_timestamps = epoch_of(store, clock)
+        assert await start_timestamps.claim_next(TIMESTAMP_END - 2) == StartTimestamp(7, TIMESTAMP_END - 1)
         with pytest.raises(DocIdTimestampRefused):
-            await epoch.claim_next(TIMESTAMP_END - 1)
+            await start_timestamps.claim_next(TIMESTAMP_END - 1)
         assert len(store.calls) == 1
         with pytest.raises(DocIdTimestampRefused):  # the store knows of more
-            await epoch.claim_next(NOW)
+            await start_timestamps.claim_next(NOW)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.domain.document_ids.generator import DocIdRun, DocIds
-from idalloc_server.domain.document_ids.start_timestamps import Epoch
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, DocIdRun
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.store import Store
 from idalloc_server.store.sqlite.store import SqliteStore
@@ -20,10 +20,10 @@ from tests.support.paths import ROOT
 NOW = 1_700_000_000
 
 
-async def started(store: Store, clock: float = NOW, prefix: int = 0, holder: str = "me") -> DocIds:
+async def started(store: Store, clock: float = NOW, prefix: int = 0, holder: str = "me") -> DocIdGenerator:
     """A process that has just started."""
-    epoch = Epoch(store, FakeClock(wall=clock), prefix=prefix, holder=holder, max_clock_skew=1e12)
-    return DocIds(epoch, await epoch.start())
+    start_timestamps = StartTimestamps(store, FakeClock(wall=clock), prefix=prefix, holder=holder, max_clock_skew=1e12)
+    return DocIdGenerator(start_timestamps, await start_timestamps.start())
 
 
 def texts(runs: list[DocIdRun] | None) -> list[str]:
@@ -35,12 +35,13 @@ class TestFork:
     def test_a_child_issues_nothing(self) -> None:
         script = """
 import os
-from idalloc_server.domain.document_ids.generator import DocIds
-from idalloc_server.domain.document_ids.start_timestamps import Epoch, Start
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
 from tests.support.fake_store import FakeClock, MemoryStore
 
-doc_ids = DocIds(Epoch(MemoryStore(), FakeClock(), prefix=0, holder="me", max_clock_skew=1), Start(0, 1))
+starts = StartTimestamps(MemoryStore(), FakeClock(), prefix=0, holder="me", max_clock_skew=1)
+doc_ids = DocIdGenerator(starts, StartTimestamp(0, 1))
 assert doc_ids.take(1)
 parent = os.getpid()
 for pid_comes_back in (False, True):

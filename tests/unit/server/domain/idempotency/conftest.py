@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.config import Terms
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.errors import Refusal
-from idalloc_server.domain.idempotency.request_ids import RequestIds
+from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 
@@ -24,12 +24,12 @@ class Node:
     """One process: all that it has in memory."""
 
     def __init__(self, store: MemoryStore, clock: FakeClock, name: str = "a", store_timeout: float = 3.0) -> None:
-        self.allocator = Allocator(store, clock, Terms(LEASE_TTL, store_timeout, auto_create_sequences=True))
-        self.request_ids = RequestIds(
+        self.allocator = Allocator(store, clock, AllocationConfig(LEASE_TTL, store_timeout, auto_create_sequences=True))
+        self.request_ids = IdempotentAllocator(
             self.allocator, store, clock, node=name, window=WINDOW, store_timeout=store_timeout
         )
 
-    async def take(self, count: int = 5, request_id: str = ONE, sequence: str = "orders", prefix: int = 7) -> Range:
+    async def take(self, count: int = 5, request_id: str = ONE, sequence: str = "orders", prefix: int = 7) -> IdRange:
         taken, _ = await self.request_ids.allocate(sequence, count, request_id, prefix)
         return taken
 
@@ -39,7 +39,7 @@ class Node:
         return refused.value
 
     @property
-    def burned(self) -> dict[Cause, int]:
+    def burned(self) -> dict[BurnCause, int]:
         return dict(self.allocator.burned.by_cause)
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.allocation.burned import Cause
+from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.domain.idempotency.request_ids import MOST_ROWS
 from tests.support.fake_store import Fault, MemoryStore, unreachable
@@ -32,7 +32,7 @@ class TestCancelled:
         gate.set()
         await until(lambda: ONE in store.allocations)
         await until(lambda: not node.request_ids._calls)
-        assert node.burned == {Cause.CANCELLED: 5}
+        assert node.burned == {BurnCause.CANCELLED: 5}
         assert (await node.take(5)).first_id == 1
 
     async def test_a_retry_may_come_before_the_answer_was_written_down(self, node: Node, store: MemoryStore) -> None:
@@ -65,7 +65,7 @@ class TestCancelled:
         if not call.done():
             call.cancel()
             await asyncio.wait({call})
-        assert node.burned == {Cause.CANCELLED: 5}
+        assert node.burned == {BurnCause.CANCELLED: 5}
 
     async def test_an_error_that_nobody_hears_is_no_complaint(self, node: Node, store: MemoryStore) -> None:
         complaints: list[object] = []
@@ -80,7 +80,7 @@ class TestCancelled:
         await until(lambda: not node.request_ids._calls)
         await asyncio.sleep(0)
         assert not complaints
-        assert node.burned == {Cause.UNKNOWN_OUTCOME: 5}
+        assert node.burned == {BurnCause.UNKNOWN_OUTCOME: 5}
 
 
 class TestSharing:

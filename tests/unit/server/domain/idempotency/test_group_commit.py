@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.idempotency.request_ids import RequestIds
+from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator
 from idalloc_server.domain.sequences.model import Ordering, Sequence
 from tests.support import sequence_allocators
 from tests.support.fake_store import FakeClock, MemoryStore
@@ -56,7 +56,7 @@ async def test_allocations_of_a_rising_sequence(store: MemoryStore, clock: FakeC
 @pytest.mark.parametrize("callers", [1, 10, 100])
 async def test_answers_that_are_written_down(store: MemoryStore, clock: FakeClock, callers: int) -> None:
     make(store, "s", Sequence(min_lease_size=10_000))
-    request_ids = RequestIds(
+    request_ids = IdempotentAllocator(
         Allocator(store, clock, TERMS), store, clock, node="n", window=3600.0, store_timeout=TERMS.store_timeout
     )
     numbers = iter(range(1_000_000))

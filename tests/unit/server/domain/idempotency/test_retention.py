@@ -7,8 +7,8 @@ from structlog.testing import capture_logs
 
 from idalloc_server.domain.idempotency import request_ids as request_ids_module
 from idalloc_server.domain.idempotency.request_ids import PRUNE_ROWS
-from idalloc_server.domain.records import Allocation
-from idalloc_server.domain.retention import Recorded, SeenRecords
+from idalloc_server.domain.records import RecordedAllocation
+from idalloc_server.domain.retention import RecordPosition, SeenRecords
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 from tests.unit.server.domain.idempotency.conftest import ONE, OTHER, WINDOW, Node, until
 
@@ -24,14 +24,14 @@ class TestPruning:
         """P7: the pruner removes all that is over, and goes on after an error."""
         node = Node(store, clock)
         node.request_ids._window = 0.05
-        many = [Allocation(str(i), "orders", 1, 1, 1, 1, "", 0, "a", 50) for i in range(2 * PRUNE_ROWS + 1)]
+        many = [RecordedAllocation(str(i), "orders", 1, 1, 1, 1, "", 0, "a", 50) for i in range(2 * PRUNE_ROWS + 1)]
         await store.record(many)
         store.next("forget_recorded", unreachable())
         task = asyncio.create_task(node.request_ids.run())
         await until(lambda: store.calls_of("newest_recorded"))
         await asyncio.sleep(0)
         clock.advance(1.0)
-        await store.record([Allocation("young", "orders", 1, 1, 1, 1, "", 0, "a", 50)])
+        await store.record([RecordedAllocation("young", "orders", 1, 1, 1, 1, "", 0, "a", 50)])
         await until(lambda: list(store.allocations) == ["young"])
         task.cancel()
         assert len(store.calls_of("forget_recorded")) >= 4
@@ -79,7 +79,7 @@ class TestPruning:
     ) -> None:
         """P7: a row without a window is kept for the default window or the node's own, whichever is longer."""
         node.request_ids._window = 1.0
-        await store.record([Allocation(ONE, "orders", 1, 5, 1, 1, "", 7, "a")])
+        await store.record([RecordedAllocation(ONE, "orders", 1, 5, 1, 1, "", 7, "a")])
         await prune(node)
         clock.advance(HOUR - 1)
         await prune(node)
@@ -118,7 +118,7 @@ class TestSeenRecords:
         seen, now, step = SeenRecords(), 0.0, 0.1
         for number in range(50_000):
             now += step
-            seen.note(Recorded(number), now)
+            seen.note(RecordPosition(number), now)
         assert len(seen._seen) < 300
         for window in (1.0, 60.0, 3600.0):
             retention = seen.retention(now, window)
@@ -131,7 +131,7 @@ class TestSeenRecords:
     def test_a_row_of_a_later_term_is_later(self) -> None:
         """P7: after a failover of CrateDB numbers may come again, in a higher term."""
         seen = SeenRecords()
-        seen.note(Recorded(105, term=1), 0.0)
+        seen.note(RecordPosition(105, term=1), 0.0)
         retention = seen.retention(HOUR, 1.0)
         assert retention
         assert retention.is_over(101, 1, 1000)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from idalloc_server.domain.allocation.burned import Cause
-from idalloc_server.domain.allocation.id_range import Range
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.errors import (
     RequestIdBurned,
     RequestIdReused,
@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
-from idalloc_server.domain.records import Allocation
+from idalloc_server.domain.records import RecordedAllocation
 from idalloc_server.domain.sequences.model import MAX_ID, Reset, Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice, unreachable
 from tests.support.memory_rows import Row, Written
@@ -33,20 +33,20 @@ class TestRetry:
         gate.set()
         taken = await call
         assert (taken.first_id, taken.id_count, taken.step) == (1, 5, 1)
-        written = Allocation(ONE, "orders", 1, 5, 1, taken.generation, "", 7, "a", 3_600_000)
+        written = RecordedAllocation(ONE, "orders", 1, 5, 1, taken.generation, "", 7, "a", 3_600_000)
         assert store.allocations[ONE].allocation == written
         assert not node.burned
 
     async def test_on_the_same_node_it_gets_the_same(self, node: Node) -> None:
         taken = await node.take(5)
         assert await node.take(5) == taken
-        assert node.burned == {Cause.REPEATED: 5}
+        assert node.burned == {BurnCause.REPEATED: 5}
         assert (await node.take(5, OTHER)).first_id == 11
 
     async def test_on_another_node_it_gets_the_same(self, node: Node, other_node: Node) -> None:
         taken = await node.take(5)
         assert (await other_node.take(5))[:4] == taken[:4]
-        assert other_node.burned == {Cause.REPEATED: 5}
+        assert other_node.burned == {BurnCause.REPEATED: 5}
 
     @pytest.mark.parametrize("fault", [lost_reply, twice], ids=["applied, reply lost", "applied twice"])
     async def test_what_was_applied_is_what_a_retry_gets(
@@ -64,7 +64,7 @@ class TestRetry:
     ) -> None:
         store.next("record", fault())
         assert isinstance(await node.refused(5), StoreUnavailable)
-        assert node.burned == {Cause.UNKNOWN_OUTCOME: 5}
+        assert node.burned == {BurnCause.UNKNOWN_OUTCOME: 5}
         assert (await node.take(5)).first_id == 6
 
     async def test_a_write_that_hangs_ends_in_time_and_the_next_one_goes_on(
@@ -77,7 +77,7 @@ class TestRetry:
     async def test_a_write_that_is_applied_late_wins(self, node: Node, store: MemoryStore) -> None:
         store.next("record", lost_request())
         await node.refused(5)
-        late = Allocation(ONE, "orders", 1, 5, 1, store.rows["orders"].generation, "", 7, "a")
+        late = RecordedAllocation(ONE, "orders", 1, 5, 1, store.rows["orders"].generation, "", 7, "a")
         store.allocations[ONE] = Written(late, 1)
         assert (await node.take(5)).first_id == 1
 
@@ -95,7 +95,7 @@ class TestRetry:
     ) -> None:
         monkeypatch.setattr(store, "_record", lambda allocations: {})
         assert isinstance(await node.refused(5), StoreOutcomeUnknown)
-        assert node.burned == {Cause.UNKNOWN_OUTCOME: 5}
+        assert node.burned == {BurnCause.UNKNOWN_OUTCOME: 5}
 
     async def test_an_error_of_the_increment_writes_nothing_down(self, node: Node, store: MemoryStore) -> None:
         store.down = True
@@ -130,11 +130,11 @@ class TestAnotherRequest:
             refusal = await each.refused(count, sequence=sequence)
             assert isinstance(refusal, RequestIdReused)
             assert ("5 ids of this sequence" if sequence == "orders" else "another sequence") in str(refusal)
-            assert each.burned == {Cause.REPEATED: count}
+            assert each.burned == {BurnCause.REPEATED: count}
 
     async def test_also_where_both_come_at_once(self, node: Node, store: MemoryStore) -> None:
         answers = await asyncio.gather(node.take(5), node.take(6), return_exceptions=True)
-        assert isinstance(answers[0], Range)
+        assert isinstance(answers[0], IdRange)
         assert isinstance(answers[1], RequestIdReused)
 
     async def test_one_that_failed_without_a_trace_does_not_stand_in_the_way(
@@ -143,7 +143,7 @@ class TestAnotherRequest:
         store.next("record", unreachable())
         answers = await asyncio.gather(node.take(5), node.take(6), return_exceptions=True)
         assert isinstance(answers[0], StoreUnreachable)
-        assert isinstance(answers[1], Range)
+        assert isinstance(answers[1], IdRange)
 
 
 class TestChangedSequence:
@@ -181,7 +181,7 @@ class TestChangedSequence:
         assert again.sequence.format == "B{value}"
 
     async def test_ids_of_a_generation_that_the_store_has_lost_are_burned(self, node: Node, store: MemoryStore) -> None:
-        ahead = Allocation(ONE, "orders", 100, 5, 1, 2**60, "", 7, "a")
+        ahead = RecordedAllocation(ONE, "orders", 100, 5, 1, 2**60, "", 7, "a")
         store.allocations[ONE] = Written(ahead, 1)
         assert isinstance(await node.refused(5), RequestIdBurned)
 
@@ -202,7 +202,7 @@ class TestChangedSequence:
         clock.wall_seconds += 86_400 * 365
         again = await node.take(5)
         assert (again.first_id, again.period) == (1, "2023")
-        assert node.burned[Cause.REPEATED] == 5
+        assert node.burned[BurnCause.REPEATED] == 5
         assert (await node.take(5, OTHER)).period == "2024"
 
 
@@ -246,7 +246,7 @@ class TestLease:
         gate.set()
         with pytest.raises(StoreUnavailable, match="ended before the answer"):
             await call
-        assert node.burned == {Cause.EXPIRED: 5}
+        assert node.burned == {BurnCause.EXPIRED: 5}
         # The retry has the store say anew that the generation stands.
         assert (await other_node.take(5)).first_id == 1
 
@@ -261,13 +261,13 @@ class TestLease:
         gate.set()
         with pytest.raises(StoreUnavailable, match="ended before the answer"):
             await call
-        assert other_node.burned == {Cause.REPEATED: 5}
+        assert other_node.burned == {BurnCause.REPEATED: 5}
 
 
 class TestLateCaller:
     """The process may be paused between the answer and the moment when its caller runs."""
 
-    async def paused_at_the_answer(self, node: Node, clock: FakeClock) -> "asyncio.Task[Range]":
+    async def paused_at_the_answer(self, node: Node, clock: FakeClock) -> "asyncio.Task[IdRange]":
         call = asyncio.create_task(node.take(5))
         await until(lambda: node.request_ids._calls)
         node.request_ids._calls[ONE].task.add_done_callback(lambda _: clock.advance(LEASE_TTL))
@@ -278,7 +278,7 @@ class TestLateCaller:
         call = await self.paused_at_the_answer(node, clock)
         with pytest.raises(StoreUnavailable, match="ended before the answer"):
             await call
-        assert node.burned == {Cause.EXPIRED: 5}
+        assert node.burned == {BurnCause.EXPIRED: 5}
         assert (await other_node.take(5)).first_id == 1  # after the store proved the generation anew
 
     async def test_nor_ids_of_an_earlier_call(self, node: Node, other_node: Node, clock: FakeClock) -> None:
@@ -287,7 +287,7 @@ class TestLateCaller:
         call = await self.paused_at_the_answer(node, clock)
         with pytest.raises(StoreUnavailable, match="ended before the answer"):
             await call
-        assert node.burned == {Cause.REPEATED: 5}
+        assert node.burned == {BurnCause.REPEATED: 5}
 
     @pytest.mark.parametrize("first_in_time", [True, False])
     async def test_ids_that_another_caller_has_are_not_burned(
@@ -295,7 +295,7 @@ class TestLateCaller:
     ) -> None:
         """P9: of several callers of one call one is enough to have issued its ids, and they burn once."""
 
-        async def take_and_pause() -> Range:
+        async def take_and_pause() -> IdRange:
             try:
                 return await node.take(5)
             finally:
@@ -306,13 +306,13 @@ class TestLateCaller:
         else:
             calls = [await self.paused_at_the_answer(node, clock), *(asyncio.create_task(node.take(5)) for _ in "23")]
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert [isinstance(answer, Range) for answer in answers] == [first_in_time, False, False]
-        assert node.burned == ({} if first_in_time else {Cause.EXPIRED: 5})
+        assert [isinstance(answer, IdRange) for answer in answers] == [first_in_time, False, False]
+        assert node.burned == ({} if first_in_time else {BurnCause.EXPIRED: 5})
 
     async def test_a_cancelled_one_burns_no_ids_that_another_has(self, node: Node) -> None:
         """P9: a caller who is cancelled right after the answer leaves the ids to those who have them."""
         calls = [asyncio.create_task(node.take(5)) for _ in range(2)]
         calls[0].add_done_callback(lambda _: calls[1].cancel())
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert isinstance(answers[0], Range)
+        assert isinstance(answers[0], IdRange)
         assert not node.burned
