@@ -9,13 +9,15 @@ PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3.
 UV ?= uv
 IMAGE ?= idalloc
 ARGS ?=
+# Where Go finds the generated code: `make go-prefix` writes it into the protos, once, before the first release.
+GO_PREFIX ?= example.com/idalloc/go
 
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
 generated := idalloc/v1 idalloc/xprotocol/v1
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
-  --proto_path=protos --proto_path=$(shell echo .venv-gen/lib/python3*/site-packages)
+  --proto_path=protos --proto_path=third_party/googleapis
 lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --custom-compile-command 'make lock' $(ARGS)
 
@@ -28,7 +30,7 @@ run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 test: lint type gen-check ## everything that has to pass (ARGS="-k name" goes to pytest)
 	$(bin)/pytest -n 2 -m 'not mysql' $(ARGS)
 
-lint: .venv/ready .venv/googleapis ## ruff, import-linter, buf
+lint: .venv/ready ## ruff, import-linter, buf
 	$(bin)/ruff check --quiet
 	$(bin)/ruff format --check --quiet
 	$(bin)/lint-imports --no-logo --cache-dir .build/importlinter
@@ -60,10 +62,10 @@ soak: .venv/ready ## ten minutes under load: memory, descriptors and threads sta
 load: .venv/ready ## measure speed and memory
 	$(bin)/python -m tests.load.run $(ARGS)
 
-bench-peers: .venv/ready .venv/googleapis ## measure idalloc beside Redis, PostgreSQL, CrateDB's recipe; writes docs/benchmarks.md
+bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's recipe; writes docs/benchmarks.md
 	$(bin)/python -m tests.load.peers $(ARGS)
 
-bench-growth: .venv/ready .venv/googleapis ## measure what grows with sequences, nodes, connections; writes docs/benchmarks.md
+bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/benchmarks.md
 	$(bin)/python -m tests.load.growth $(ARGS)
 
 gen: generated ## write the Python code of the protos
@@ -81,7 +83,10 @@ generated: .venv-gen/ready
 	@$(protoc) --grpc_python_out=.build/gen --mypy_grpc_out=quiet:.build/gen $(services)
 	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/v1/
 
-baseline: .venv/ready .venv/googleapis ## accept the protos as they are as what later ones must not break
+go-prefix: ## write GO_PREFIX into the protos (GO_PREFIX=…)
+	@sed -E -i.old 's#^(option go_package = ").*(/idalloc/(xprotocol/)?v1;)#\1$(GO_PREFIX)\2#' $(protos) && rm $(protos:%=%.old)
+
+baseline: .venv/ready ## accept the protos as they are as what later ones must not break
 	$(bin)/buf build protos --exclude-source-info --output protos/baseline.binpb
 
 lock: ## choose the locked versions again (needs uv; ARGS=--upgrade for the newest)
@@ -118,13 +123,8 @@ endef
 	@$(bin)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Google's protos, where buf.yaml looks for them.
-.venv/googleapis: .venv/locked
-	@mkdir -p $@
-	@ln -sfn ../lib/$$(ls .venv/lib)/site-packages/google $@/google
-
 .venv-gen/ready: requirements/gen.txt
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test lint type format test-mysql load bench-peers bench-growth faults fuzz soak gen gen-check generated baseline lock image clean
+.PHONY: help run test lint type format test-mysql load bench-peers bench-growth faults fuzz soak gen gen-check generated go-prefix baseline lock image clean

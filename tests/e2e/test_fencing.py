@@ -34,7 +34,7 @@ def test_a_node_that_was_paused_past_its_lease_issues_nothing_at_or_below_an_adv
         try:
             advanced = quick.sequences.advance("orders", past=1_000_000)
             assert issued < 1_000_000
-            time.sleep(advanced.effective_in.ToTimedelta().total_seconds())
+            time.sleep(advanced.effective_delay.ToTimedelta().total_seconds())
             after = quick.allocate_range("orders", 5)
             assert after[0] > 1_000_000
         finally:
@@ -57,7 +57,7 @@ def test_a_call_that_was_paused_in_the_middle_issues_nothing_old_either(tmp_path
         try:
             waiting = [threads.submit(slow.allocate_range, "orders", 1) for _ in range(8)]
             advanced = quick.sequences.advance("orders", past=1_000_000)
-            time.sleep(advanced.effective_in.ToTimedelta().total_seconds())
+            time.sleep(advanced.effective_delay.ToTimedelta().total_seconds())
         finally:
             first.send(signal.SIGCONT)
         assert all(answer.result()[0] > 1_000_000 for answer in waiting)
@@ -73,7 +73,7 @@ def test_a_pool_gives_nothing_from_before_an_advance(tmp_path: Path) -> None:
         ids = pooling.ids("orders")
         stock = [next(ids) for _ in range(2_000)]  # so many that ranges are asked for ahead
         advanced = other.sequences.advance("orders", past=1_000_000)
-        time.sleep(advanced.effective_in.ToTimedelta().total_seconds())
+        time.sleep(advanced.effective_delay.ToTimedelta().total_seconds())
         later = [next(ids) for _ in range(2_000)]
         assert max(stock) < 1_000_000 < min(later)
         assert later == sorted(set(later))
@@ -88,7 +88,7 @@ def test_a_deleted_sequence_ends_on_every_node_and_goes_on_behind_its_tombstone(
     ):
         issued = fill_lease(one, "orders")
         deleted = other.sequences.delete("orders")
-        time.sleep(deleted.effective_in.ToTimedelta().total_seconds())
+        time.sleep(deleted.effective_delay.ToTimedelta().total_seconds())
         for client in (one, other):
             with pytest.raises(idalloc.SequenceNotFound) as refused:
                 client.allocate_range("orders", 1)

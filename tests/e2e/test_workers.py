@@ -101,12 +101,12 @@ class TestServing:
                 f"idalloc 0.1.0 serves on {server.address}, store sqlite://{tmp_path}/ids.db, prefix 7, 2 workers"
             )
             assert not server.address.endswith(":0")
-            assert node_of(channel).workers == 2
+            assert node_of(channel).worker_count == 2
             assert len(workers_of(server)) == 2
 
     def test_a_server_without_the_setting_is_one_process(self, tmp_path: Path) -> None:
         with running(tmp_path) as server, connect(server) as channel:
-            assert node_of(channel).workers == 1
+            assert node_of(channel).worker_count == 1
             assert Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text() == ""
 
     @pytest.mark.parametrize("transport", ["grpcio", "native"])

@@ -69,7 +69,7 @@ class InMemory:
         count = request.id_count
         self._last += count
         ids = pb.IdRange(first_id=self._last - count + 1, last_id=self._last, step=1, id_count=count)
-        return Answered(pb.AllocateRangeResponse(range=ids, use_within=Duration(seconds=60)))
+        return Answered(pb.AllocateRangeResponse(range=ids, ttl=Duration(seconds=60)))
 
 
 class Answered:

@@ -178,7 +178,7 @@ class Changes:
         return self._nodes[self._made % len(self._nodes)].sequences
 
     def _effective(self, reply: Any) -> int:
-        time.sleep(max(0.0, reply.effective_in.ToTimedelta().total_seconds()))
+        time.sleep(max(0.0, reply.effective_delay.ToTimedelta().total_seconds()))
         return boot_ns()
 
     def _later(self, since: int) -> list[Issued]:

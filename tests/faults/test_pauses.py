@@ -61,7 +61,7 @@ def highest_id(clients: Sequence[ClientProcess]) -> int:
 def advance_and_wait(client: idalloc.Client, past: int) -> int:
     """Advances orders past a value; returns when, on the boot clock, no node issues an older id any more."""
     advanced = client.sequences.advance("orders", past)
-    time.sleep(max(0.0, advanced.effective_in.ToTimedelta().total_seconds()))
+    time.sleep(max(0.0, advanced.effective_delay.ToTimedelta().total_seconds()))
     return boot_ns()
 
 

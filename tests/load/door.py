@@ -27,7 +27,7 @@ def drive(address: str, calls: int, concurrency: int) -> Unary:
     flags = {
         "config": "examples/ghz/allocate_range_flat.json",
         "proto": "protos/idalloc/v1/id_allocator.proto",
-        "import-paths": "protos,.venv/googleapis",
+        "import-paths": "protos,third_party/googleapis",
         "metadata": json.dumps({"authorization": f"Bearer {TOKEN}"}),
         "connections": min(CONNECTIONS, concurrency),
         "concurrency": concurrency,

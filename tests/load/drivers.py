@@ -37,7 +37,7 @@ def unary(
             "ghz",
             "--config=examples/ghz/allocate_range_flat.json",
             "--proto=protos/idalloc/v1/id_allocator.proto",  # the no-op server has no reflection
-            "--import-paths=protos,.venv/googleapis",
+            "--import-paths=protos,third_party/googleapis",
             f"--data={json.dumps({'sequence': sequence})}",
             f"--duration={length}",
             "--duration-stop=wait",

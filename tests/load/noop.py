@@ -19,7 +19,7 @@ _REPLY = pb.AllocateRangeResponse(
     generation=1,
     ordering=pb.ORDERING_RISING_PER_NODE,
 )
-_REPLY.use_within.FromMicroseconds(179_123_456)
+_REPLY.ttl.FromMicroseconds(179_123_456)
 
 
 class _Noop(id_allocator_pb2_grpc.IdAllocatorServiceServicer):

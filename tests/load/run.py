@@ -50,7 +50,7 @@ def unary_with_ghz(address: str, calls: int, concurrency: int) -> Unary:
     flags = {
         "config": "examples/ghz/allocate_range_flat.json",
         "proto": "protos/idalloc/v1/id_allocator.proto",  # the no-op server has no reflection
-        "import-paths": "protos,.venv/googleapis",
+        "import-paths": "protos,third_party/googleapis",
         "connections": min(CONNECTIONS, concurrency),
         "concurrency": concurrency,
         "total": calls,

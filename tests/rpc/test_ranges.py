@@ -27,7 +27,7 @@ async def test_a_range_says_all_that_the_contract_promises(served: Served) -> No
     reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=5))
     assert reply.range == pb.IdRange(first_id=1, last_id=5, step=1, id_count=5)
     assert reply.generation == served.store.rows["orders"].generation
-    assert 170 < reply.use_within.ToTimedelta().total_seconds() <= 180
+    assert 170 < reply.ttl.ToTimedelta().total_seconds() <= 180
     assert reply.ordering == pb.ORDERING_RISING_PER_NODE
     assert not reply.HasField("notice")
     assert (list(reply.texts), reply.period) == ([], "")
@@ -48,9 +48,9 @@ async def test_every_reply_names_the_process_that_took_its_range(served: Served)
         pb.AllocateRangeRequest(sequence="orders", request_id="11111111-aaaa-4111-8111-111111111111"),
         pb.AllocateRangeRequest(sequence="orders", request_id="11111111-aaaa-4111-8111-111111111111"),
     ]
-    assert [(await served.ids.AllocateRange(request)).node for request in requests] == [node] * 5
+    assert [(await served.ids.AllocateRange(request)).node_id for request in requests] == [node] * 5
     stream = served.ids.StreamRanges(pb.StreamRangesRequest(sequence="orders", total_id_count=30, chunk_id_count=10))
-    assert [reply.node async for reply in stream] == [node] * 3
+    assert [reply.node_id async for reply in stream] == [node] * 3
 
 
 async def test_no_count_means_one(served: Served) -> None:
@@ -135,7 +135,7 @@ async def test_a_stream_gives_the_total_in_chunks_that_rise(served: Served) -> N
     assert [reply.range.id_count for reply in replies] == [10, 10, 5]
     assert [reply.range.first_id for reply in replies] == [1, 11, 21]
     generation = served.store.rows["orders"].generation
-    assert all(reply.generation == generation and reply.use_within.seconds for reply in replies)
+    assert all(reply.generation == generation and reply.ttl.seconds for reply in replies)
 
 
 async def test_a_cancelled_stream_burns_one_chunk_at_most(served: Served) -> None:

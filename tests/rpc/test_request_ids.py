@@ -26,7 +26,7 @@ def request(**fields: object) -> pb.AllocateRangeRequest:
 async def test_a_retry_gets_the_same_ids_also_in_capitals(served: Served) -> None:
     first = await served.ids.AllocateRange(request())
     assert first.range == pb.IdRange(first_id=1, last_id=5, step=1, id_count=5)
-    assert 170 < first.use_within.seconds <= 180
+    assert 170 < first.ttl.seconds <= 180
     assert first.ordering == pb.ORDERING_RISING_PER_NODE
     again = await served.ids.AllocateRange(request(request_id=ONE.upper()))
     assert again.range == first.range

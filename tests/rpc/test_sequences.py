@@ -176,7 +176,7 @@ async def test_what_was_read_can_be_written_back(served: Served) -> None:
     request = pb.UpdateSequenceRequest(sequence=made, update_mask=FieldMask(paths=["*"]))
     same = await served.sequences.UpdateSequence(request)
     assert (same.sequence.generation, same.sequence.etag) == (made.generation, '"1"')
-    assert same.effective_in.ToSeconds() == 0
+    assert same.effective_delay.ToSeconds() == 0
     assert same.effective_time.seconds <= served.clock.wall()
 
 
@@ -209,7 +209,7 @@ async def test_repeated_request_is_answered_as_the_first_time(served: Served) ->
 async def test_change_says_when_it_is_effective(served: Served) -> None:
     await served.allocator.allocate("orders", 5)
     reply = await served.sequences.AdvanceSequence(pb.AdvanceSequenceRequest(name="orders", past=100))
-    assert reply.effective_in.ToSeconds() == 181
+    assert reply.effective_delay.ToSeconds() == 181
     assert reply.effective_time.seconds == int(served.clock.wall()) + 181
     gone = await served.sequences.DeleteSequence(pb.DeleteSequenceRequest(name="orders"))
     assert gone.sequence.delete_time.seconds == int(served.clock.wall())

@@ -110,7 +110,7 @@ def of_protos() -> Claims:
         "Sequence.remaining": [f"{power(sequences.MAX_INT64)} stands for more"],
         "Sequence.used_ratio": ["0 to 1"],
         "Sequence.ids_per_second": [f"0 until that is {usage.LEAST_SECONDS:g} s."],
-        "Sequence.exhausted_at": [
+        "Sequence.exhaust_time": [
             "the rate is 0",
             f"past the year {datetime.fromtimestamp(summary._YEAR_10000 - 1, UTC).year}",
         ],
@@ -129,7 +129,7 @@ def of_protos() -> Claims:
             f"max_ids_per_call (default {number(default('max_ids_per_call'))})",
         ],
         "AllocateRangeRequest.request_id": [f"request_id_window (default {default('request_id_window') / 3600:g} h)"],
-        "AllocateRangeResponse.node": [f"{power(start_timestamps.TIMESTAMP_END)} times the prefix"],
+        "AllocateRangeResponse.node_id": [f"{power(start_timestamps.TIMESTAMP_END)} times the prefix"],
         "StreamRangesRequest.chunk_id_count": [f"0 (unset) means {chunk};"],
         "GenerateDocIdRequest.id_count": [
             f"0 (unset) means {default_of['GenerateDocId']};",

@@ -15,7 +15,7 @@ PAGE_SIZE = 2
 class FakeSequences(SequenceServiceServicer):
     def __init__(self) -> None:
         self.sequences: dict[str, pb.Sequence] = {}
-        self.effective_in = 0.0
+        self.effective_delay = 0.0
         self.answers_to_lose = 0
         self.empty_pages = 0  # how many come before those of a list that have something on them
         self._answers: dict[str, Any] = {}
@@ -87,8 +87,8 @@ class FakeSequences(SequenceServiceServicer):
         return found
 
     def _changed(self, request: Any, response: Any, context: grpc.ServicerContext) -> Any:
-        response.effective_in.FromNanoseconds(int(self.effective_in * 1e9))
-        response.effective_time.FromNanoseconds(int((time.time() + self.effective_in) * 1e9))
+        response.effective_delay.FromNanoseconds(int(self.effective_delay * 1e9))
+        response.effective_time.FromNanoseconds(int((time.time() + self.effective_delay) * 1e9))
         return self._answer(request, response, context)
 
     def _answer(self, request: Any, response: Any, context: grpc.ServicerContext) -> Any:

@@ -4,12 +4,12 @@ with serving() as server:
     Client(server.target)
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
     server.last["orders"] = 10          # the sequence's last id
-    server.use_within = 0.2             # how long a pool may keep what it gets
+    server.ttl = 0.2             # how long a pool may keep what it gets
     server.break_after = 2              # streams break after so many messages, once
     server.hold.clear()                 # calls wait until hold.set()
     server.requests["AllocateRange"]    # what was asked, in order
     server.sequences["orders"]          # a sequence as SequenceService knows it
-    server.effective_in = 0.2           # how long after a change nodes may work by what was before
+    server.effective_delay = 0.2           # how long after a change nodes may work by what was before
     server.period = "2026"              # of all ranges: as of a sequence with a reset
     server.also = {"generation": 3}     # what else replies about ranges say
     server.shown["AllocateRange"]       # the metadata `authorization` of each call of any service; None without
@@ -55,7 +55,7 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         super().__init__()
         self.target = ""
         self.step = 1
-        self.use_within = 60.0
+        self.ttl = 60.0
         self.limit = 1_000_000
         self.period = ""
         self.also: dict[str, Any] = {}
@@ -84,10 +84,10 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
             self.recorded[request.request_id] = ids
         return pb.AllocateRangeResponse(
             range=ids,
-            use_within=self._use_within(),
+            ttl=self._ttl(),
             period=self.period,
             texts=self._texts(request.view, ids),
-            node=self._number(),
+            node_id=self._number(),
             **self.also,
         )
 
@@ -98,10 +98,10 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
             texts = self._texts(request.view, ids)
             yield pb.StreamRangesResponse(
                 range=ids,
-                use_within=self._use_within(),
+                ttl=self._ttl(),
                 period=self.period,
                 texts=texts,
-                node=self._number(),
+                node_id=self._number(),
                 **self.also,
             )
 
@@ -188,8 +188,8 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         """What names the process in its replies."""
         return self.node.prefix << 32 | self.node.start_timestamp
 
-    def _use_within(self) -> Duration:
-        return Duration(seconds=int(self.use_within), nanos=int(self.use_within % 1 * 1e9))
+    def _ttl(self) -> Duration:
+        return Duration(seconds=int(self.ttl), nanos=int(self.ttl % 1 * 1e9))
 
 
 class _Door(grpc.ServerInterceptor):

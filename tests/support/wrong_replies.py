@@ -118,11 +118,11 @@ def ids(first: int, count: int, step: int = 1, **other: int) -> pb.IdRange:
 
 
 def reply(issued: pb.IdRange, **other: Any) -> pb.AllocateRangeResponse:
-    return pb.AllocateRangeResponse(**{"range": issued, "use_within": Duration(seconds=60)} | other)
+    return pb.AllocateRangeResponse(**{"range": issued, "ttl": Duration(seconds=60)} | other)
 
 
 def chunk(issued: pb.IdRange, **other: Any) -> pb.StreamRangesResponse:
-    return pb.StreamRangesResponse(**{"range": issued, "use_within": Duration(seconds=60)} | other)
+    return pb.StreamRangesResponse(**{"range": issued, "ttl": Duration(seconds=60)} | other)
 
 
 def run(serial: int, count: int, step: int = 1, head: str = HEAD) -> pb.DocIdRun:
@@ -139,7 +139,7 @@ def _range(name: str, tell: Callable[[int], Any], says: str) -> Lie:
 
 
 def _within(name: str, says: str, **duration: int) -> Lie:
-    return _range(name, lambda n: reply(ids(1, n), use_within=Duration(**duration)), says)
+    return _range(name, lambda n: reply(ids(1, n), ttl=Duration(**duration)), says)
 
 
 def _texts(name: str, tell: Callable[[int], list[str]], says: str) -> Lie:
@@ -248,11 +248,11 @@ LIES = [
     _range("the id 2^63-1 at first", lambda n: reply(ids(INT64, n, -1)), "range.first_id is 9223372036854775807"),
     _range("bytes of no message", lambda _: b"\x0a\xff\xff\xff\xff\x07", "cannot be read"),
     _range("a period of no calendar", lambda n: reply(ids(1, n), period="2026\n7"), r"period is '2026\\n7'"),
-    _within("a negative ttl", "use_within is -1 s", seconds=-1),
-    _within("a ttl of 10,000 years", "use_within is 315576000000 s", seconds=YEARS_10000),
-    _within("a ttl of 2^63-1 s", "use_within is 9223372036854775807 s", seconds=INT64),
-    _within("a ttl of 2^31-1 ns beside seconds", "use_within is 60 s and 2147483647 ns", seconds=60, nanos=2**31 - 1),
-    _within("a ttl of two signs", "use_within is 60 s and -5 ns", seconds=60, nanos=-5),
+    _within("a negative ttl", "ttl is -1 s", seconds=-1),
+    _within("a ttl of 10,000 years", "ttl is 315576000000 s", seconds=YEARS_10000),
+    _within("a ttl of 2^63-1 s", "ttl is 9223372036854775807 s", seconds=INT64),
+    _within("a ttl of 2^31-1 ns beside seconds", "ttl is 60 s and 2147483647 ns", seconds=60, nanos=2**31 - 1),
+    _within("a ttl of two signs", "ttl is 60 s and -5 ns", seconds=60, nanos=-5),
     _quota("a negative wait for a quota", "retry_delay is -5 s", seconds=-5),
     _quota("a wait for a quota of 2^63-1 s", "retry_delay is 9223372036854775807 s", seconds=INT64),
     _quota("a wait for a quota of no nanoseconds", "retry_delay is 0 s and -2147483648 ns", nanos=-(2**31)),
@@ -285,8 +285,8 @@ LIES = [
     ),
     _stream(
         "a negative ttl in a stream",
-        lambda r: [chunk(ids(1, 5), use_within=Duration(seconds=-9))],
-        "use_within is -9 s",
+        lambda r: [chunk(ids(1, 5), ttl=Duration(seconds=-9))],
+        "ttl is -9 s",
     ),
     # Document ids
     _runs("a run of 2^40 document ids", lambda n: [run(1, 2**40)], r"runs\[0\].id_count is 1099511627776"),
@@ -360,14 +360,14 @@ LIES = [
     _get("a share that is no number", sequence(used_ratio=float("nan")), "used_ratio is nan"),
     _get("an infinite rate", sequence(ids_per_second=float("inf")), "ids_per_second is inf"),
     _get("a negative rest", sequence(remaining=-1), "remaining is -1"),
-    _get("the year 300,000", sequence(exhausted_at=Timestamp(seconds=9 * 10**12)), "exhausted_at is 9000000000000 s"),
+    _get("the year 300,000", sequence(exhaust_time=Timestamp(seconds=9 * 10**12)), "exhaust_time is 9000000000000 s"),
     _get("a time before the year 1", sequence(create_time=Timestamp(seconds=-(2**63))), "create_time is -9223"),
     _get(
         "nanoseconds of no time", sequence(update_time=Timestamp(nanos=10**9)), "update_time is 0 s and 1000000000 ns"
     ),
-    _advance("a change effective before it", "effective_in is -3600 s", effective_in=Duration(seconds=-3600)),
-    _advance("a change effective in 10,000 years", "effective_in is", effective_in=Duration(seconds=YEARS_10000)),
-    _advance("a change effective in 2^63-1 s", "effective_in is", effective_in=Duration(seconds=INT64)),
+    _advance("a change effective before it", "effective_delay is -3600 s", effective_delay=Duration(seconds=-3600)),
+    _advance("a change effective in 10,000 years", "effective_delay is", effective_delay=Duration(seconds=YEARS_10000)),
+    _advance("a change effective in 2^63-1 s", "effective_delay is", effective_delay=Duration(seconds=INT64)),
     _advance("a change effective at no time", "effective_time is", effective_time=Timestamp(seconds=INT64)),
     _advance("a change of another sequence", "sequence.name is 'x'", sequence=sequence("x")),
     # Nodes

@@ -141,7 +141,7 @@ class Pool:
             )
         ids = to_range(response)
         half = len(ids) // 2
-        until = wiped_on_fork(asked.at + response.use_within.ToTimedelta().total_seconds())
+        until = wiped_on_fork(asked.at + response.ttl.ToTimedelta().total_seconds())
         pieces = [self._piece(part, until) for part in (ids[:half], ids[half:]) if part]
         if next(asked.process):  # looked at last: a fork after it wipes `until`
             self._ahead.extend(pieces)

@@ -45,7 +45,7 @@ _UUIDS = {
     pb.UUID_VERSION_7: re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}"),
 }
 _UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_TIMES = ("exhausted_at", "create_time", "update_time", "delete_time")
+_TIMES = ("exhaust_time", "create_time", "update_time", "delete_time")
 
 
 def checked(request: Message, reply: AnyResponse) -> AnyResponse:
@@ -154,7 +154,7 @@ def _check_range(reply: Ranges, least: int, most: int, with_texts: bool) -> int:
     if first > LARGEST_ID or last > LARGEST_ID:
         field = "range.first_id" if first > LARGEST_ID else "range.last_id"
         raise protocol_error(reply, field, f"is {LARGEST_ID + 1}", f"at most {LARGEST_ID}")
-    check_duration(reply, "use_within", reply.use_within, LONGEST_USE)
+    check_duration(reply, "ttl", reply.ttl, LONGEST_USE)
     if reply.period and not _PERIOD.fullmatch(reply.period):
         raise protocol_error(
             reply, "period", f"is {shown(reply.period)}", "a year, a month or a day, such as '2026-11'"
@@ -279,7 +279,7 @@ def _check_named(reply: Any, name: str) -> None:
 def _check_change(reply: Change, name: str) -> None:
     _check_named(reply, name)
     _check_time(reply, "effective_time", reply.effective_time)
-    check_duration(reply, "effective_in", reply.effective_in, LONGEST_WAIT)
+    check_duration(reply, "effective_delay", reply.effective_delay, LONGEST_WAIT)
 
 
 def _check_page(request: sequences.ListSequencesRequest, reply: sequences.ListSequencesResponse) -> None:

@@ -111,7 +111,7 @@ class Rows:
             0,
             self._numbers[name],
             response.generation,
-            response.node,
+            response.node_id,
             ids.first_id,
             ids.step,
             ids.id_count,
@@ -159,8 +159,8 @@ class Lines:
             "step": ids.step,
             "count": ids.id_count,
         }
-        if response.node:
-            record["node"] = response.node
+        if response.node_id:
+            record["node"] = response.node_id
         if response.ordering == _ORDERING_RISING:
             record["rising"] = True
         if request_id := _request_id(request):

@@ -23,7 +23,7 @@ class Ids(Iterator[int]):
     """The ids of one sequence, one by one, without end.
 
     Ids come from ranges that are asked for ahead, the larger the quicker they are used, so that most ids cost no call.
-    What is at hand is dropped when it is older than the server allows (``use_within``); time is looked at before each
+    What is at hand is dropped when it is older than the server allows (``ttl``); time is looked at before each
     id. Every id is given once, in the sequence's order as long as one server answers.
 
     Several threads may share one ``Ids``, with ``next()`` as well as with loops: each id goes to one of them. A loop

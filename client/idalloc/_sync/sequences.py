@@ -25,8 +25,8 @@ class Sequences:
     """The sequences of a server: ``client.sequences``.
 
     A change carries a request id of its own, so that it is done once also where its answer was lost and gRPC sent it
-    again. Nodes may work by what was before until the ``effective_time`` in the reply; ``effective_in`` says how long
-    that is.
+    again. Nodes may still use the old settings until the ``effective_time`` in the reply; ``effective_delay`` is the
+    time until then.
 
     All raise what calls of the client do, and before anything is sent ``ValueError`` for a value that does not fit
     into its field (a number beyond 64 bits, a word that the setting does not know) and ``TypeError`` for one of

@@ -99,9 +99,9 @@ class Verifier:
             self._tell(f"{again} came twice, the second time in {first} to {last}")
         rising = reply.ordering == pb.ORDERING_RISING
         passed = []
-        if reply.node or rising:  # a server that does not tell its node may be any
-            passed.append(trail.ranges.get(reply.node))
-            trail.ranges[reply.node] = period, last
+        if reply.node_id or rising:  # a server that does not tell its node may be any
+            passed.append(trail.ranges.get(reply.node_id))
+            trail.ranges[reply.node_id] = period, last
         if rising and mark.furthest is not None:
             passed.append((mark.period, mark.furthest))
         behind = [before[1] for before in passed if before and before[0] == period and (first - before[1]) * step <= 0]

@@ -299,7 +299,7 @@ _WORDS = ("description", "format", "time_zone")
 def _finish(changed: "Change", *, no_wait: bool, as_json: bool, wait: Callable[[float], None] = _output.wait) -> None:
     """Waits until a change holds on all nodes, and prints what came of it."""
     if not no_wait:
-        wait(changed.effective_in.ToTimedelta().total_seconds())
+        wait(changed.effective_delay.ToTimedelta().total_seconds())
     if as_json:
         _output.write_json(changed)
     else:

@@ -61,7 +61,7 @@ def _columns(sequence: "Sequence") -> tuple[str, ...]:
 def _exhausted(sequence: "Sequence") -> str:
     if is_exhausted(sequence):
         return "exhausted"
-    return moment(sequence.exhausted_at) if sequence.HasField("exhausted_at") else ""
+    return moment(sequence.exhaust_time) if sequence.HasField("exhaust_time") else ""
 
 
 def _remarkable(sequence: "Sequence") -> Iterator[str]:
@@ -100,7 +100,7 @@ def _fields(sequence: "Sequence") -> Iterator[tuple[str, str]]:
         value = getattr(sequence, field.name)
         if field.has_presence and not sequence.HasField(field.name):  # type: ignore[arg-type]
             continue
-        if field.name == "exhausted_at" and is_exhausted(sequence):
+        if field.name == "exhaust_time" and is_exhausted(sequence):
             continue  # that is now, whenever one looks
         name = {"used_ratio": "used", "ids_per_second": "rate"}.get(field.name, field.name.replace("_", " "))
         if field.name in shown:

@@ -209,12 +209,12 @@ class AllocateRangeResponse(_message.Message):
 
     RANGE_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
-    USE_WITHIN_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
     ORDERING_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     PERIOD_FIELD_NUMBER: _builtins.int
-    NODE_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The sequence's generation. It grows when a sequence's settings change, when it is advanced, and when it is deleted
@@ -226,7 +226,7 @@ class AllocateRangeResponse(_message.Message):
     """The period whose counter gave these ids, where the sequence has a reset: the same number comes again in the next
     one. Such as "2026", "2026-11" or "2026-11-21".
     """
-    node: _builtins.int
+    node_id: _builtins.int
     """Which process took the range: 2^32 times the prefix, plus the start timestamp, which it claimed when it started. No
     two processes on one store ever have the same, and it stays what it was when the prefix is changed. Where the
     ordering is ORDERING_RISING_PER_NODE, it is the ranges of one node that rise in the order of calls. A request_id's
@@ -241,7 +241,7 @@ class AllocateRangeResponse(_message.Message):
         """The ids, all that were asked for."""
 
     @_builtins.property
-    def use_within(self) -> _duration_pb2.Duration:
+    def ttl(self) -> _duration_pb2.Duration:
         """How long, in whole seconds counted from before the request was sent, a pool may keep ids that it has not yet given
         to its own caller. A range taken for direct use is its caller's for ever.
         """
@@ -259,17 +259,17 @@ class AllocateRangeResponse(_message.Message):
         *,
         range: Global___IdRange | None = ...,
         generation: _builtins.int = ...,
-        use_within: _duration_pb2.Duration | None = ...,
+        ttl: _duration_pb2.Duration | None = ...,
         ordering: Global___Ordering.ValueType = ...,
         notice: _notice_pb2.SessionStateChanged | None = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
         period: _builtins.str = ...,
-        node: _builtins.int = ...,
+        node_id: _builtins.int = ...,
         created: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "range", b"range", "use_within", b"use_within"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "range", b"range", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "generation", b"generation", "node", b"node", "notice", b"notice", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "generation", b"generation", "node_id", b"node_id", "notice", b"notice", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -319,11 +319,11 @@ class StreamRangesResponse(_message.Message):
 
     RANGE_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
-    USE_WITHIN_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
     ORDERING_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     PERIOD_FIELD_NUMBER: _builtins.int
-    NODE_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The sequence's generation, as in AllocateRangeResponse."""
@@ -331,7 +331,7 @@ class StreamRangesResponse(_message.Message):
     """The order that this range was given under."""
     period: _builtins.str
     """As in AllocateRangeResponse."""
-    node: _builtins.int
+    node_id: _builtins.int
     """Which process took the range, as in AllocateRangeResponse; all chunks of one stream have the same."""
     created: _builtins.bool
     """Whether the sequence was created for this chunk, as in AllocateRangeResponse."""
@@ -340,7 +340,7 @@ class StreamRangesResponse(_message.Message):
         """The ids of this chunk."""
 
     @_builtins.property
-    def use_within(self) -> _duration_pb2.Duration:
+    def ttl(self) -> _duration_pb2.Duration:
         """How long a pool may keep these ids, as in AllocateRangeResponse, counted from the moment the message was written."""
 
     @_builtins.property
@@ -352,16 +352,16 @@ class StreamRangesResponse(_message.Message):
         *,
         range: Global___IdRange | None = ...,
         generation: _builtins.int = ...,
-        use_within: _duration_pb2.Duration | None = ...,
+        ttl: _duration_pb2.Duration | None = ...,
         ordering: Global___Ordering.ValueType = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
         period: _builtins.str = ...,
-        node: _builtins.int = ...,
+        node_id: _builtins.int = ...,
         created: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range", "use_within", b"use_within"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "generation", b"generation", "node", b"node", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "use_within", b"use_within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "generation", b"generation", "node_id", b"node_id", "ordering", b"ordering", "period", b"period", "range", b"range", "texts", b"texts", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

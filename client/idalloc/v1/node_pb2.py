@@ -26,30 +26,30 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15idalloc/v1/node.proto\x12\nidalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a google/protobuf/field_mask.proto\"\x10\n\x0eGetNodeRequest\"1\n\x0fGetNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.Node\"\x84\x01\n\x11UpdateNodeRequest\x12#\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.NodeB\x03\xe0\x41\x02\x12\x34\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskB\x03\xe0\x41\x01\x12\x14\n\x07persist\x18\x03 \x01(\x08\x42\x03\xe0\x41\x01\"4\n\x12UpdateNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.Node\"\xcb\x01\n\x04Node\x12\x0e\n\x06prefix\x18\x01 \x01(\x05\x12\x17\n\x0fstart_timestamp\x18\x02 \x01(\x03\x12\x1d\n\x15\x61uto_increment_offset\x18\x03 \x01(\x05\x12 \n\x18\x61uto_increment_increment\x18\x04 \x01(\x05\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\r\n\x05store\x18\x06 \x01(\t\x12\x13\n\x0blease_count\x18\x07 \x01(\x03\x12\x0f\n\x07workers\x18\x08 \x01(\x05\x12\x13\n\x0bstore_error\x18\t \x01(\t2\x9e\x01\n\x0bNodeService\x12\x42\n\x07GetNode\x12\x1a.idalloc.v1.GetNodeRequest\x1a\x1b.idalloc.v1.GetNodeResponse\x12K\n\nUpdateNode\x12\x1d.idalloc.v1.UpdateNodeRequest\x1a\x1e.idalloc.v1.UpdateNodeResponseB2\n\rio.idalloc.v1B\tNodeProtoP\x01Z\x14idalloc/v1;idallocv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15idalloc/v1/node.proto\x12\nidalloc.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a google/protobuf/field_mask.proto\"\x10\n\x0eGetNodeRequest\"1\n\x0fGetNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.Node\"\x87\x01\n\x11UpdateNodeRequest\x12$\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.NodeB\x04\xe2\x41\x01\x02\x12\x35\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMaskB\x04\xe2\x41\x01\x01\x12\x15\n\x07persist\x18\x03 \x01(\x08\x42\x04\xe2\x41\x01\x01\"4\n\x12UpdateNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.idalloc.v1.Node\"\xd0\x01\n\x04Node\x12\x0e\n\x06prefix\x18\x01 \x01(\x05\x12\x17\n\x0fstart_timestamp\x18\x02 \x01(\x03\x12\x1d\n\x15\x61uto_increment_offset\x18\x03 \x01(\x05\x12 \n\x18\x61uto_increment_increment\x18\x04 \x01(\x05\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\r\n\x05store\x18\x06 \x01(\t\x12\x13\n\x0blease_count\x18\x07 \x01(\x03\x12\x14\n\x0cworker_count\x18\x08 \x01(\x05\x12\x13\n\x0bstore_error\x18\t \x01(\t2\x9e\x01\n\x0bNodeService\x12\x42\n\x07GetNode\x12\x1a.idalloc.v1.GetNodeRequest\x1a\x1b.idalloc.v1.GetNodeResponse\x12K\n\nUpdateNode\x12\x1d.idalloc.v1.UpdateNodeRequest\x1a\x1e.idalloc.v1.UpdateNodeResponseBI\n\rio.idalloc.v1B\tNodeProtoP\x01Z+example.com/idalloc/go/idalloc/v1;idallocv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'idalloc.v1.node_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\rio.idalloc.v1B\tNodeProtoP\001Z\024idalloc/v1;idallocv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\rio.idalloc.v1B\tNodeProtoP\001Z+example.com/idalloc/go/idalloc/v1;idallocv1'
   _globals['_UPDATENODEREQUEST'].fields_by_name['node']._loaded_options = None
-  _globals['_UPDATENODEREQUEST'].fields_by_name['node']._serialized_options = b'\340A\002'
+  _globals['_UPDATENODEREQUEST'].fields_by_name['node']._serialized_options = b'\342A\001\002'
   _globals['_UPDATENODEREQUEST'].fields_by_name['update_mask']._loaded_options = None
-  _globals['_UPDATENODEREQUEST'].fields_by_name['update_mask']._serialized_options = b'\340A\001'
+  _globals['_UPDATENODEREQUEST'].fields_by_name['update_mask']._serialized_options = b'\342A\001\001'
   _globals['_UPDATENODEREQUEST'].fields_by_name['persist']._loaded_options = None
-  _globals['_UPDATENODEREQUEST'].fields_by_name['persist']._serialized_options = b'\340A\001'
+  _globals['_UPDATENODEREQUEST'].fields_by_name['persist']._serialized_options = b'\342A\001\001'
   _globals['_GETNODEREQUEST']._serialized_start=104
   _globals['_GETNODEREQUEST']._serialized_end=120
   _globals['_GETNODERESPONSE']._serialized_start=122
   _globals['_GETNODERESPONSE']._serialized_end=171
   _globals['_UPDATENODEREQUEST']._serialized_start=174
-  _globals['_UPDATENODEREQUEST']._serialized_end=306
-  _globals['_UPDATENODERESPONSE']._serialized_start=308
-  _globals['_UPDATENODERESPONSE']._serialized_end=360
-  _globals['_NODE']._serialized_start=363
-  _globals['_NODE']._serialized_end=566
-  _globals['_NODESERVICE']._serialized_start=569
-  _globals['_NODESERVICE']._serialized_end=727
+  _globals['_UPDATENODEREQUEST']._serialized_end=309
+  _globals['_UPDATENODERESPONSE']._serialized_start=311
+  _globals['_UPDATENODERESPONSE']._serialized_end=363
+  _globals['_NODE']._serialized_start=366
+  _globals['_NODE']._serialized_end=574
+  _globals['_NODESERVICE']._serialized_start=577
+  _globals['_NODESERVICE']._serialized_end=735
 # @@protoc_insertion_point(module_scope)

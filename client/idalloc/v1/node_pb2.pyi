@@ -133,7 +133,7 @@ class Node(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
     LEASE_COUNT_FIELD_NUMBER: _builtins.int
-    WORKERS_FIELD_NUMBER: _builtins.int
+    WORKER_COUNT_FIELD_NUMBER: _builtins.int
     STORE_ERROR_FIELD_NUMBER: _builtins.int
     prefix: _builtins.int
     """The prefix of this node's document ids, 0 to 65535 (the setting node_prefix)."""
@@ -154,7 +154,7 @@ class Node(_message.Message):
     """How many leases it holds, of one sequence each. Those of several workers are added up: the workers other than the
     one that answered are counted once a second.
     """
-    workers: _builtins.int
+    worker_count: _builtins.int
     """How many worker processes share the address (the setting workers), 1 or more. A connection stays with one of them."""
     store_error: _builtins.str
     """Why the store failed in the last second in which the process that answers asked it; empty where it worked. While it
@@ -170,12 +170,12 @@ class Node(_message.Message):
         version: _builtins.str = ...,
         store: _builtins.str = ...,
         lease_count: _builtins.int = ...,
-        workers: _builtins.int = ...,
+        worker_count: _builtins.int = ...,
         store_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_increment_increment", b"auto_increment_increment", "auto_increment_offset", b"auto_increment_offset", "lease_count", b"lease_count", "prefix", b"prefix", "start_timestamp", b"start_timestamp", "store", b"store", "store_error", b"store_error", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_increment_increment", b"auto_increment_increment", "auto_increment_offset", b"auto_increment_offset", "lease_count", b"lease_count", "prefix", b"prefix", "start_timestamp", b"start_timestamp", "store", b"store", "store_error", b"store_error", "version", b"version", "worker_count", b"worker_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -134,7 +134,7 @@ class Sequence(_message.Message):
     REMAINING_FIELD_NUMBER: _builtins.int
     USED_RATIO_FIELD_NUMBER: _builtins.int
     IDS_PER_SECOND_FIELD_NUMBER: _builtins.int
-    EXHAUSTED_AT_FIELD_NUMBER: _builtins.int
+    EXHAUST_TIME_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     PERIOD_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
@@ -223,7 +223,7 @@ class Sequence(_message.Message):
         """Words of the user's own, at most 64, each key and value at most 63 characters that a name may have."""
 
     @_builtins.property
-    def exhausted_at(self) -> _timestamp_pb2.Timestamp:
+    def exhaust_time(self) -> _timestamp_pb2.Timestamp:
         """When the last id will be taken at that rate; now where none is left. Unset where the rate is 0 or that is past the
         year 9999, for a sequence with a reset where it would not be within the period, and for timestamps.
         """
@@ -264,7 +264,7 @@ class Sequence(_message.Message):
         remaining: _builtins.int = ...,
         used_ratio: _builtins.float = ...,
         ids_per_second: _builtins.float = ...,
-        exhausted_at: _timestamp_pb2.Timestamp | None = ...,
+        exhaust_time: _timestamp_pb2.Timestamp | None = ...,
         generation: _builtins.int = ...,
         period: _builtins.str = ...,
         etag: _builtins.str = ...,
@@ -272,9 +272,9 @@ class Sequence(_message.Message):
         update_time: _timestamp_pb2.Timestamp | None = ...,
         delete_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_value", b"_last_value", "_max_value", b"_max_value", "_min_value", b"_min_value", "_start", b"_start", "_step", b"_step", "create_time", b"create_time", "delete_time", b"delete_time", "exhausted_at", b"exhausted_at", "last_value", b"last_value", "max_value", b"max_value", "min_value", b"min_value", "start", b"start", "step", b"step", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_value", b"_last_value", "_max_value", b"_max_value", "_min_value", b"_min_value", "_start", b"_start", "_step", b"_step", "create_time", b"create_time", "delete_time", b"delete_time", "exhaust_time", b"exhaust_time", "last_value", b"last_value", "max_value", b"max_value", "min_value", b"min_value", "start", b"start", "step", b"step", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_value", b"_last_value", "_max_value", b"_max_value", "_min_value", b"_min_value", "_start", b"_start", "_step", b"_step", "create_time", b"create_time", "delete_time", b"delete_time", "description", b"description", "etag", b"etag", "exhausted_at", b"exhausted_at", "format", b"format", "generation", b"generation", "ids_per_second", b"ids_per_second", "increment", b"increment", "json_safe", b"json_safe", "kind", b"kind", "labels", b"labels", "last_value", b"last_value", "max_lease_size", b"max_lease_size", "max_value", b"max_value", "min_lease_size", b"min_lease_size", "min_value", b"min_value", "name", b"name", "offset", b"offset", "ordering", b"ordering", "period", b"period", "remaining", b"remaining", "reset", b"reset", "start", b"start", "step", b"step", "time_zone", b"time_zone", "update_time", b"update_time", "used_ratio", b"used_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_value", b"_last_value", "_max_value", b"_max_value", "_min_value", b"_min_value", "_start", b"_start", "_step", b"_step", "create_time", b"create_time", "delete_time", b"delete_time", "description", b"description", "etag", b"etag", "exhaust_time", b"exhaust_time", "format", b"format", "generation", b"generation", "ids_per_second", b"ids_per_second", "increment", b"increment", "json_safe", b"json_safe", "kind", b"kind", "labels", b"labels", "last_value", b"last_value", "max_lease_size", b"max_lease_size", "max_value", b"max_value", "min_lease_size", b"min_lease_size", "min_value", b"min_value", "name", b"name", "offset", b"offset", "ordering", b"ordering", "period", b"period", "remaining", b"remaining", "reset", b"reset", "start", b"start", "step", b"step", "time_zone", b"time_zone", "update_time", b"update_time", "used_ratio", b"used_ratio"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_value: _TypeAlias = _typing.Literal["last_value"]  # noqa: Y015
     _WhichOneofArgType__last_value: _TypeAlias = _typing.Literal["_last_value", b"_last_value"]  # noqa: Y015
@@ -517,7 +517,7 @@ class UpdateSequenceResponse(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     EFFECTIVE_TIME_FIELD_NUMBER: _builtins.int
-    EFFECTIVE_IN_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_DELAY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequence(self) -> Global___Sequence:
         """The sequence as it is now."""
@@ -529,7 +529,7 @@ class UpdateSequenceResponse(_message.Message):
         """
 
     @_builtins.property
-    def effective_in(self) -> _duration_pb2.Duration:
+    def effective_delay(self) -> _duration_pb2.Duration:
         """How long it is until then, counted from the reply."""
 
     def __init__(
@@ -537,11 +537,11 @@ class UpdateSequenceResponse(_message.Message):
         *,
         sequence: Global___Sequence | None = ...,
         effective_time: _timestamp_pb2.Timestamp | None = ...,
-        effective_in: _duration_pb2.Duration | None = ...,
+        effective_delay: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_in", b"effective_in", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_delay", b"effective_delay", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_in", b"effective_in", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_delay", b"effective_delay", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -585,7 +585,7 @@ class DeleteSequenceResponse(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     EFFECTIVE_TIME_FIELD_NUMBER: _builtins.int
-    EFFECTIVE_IN_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_DELAY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequence(self) -> Global___Sequence:
         """The sequence as it was when it was deleted, with its delete_time."""
@@ -595,7 +595,7 @@ class DeleteSequenceResponse(_message.Message):
         """When no node issues its ids any more, as in UpdateSequenceResponse."""
 
     @_builtins.property
-    def effective_in(self) -> _duration_pb2.Duration:
+    def effective_delay(self) -> _duration_pb2.Duration:
         """How long it is until then, counted from the reply."""
 
     def __init__(
@@ -603,11 +603,11 @@ class DeleteSequenceResponse(_message.Message):
         *,
         sequence: Global___Sequence | None = ...,
         effective_time: _timestamp_pb2.Timestamp | None = ...,
-        effective_in: _duration_pb2.Duration | None = ...,
+        effective_delay: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_in", b"effective_in", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_delay", b"effective_delay", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_in", b"effective_in", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_delay", b"effective_delay", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -663,7 +663,7 @@ class AdvanceSequenceResponse(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     EFFECTIVE_TIME_FIELD_NUMBER: _builtins.int
-    EFFECTIVE_IN_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_DELAY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequence(self) -> Global___Sequence:
         """The sequence as it is now, with the counter of the period that was advanced."""
@@ -673,7 +673,7 @@ class AdvanceSequenceResponse(_message.Message):
         """From when on no node issues an id at or below past, by this node's clock."""
 
     @_builtins.property
-    def effective_in(self) -> _duration_pb2.Duration:
+    def effective_delay(self) -> _duration_pb2.Duration:
         """How long it is until then, counted from the reply."""
 
     def __init__(
@@ -681,11 +681,11 @@ class AdvanceSequenceResponse(_message.Message):
         *,
         sequence: Global___Sequence | None = ...,
         effective_time: _timestamp_pb2.Timestamp | None = ...,
-        effective_in: _duration_pb2.Duration | None = ...,
+        effective_delay: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_in", b"effective_in", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_delay", b"effective_delay", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_in", b"effective_in", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_delay", b"effective_delay", "effective_time", b"effective_time", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

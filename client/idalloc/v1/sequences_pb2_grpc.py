@@ -144,7 +144,7 @@ class SequenceServiceServicer(object):
         """Moves a sequence's counter past a value, as after an import of rows that have ids already. It never moves back.
 
         From effective_time on no node issues an id at or below past (at or above, where the sequence counts down), and no
-        pool of a client that heeds use_within gives one. It ends all leases also where the counter is past that value
+        pool of a client that heeds ttl gives one. It ends all leases also where the counter is past that value
         already, since nodes may hold older ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,

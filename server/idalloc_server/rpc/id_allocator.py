@@ -51,7 +51,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         max_ids_per_call: int,
         request_ids: IdempotentAllocator,
         uuids: UuidGenerator,
-        node: int,
+        node_id: int,
     ) -> None:
         self._allocator = allocator
         self._doc_ids = doc_ids
@@ -60,7 +60,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         self._most_texts = min(max_ids_per_call, MAX_TEXTS_PER_MESSAGE)
         self._request_ids = request_ids
         self._uuids = uuids
-        self._node = node
+        self._node_id = node_id
 
     async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Context) -> pb.AllocateRangeResponse:
         """See id_allocator.proto."""
@@ -162,9 +162,9 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         issued.step = step
         issued.id_count = id_count
         reply.generation = generation
-        reply.node = self._node
+        reply.node_id = self._node_id
         left = expires_at - self._clock.boot()
-        reply.use_within.seconds = int(left) if left > 0 else 0
+        reply.ttl.seconds = int(left) if left > 0 else 0
         reply.ordering = sequence.ordering  # type: ignore[assignment]
         if period:
             reply.period = period

@@ -90,7 +90,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
             version=version("idalloc"),
             store=self._store,
             lease_count=self._allocator.lease_count + others,
-            workers=self._workers.count if self._workers else 1,
+            worker_count=self._workers.count if self._workers else 1,
             store_error=self._allocator.store_check.error,
         )
 

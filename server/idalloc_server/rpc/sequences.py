@@ -230,7 +230,7 @@ def _change(changed: ChangeResult) -> dict[str, Any]:
     return {
         "sequence": _message(changed.summary),
         "effective_time": _timestamp(changed.effective_at),
-        "effective_in": _duration(changed.effective_in),
+        "effective_delay": _duration(changed.effective_delay),
     }
 
 
@@ -256,7 +256,7 @@ def _message(shown: SequenceSummary) -> pb.Sequence:
         remaining=min(shown.remaining, MAX_INT64),
         used_ratio=shown.used_ratio,
         ids_per_second=shown.ids_per_second,
-        exhausted_at=_timestamp(shown.exhausted_at),
+        exhaust_time=_timestamp(shown.exhaust_time),
         generation=row.generation,
         period=shown.period,
         etag=shown.etag,

@@ -116,12 +116,12 @@ class Scene(RuleBasedStateMachine):
             past, period = given
             changed = await registry.advance(name, past, period, "", change_token)
             if changed.summary.row.revised_by == change_token.by:
-                at = self.world.now + changed.effective_in
+                at = self.world.now + changed.effective_delay
                 self.promises.advanced(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
         row = changed.summary.row
-        if kind == "update" and row.lease_ms and not changed.effective_in:
+        if kind == "update" and row.lease_ms and not changed.effective_delay:
             return  # It ended no leases: the generation may be that of another change.
-        self.promises.ended(name, self.world.now + changed.effective_in, row.generation + row.deleted)
+        self.promises.ended(name, self.world.now + changed.effective_delay, row.generation + row.deleted)
 
     @property
     def _store(self) -> Store:

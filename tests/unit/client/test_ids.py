@@ -67,7 +67,7 @@ def test_threads_may_share_ids(client: idalloc.Client) -> None:
 
 
 def test_ids_that_are_too_old_are_dropped(server: FakeServer, client: idalloc.Client) -> None:
-    server.use_within = 0.3
+    server.ttl = 0.3
     ids = client.ids("orders")
     loop = iter(ids)
     taken = [*islice(loop, 100), next(ids)]

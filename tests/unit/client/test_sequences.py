@@ -120,11 +120,11 @@ def test_wrong_settings_are_told_before_anything_is_sent(server: FakeServer, cal
 
 def test_changes(server: FakeServer, call: Call) -> None:
     call(lambda client: client.sequences.create("a", max_value=100, labels={"x": "y"}))
-    server.effective_in = 5
+    server.effective_delay = 5
     changed = call(lambda client: client.sequences.update("a", max_value=None, description="d", etag='"1"'))
     assert not changed.sequence.HasField("max_value")
     assert (changed.sequence.description, changed.sequence.labels["x"]) == ("d", "y")
-    assert changed.effective_in.ToTimedelta().total_seconds() == 5
+    assert changed.effective_delay.ToTimedelta().total_seconds() == 5
     advanced = call(lambda client: client.sequences.advance("a", -7, period="2026"))
     assert advanced.sequence.last_value == -7
     assert server.requests["AdvanceSequence"][0].period == "2026"

@@ -47,12 +47,12 @@ class ChangeResult(NamedTuple):
     Attributes:
         summary: The sequence as it is now.
         effective_at: When every lease that had to end has ended, in seconds since 1970.
-        effective_in: How many seconds it is until then.
+        effective_delay: How many seconds it is until then.
     """
 
     summary: SequenceSummary
     effective_at: float
-    effective_in: float
+    effective_delay: float
 
 
 class SequenceService:

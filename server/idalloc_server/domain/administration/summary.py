@@ -22,7 +22,7 @@ class SequenceSummary:
         remaining: How many ids are left, in the present period.
         used_ratio: The share of its ids that was handed out, 0 to 1.
         ids_per_second: How fast they are taken; 0 where that is not known.
-        exhausted_at: When the last one will be taken, in seconds since 1970: now where none is left, None where that
+        exhaust_time: When the last one will be taken, in seconds since 1970: now where none is left, None where that
             will not be.
     """
 
@@ -32,7 +32,7 @@ class SequenceSummary:
     remaining: int = 0
     used_ratio: float = 0.0
     ids_per_second: float = 0.0
-    exhausted_at: float | None = None
+    exhaust_time: float | None = None
 
     @property
     def etag(self) -> str:
@@ -72,7 +72,7 @@ def summarize(row: Row, period: str, last_value: int | None, now: float, rate: f
         remaining,
         used / total if total else 1.0,
         rate,
-        _exhausted_at(row, remaining, rate, now),
+        _exhaust_time(row, remaining, rate, now),
     )
 
 
@@ -88,7 +88,7 @@ def _beginning(sequence: Sequence, period: str) -> float:
     return datetime(first.year, first.month, first.day, tzinfo=zone(sequence.time_zone)).timestamp()
 
 
-def _exhausted_at(row: Row, remaining: int, rate: float, now: float) -> float | None:
+def _exhaust_time(row: Row, remaining: int, rate: float, now: float) -> float | None:
     if row.deleted or row.sequence.kind != Kind.COUNTER:
         return None
     if remaining == 0:

@@ -115,7 +115,7 @@ async def test_tasks_may_share_ids(client: idalloc.aio.Client) -> None:
 
 
 async def test_ids_that_are_too_old_are_dropped(server: FakeServer, client: idalloc.aio.Client) -> None:
-    server.use_within = 0.3
+    server.ttl = 0.3
     ids = client.ids("orders")
     assert await take(ids, 100) == list(range(1, 101))
     await asyncio.sleep(0.35)

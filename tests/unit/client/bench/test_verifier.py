@@ -16,7 +16,7 @@ ONE, OTHER = 7 << 32 | 1_800_000_000, 7 << 32 | 1_800_000_001
 
 def reply(first: int, count: int = 1, step: int = 1, **more: Any) -> pb.AllocateRangeResponse:
     ids = pb.IdRange(first_id=first, last_id=first + (count - 1) * step, step=step, id_count=count)
-    return pb.AllocateRangeResponse(range=ids, **{"ordering": PER_NODE, "node": ONE, **more})
+    return pb.AllocateRangeResponse(range=ids, **{"ordering": PER_NODE, "node_id": ONE, **more})
 
 
 def runs(*runs: tuple[str, int, int]) -> pb.GenerateDocIdResponse:
@@ -115,10 +115,10 @@ def test_a_callers_next_range_lies_behind_in_the_direction_of_the_step() -> None
 def test_ranges_of_each_node_rise_for_themselves_whichever_answers() -> None:
     verifier = Verifier()
     caller = Caller(verifier)
-    for answer in (reply(100), reply(50, node=OTHER), reply(101), reply(51, node=OTHER)):
+    for answer in (reply(100), reply(50, node_id=OTHER), reply(101), reply(51, node_id=OTHER)):
         caller.gets(answer)
     assert found(verifier) == (0, 0, 0)
-    caller.gets(reply(49, node=OTHER))
+    caller.gets(reply(49, node_id=OTHER))
     assert found(verifier) == (0, 1, 0)
     assert verifier.told == ["49 came after 51"]
     caller.gets(reply(99))
@@ -128,11 +128,11 @@ def test_ranges_of_each_node_rise_for_themselves_whichever_answers() -> None:
 def test_of_ranges_that_do_not_tell_their_node_only_what_rises_over_all_has_an_order() -> None:
     verifier = Verifier()
     caller = Caller(verifier)
-    caller.gets(reply(100, node=0))
-    caller.gets(reply(50, node=0))
+    caller.gets(reply(100, node_id=0))
+    caller.gets(reply(50, node_id=0))
     assert found(verifier) == (0, 0, 0)
-    caller.gets(reply(200, node=0, ordering=RISING))
-    caller.gets(reply(150, node=0, ordering=RISING))
+    caller.gets(reply(200, node_id=0, ordering=RISING))
+    caller.gets(reply(150, node_id=0, ordering=RISING))
     assert found(verifier) == (0, 1, 0)
 
 
@@ -154,7 +154,7 @@ def test_a_rising_sequence_rises_over_all_callers_and_nodes() -> None:
     assert found(verifier) == (0, 0, 0)
     Caller(verifier).gets(reply(95, ordering=RISING))
     assert found(verifier) == (0, 1, 0)
-    one.gets(reply(99, ordering=RISING, node=OTHER))
+    one.gets(reply(99, ordering=RISING, node_id=OTHER))
     assert found(verifier) == (0, 2, 0)
     other.gets(reply(101, ordering=RISING))
     assert found(verifier) == (0, 2, 0)

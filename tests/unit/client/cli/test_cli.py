@@ -97,8 +97,8 @@ def test_json_is_the_mapping_of_proto3(server: FakeServer, run: Run) -> None:
     reply = json.loads(run("allocate", "orders", "3", "--json"))
     assert reply == {
         "range": {"firstId": "1", "lastId": "3", "step": "1", "idCount": "3"},
-        "useWithin": "60s",
-        "node": str(7 * 2**32),
+        "ttl": "60s",
+        "nodeId": str(7 * 2**32),
     }
     lines = run("stream", "orders", "--total", "5", "--chunk", "3", "--json").splitlines()
     assert [json.loads(line)["range"]["idCount"] for line in lines] == ["3", "2"]

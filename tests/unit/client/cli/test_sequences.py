@@ -126,7 +126,7 @@ def test_a_line_of_the_list(server: FakeServer, run: Run) -> None:
     made = pb.Sequence(name="x y", last_value=41, used_ratio=0.9999, ids_per_second=1234.5, step=-2, min_value=-9)
     made.max_value, made.format, made.reset, made.time_zone = 50, "{value}", pb.RESET_DAILY, "UTC"
     made.ordering, made.labels["k"] = ORDERING_RISING, "v"
-    made.exhausted_at.FromSeconds(1_800_000_000)
+    made.exhaust_time.FromSeconds(1_800_000_000)
     made.remaining = 1
     server.sequences["x y"] = made
     settings = "step -2, -9…50, rising, {value}, daily in UTC, k=v"
@@ -135,7 +135,7 @@ def test_a_line_of_the_list(server: FakeServer, run: Run) -> None:
 
 def test_an_exhausted_sequence_is_told(server: FakeServer, run: Run) -> None:
     made = pb.Sequence(name="full", last_value=9, used_ratio=1.0)
-    made.exhausted_at.GetCurrentTime()
+    made.exhaust_time.GetCurrentTime()
     server.sequences["full"] = made
     server.sequences["gone"] = pb.Sequence(name="gone", last_value=9)
     server.sequences["gone"].delete_time.FromSeconds(1_790_000_001)
@@ -182,16 +182,16 @@ def test_show(server: FakeServer, run: Run) -> None:
 
 def test_a_change_is_waited_for(server: FakeServer, run: Run) -> None:
     run("sequences", "create", "orders")
-    server.effective_in = 0.3
+    server.effective_delay = 0.3
     for line in ("update orders --step 2", "advance orders --past -7", "delete orders"):
         began = time.monotonic()
         assert "effective time: 2" in run("sequences", *line.split())
         assert time.monotonic() - began >= 0.3
-    server.effective_in = 0.9
+    server.effective_delay = 0.9
     began = time.monotonic()
     reply = json.loads(run("sequences", "advance", "orders", "--past", "0", "--no-wait", "--json"))
     assert time.monotonic() - began < 0.9
-    assert reply["effectiveIn"] == "0.900s"
+    assert reply["effectiveDelay"] == "0.900s"
     assert asked(server, "AdvanceSequence").past == 0
 
 

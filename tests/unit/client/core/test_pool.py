@@ -25,10 +25,10 @@ class Clock(Iterator[float]):
 class Source:
     """Answers a pool's requests, at once."""
 
-    def __init__(self, use_within: float = 100.0, step: int = 1) -> None:
+    def __init__(self, ttl: float = 100.0, step: int = 1) -> None:
         self.clock = Clock()
         self.pool = Pool("orders", self.clock)
-        self.use_within = use_within
+        self.ttl = ttl
         self.step = step
         self.asked: list[int] = []
         self._number = 1
@@ -38,9 +38,9 @@ class Source:
         self.asked.append(count)
         first, last = self._number * self.step, (self._number + count - 1) * self.step
         self._number += count
-        use_within = Duration(seconds=int(self.use_within), nanos=int(self.use_within % 1 * 1e9))
+        ttl = Duration(seconds=int(self.ttl), nanos=int(self.ttl % 1 * 1e9))
         ids = pb.IdRange(first_id=first, last_id=last, step=self.step, id_count=count)
-        self.pool.accept(asked, pb.AllocateRangeResponse(range=ids, use_within=use_within))
+        self.pool.accept(asked, pb.AllocateRangeResponse(range=ids, ttl=ttl))
 
     def take(self, n: int) -> list[int]:
         """Takes n ids; asks for ranges as a client would that has its answers at once."""
@@ -94,7 +94,7 @@ def test_the_next_range_is_asked_for_in_the_second_half() -> None:
 
 
 def test_no_id_is_used_at_its_deadline() -> None:
-    source = Source(use_within=10.0)
+    source = Source(ttl=10.0)
     source.take(20)
     source.clock.now += 9.999
     [still_good] = source.take(1)
@@ -106,7 +106,7 @@ def test_no_id_is_used_at_its_deadline() -> None:
 
 
 def test_time_counts_from_before_the_request_was_sent() -> None:
-    source = Source(use_within=10.0)
+    source = Source(ttl=10.0)
     assert not source.pool.advance()
     asked = source.pool.ask()
     source.clock.now += 9.0
@@ -117,7 +117,7 @@ def test_time_counts_from_before_the_request_was_sent() -> None:
 
 
 def test_an_iterator_that_is_in_use_ends_when_its_ids_are_too_old() -> None:
-    source = Source(use_within=10.0)
+    source = Source(ttl=10.0)
     source.take(1000)
     in_use = source.pool.piece.ids
     next(in_use)
@@ -126,7 +126,7 @@ def test_an_iterator_that_is_in_use_ends_when_its_ids_are_too_old() -> None:
 
 
 def test_ranges_shrink_when_they_grow_too_old_unused_and_none_is_asked_for_ahead() -> None:
-    source = Source(use_within=10.0)
+    source = Source(ttl=10.0)
     source.take(1000)
     size = source.asked[-1]
     for _ in range(12):
@@ -140,7 +140,7 @@ def test_ranges_shrink_when_they_grow_too_old_unused_and_none_is_asked_for_ahead
 
 
 def test_demand_after_a_pause_has_ranges_asked_for_ahead_again() -> None:
-    source = Source(use_within=10.0)
+    source = Source(ttl=10.0)
     for _ in range(5):
         source.take(1)
         source.clock.now += 10.0
@@ -150,11 +150,11 @@ def test_demand_after_a_pause_has_ranges_asked_for_ahead_again() -> None:
 
 
 def test_ranges_that_always_come_too_late_are_an_error_and_not_a_loop() -> None:
-    source = Source(use_within=0.0)
+    source = Source(ttl=0.0)
     with pytest.raises(DeadlineExceeded, match="orders"):
         source.take(1)
     assert len(source.asked) == MAX_LATE
-    source.use_within = 1.0
+    source.ttl = 1.0
     assert len(source.take(3)) == 3
 
 

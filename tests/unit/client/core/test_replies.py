@@ -233,7 +233,7 @@ def test_ids_give_what_came_before_a_lie_and_go_on(by: Callable[[str, Way, list[
     def tell(request: Any) -> Any:
         first = sum(asked) + 1
         asked.append(request.id_count)
-        return reply(ids(first, request.id_count), use_within=Duration(seconds=-1 if len(asked) == 3 else 60))
+        return reply(ids(first, request.id_count), ttl=Duration(seconds=-1 if len(asked) == 3 else 60))
 
     given: list[int] = []
     with lying(Lie("the third range", "AllocateRange", tell, "")) as target:

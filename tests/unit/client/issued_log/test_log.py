@@ -49,7 +49,7 @@ def test_a_record_says_what_was_issued(path: Path) -> None:
     asked = log.now()
     log.range(
         asking("orders", REQUEST_ID),
-        reply(7, 3, -2, generation=4, period="2026", node=99, ordering=pb.ORDERING_RISING),
+        reply(7, 3, -2, generation=4, period="2026", node_id=99, ordering=pb.ORDERING_RISING),
         asked,
     )
     [record] = issued_log.read(path).records  # while the log is open: nothing waits in a buffer
@@ -74,7 +74,7 @@ def test_json_lines_have_no_more_than_they_say(tmp_path: Path) -> None:
     path = tmp_path / "issued.jsonl"
     log = IssuedLog(path)
     log.range(asking("größen"), reply(1, generation=1, ordering=pb.ORDERING_RISING_PER_NODE), log.now())
-    log.range(asking(request_id=REQUEST_ID.upper()), reply(5, node=3, period="2026"), log.now())
+    log.range(asking(request_id=REQUEST_ID.upper()), reply(5, node_id=3, period="2026"), log.now())
     _, first, second = re.sub(r"(?<=ed\":)\d+", "T", path.read_text()).splitlines()
     assert first == '{"sequence":"größen","generation":1,"first":1,"step":1,"count":10,"asked":T,"answered":T}'
     assert second == (
@@ -86,7 +86,9 @@ def test_json_lines_have_no_more_than_they_say(tmp_path: Path) -> None:
 def test_chunks_of_a_stream_are_ranges(path: Path) -> None:
     log = IssuedLog(path)
     ids = pb.IdRange(first_id=1, last_id=5, step=1, id_count=5)
-    response = pb.StreamRangesResponse(range=ids, generation=2, node=8, ordering=pb.ORDERING_RISING, period="2026-11")
+    response = pb.StreamRangesResponse(
+        range=ids, generation=2, node_id=8, ordering=pb.ORDERING_RISING, period="2026-11"
+    )
     log.range(pb.StreamRangesRequest(sequence="orders"), response, log.now())
     [record] = issued_log.read(path).records
     assert record.ids == range(1, 6)
@@ -101,7 +103,7 @@ def test_chunks_of_a_stream_are_ranges(path: Path) -> None:
     step=INT64.filter(bool),
     count=st.integers(1, 2**63 - 1),
     generation=INT64,
-    node=INT64,
+    node_id=INT64,
     request_id=st.none() | st.uuids(version=4),
 )
 @settings(max_examples=50)
@@ -118,7 +120,7 @@ def test_any_range_is_read_as_it_was(
     request_id: uuid.UUID | None,
 ) -> None:
     ids = pb.IdRange(first_id=first, step=step, id_count=count)
-    response = pb.AllocateRangeResponse(range=ids, period=period, generation=generation, node=node)
+    response = pb.AllocateRangeResponse(range=ids, period=period, generation=generation, node_id=node)
     with TemporaryDirectory() as folder:
         path = Path(folder, form)
         log = IssuedLog(path)

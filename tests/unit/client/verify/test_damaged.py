@@ -147,7 +147,7 @@ from idalloc._issued_log.log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
 log = IssuedLog(sys.argv[1])
 ids = pb.IdRange(first_id=int(sys.argv[2]), last_id=int(sys.argv[2]) + 9, step=1, id_count=10)
-reply = pb.AllocateRangeResponse(range=ids, node=7, generation=1)
+reply = pb.AllocateRangeResponse(range=ids, node_id=7, generation=1)
 log.range(pb.AllocateRangeRequest(sequence="orders"), reply, log.now())
 """
 

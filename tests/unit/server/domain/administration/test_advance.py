@@ -17,12 +17,12 @@ async def test_after_an_advance_is_effective_no_node_issues_what_lies_before(
     await node.warm("orders", clock)
     await other.warm("orders", clock)
     advanced = await node.registry.advance("orders", 5000, "", "", new())
-    assert advanced.effective_in == EFFECTIVE_IN
+    assert advanced.effective_delay == EFFECTIVE_IN
     assert advanced.effective_at == clock.wall() + EFFECTIVE_IN
     assert advanced.summary.last_value == 5000
     assert await node.take("orders") == [5001]
     assert (await other.take("orders"))[0] < 5000  # still its right
-    clock.advance(advanced.effective_in)
+    clock.advance(advanced.effective_delay)
     for _ in range(5):
         assert min(await other.take("orders", 40) + await node.take("orders", 40)) > 5000
 
@@ -146,7 +146,7 @@ async def test_settings_of_an_update_between_the_two_writes_of_an_advance_hold_i
     changed = await other.registry.update("bills", {"step": 10}, "", new())
     gate.set()
     advanced = await advance
-    clock.advance(max(changed.effective_in, advanced.effective_in))
+    clock.advance(max(changed.effective_delay, advanced.effective_delay))
     assert await node.take("bills", 2) == [611, 621]
     assert await other.take("bills", 2) == [631, 641]
 
@@ -159,6 +159,6 @@ async def test_settings_of_an_update_hold_though_an_advance_broke_off_before_it(
     with pytest.raises(StoreOutcomeUnknown):
         await node.registry.advance("bills", 600, "", "", new())
     changed = await other.registry.update("bills", {"step": 10}, "", new())
-    clock.advance(changed.effective_in)
+    clock.advance(changed.effective_delay)
     assert await node.take("bills", 2) == [611, 621]
     assert await other.take("bills", 2) == [631, 641]

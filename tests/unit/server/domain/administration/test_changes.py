@@ -115,8 +115,8 @@ async def test_update_changes_what_was_said_and_ends_leases(node: Node, other: N
     changed = await node.registry.update("orders", {"step": 10, "description": "tens"}, '"0"', new())
     assert (changed.summary.row.sequence.step, changed.summary.etag) == (10, '"1"')
     assert changed.summary.row.sequence.description == "tens"
-    assert changed.effective_in == EFFECTIVE_IN
-    clock.advance(changed.effective_in)
+    assert changed.effective_delay == EFFECTIVE_IN
+    clock.advance(changed.effective_delay)
     issued += await other.take("orders", 3)
     assert issued[-1] - issued[-2] == 10
     assert len(issued) == len(set(issued))
@@ -126,7 +126,7 @@ async def test_update_of_words_ends_no_lease(node: Node, clock: FakeClock) -> No
     await node.warm("orders", clock)
     before = (await node.registry.get("orders")).row
     changed = await node.registry.update("orders", {"description": "x", "labels": {"a": "b"}}, "", new())
-    assert (changed.summary.row.generation, changed.effective_in) == (before.generation, 0.0)
+    assert (changed.summary.row.generation, changed.effective_delay) == (before.generation, 0.0)
     assert changed.effective_at <= clock.wall()
     assert changed.summary.etag == '"1"'
 

@@ -53,16 +53,16 @@ async def test_after_the_mend_no_node_goes_on_with_ids_from_before(
         await fresh.allocate("s", 1)
     if mend == "advance":
         registry = SequenceService(store, clock, fresh, store_timeout=5.0)
-        effective_in = (await registry.advance("s", 1_000, "", "", new())).effective_in
+        effective_delay = (await registry.advance("s", 1_000, "", "", new())).effective_delay
     else:
         line = b'{"sequence": "s", "last_value": "1000", "generation": "1", "settings": {}}'
         bring = Importer(store, clock)
         await bring.run(read([b'{"idalloc_export": 1}', line]))
         assert bring.raised == 1, bring.problems
         assert bring.effective_at is not None
-        effective_in = bring.effective_at - clock.wall()
+        effective_delay = bring.effective_at - clock.wall()
     for _ in range(5):
-        clock.advance((effective_in + 1) / 5)
+        clock.advance((effective_delay + 1) / 5)
         await old.allocate("s", 1)  # in use, so that its lease is renewed
         await asyncio.sleep(0.001)
     assert (await old.allocate("s", 1)).first_id > 1_000

@@ -24,7 +24,7 @@ async def test_row_without_last_value_is_invalid_and_still_listed(node: Node, st
 
 async def test_forecast_is_when_the_last_id_is_taken_at_the_rate(node: Node, other: Node, clock: FakeClock) -> None:
     await node.registry.create("orders", {"max_value": 1000}, new())
-    assert (await node.registry.get("orders")).exhausted_at is None
+    assert (await node.registry.get("orders")).exhaust_time is None
     await node.take("orders", 50)
     clock.advance(10)
     await node.take("orders", 50)
@@ -34,7 +34,7 @@ async def test_forecast_is_when_the_last_id_is_taken_at_the_rate(node: Node, oth
         assert used is not None
         assert shown.ids_per_second == pytest.approx((used - 50 * (each is node)) / 10)
         assert (shown.remaining, shown.used_ratio) == (1000 - used, used / 1000)
-        assert shown.exhausted_at == pytest.approx(clock.wall() + shown.remaining / shown.ids_per_second)
+        assert shown.exhaust_time == pytest.approx(clock.wall() + shown.remaining / shown.ids_per_second)
 
 
 async def test_the_first_ids_make_no_forecast(node: Node, other: Node, clock: FakeClock) -> None:
@@ -44,7 +44,7 @@ async def test_the_first_ids_make_no_forecast(node: Node, other: Node, clock: Fa
         clock.advance(3.0)
     for each in (node, other):
         shown = await each.registry.get("orders")
-        assert (shown.ids_per_second, shown.exhausted_at) == (0.0, None)
+        assert (shown.ids_per_second, shown.exhaust_time) == (0.0, None)
     clock.advance(1.0)
     for each in (node, other):
         assert (await each.registry.get("orders")).ids_per_second > 0
@@ -59,7 +59,7 @@ async def test_an_exhausted_sequence_is_so_now_however_that_came(node: Node, clo
         clock.advance(seconds)
         for name in ("used", "advanced"):
             shown = await node.registry.get(name)
-            assert (shown.remaining, shown.exhausted_at) == (0, clock.wall())
+            assert (shown.remaining, shown.exhaust_time) == (0, clock.wall())
 
 
 async def test_a_deleted_sequence_is_not_exhausted(node: Node) -> None:
@@ -67,14 +67,14 @@ async def test_a_deleted_sequence_is_not_exhausted(node: Node) -> None:
     await node.take("gone", 10)
     await node.registry.delete("gone", "", new())
     [gone], _ = await node.registry.list("", "", 10, deleted=True)
-    assert (gone.row.deleted, gone.remaining, gone.exhausted_at) == (True, 0, None)
+    assert (gone.row.deleted, gone.remaining, gone.exhaust_time) == (True, 0, None)
 
 
 async def test_forecast_beyond_the_year_9999_is_none(node: Node, clock: FakeClock) -> None:
     await node.registry.create("orders", {}, new())
     await node.take("orders", 100)
     clock.advance(10)
-    assert (await node.registry.get("orders")).exhausted_at is None
+    assert (await node.registry.get("orders")).exhaust_time is None
 
 
 async def test_forecast_of_a_period_ends_with_it(node: Node, store: MemoryStore, clock: FakeClock) -> None:
@@ -84,11 +84,11 @@ async def test_forecast_of_a_period_ends_with_it(node: Node, store: MemoryStore,
     store.rows[counter] = Row(store.rows["bills"].sequence, 10)
     slow = await node.registry.get("bills")
     assert slow.ids_per_second > 0
-    assert slow.exhausted_at is None
+    assert slow.exhaust_time is None
     store.rows[counter].last_value = 900_000
     fast = await node.registry.get("bills")
     assert fast.remaining == 99_999
-    assert fast.exhausted_at is not None
+    assert fast.exhaust_time is not None
 
 
 async def test_pages_go_on_behind_the_last_name(node: Node) -> None:
@@ -110,7 +110,7 @@ async def test_an_advance_and_the_time_of_timestamps_are_no_rate(node: Node, clo
     clock.advance(100.0)
     for name in ("ev", "orders"):
         shown = await node.registry.get(name)
-        assert (shown.ids_per_second, shown.exhausted_at) == (0.0, None)
+        assert (shown.ids_per_second, shown.exhaust_time) == (0.0, None)
 
 
 async def test_rate_of_a_sequence_with_a_reset_is_that_of_its_period(node: Node, clock: FakeClock) -> None:

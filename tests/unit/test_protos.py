@@ -1,0 +1,34 @@
+"""The protos can be imported: by Go under one path, and with Google's file that lies beside them."""
+
+import re
+from importlib.metadata import version
+from importlib.resources import files
+
+from tests.support.paths import ROOT
+
+GOOGLEAPIS = ROOT / "third_party" / "googleapis"
+
+
+def test_googles_proto_is_the_packages_own() -> None:
+    """Nothing of Google's is changed: the copy equals the package's file, and its README names the version."""
+    file = "field_behavior.proto"
+    assert (GOOGLEAPIS / "google/api" / file).read_bytes() == files("google.api").joinpath(file).read_bytes()
+    assert f"googleapis-common-protos {version('googleapis-common-protos')} " in (GOOGLEAPIS / "README.md").read_text()
+
+
+def test_no_other_file_of_googles_lies_here() -> None:
+    """Only what the protos import is copied."""
+    copied = {str(file.relative_to(GOOGLEAPIS)) for file in GOOGLEAPIS.rglob("*") if file.is_file()}
+    assert copied == {"LICENSE", "README.md", "google/api/field_behavior.proto"}
+
+
+def test_go_packages_share_one_prefix() -> None:
+    """The Go import path begins with GO_PREFIX of the Makefile in every proto, and ends with the proto's folder."""
+    makefile = (ROOT / "Makefile").read_text()
+    prefix = re.search(r"^GO_PREFIX \?= (\S+)$", makefile, re.MULTILINE)
+    assert prefix
+    protos = list((ROOT / "protos").rglob("*.proto"))
+    assert len(protos) == 5
+    for proto in protos:
+        folder = proto.parent.relative_to(ROOT / "protos")
+        assert f'option go_package = "{prefix[1]}/{folder};' in proto.read_text()
