@@ -107,7 +107,7 @@ def of_protos() -> Claims:
             f"{lease_sizes}; 0 (unset) means the server's setting max_reserved_ids "
             f"(default {number(default('max_reserved_ids'))})"
         ],
-        "Sequence.remaining": [f"{power(sequences.MAX_INT64)} stands for more"],
+        "Sequence.remaining": [f"{power(sequences.MAX_INT64)} means that many or more"],
         "Sequence.used_ratio": ["0 to 1"],
         "Sequence.ids_per_second": [f"0 until that is {usage.LEAST_SECONDS:g} s."],
         "Sequence.exhaust_time": [
@@ -119,7 +119,7 @@ def of_protos() -> Claims:
             f"more than {number(sequences.MAX_PAGE_SIZE)} means {number(sequences.MAX_PAGE_SIZE)}."
         ],
         "ListSequencesResponse.next_page_token": [f"more than {number(sequences.MAX_PAGE_BYTES)} bytes"],
-        "ListSequencesRequest.name_prefix": [f"the server looks through {number(paging.ROWS_AT_MOST)} names"],
+        "ListSequencesRequest.name_prefix": [f"the server examines {number(paging.ROWS_AT_MOST)} names"],
         "AllocateRangeRequest.sequence": [
             name,
             f"auto_create_sequences is {creates} (the default), starting at {plain.start}.",

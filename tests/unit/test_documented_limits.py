@@ -18,7 +18,7 @@ DOCUMENTS = {name: (ROOT / name).read_text() for name in documented.of_documents
 FACTS: Claims = {
     "IdAllocatorService.GenerateDocId": ["28 lower-case hexadecimal characters: 4 of", "8 of its", "16 of a serial"],
     "IdAllocatorService.GenerateUuid": ["version 7", "RFC 9562, section 6.2", "version 4"],
-    "AllocateRangeRequest.request_id": ["version 4 as AIP-155 asks"],
+    "AllocateRangeRequest.request_id": ["version 4 (AIP-155)"],
     "AllocateRangeResponse.period": ['"2026", "2026-11" or "2026-11-21"'],
     "AllocateRangeResponse.node_id": ["0 means unknown"],
     "StreamRangesRequest.total_id_count": ["at least 1"],
@@ -42,13 +42,13 @@ FACTS: Claims = {
     "Sequence.format": ["{value:06d}", "{value:crockford:8}"],
     "Sequence.period": ['"2026", "2026-11" or "2026-11-21"'],
     "GetSequenceRequest.period": ['"2026-11"'],
-    "AdvanceSequenceRequest.past": ["where it is 0"],
+    "ListSequencesRequest.show_deleted": ["AIP-164"],
+    "AdvanceSequenceRequest.past": ["even if it is 0"],
     "AdvanceSequenceRequest.period": ['"2026-11"'],
     "ParseIdResponse.month": ["1 to 12"],
     "ParseIdResponse.day": ["1 to 31"],
     "SequenceKind.SEQUENCE_KIND_TIMESTAMP_MS": ["1970-01-01T00:00:00Z"],
     "ErrorReason.ERROR_REASON_QUOTA_EXCEEDED": ['"host:10.0.0.7"'],
-    "ErrorReason.ERROR_REASON_STORE_REFUSED": ['"code": "4007", "http_status": "400"'],
     "Sequence.name": ["U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069"],
     # Of MySQL's own contract.
     "notice.proto": ["proto2", "type NOTICE (11)", "below 2^63", "28 characters"],
@@ -94,6 +94,8 @@ def comments(proto: str) -> dict[str, str]:
     found: dict[str, str] = {}
     scope, lines = "", []
     for line in map(str.strip, proto.splitlines()):
+        if line.startswith("//   "):
+            continue  # a line of an example
         if line.startswith("//"):
             lines.append(line.removeprefix("//"))
             continue

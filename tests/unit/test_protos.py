@@ -1,5 +1,6 @@
 """The protos can be imported: by Go under one path, and with Google's file that lies beside them."""
 
+import json
 import re
 from importlib.metadata import version
 from importlib.resources import files
@@ -32,3 +33,16 @@ def test_go_packages_share_one_prefix() -> None:
     for proto in protos:
         folder = proto.parent.relative_to(ROOT / "protos")
         assert f'option go_package = "{prefix[1]}/{folder};' in proto.read_text()
+
+
+def test_each_error_reason_has_an_example() -> None:
+    """Each reason has an example as the server sends it, with the metadata keys that its comment lists."""
+    proto = (ROOT / "protos/idalloc/v1/error_reason.proto").read_text()
+    reasons = re.findall(r"((?:  //.*\n)+)  ERROR_REASON_(\w+) = [1-9]", proto)
+    assert len(reasons) == 20
+    for comment, reason in reasons:
+        lines = [line.removeprefix("  //") for line in comment.splitlines()]
+        example = json.loads("".join(line for line in lines if line.startswith("   ")))
+        assert (example["reason"], example["domain"]) == (reason, "idalloc")
+        listed = re.search(r"Metadata: (.*?)\.(?= |$)", re.sub(r" \([^)]*\)", "", "".join(lines)))
+        assert set(example["metadata"]) == (set(listed[1].split(", ")) if listed else set())

@@ -25,80 +25,126 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
     """Not used."""
     ERROR_REASON_INVALID_REQUEST: _ErrorReason.ValueType  # 1
-    """A field of the request breaks its rule; google.rpc.BadRequest says which and how. Status INVALID_ARGUMENT. Nothing
-    was taken; mend the request.
+    """A field of the request is invalid; google.rpc.BadRequest names the field and its rule. Status INVALID_ARGUMENT.
+    Nothing was allocated; correct the request.
+
+      {"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {}}
     """
     ERROR_REASON_SEQUENCE_NOT_FOUND: _ErrorReason.ValueType  # 2
     """The sequence does not exist and the server does not create sequences on first use, or it was deleted. Status
     NOT_FOUND. Metadata: sequence.
+
+      {"reason": "SEQUENCE_NOT_FOUND", "domain": "idalloc", "metadata": {"sequence": "orders"}}
     """
     ERROR_REASON_SEQUENCE_EXHAUSTED: _ErrorReason.ValueType  # 3
-    """More ids were asked for than the sequence has left. Status OUT_OF_RANGE. Metadata: sequence, remaining (how many
-    this node can still give), largest_range (how many of them in one range). Nothing was taken.
+    """The request asks for more ids than the sequence has left. Status OUT_OF_RANGE. Metadata: sequence, remaining (how
+    many ids this node can still give), largest_range (how many of them in one range). Nothing was allocated.
+
+      {"reason": "SEQUENCE_EXHAUSTED", "domain": "idalloc",
+       "metadata": {"sequence": "orders", "remaining": "7", "largest_range": "7"}}
     """
     ERROR_REASON_SEQUENCE_INVALID: _ErrorReason.ValueType  # 4
-    """The sequence's row in the store cannot be counted on: it has no last_value, or settings that contradict each
-    other. Status FAILED_PRECONDITION. Metadata: sequence.
+    """The sequence's row in the store is corrupt: it has no last_value, or settings that contradict each other. Status
+    FAILED_PRECONDITION. Metadata: sequence.
+
+      {"reason": "SEQUENCE_INVALID", "domain": "idalloc", "metadata": {"sequence": "orders"}}
     """
     ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 5
     """The store is down, too slow, or refused the statement for now: it may recover by itself. Status UNAVAILABLE with
     RetryInfo. Metadata: code, http_status (the store's own, where it gave one). Ids may have been burned, none was
     issued twice.
+
+      {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5003", "http_status": "503"}}
     """
     ERROR_REASON_STORE_WENT_BACKWARDS: _ErrorReason.ValueType  # 6
     """The store is behind what this node saw before: it was restored from an older copy, or lost data. Status
     FAILED_PRECONDITION. Metadata: sequence, seen, found. The node issues no more ids of this sequence until it is
     advanced past the highest id in use (AdvanceSequence).
+
+      {"reason": "STORE_WENT_BACKWARDS", "domain": "idalloc",
+       "metadata": {"sequence": "orders", "seen": "2000", "found": "1000"}}
     """
     ERROR_REASON_SERVER_DRAINING: _ErrorReason.ValueType  # 7
     """The server is stopping. Status UNAVAILABLE with RetryInfo; another node, or this one after its restart, serves the
     call.
+
+      {"reason": "SERVER_DRAINING", "domain": "idalloc", "metadata": {}}
     """
     ERROR_REASON_DOC_ID_TIMESTAMP_REFUSED: _ErrorReason.ValueType  # 8
     """No start timestamp for document ids can be claimed: the next one lies at or past 2^32 seconds. Status
     FAILED_PRECONDITION.
+
+      {"reason": "DOC_ID_TIMESTAMP_REFUSED", "domain": "idalloc", "metadata": {}}
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 9
-    """A fault of the server itself; its log says more. Status INTERNAL."""
+    """The server has a defect; its log says more. Status INTERNAL.
+
+      {"reason": "INTERNAL", "domain": "idalloc", "metadata": {}}
+    """
     ERROR_REASON_SEQUENCE_EXISTS: _ErrorReason.ValueType  # 10
-    """A sequence of that name exists. Status ALREADY_EXISTS. Metadata: sequence."""
+    """A sequence of that name exists. Status ALREADY_EXISTS. Metadata: sequence.
+
+      {"reason": "SEQUENCE_EXISTS", "domain": "idalloc", "metadata": {"sequence": "orders"}}
+    """
     ERROR_REASON_SEQUENCE_CHANGED: _ErrorReason.ValueType  # 11
-    """The sequence was changed since the etag was read, or again and again by others while it was to be changed. Status
-    ABORTED. Metadata: sequence, etag (the present one). Nothing was changed; read it again.
+    """The sequence was changed after the etag was read, or others changed it repeatedly during this call. Status ABORTED.
+    Metadata: sequence, etag (the present one). Nothing was changed; read the sequence again.
+
+      {"reason": "SEQUENCE_CHANGED", "domain": "idalloc", "metadata": {"sequence": "orders", "etag": "\\"3\\""}}
     """
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 12
-    """The request_id was used before, for another request. Status ALREADY_EXISTS. Metadata: request_id. Nothing was done."""
+    """The request_id was used before, for another request. Status ALREADY_EXISTS. Metadata: request_id. Nothing was done.
+
+      {"reason": "REQUEST_ID_REUSED", "domain": "idalloc",
+       "metadata": {"request_id": "5f2d4c0e-6a57-4d0f-9a43-1c9a5a7d3b11"}}
+    """
     ERROR_REASON_REQUEST_ID_BURNED: _ErrorReason.ValueType  # 13
-    """The ids that an earlier call with this request_id took may not be given any more, since the sequence was changed
-    since then. Status ABORTED. Metadata: request_id, first_id, last_id. Where the answer to that call came, its ids
-    are its caller's; where it was lost, they are burned: take others under a new request_id.
+    """The server cannot repeat the ids that it allocated under this request_id, since the sequence was changed in between.
+    Status ABORTED. Metadata: request_id, first_id, last_id. If the first reply arrived, its ids belong to its caller.
+    If it was lost, they are burned: allocate others under a new request_id.
+
+      {"reason": "REQUEST_ID_BURNED", "domain": "idalloc", "metadata":
+       {"request_id": "5f2d4c0e-6a57-4d0f-9a43-1c9a5a7d3b11", "first_id": "101", "last_id": "110"}}
     """
     ERROR_REASON_SEQUENCE_AHEAD_OF_CLOCK: _ErrorReason.ValueType  # 14
-    """A sequence of timestamps has run ahead of the clock by more than the server's setting max_clock_skew: more ids were
-    asked for than there are milliseconds or microseconds. Status UNAVAILABLE with RetryInfo. Metadata: sequence.
+    """A sequence of timestamps is ahead of the clock by more than the server's setting max_clock_skew: callers asked for
+    more ids than there are milliseconds or microseconds. Status UNAVAILABLE with RetryInfo. Metadata: sequence.
+
+      {"reason": "SEQUENCE_AHEAD_OF_CLOCK", "domain": "idalloc", "metadata": {"sequence": "events"}}
     """
     ERROR_REASON_PREFIX_IN_USE: _ErrorReason.ValueType  # 15
     """Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Status
     FAILED_PRECONDITION. Metadata: prefix, holder. Nothing was changed.
+
+      {"reason": "PREFIX_IN_USE", "domain": "idalloc", "metadata": {"prefix": "7", "holder": "10.0.0.7:50051"}}
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 16
-    """The server asks who calls, and the call showed no token and no client certificate, more than one token, or one that
-    nobody has. Status UNAUTHENTICATED. Nothing was done.
+    """The server requires authentication, and the call has no token and no client certificate, more than one token, or an
+    unknown one. Status UNAUTHENTICATED. Nothing was done.
+
+      {"reason": "UNAUTHENTICATED", "domain": "idalloc", "metadata": {}}
     """
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 17
-    """The caller is known and has not the role that the call is for, or not for this sequence. Status PERMISSION_DENIED.
-    Metadata: identity, role (allocate, read or admin), sequence (where the call is about one). Nothing was done.
+    """The caller is authenticated and lacks the role that the method requires, or lacks it for this sequence. Status
+    PERMISSION_DENIED. Metadata: identity, role (allocate, read or admin), sequence (if the method has one). Nothing was
+    done.
+
+      {"reason": "PERMISSION_DENIED", "domain": "idalloc",
+       "metadata": {"identity": "billing", "role": "admin", "sequence": "orders"}}
     """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 18
-    """A quota is used up for now: of the caller, of all callers of a sequence, or of a host that showed too many tokens
-    that nobody has. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
-    "identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
+    """A quota is used up for now: of the caller, of all callers of a sequence, or of a host that sent too many unknown
+    tokens. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as "identity:billing",
+    "sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
+
+      {"reason": "QUOTA_EXCEEDED", "domain": "idalloc",
+       "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}
     """
     ERROR_REASON_STORE_REFUSED: _ErrorReason.ValueType  # 19
     """The store refused the statement, and refuses it again until an operator acts: its table is blocked, closed or
     missing, a privilege is missing, a constraint is violated, its file is read-only or corrupt. Status
     FAILED_PRECONDITION; a retry does not help. The message has the store's own error and the next step for the
-    operator. Metadata: code, http_status (the store's own, where it gave one). The statement was not applied. Example:
+    operator. Metadata: code, http_status (the store's own, where it gave one). The statement was not applied.
 
       {"reason": "STORE_REFUSED", "domain": "idalloc", "metadata": {"code": "4007", "http_status": "400"}}
     """
@@ -106,90 +152,139 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """This server process has served as many sequences since its start as its setting max_sequences allows (default
     1,000,000), and this is another one. Status RESOURCE_EXHAUSTED; the same call to the same process fails until the
     setting is raised and the server restarted. Metadata: sequence, max_sequences. Nothing was done.
+
+      {"reason": "TOO_MANY_SEQUENCES", "domain": "idalloc",
+       "metadata": {"sequence": "orders", "max_sequences": "1000000"}}
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
-    """Why a call failed: the values of google.rpc.ErrorInfo.reason in the domain "idalloc". In ErrorInfo the name stands
-    without the prefix, as in "SEQUENCE_EXHAUSTED".
+    """Why a call failed: the values of google.rpc.ErrorInfo.reason in the domain "idalloc". In ErrorInfo the name has no
+    prefix, as in "SEQUENCE_EXHAUSTED". Each value below states the gRPC status, the metadata keys and an example.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Not used."""
 ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 1
-"""A field of the request breaks its rule; google.rpc.BadRequest says which and how. Status INVALID_ARGUMENT. Nothing
-was taken; mend the request.
+"""A field of the request is invalid; google.rpc.BadRequest names the field and its rule. Status INVALID_ARGUMENT.
+Nothing was allocated; correct the request.
+
+  {"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {}}
 """
 ERROR_REASON_SEQUENCE_NOT_FOUND: ErrorReason.ValueType  # 2
 """The sequence does not exist and the server does not create sequences on first use, or it was deleted. Status
 NOT_FOUND. Metadata: sequence.
+
+  {"reason": "SEQUENCE_NOT_FOUND", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 """
 ERROR_REASON_SEQUENCE_EXHAUSTED: ErrorReason.ValueType  # 3
-"""More ids were asked for than the sequence has left. Status OUT_OF_RANGE. Metadata: sequence, remaining (how many
-this node can still give), largest_range (how many of them in one range). Nothing was taken.
+"""The request asks for more ids than the sequence has left. Status OUT_OF_RANGE. Metadata: sequence, remaining (how
+many ids this node can still give), largest_range (how many of them in one range). Nothing was allocated.
+
+  {"reason": "SEQUENCE_EXHAUSTED", "domain": "idalloc",
+   "metadata": {"sequence": "orders", "remaining": "7", "largest_range": "7"}}
 """
 ERROR_REASON_SEQUENCE_INVALID: ErrorReason.ValueType  # 4
-"""The sequence's row in the store cannot be counted on: it has no last_value, or settings that contradict each
-other. Status FAILED_PRECONDITION. Metadata: sequence.
+"""The sequence's row in the store is corrupt: it has no last_value, or settings that contradict each other. Status
+FAILED_PRECONDITION. Metadata: sequence.
+
+  {"reason": "SEQUENCE_INVALID", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 """
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 5
 """The store is down, too slow, or refused the statement for now: it may recover by itself. Status UNAVAILABLE with
 RetryInfo. Metadata: code, http_status (the store's own, where it gave one). Ids may have been burned, none was
 issued twice.
+
+  {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5003", "http_status": "503"}}
 """
 ERROR_REASON_STORE_WENT_BACKWARDS: ErrorReason.ValueType  # 6
 """The store is behind what this node saw before: it was restored from an older copy, or lost data. Status
 FAILED_PRECONDITION. Metadata: sequence, seen, found. The node issues no more ids of this sequence until it is
 advanced past the highest id in use (AdvanceSequence).
+
+  {"reason": "STORE_WENT_BACKWARDS", "domain": "idalloc",
+   "metadata": {"sequence": "orders", "seen": "2000", "found": "1000"}}
 """
 ERROR_REASON_SERVER_DRAINING: ErrorReason.ValueType  # 7
 """The server is stopping. Status UNAVAILABLE with RetryInfo; another node, or this one after its restart, serves the
 call.
+
+  {"reason": "SERVER_DRAINING", "domain": "idalloc", "metadata": {}}
 """
 ERROR_REASON_DOC_ID_TIMESTAMP_REFUSED: ErrorReason.ValueType  # 8
 """No start timestamp for document ids can be claimed: the next one lies at or past 2^32 seconds. Status
 FAILED_PRECONDITION.
+
+  {"reason": "DOC_ID_TIMESTAMP_REFUSED", "domain": "idalloc", "metadata": {}}
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 9
-"""A fault of the server itself; its log says more. Status INTERNAL."""
+"""The server has a defect; its log says more. Status INTERNAL.
+
+  {"reason": "INTERNAL", "domain": "idalloc", "metadata": {}}
+"""
 ERROR_REASON_SEQUENCE_EXISTS: ErrorReason.ValueType  # 10
-"""A sequence of that name exists. Status ALREADY_EXISTS. Metadata: sequence."""
+"""A sequence of that name exists. Status ALREADY_EXISTS. Metadata: sequence.
+
+  {"reason": "SEQUENCE_EXISTS", "domain": "idalloc", "metadata": {"sequence": "orders"}}
+"""
 ERROR_REASON_SEQUENCE_CHANGED: ErrorReason.ValueType  # 11
-"""The sequence was changed since the etag was read, or again and again by others while it was to be changed. Status
-ABORTED. Metadata: sequence, etag (the present one). Nothing was changed; read it again.
+"""The sequence was changed after the etag was read, or others changed it repeatedly during this call. Status ABORTED.
+Metadata: sequence, etag (the present one). Nothing was changed; read the sequence again.
+
+  {"reason": "SEQUENCE_CHANGED", "domain": "idalloc", "metadata": {"sequence": "orders", "etag": "\\"3\\""}}
 """
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 12
-"""The request_id was used before, for another request. Status ALREADY_EXISTS. Metadata: request_id. Nothing was done."""
+"""The request_id was used before, for another request. Status ALREADY_EXISTS. Metadata: request_id. Nothing was done.
+
+  {"reason": "REQUEST_ID_REUSED", "domain": "idalloc",
+   "metadata": {"request_id": "5f2d4c0e-6a57-4d0f-9a43-1c9a5a7d3b11"}}
+"""
 ERROR_REASON_REQUEST_ID_BURNED: ErrorReason.ValueType  # 13
-"""The ids that an earlier call with this request_id took may not be given any more, since the sequence was changed
-since then. Status ABORTED. Metadata: request_id, first_id, last_id. Where the answer to that call came, its ids
-are its caller's; where it was lost, they are burned: take others under a new request_id.
+"""The server cannot repeat the ids that it allocated under this request_id, since the sequence was changed in between.
+Status ABORTED. Metadata: request_id, first_id, last_id. If the first reply arrived, its ids belong to its caller.
+If it was lost, they are burned: allocate others under a new request_id.
+
+  {"reason": "REQUEST_ID_BURNED", "domain": "idalloc", "metadata":
+   {"request_id": "5f2d4c0e-6a57-4d0f-9a43-1c9a5a7d3b11", "first_id": "101", "last_id": "110"}}
 """
 ERROR_REASON_SEQUENCE_AHEAD_OF_CLOCK: ErrorReason.ValueType  # 14
-"""A sequence of timestamps has run ahead of the clock by more than the server's setting max_clock_skew: more ids were
-asked for than there are milliseconds or microseconds. Status UNAVAILABLE with RetryInfo. Metadata: sequence.
+"""A sequence of timestamps is ahead of the clock by more than the server's setting max_clock_skew: callers asked for
+more ids than there are milliseconds or microseconds. Status UNAVAILABLE with RetryInfo. Metadata: sequence.
+
+  {"reason": "SEQUENCE_AHEAD_OF_CLOCK", "domain": "idalloc", "metadata": {"sequence": "events"}}
 """
 ERROR_REASON_PREFIX_IN_USE: ErrorReason.ValueType  # 15
 """Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Status
 FAILED_PRECONDITION. Metadata: prefix, holder. Nothing was changed.
+
+  {"reason": "PREFIX_IN_USE", "domain": "idalloc", "metadata": {"prefix": "7", "holder": "10.0.0.7:50051"}}
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 16
-"""The server asks who calls, and the call showed no token and no client certificate, more than one token, or one that
-nobody has. Status UNAUTHENTICATED. Nothing was done.
+"""The server requires authentication, and the call has no token and no client certificate, more than one token, or an
+unknown one. Status UNAUTHENTICATED. Nothing was done.
+
+  {"reason": "UNAUTHENTICATED", "domain": "idalloc", "metadata": {}}
 """
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 17
-"""The caller is known and has not the role that the call is for, or not for this sequence. Status PERMISSION_DENIED.
-Metadata: identity, role (allocate, read or admin), sequence (where the call is about one). Nothing was done.
+"""The caller is authenticated and lacks the role that the method requires, or lacks it for this sequence. Status
+PERMISSION_DENIED. Metadata: identity, role (allocate, read or admin), sequence (if the method has one). Nothing was
+done.
+
+  {"reason": "PERMISSION_DENIED", "domain": "idalloc",
+   "metadata": {"identity": "billing", "role": "admin", "sequence": "orders"}}
 """
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 18
-"""A quota is used up for now: of the caller, of all callers of a sequence, or of a host that showed too many tokens
-that nobody has. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
-"identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
+"""A quota is used up for now: of the caller, of all callers of a sequence, or of a host that sent too many unknown
+tokens. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as "identity:billing",
+"sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
+
+  {"reason": "QUOTA_EXCEEDED", "domain": "idalloc",
+   "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}
 """
 ERROR_REASON_STORE_REFUSED: ErrorReason.ValueType  # 19
 """The store refused the statement, and refuses it again until an operator acts: its table is blocked, closed or
 missing, a privilege is missing, a constraint is violated, its file is read-only or corrupt. Status
 FAILED_PRECONDITION; a retry does not help. The message has the store's own error and the next step for the
-operator. Metadata: code, http_status (the store's own, where it gave one). The statement was not applied. Example:
+operator. Metadata: code, http_status (the store's own, where it gave one). The statement was not applied.
 
   {"reason": "STORE_REFUSED", "domain": "idalloc", "metadata": {"code": "4007", "http_status": "400"}}
 """
@@ -197,5 +292,8 @@ ERROR_REASON_TOO_MANY_SEQUENCES: ErrorReason.ValueType  # 20
 """This server process has served as many sequences since its start as its setting max_sequences allows (default
 1,000,000), and this is another one. Status RESOURCE_EXHAUSTED; the same call to the same process fails until the
 setting is raised and the server restarted. Metadata: sequence, max_sequences. Nothing was done.
+
+  {"reason": "TOO_MANY_SEQUENCES", "domain": "idalloc",
+   "metadata": {"sequence": "orders", "max_sequences": "1000000"}}
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -30,23 +30,23 @@ class _RangeViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RangeView.V
     RANGE_VIEW_UNSPECIFIED: _RangeView.ValueType  # 0
     """The default: RANGE_VIEW_BASIC."""
     RANGE_VIEW_BASIC: _RangeView.ValueType  # 1
-    """Everything but the notice."""
+    """The range and its metadata."""
     RANGE_VIEW_NOTICE: _RangeView.ValueType  # 2
-    """Also the X Protocol's notice."""
+    """RANGE_VIEW_BASIC and the X Protocol's notice."""
     RANGE_VIEW_TEXTS: _RangeView.ValueType  # 3
-    """Also the ids as texts in the sequence's format; at most 10,000 in a message."""
+    """RANGE_VIEW_BASIC and the ids as texts in the sequence's format; at most 10,000 in a message."""
 
 class RangeView(_RangeView, metaclass=_RangeViewEnumTypeWrapper):
-    """How much the reply to AllocateRange says."""
+    """Which forms of the ids the reply to AllocateRange carries."""
 
 RANGE_VIEW_UNSPECIFIED: RangeView.ValueType  # 0
 """The default: RANGE_VIEW_BASIC."""
 RANGE_VIEW_BASIC: RangeView.ValueType  # 1
-"""Everything but the notice."""
+"""The range and its metadata."""
 RANGE_VIEW_NOTICE: RangeView.ValueType  # 2
-"""Also the X Protocol's notice."""
+"""RANGE_VIEW_BASIC and the X Protocol's notice."""
 RANGE_VIEW_TEXTS: RangeView.ValueType  # 3
-"""Also the ids as texts in the sequence's format; at most 10,000 in a message."""
+"""RANGE_VIEW_BASIC and the ids as texts in the sequence's format; at most 10,000 in a message."""
 Global___RangeView: _TypeAlias = RangeView  # noqa: Y015
 
 class _UuidVersion:
@@ -142,8 +142,8 @@ class _OrderingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Ordering.Val
     different nodes are in no order.
     """
     ORDERING_RISING: _Ordering.ValueType  # 2
-    """A range whose allocation starts after another one was answered, on any node, has larger ids (smaller ones where the
-    step is negative). Every group of concurrent calls costs a write to the store.
+    """A range whose allocation starts after another one was answered, on any node, has larger ids (smaller ones where
+    the step is negative). Every group of concurrent calls costs a write to the store.
     """
 
 class Ordering(_Ordering, metaclass=_OrderingEnumTypeWrapper):
@@ -156,14 +156,14 @@ ORDERING_RISING_PER_NODE: Ordering.ValueType  # 1
 different nodes are in no order.
 """
 ORDERING_RISING: Ordering.ValueType  # 2
-"""A range whose allocation starts after another one was answered, on any node, has larger ids (smaller ones where the
-step is negative). Every group of concurrent calls costs a write to the store.
+"""A range whose allocation starts after another one was answered, on any node, has larger ids (smaller ones where
+the step is negative). Every group of concurrent calls costs a write to the store.
 """
 Global___Ordering: _TypeAlias = Ordering  # noqa: Y015
 
 @_typing.final
 class AllocateRangeRequest(_message.Message):
-    """What AllocateRange is asked for."""
+    """Request of AllocateRange."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -172,18 +172,18 @@ class AllocateRangeRequest(_message.Message):
     VIEW_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     sequence: _builtins.str
-    """The sequence's name: 1 to 255 bytes of UTF-8, as Sequence.name. A sequence that does not exist is created where the
-    server's setting auto_create_sequences is on (the default), starting at 1.
+    """The sequence's name: 1 to 255 bytes of UTF-8, as Sequence.name. A sequence that does not exist is created where
+    the server's setting auto_create_sequences is on (the default), starting at 1.
     """
     id_count: _builtins.int
     """How many ids to take. 0 (unset) means 1; at most the server's setting max_ids_per_call (default 1,000,000)."""
     view: Global___RangeView.ValueType
-    """How much the reply says. The default is RANGE_VIEW_BASIC."""
+    """Which forms of the ids the reply carries. The default is RANGE_VIEW_BASIC."""
     request_id: _builtins.str
-    """A UUID, version 4 as AIP-155 asks. The same request with the same one gets the same ids, on any node, also after a
-    crash, within the server's setting request_id_window (default 1 h); or REQUEST_ID_BURNED where they may not be
-    given any more. Another request with the same one is refused with REQUEST_ID_REUSED. It costs a write to the store,
-    which concurrent calls share.
+    """Identifies this request: a UUID of version 4 (AIP-155). The same request with the same request_id gets the same
+    ids, on any node, also after a crash, within the server's setting request_id_window (default 1 h); or fails with
+    REQUEST_ID_BURNED if the ids cannot be given again. Another request with the same request_id fails with
+    REQUEST_ID_REUSED. It costs a write to the store, which concurrent calls share.
     """
     def __init__(
         self,
@@ -203,7 +203,7 @@ Global___AllocateRangeRequest: _TypeAlias = AllocateRangeRequest  # noqa: Y015
 
 @_typing.final
 class AllocateRangeResponse(_message.Message):
-    """The ids that AllocateRange took."""
+    """Response of AllocateRange."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -221,34 +221,34 @@ class AllocateRangeResponse(_message.Message):
     and created again.
     """
     ordering: Global___Ordering.ValueType
-    """The order that this range was given under."""
+    """The ordering of the sequence when this range was allocated."""
     period: _builtins.str
-    """The period whose counter gave these ids, where the sequence has a reset: the same number comes again in the next
-    one. Such as "2026", "2026-11" or "2026-11-21".
+    """The period whose counter these ids are from, if the sequence has a reset: the next period has the same numbers
+    again. Such as "2026", "2026-11" or "2026-11-21".
     """
     node_id: _builtins.int
-    """Which process took the range: 2^32 times the prefix, plus the start timestamp, which it claimed when it started. No
-    two processes on one store ever have the same, and it stays what it was when the prefix is changed. Where the
-    ordering is ORDERING_RISING_PER_NODE, it is the ranges of one node that rise in the order of calls. A request_id's
-    repeated ids carry the node that answers. 0 means unknown: the server is older than this field.
+    """The server process that allocated the range: 2^32 times the prefix, plus the start timestamp that the process
+    claimed at its start. It is unique per store, and does not change when the prefix is changed. With
+    ORDERING_RISING_PER_NODE the ranges of one node_id rise in the order of calls. A repeated request_id returns the
+    node_id of the process that answers. 0 means unknown: the server is older than this field.
     """
     created: _builtins.bool
-    """Whether this call created the sequence, as its first use, which may be a mistyped name. Of the calls that waited for
-    that, one says so; a repeated request_id does not.
+    """Whether this call created the sequence, by its first use: the name may be mistyped. Of concurrent first calls, one
+    returns true; a repeated request_id returns false.
     """
     @_builtins.property
     def range(self) -> Global___IdRange:
-        """The ids, all that were asked for."""
+        """The ids: as many as the request asked for."""
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """How long, in whole seconds counted from before the request was sent, a pool may keep ids that it has not yet given
-        to its own caller. A range taken for direct use is its caller's for ever.
+        """How long, in whole seconds counted from before the request was sent, a client's pool may keep ids that it has not
+        yet given to its own callers. A range that is used directly belongs to its caller for ever.
         """
 
     @_builtins.property
     def notice(self) -> _notice_pb2.SessionStateChanged:
-        """With RANGE_VIEW_NOTICE: the ids as the X Protocol tells an auto-increment id, a GENERATED_INSERT_ID with first_id."""
+        """With RANGE_VIEW_NOTICE: the X Protocol's notice of an auto-increment id, a GENERATED_INSERT_ID with first_id."""
 
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -277,7 +277,7 @@ Global___AllocateRangeResponse: _TypeAlias = AllocateRangeResponse  # noqa: Y015
 
 @_typing.final
 class StreamRangesRequest(_message.Message):
-    """What StreamRanges is asked for."""
+    """Request of StreamRanges."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -288,13 +288,13 @@ class StreamRangesRequest(_message.Message):
     sequence: _builtins.str
     """The sequence's name, as in AllocateRangeRequest."""
     total_id_count: _builtins.int
-    """How many ids to take in all, at least 1."""
+    """How many ids to allocate in total, at least 1."""
     chunk_id_count: _builtins.int
-    """How many ids a message carries; the last one carries what is left of the total. 0 (unset) means 10,000; at most
-    the server's setting max_ids_per_call.
+    """How many ids a message carries; the last one carries the rest of the total. 0 (unset) means 10,000; at most the
+    server's setting max_ids_per_call.
     """
     view: Global___RangeView.ValueType
-    """How much each message says. The default is RANGE_VIEW_BASIC; RANGE_VIEW_NOTICE is not for streams."""
+    """Which forms of the ids each message carries. The default is RANGE_VIEW_BASIC; a stream has no RANGE_VIEW_NOTICE."""
     def __init__(
         self,
         *,
@@ -332,7 +332,7 @@ class StreamRangesResponse(_message.Message):
     period: _builtins.str
     """As in AllocateRangeResponse."""
     node_id: _builtins.int
-    """Which process took the range, as in AllocateRangeResponse; all chunks of one stream have the same."""
+    """The server process that allocated the range, as in AllocateRangeResponse; the same in all chunks of a stream."""
     created: _builtins.bool
     """Whether the sequence was created for this chunk, as in AllocateRangeResponse."""
     @_builtins.property
@@ -369,7 +369,7 @@ Global___StreamRangesResponse: _TypeAlias = StreamRangesResponse  # noqa: Y015
 
 @_typing.final
 class GenerateDocIdRequest(_message.Message):
-    """What GenerateDocId is asked for."""
+    """Request of GenerateDocId."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -378,8 +378,8 @@ class GenerateDocIdRequest(_message.Message):
     AUTO_INCREMENT_INCREMENT_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
     id_count: _builtins.int
-    """How many ids to make. 0 (unset) means 1; at most 10,000 in a view with texts (all but DOC_ID_VIEW_COMPACT), else
-    the server's setting max_ids_per_call.
+    """How many ids to generate. 0 (unset) means 1; at most 10,000 in a view with texts (all but DOC_ID_VIEW_COMPACT),
+    else the server's setting max_ids_per_call.
     """
     auto_increment_offset: _builtins.int
     """MySQL's session variable auto_increment_offset for this call, 1 to 65535. 0 (unset) means the node's setting."""
@@ -407,7 +407,7 @@ Global___GenerateDocIdRequest: _TypeAlias = GenerateDocIdRequest  # noqa: Y015
 
 @_typing.final
 class GenerateDocIdResponse(_message.Message):
-    """The document ids that GenerateDocId made, in the forms that the view asks for."""
+    """Response of GenerateDocId: the document ids, in the forms of the view."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -416,7 +416,7 @@ class GenerateDocIdResponse(_message.Message):
     NOTICE_FIELD_NUMBER: _builtins.int
     NOTICE_FRAME_FIELD_NUMBER: _builtins.int
     notice_frame: _builtins.bytes
-    """The same notice as the bytes of one whole X Protocol frame, its length first. In the view NOTICE_FRAME."""
+    """The same notice as one complete X Protocol frame, including its length. In the view NOTICE_FRAME."""
     @_builtins.property
     def doc_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The ids as texts, rising. In the views FULL and IDS."""
@@ -427,7 +427,7 @@ class GenerateDocIdResponse(_message.Message):
 
     @_builtins.property
     def notice(self) -> _notice_pb2.SessionStateChanged:
-        """The ids as the X Protocol tells them: GENERATED_DOCUMENT_IDS with one octets scalar an id. In the view FULL."""
+        """The X Protocol's notice of the ids: GENERATED_DOCUMENT_IDS with one octets scalar for each id. In the view FULL."""
 
     def __init__(
         self,
@@ -447,7 +447,7 @@ Global___GenerateDocIdResponse: _TypeAlias = GenerateDocIdResponse  # noqa: Y015
 
 @_typing.final
 class StreamDocIdsRequest(_message.Message):
-    """What StreamDocIds is asked for."""
+    """Request of StreamDocIds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -457,10 +457,10 @@ class StreamDocIdsRequest(_message.Message):
     AUTO_INCREMENT_INCREMENT_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
     total_id_count: _builtins.int
-    """How many ids to make in all, at least 1."""
+    """How many ids to generate in total, at least 1."""
     chunk_id_count: _builtins.int
-    """How many ids a message carries; the last one carries what is left of the total. 0 (unset) means 10,000; limits as
-    for GenerateDocIdRequest.id_count.
+    """How many ids a message carries; the last one carries the rest of the total. 0 (unset) means 10,000; limits as for
+    GenerateDocIdRequest.id_count.
     """
     auto_increment_offset: _builtins.int
     """As in GenerateDocIdRequest."""
@@ -487,7 +487,7 @@ Global___StreamDocIdsRequest: _TypeAlias = StreamDocIdsRequest  # noqa: Y015
 
 @_typing.final
 class StreamDocIdsResponse(_message.Message):
-    """One batch of a stream of document ids, in the forms that the view asks for."""
+    """One batch of a stream of document ids, in the forms of the view."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -496,7 +496,7 @@ class StreamDocIdsResponse(_message.Message):
     NOTICE_FIELD_NUMBER: _builtins.int
     NOTICE_FRAME_FIELD_NUMBER: _builtins.int
     notice_frame: _builtins.bytes
-    """The same notice as the bytes of one whole X Protocol frame, as in GenerateDocIdResponse. In the view NOTICE_FRAME."""
+    """The same notice as one complete X Protocol frame, as in GenerateDocIdResponse. In the view NOTICE_FRAME."""
     @_builtins.property
     def doc_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The ids as texts, rising. In the views FULL and IDS."""
@@ -507,7 +507,7 @@ class StreamDocIdsResponse(_message.Message):
 
     @_builtins.property
     def notice(self) -> _notice_pb2.SessionStateChanged:
-        """The ids as the X Protocol tells them, as in GenerateDocIdResponse. In the view FULL."""
+        """The X Protocol's notice of the ids, as in GenerateDocIdResponse. In the view FULL."""
 
     def __init__(
         self,
@@ -527,7 +527,7 @@ Global___StreamDocIdsResponse: _TypeAlias = StreamDocIdsResponse  # noqa: Y015
 
 @_typing.final
 class GenerateUuidRequest(_message.Message):
-    """What GenerateUuid is asked for."""
+    """Request of GenerateUuid."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -535,11 +535,11 @@ class GenerateUuidRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
     id_count: _builtins.int
-    """How many UUIDs to make, 1 to 10,000. 0 (unset) means 1."""
+    """How many UUIDs to generate, 1 to 10,000. 0 (unset) means 1."""
     version: Global___UuidVersion.ValueType
     """Their version. The default is UUID_VERSION_7."""
     view: Global___UuidView.ValueType
-    """Which form of them the reply carries. The default is UUID_VIEW_TEXT."""
+    """Which form of the UUIDs the reply carries. The default is UUID_VIEW_TEXT."""
     def __init__(
         self,
         *,
@@ -557,7 +557,7 @@ Global___GenerateUuidRequest: _TypeAlias = GenerateUuidRequest  # noqa: Y015
 
 @_typing.final
 class GenerateUuidResponse(_message.Message):
-    """The UUIDs that GenerateUuid made, in the form that the view asks for."""
+    """Response of GenerateUuid: the UUIDs, in the form of the view."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -569,7 +569,7 @@ class GenerateUuidResponse(_message.Message):
 
     @_builtins.property
     def uuid_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The UUIDs as 16 bytes each, the most significant one first. In the view BYTES."""
+        """The UUIDs as 16 bytes each, in network byte order. In the view BYTES."""
 
     def __init__(
         self,
@@ -596,9 +596,9 @@ class IdRange(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     ID_COUNT_FIELD_NUMBER: _builtins.int
     first_id: _builtins.int
-    """The first id handed out by this range, inclusive."""
+    """The first id of the range, inclusive."""
     last_id: _builtins.int
-    """The last id handed out by this range, inclusive. first_id + (id_count - 1) * step."""
+    """The last id of the range, inclusive: first_id + (id_count - 1) * step."""
     step: _builtins.int
     """The distance from one id to the next, never 0; negative in a sequence that counts down."""
     id_count: _builtins.int

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class IdAllocatorServiceStub(object):
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in
-    MySQL's format.
+    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
     domain is "idalloc". Bad input adds a google.rpc.BadRequest that names the field. Where a retry helps there is a
@@ -68,8 +68,8 @@ class IdAllocatorServiceStub(object):
 
 
 class IdAllocatorServiceServicer(object):
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in
-    MySQL's format.
+    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
     domain is "idalloc". Bad input adds a google.rpc.BadRequest that names the field. Where a retry helps there is a
@@ -77,11 +77,11 @@ class IdAllocatorServiceServicer(object):
     """
 
     def AllocateRange(self, request, context):
-        """Takes one contiguous range of ids from a sequence.
+        """Allocates one contiguous range of ids from a sequence.
 
-        No other call, on any node, ever gets one of these ids. A call that is cancelled or past its deadline before ids
-        were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap. With a
-        request_id it takes the same ids again.
+        No other call, on any node, ever gets one of these ids. A call that is cancelled, or whose deadline passes, before
+        ids were taken takes none. A repeated call takes new ids: a retry is safe and leaves a gap at worst. A repeated
+        call with the same request_id gets the same ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
         TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
@@ -92,24 +92,24 @@ class IdAllocatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StreamRanges(self, request, context):
-        """Takes ids from a sequence chunk by chunk until the total is reached.
+        """Allocates ids from a sequence chunk by chunk until the total is reached.
 
-        Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most
-        beyond those that are already on their way to the client, in buffers of the network. The chunks of one stream rise,
-        but need not follow each other without a gap.
+        Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns at most one chunk
+        more than those already in network buffers on the way to the client. The chunks of one stream rise, but need not
+        follow each other without a gap.
 
-        Errors: as AllocateRange, also in the middle of the stream; the chunks received before it stay valid.
+        Errors: as AllocateRange, also in the middle of the stream; chunks received before the error stay valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateDocId(self, request, context):
-        """Makes document ids as MySQL's X Plugin does for documents without an _id.
+        """Generates document ids as MySQL's X Plugin does for documents without an _id.
 
         An id has 28 lower-case hexadecimal characters: 4 of the node's prefix, 8 of its start timestamp, 16 of a serial
-        that all callers of the process share. The start timestamp is claimed in the store, so that no two processes ever
-        make the same id, even under the same prefix.
+        that all callers of the process share. The start timestamp is claimed in the store, so no two processes ever
+        generate the same id, even under the same prefix.
 
         Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE and STORE_REFUSED (only when the serial has
         overflowed), SERVER_DRAINING.
@@ -119,20 +119,20 @@ class IdAllocatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StreamDocIds(self, request, context):
-        """Makes document ids in batches until the total is reached, each batch as GenerateDocId would.
+        """Generates document ids in batches until the total is reached, each batch as GenerateDocId would.
 
-        A batch is made just before it is written: a cancelled stream burns one batch at most beyond those that are already
-        on their way.
+        A batch is generated just before it is written: a cancelled stream burns at most one batch more than those already
+        on the way.
 
-        Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
+        Errors: as GenerateDocId, also in the middle of the stream; batches received before the error stay valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateUuid(self, request, context):
-        """Makes UUIDs, of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or of
-        version 4 (random).
+        """Generates UUIDs of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or
+        of version 4 (random).
 
         Errors: INVALID_REQUEST, SERVER_DRAINING.
         """
@@ -177,8 +177,8 @@ def add_IdAllocatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IdAllocatorService(object):
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in
-    MySQL's format.
+    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
     domain is "idalloc". Bad input adds a google.rpc.BadRequest that names the field. Where a retry helps there is a

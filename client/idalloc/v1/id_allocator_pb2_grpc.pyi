@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class IdAllocatorServiceStub:
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in
-    MySQL's format.
+    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
     domain is "idalloc". Bad input adds a google.rpc.BadRequest that names the field. Where a retry helps there is a
@@ -40,54 +40,54 @@ class IdAllocatorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> IdAllocatorServiceAsyncStub: ...
     AllocateRange: _grpc.UnaryUnaryMultiCallable[_id_allocator_pb2.AllocateRangeRequest, _id_allocator_pb2.AllocateRangeResponse]
-    """Takes one contiguous range of ids from a sequence.
+    """Allocates one contiguous range of ids from a sequence.
 
-    No other call, on any node, ever gets one of these ids. A call that is cancelled or past its deadline before ids
-    were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap. With a
-    request_id it takes the same ids again.
+    No other call, on any node, ever gets one of these ids. A call that is cancelled, or whose deadline passes, before
+    ids were taken takes none. A repeated call takes new ids: a retry is safe and leaves a gap at worst. A repeated
+    call with the same request_id gets the same ids.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
     TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
     SERVER_DRAINING.
     """
     StreamRanges: _grpc.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]
-    """Takes ids from a sequence chunk by chunk until the total is reached.
+    """Allocates ids from a sequence chunk by chunk until the total is reached.
 
-    Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most
-    beyond those that are already on their way to the client, in buffers of the network. The chunks of one stream rise,
-    but need not follow each other without a gap.
+    Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns at most one chunk
+    more than those already in network buffers on the way to the client. The chunks of one stream rise, but need not
+    follow each other without a gap.
 
-    Errors: as AllocateRange, also in the middle of the stream; the chunks received before it stay valid.
+    Errors: as AllocateRange, also in the middle of the stream; chunks received before the error stay valid.
     """
     GenerateDocId: _grpc.UnaryUnaryMultiCallable[_id_allocator_pb2.GenerateDocIdRequest, _id_allocator_pb2.GenerateDocIdResponse]
-    """Makes document ids as MySQL's X Plugin does for documents without an _id.
+    """Generates document ids as MySQL's X Plugin does for documents without an _id.
 
     An id has 28 lower-case hexadecimal characters: 4 of the node's prefix, 8 of its start timestamp, 16 of a serial
-    that all callers of the process share. The start timestamp is claimed in the store, so that no two processes ever
-    make the same id, even under the same prefix.
+    that all callers of the process share. The start timestamp is claimed in the store, so no two processes ever
+    generate the same id, even under the same prefix.
 
     Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE and STORE_REFUSED (only when the serial has
     overflowed), SERVER_DRAINING.
     """
     StreamDocIds: _grpc.UnaryStreamMultiCallable[_id_allocator_pb2.StreamDocIdsRequest, _id_allocator_pb2.StreamDocIdsResponse]
-    """Makes document ids in batches until the total is reached, each batch as GenerateDocId would.
+    """Generates document ids in batches until the total is reached, each batch as GenerateDocId would.
 
-    A batch is made just before it is written: a cancelled stream burns one batch at most beyond those that are already
-    on their way.
+    A batch is generated just before it is written: a cancelled stream burns at most one batch more than those already
+    on the way.
 
-    Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
+    Errors: as GenerateDocId, also in the middle of the stream; batches received before the error stay valid.
     """
     GenerateUuid: _grpc.UnaryUnaryMultiCallable[_id_allocator_pb2.GenerateUuidRequest, _id_allocator_pb2.GenerateUuidResponse]
-    """Makes UUIDs, of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or of
-    version 4 (random).
+    """Generates UUIDs of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or
+    of version 4 (random).
 
     Errors: INVALID_REQUEST, SERVER_DRAINING.
     """
 
 @_typing.type_check_only
 class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in
-    MySQL's format.
+    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
     domain is "idalloc". Bad input adds a google.rpc.BadRequest that names the field. Where a retry helps there is a
@@ -96,53 +96,53 @@ class IdAllocatorServiceAsyncStub(IdAllocatorServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AllocateRange: _aio.UnaryUnaryMultiCallable[_id_allocator_pb2.AllocateRangeRequest, _id_allocator_pb2.AllocateRangeResponse]  # type: ignore[assignment]
-    """Takes one contiguous range of ids from a sequence.
+    """Allocates one contiguous range of ids from a sequence.
 
-    No other call, on any node, ever gets one of these ids. A call that is cancelled or past its deadline before ids
-    were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap. With a
-    request_id it takes the same ids again.
+    No other call, on any node, ever gets one of these ids. A call that is cancelled, or whose deadline passes, before
+    ids were taken takes none. A repeated call takes new ids: a retry is safe and leaves a gap at worst. A repeated
+    call with the same request_id gets the same ids.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
     TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
     SERVER_DRAINING.
     """
     StreamRanges: _aio.UnaryStreamMultiCallable[_id_allocator_pb2.StreamRangesRequest, _id_allocator_pb2.StreamRangesResponse]  # type: ignore[assignment]
-    """Takes ids from a sequence chunk by chunk until the total is reached.
+    """Allocates ids from a sequence chunk by chunk until the total is reached.
 
-    Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most
-    beyond those that are already on their way to the client, in buffers of the network. The chunks of one stream rise,
-    but need not follow each other without a gap.
+    Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns at most one chunk
+    more than those already in network buffers on the way to the client. The chunks of one stream rise, but need not
+    follow each other without a gap.
 
-    Errors: as AllocateRange, also in the middle of the stream; the chunks received before it stay valid.
+    Errors: as AllocateRange, also in the middle of the stream; chunks received before the error stay valid.
     """
     GenerateDocId: _aio.UnaryUnaryMultiCallable[_id_allocator_pb2.GenerateDocIdRequest, _id_allocator_pb2.GenerateDocIdResponse]  # type: ignore[assignment]
-    """Makes document ids as MySQL's X Plugin does for documents without an _id.
+    """Generates document ids as MySQL's X Plugin does for documents without an _id.
 
     An id has 28 lower-case hexadecimal characters: 4 of the node's prefix, 8 of its start timestamp, 16 of a serial
-    that all callers of the process share. The start timestamp is claimed in the store, so that no two processes ever
-    make the same id, even under the same prefix.
+    that all callers of the process share. The start timestamp is claimed in the store, so no two processes ever
+    generate the same id, even under the same prefix.
 
     Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE and STORE_REFUSED (only when the serial has
     overflowed), SERVER_DRAINING.
     """
     StreamDocIds: _aio.UnaryStreamMultiCallable[_id_allocator_pb2.StreamDocIdsRequest, _id_allocator_pb2.StreamDocIdsResponse]  # type: ignore[assignment]
-    """Makes document ids in batches until the total is reached, each batch as GenerateDocId would.
+    """Generates document ids in batches until the total is reached, each batch as GenerateDocId would.
 
-    A batch is made just before it is written: a cancelled stream burns one batch at most beyond those that are already
-    on their way.
+    A batch is generated just before it is written: a cancelled stream burns at most one batch more than those already
+    on the way.
 
-    Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
+    Errors: as GenerateDocId, also in the middle of the stream; batches received before the error stay valid.
     """
     GenerateUuid: _aio.UnaryUnaryMultiCallable[_id_allocator_pb2.GenerateUuidRequest, _id_allocator_pb2.GenerateUuidResponse]  # type: ignore[assignment]
-    """Makes UUIDs, of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or of
-    version 4 (random).
+    """Generates UUIDs of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or
+    of version 4 (random).
 
     Errors: INVALID_REQUEST, SERVER_DRAINING.
     """
 
 class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in
-    MySQL's format.
+    """Hands out identifiers that are unique for ever: ranges of integers from named sequences, and document ids in MySQL's
+    format.
 
     Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
     domain is "idalloc". Bad input adds a google.rpc.BadRequest that names the field. Where a retry helps there is a
@@ -155,11 +155,11 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _id_allocator_pb2.AllocateRangeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_id_allocator_pb2.AllocateRangeResponse, _abc.Awaitable[_id_allocator_pb2.AllocateRangeResponse]]:
-        """Takes one contiguous range of ids from a sequence.
+        """Allocates one contiguous range of ids from a sequence.
 
-        No other call, on any node, ever gets one of these ids. A call that is cancelled or past its deadline before ids
-        were taken takes none; one that is repeated takes new ids, so a retry is safe and at worst leaves a gap. With a
-        request_id it takes the same ids again.
+        No other call, on any node, ever gets one of these ids. A call that is cancelled, or whose deadline passes, before
+        ids were taken takes none. A repeated call takes new ids: a retry is safe and leaves a gap at worst. A repeated
+        call with the same request_id gets the same ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
         TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
@@ -172,13 +172,13 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _id_allocator_pb2.StreamRangesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_id_allocator_pb2.StreamRangesResponse], _abc.AsyncIterator[_id_allocator_pb2.StreamRangesResponse]]:
-        """Takes ids from a sequence chunk by chunk until the total is reached.
+        """Allocates ids from a sequence chunk by chunk until the total is reached.
 
-        Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns one chunk at most
-        beyond those that are already on their way to the client, in buffers of the network. The chunks of one stream rise,
-        but need not follow each other without a gap.
+        Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns at most one chunk
+        more than those already in network buffers on the way to the client. The chunks of one stream rise, but need not
+        follow each other without a gap.
 
-        Errors: as AllocateRange, also in the middle of the stream; the chunks received before it stay valid.
+        Errors: as AllocateRange, also in the middle of the stream; chunks received before the error stay valid.
         """
 
     @_abc_1.abstractmethod
@@ -187,11 +187,11 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _id_allocator_pb2.GenerateDocIdRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_id_allocator_pb2.GenerateDocIdResponse, _abc.Awaitable[_id_allocator_pb2.GenerateDocIdResponse]]:
-        """Makes document ids as MySQL's X Plugin does for documents without an _id.
+        """Generates document ids as MySQL's X Plugin does for documents without an _id.
 
         An id has 28 lower-case hexadecimal characters: 4 of the node's prefix, 8 of its start timestamp, 16 of a serial
-        that all callers of the process share. The start timestamp is claimed in the store, so that no two processes ever
-        make the same id, even under the same prefix.
+        that all callers of the process share. The start timestamp is claimed in the store, so no two processes ever
+        generate the same id, even under the same prefix.
 
         Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE and STORE_REFUSED (only when the serial has
         overflowed), SERVER_DRAINING.
@@ -203,12 +203,12 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _id_allocator_pb2.StreamDocIdsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_id_allocator_pb2.StreamDocIdsResponse], _abc.AsyncIterator[_id_allocator_pb2.StreamDocIdsResponse]]:
-        """Makes document ids in batches until the total is reached, each batch as GenerateDocId would.
+        """Generates document ids in batches until the total is reached, each batch as GenerateDocId would.
 
-        A batch is made just before it is written: a cancelled stream burns one batch at most beyond those that are already
-        on their way.
+        A batch is generated just before it is written: a cancelled stream burns at most one batch more than those already
+        on the way.
 
-        Errors: as GenerateDocId, also in the middle of the stream; the batches received before it stay valid.
+        Errors: as GenerateDocId, also in the middle of the stream; batches received before the error stay valid.
         """
 
     @_abc_1.abstractmethod
@@ -217,8 +217,8 @@ class IdAllocatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _id_allocator_pb2.GenerateUuidRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_id_allocator_pb2.GenerateUuidResponse, _abc.Awaitable[_id_allocator_pb2.GenerateUuidResponse]]:
-        """Makes UUIDs, of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or of
-        version 4 (random).
+        """Generates UUIDs of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or
+        of version 4 (random).
 
         Errors: INVALID_REQUEST, SERVER_DRAINING.
         """

@@ -19,7 +19,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetNodeRequest(_message.Message):
-    """What GetNode is asked for: nothing."""
+    """Request of GetNode."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -36,7 +36,7 @@ Global___GetNodeRequest: _TypeAlias = GetNodeRequest  # noqa: Y015
 
 @_typing.final
 class GetNodeResponse(_message.Message):
-    """What GetNode found."""
+    """Response of GetNode."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -60,7 +60,7 @@ Global___GetNodeResponse: _TypeAlias = GetNodeResponse  # noqa: Y015
 
 @_typing.final
 class UpdateNodeRequest(_message.Message):
-    """What UpdateNode is asked for."""
+    """Request of UpdateNode."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -68,18 +68,16 @@ class UpdateNodeRequest(_message.Message):
     UPDATE_MASK_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
     persist: _builtins.bool
-    """Whether the node keeps the change over restarts, as MySQL's SET PERSIST does. Refused where a flag or the
-    environment says otherwise, since they would win at the next start.
+    """Whether the node keeps the change over restarts, like MySQL's SET PERSIST. Refused if a flag or the environment
+    sets the same field, since it would take precedence at the next start.
     """
     @_builtins.property
     def node(self) -> Global___Node:
-        """The node, with what is to be changed."""
+        """The node, with the fields to change."""
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """The fields to change: of prefix, auto_increment_offset and auto_increment_increment. Without it, those that are not
-        0.
-        """
+        """The fields to change: prefix, auto_increment_offset, auto_increment_increment. Unset: those that are not 0."""
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ Global___UpdateNodeRequest: _TypeAlias = UpdateNodeRequest  # noqa: Y015
 
 @_typing.final
 class UpdateNodeResponse(_message.Message):
-    """What UpdateNode did."""
+    """Response of UpdateNode."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -139,8 +137,8 @@ class Node(_message.Message):
     """The prefix of this node's document ids, 0 to 65535 (the setting node_prefix)."""
     start_timestamp: _builtins.int
     """The start timestamp in this node's document ids, in seconds since 1970-01-01T00:00:00Z. It is claimed in the store
-    and may lie ahead of the clock; it grows when the serial overflows. Each worker has its own: this is that of the one
-    that answered.
+    and may be ahead of the clock; it grows when the serial overflows. Each worker has its own; this is the one of the
+    worker that answered.
     """
     auto_increment_offset: _builtins.int
     """The default for GenerateDocIdRequest.auto_increment_offset, 1 to 65535."""
@@ -151,13 +149,13 @@ class Node(_message.Message):
     store: _builtins.str
     """The store's address, without passwords or tokens."""
     lease_count: _builtins.int
-    """How many leases it holds, of one sequence each. Those of several workers are added up: the workers other than the
-    one that answered are counted once a second.
+    """How many leases the node holds, one for each sequence. Leases of several workers are summed; those of workers
+    other than the one that answered are counted once a second.
     """
     worker_count: _builtins.int
     """How many worker processes share the address (the setting workers), 1 or more. A connection stays with one of them."""
     store_error: _builtins.str
-    """Why the store failed in the last second in which the process that answers asked it; empty where it worked. While it
+    """Why the store failed in the last second in which the answering process called it; empty if it worked. While it
     fails, the name "store" in grpc.health.v1 is NOT_SERVING, and the log has a line store_fails each second.
     """
     def __init__(

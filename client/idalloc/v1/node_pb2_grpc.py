@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class NodeServiceStub(object):
-    """Tells about one server, and changes what its document ids are made of.
+    """Reads and changes the settings of one server's document ids.
     """
 
     def __init__(self, channel):
@@ -48,11 +48,11 @@ class NodeServiceStub(object):
 
 
 class NodeServiceServicer(object):
-    """Tells about one server, and changes what its document ids are made of.
+    """Reads and changes the settings of one server's document ids.
     """
 
     def GetNode(self, request, context):
-        """Gets what this node is: its version, its store, and what its document ids are made of.
+        """Returns the node's version, its store and the settings of its document ids.
 
         Errors: SERVER_DRAINING.
         """
@@ -61,9 +61,9 @@ class NodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateNode(self, request, context):
-        """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, as MySQL's global variables:
-        at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
-        server has several workers, all of them are changed or none: each claims a start timestamp of its own.
+        """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, like MySQL's global
+        variables: at once, for all callers, without changing the serial. For a new prefix the node first claims a start
+        timestamp. A server with several workers changes all of them or none; each claims a start timestamp of its own.
 
         Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
         SERVER_DRAINING.
@@ -94,7 +94,7 @@ def add_NodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NodeService(object):
-    """Tells about one server, and changes what its document ids are made of.
+    """Reads and changes the settings of one server's document ids.
     """
 
     @staticmethod

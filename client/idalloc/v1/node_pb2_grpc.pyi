@@ -27,21 +27,21 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NodeServiceStub:
-    """Tells about one server, and changes what its document ids are made of."""
+    """Reads and changes the settings of one server's document ids."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodeServiceAsyncStub: ...
     GetNode: _grpc.UnaryUnaryMultiCallable[_node_pb2.GetNodeRequest, _node_pb2.GetNodeResponse]
-    """Gets what this node is: its version, its store, and what its document ids are made of.
+    """Returns the node's version, its store and the settings of its document ids.
 
     Errors: SERVER_DRAINING.
     """
     UpdateNode: _grpc.UnaryUnaryMultiCallable[_node_pb2.UpdateNodeRequest, _node_pb2.UpdateNodeResponse]
-    """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, as MySQL's global variables:
-    at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
-    server has several workers, all of them are changed or none: each claims a start timestamp of its own.
+    """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, like MySQL's global
+    variables: at once, for all callers, without changing the serial. For a new prefix the node first claims a start
+    timestamp. A server with several workers changes all of them or none; each claims a start timestamp of its own.
 
     Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
     SERVER_DRAINING.
@@ -49,25 +49,25 @@ class NodeServiceStub:
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
-    """Tells about one server, and changes what its document ids are made of."""
+    """Reads and changes the settings of one server's document ids."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetNode: _aio.UnaryUnaryMultiCallable[_node_pb2.GetNodeRequest, _node_pb2.GetNodeResponse]  # type: ignore[assignment]
-    """Gets what this node is: its version, its store, and what its document ids are made of.
+    """Returns the node's version, its store and the settings of its document ids.
 
     Errors: SERVER_DRAINING.
     """
     UpdateNode: _aio.UnaryUnaryMultiCallable[_node_pb2.UpdateNodeRequest, _node_pb2.UpdateNodeResponse]  # type: ignore[assignment]
-    """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, as MySQL's global variables:
-    at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
-    server has several workers, all of them are changed or none: each claims a start timestamp of its own.
+    """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, like MySQL's global
+    variables: at once, for all callers, without changing the serial. For a new prefix the node first claims a start
+    timestamp. A server with several workers changes all of them or none; each claims a start timestamp of its own.
 
     Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
     SERVER_DRAINING.
     """
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tells about one server, and changes what its document ids are made of."""
+    """Reads and changes the settings of one server's document ids."""
 
     @_abc_1.abstractmethod
     def GetNode(
@@ -75,7 +75,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.GetNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.GetNodeResponse, _abc.Awaitable[_node_pb2.GetNodeResponse]]:
-        """Gets what this node is: its version, its store, and what its document ids are made of.
+        """Returns the node's version, its store and the settings of its document ids.
 
         Errors: SERVER_DRAINING.
         """
@@ -86,9 +86,9 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.UpdateNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.UpdateNodeResponse, _abc.Awaitable[_node_pb2.UpdateNodeResponse]]:
-        """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, as MySQL's global variables:
-        at once, for all callers, without touching the serial. A start timestamp is claimed under a new prefix first. Where the
-        server has several workers, all of them are changed or none: each claims a start timestamp of its own.
+        """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, like MySQL's global
+        variables: at once, for all callers, without changing the serial. For a new prefix the node first claims a start
+        timestamp. A server with several workers changes all of them or none; each claims a start timestamp of its own.
 
         Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
         SERVER_DRAINING.

@@ -32,27 +32,27 @@ class _SequenceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sequence
     SEQUENCE_KIND_UNSPECIFIED: _SequenceKind.ValueType  # 0
     """The default: SEQUENCE_KIND_COUNTER."""
     SEQUENCE_KIND_COUNTER: _SequenceKind.ValueType  # 1
-    """Numbers, counted."""
+    """A counter."""
     SEQUENCE_KIND_TIMESTAMP_MS: _SequenceKind.ValueType  # 2
-    """Milliseconds since 1970-01-01T00:00:00Z, each given once: of several in one millisecond the later ones lie ahead of
-    the clock. They rise over all nodes, whatever the clocks do.
+    """Milliseconds since 1970-01-01T00:00:00Z, each issued once: of several in one millisecond the later ones are ahead
+    of the clock. They rise over all nodes, whatever the clocks do.
     """
     SEQUENCE_KIND_TIMESTAMP_US: _SequenceKind.ValueType  # 3
-    """Microseconds likewise."""
+    """Microseconds, likewise."""
 
 class SequenceKind(_SequenceKind, metaclass=_SequenceKindEnumTypeWrapper):
-    """What the values of a sequence are."""
+    """The kind of a sequence's values."""
 
 SEQUENCE_KIND_UNSPECIFIED: SequenceKind.ValueType  # 0
 """The default: SEQUENCE_KIND_COUNTER."""
 SEQUENCE_KIND_COUNTER: SequenceKind.ValueType  # 1
-"""Numbers, counted."""
+"""A counter."""
 SEQUENCE_KIND_TIMESTAMP_MS: SequenceKind.ValueType  # 2
-"""Milliseconds since 1970-01-01T00:00:00Z, each given once: of several in one millisecond the later ones lie ahead of
-the clock. They rise over all nodes, whatever the clocks do.
+"""Milliseconds since 1970-01-01T00:00:00Z, each issued once: of several in one millisecond the later ones are ahead
+of the clock. They rise over all nodes, whatever the clocks do.
 """
 SEQUENCE_KIND_TIMESTAMP_US: SequenceKind.ValueType  # 3
-"""Microseconds likewise."""
+"""Microseconds, likewise."""
 Global___SequenceKind: _TypeAlias = SequenceKind  # noqa: Y015
 
 class _Reset:
@@ -73,7 +73,7 @@ class _ResetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reset.ValueType
     """At each midnight."""
 
 class Reset(_Reset, metaclass=_ResetEnumTypeWrapper):
-    """When a sequence starts over."""
+    """When a sequence restarts at its first value."""
 
 RESET_UNSPECIFIED: Reset.ValueType  # 0
 """The default: RESET_NEVER."""
@@ -149,74 +149,72 @@ class Sequence(_message.Message):
     description: _builtins.str
     """What it is for, for people; at most 1,000 characters, none of which a name may not have. No line breaks either."""
     kind: Global___SequenceKind.ValueType
-    """What its values are. The default is SEQUENCE_KIND_COUNTER. Stays for ever."""
+    """What its values are. The default is SEQUENCE_KIND_COUNTER. It cannot change."""
     start: _builtins.int
-    """The first id ever issued, between min_value and max_value. The default is min_value, or max_value where step is
-    negative. With step it makes the lattice, start + k * step, on which all ids lie. Of timestamps always 1.
+    """The first id, between min_value and max_value. The default is min_value, or max_value if step is negative. All ids
+    are start + k * step. Of timestamps always 1.
     """
     step: _builtins.int
-    """The distance from one id to the next, -2^61 to 2^61, not 0. The default is 1. Its sign stays for ever."""
+    """The distance from one id to the next, -2^61 to 2^61, not 0. The default is 1. Its sign cannot change."""
     min_value: _builtins.int
-    """No id lies below it: -2^62 to 2^63-2. The default is 1. Of timestamps always 1."""
+    """The smallest id: -2^62 to 2^63-2. The default is 1. Of timestamps always 1."""
     max_value: _builtins.int
-    """No id lies above it: -2^62 to 2^63-2. The default is 2^63-2, or the largest value for which format has room.
-    Of timestamps at least that of the year 2200.
+    """The largest id: -2^62 to 2^63-2. The default is 2^63-2, or the largest value for which format has room. Of
+    timestamps at least that of the year 2200.
     """
     json_safe: _builtins.bool
     """Keeps all ids where JSON, JavaScript and doubles are exact: max_value is then 2^53-1 unless it is set to less, and
     neither bound may lie beyond 2^53-1 on either side of 0.
     """
     offset: _builtins.int
-    """With increment, for several independent installations that must never give the same id: the ids are those that
-    leave the remainder offset when they are divided by increment. It sets step to increment, and start to the first
-    such id that is not below start, or min_value. 1 to increment.
+    """With increment: for several independent installations that must never issue the same id. The ids are those with id
+    mod increment = offset. It sets step to increment, and start to the first such id at or above start, or min_value.
+    1 to increment.
     """
     increment: _builtins.int
-    """How many installations there may be, 1 to 2^61. It replaces step. See offset."""
+    """The number of installations, 1 to 2^61. It replaces step. See offset."""
     ordering: _id_allocator_pb2.Ordering.ValueType
     """The order in which ids are handed out. The default is ORDERING_RISING_PER_NODE; of timestamps always
     ORDERING_RISING.
     """
     min_lease_size: _builtins.int
-    """The fewest ids that a node takes from the store at a time, near the end of the sequence fewer. 0 to 10,000,000; 0
-    (unset): just what is asked for at first, then what the observed rate needs. With ORDERING_RISING nothing is taken
-    ahead.
+    """The fewest ids that a node takes from the store at a time, fewer near the end of the sequence. 0 to 10,000,000; 0
+    (unset): just what is asked for at first, then what the observed rate needs. With ORDERING_RISING a node takes no
+    ids in advance.
     """
     max_lease_size: _builtins.int
-    """The most ids that a node holds beyond what is asked for. 0 to 10,000,000; 0 (unset) means the server's setting
-    max_reserved_ids (default 100,000,000).
+    """The most ids that a node holds in reserve. 0 to 10,000,000; 0 (unset) means the server's setting max_reserved_ids
+    (default 100,000,000).
     """
     format: _builtins.str
     """How an id is written as text, such as "INV-{year}-{value:06d}" or "{value:crockford:8}{check}"; see the README. It
-    must give different texts for different ids; texts of an older format are not compared. Empty: the number in decimal digits.
+    must give different texts for different ids; texts of an older format are not compared. Empty: decimal digits.
     """
     reset: Global___Reset.ValueType
-    """When the sequence starts over at start; each period has a counter of its own. The default is RESET_NEVER. Stays for
+    """When the sequence restarts at start; each period has a counter of its own. The default is RESET_NEVER. Stays for
     ever.
     """
     time_zone: _builtins.str
-    """The time zone in which periods begin and dates in texts are meant, such as "Europe/Vienna". The default is "UTC".
-    Stays for ever.
-    """
+    """The time zone of periods and of dates in texts, such as "Europe/Vienna". The default is "UTC". Stays for ever."""
     last_value: _builtins.int
-    """The last value that was handed to a node, in the period where there is a reset. Unset where none was."""
+    """The last value granted to a node, in the period if there is a reset. Unset if there was none."""
     remaining: _builtins.int
-    """How many ids are left, in the period where there is a reset; 2^63-1 stands for more."""
+    """How many ids are left, in the period if there is a reset; 2^63-1 means that many or more."""
     used_ratio: _builtins.float
-    """The share of its ids that has been handed to nodes, 0 to 1."""
+    """The share of its ids that was granted to nodes, 0 to 1."""
     ids_per_second: _builtins.float
-    """How many ids a second all nodes together took lately, as this node saw it; since the sequence was created where
-    this node saw too little. 0 until that is 10 s.
+    """The recent rate at which all nodes took ids, in ids per second, as this node saw it; the average since the
+    sequence was created if this node saw too little. 0 until that is 10 s.
     """
     generation: _builtins.int
-    """Which generation of leases is valid. It never falls."""
+    """The valid generation of leases. It never decreases."""
     period: _builtins.str
-    """Whose counter this is, such as "2026", "2026-11" or "2026-11-21": the present period's, unless another one was
-    asked for or advanced. Empty where there is no reset.
+    """The period of this counter, such as "2026", "2026-11" or "2026-11-21": the present one, unless the request named
+    another. Empty if there is no reset.
     """
     etag: _builtins.str
-    """Changes with the settings, not with the counter. An update, an advance or a delete that carries another one than
-    the sequence has is refused with SEQUENCE_CHANGED.
+    """Changes with the settings, not with the counter. An update, an advance or a delete with another etag than the
+    sequence's fails with SEQUENCE_CHANGED.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -224,21 +222,21 @@ class Sequence(_message.Message):
 
     @_builtins.property
     def exhaust_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last id will be taken at that rate; now where none is left. Unset where the rate is 0 or that is past the
-        year 9999, for a sequence with a reset where it would not be within the period, and for timestamps.
+        """When the last id will be taken at that rate; the present time if none is left. Unset if the rate is 0, if it is
+        past the year 9999, if a sequence with a reset does not reach it within the period, and for timestamps.
         """
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was created, also by its first use; unset for a sequence that was there before idalloc."""
+        """When it was created, also by its first use; unset for a sequence that is older than idalloc's table columns."""
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last changed, advanced or deleted; unset as create_time."""
+        """When it was last updated, advanced or deleted; unset like create_time."""
 
     @_builtins.property
     def delete_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was deleted; unset where it was not."""
+        """When it was deleted; unset if it was not."""
 
     def __init__(
         self,
@@ -301,18 +299,18 @@ Global___Sequence: _TypeAlias = Sequence  # noqa: Y015
 
 @_typing.final
 class CreateSequenceRequest(_message.Message):
-    """What CreateSequence is asked for."""
+    """Request of CreateSequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A UUID. It is compared with that of the last change of the same sequence, and with no other: if the two are the
-    same, the same request changes nothing, and is answered with the sequence as it is now; another request is refused
-    with REQUEST_ID_REUSED. Where the sequence was changed in between, a repeated request is a new one: a create is
-    refused with SEQUENCE_EXISTS unless the sequence is deleted now, and an update, an advance or a delete is made once
-    more unless its etag is not the present one. Calls of AllocateRange have request ids of their own.
+    """A UUID. The server compares it with the request_id of the sequence's last change only. If both are equal, the same
+    request changes nothing and returns the sequence as it is now; another request fails with REQUEST_ID_REUSED. After
+    another change a repeated request is a new one: a create fails with SEQUENCE_EXISTS unless the sequence is
+    deleted, and an update, an advance or a delete is applied again unless its etag is outdated. Request ids of
+    AllocateRange are separate.
     """
     @_builtins.property
     def sequence(self) -> Global___Sequence:
@@ -334,7 +332,7 @@ Global___CreateSequenceRequest: _TypeAlias = CreateSequenceRequest  # noqa: Y015
 
 @_typing.final
 class CreateSequenceResponse(_message.Message):
-    """What CreateSequence did."""
+    """Response of CreateSequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -358,7 +356,7 @@ Global___CreateSequenceResponse: _TypeAlias = CreateSequenceResponse  # noqa: Y0
 
 @_typing.final
 class GetSequenceRequest(_message.Message):
-    """What GetSequence is asked for."""
+    """Request of GetSequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -367,7 +365,7 @@ class GetSequenceRequest(_message.Message):
     name: _builtins.str
     """The sequence's name."""
     period: _builtins.str
-    """Which period's counter, such as "2026-11", where the sequence has a reset. Empty means the present one."""
+    """The period of the counter, such as "2026-11", if the sequence has a reset. Empty means the present one."""
     def __init__(
         self,
         *,
@@ -384,7 +382,7 @@ Global___GetSequenceRequest: _TypeAlias = GetSequenceRequest  # noqa: Y015
 
 @_typing.final
 class GetSequenceResponse(_message.Message):
-    """What GetSequence found."""
+    """Response of GetSequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -408,7 +406,7 @@ Global___GetSequenceResponse: _TypeAlias = GetSequenceResponse  # noqa: Y015
 
 @_typing.final
 class ListSequencesRequest(_message.Message):
-    """What ListSequences is asked for."""
+    """Request of ListSequences."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -419,14 +417,14 @@ class ListSequencesRequest(_message.Message):
     page_size: _builtins.int
     """The most sequences of the reply: 0 (unset) means 50, more than 1,000 means 1,000."""
     page_token: _builtins.str
-    """The next_page_token of the page before, to a request that is otherwise the same. Empty for the first page."""
+    """The next_page_token of the previous page of the same request. Empty for the first page."""
     name_prefix: _builtins.str
-    """Only sequences whose names begin with this. For a caller who may read some sequences only, the server looks through
-    10,000 names for a page. Where it may show none of these, the call fails with INVALID_REQUEST (field name_prefix):
-    choose a longer one.
+    """Only sequences whose names begin with this. For a caller who may read only some sequences, the server examines
+    10,000 names for a page. If the caller may read none of these, the call fails with INVALID_REQUEST (field
+    name_prefix): choose a longer prefix.
     """
     show_deleted: _builtins.bool
-    """Whether also deleted sequences are listed."""
+    """Whether deleted sequences are listed, too (AIP-164)."""
     def __init__(
         self,
         *,
@@ -445,15 +443,15 @@ Global___ListSequencesRequest: _TypeAlias = ListSequencesRequest  # noqa: Y015
 
 @_typing.final
 class ListSequencesResponse(_message.Message):
-    """What ListSequences found."""
+    """Response of ListSequences."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty on the last one. Not to be looked into. Pages may have fewer than page_size, also before the
-    last one: a page ends before its sequences have more than 1,000,000 bytes.
+    """The page_token of the next page, opaque; empty on the last one. Any page may have fewer sequences than page_size:
+    a page ends before its sequences have more than 1,000,000 bytes.
     """
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sequence]:
@@ -475,7 +473,7 @@ Global___ListSequencesResponse: _TypeAlias = ListSequencesResponse  # noqa: Y015
 
 @_typing.final
 class UpdateSequenceRequest(_message.Message):
-    """What UpdateSequence is asked for."""
+    """Request of UpdateSequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -486,12 +484,12 @@ class UpdateSequenceRequest(_message.Message):
     """As in CreateSequenceRequest."""
     @_builtins.property
     def sequence(self) -> Global___Sequence:
-        """The sequence, by its name, with what is to be changed. Where it has an etag, it must be the present one."""
+        """The sequence, by its name, with the fields to change. If its etag is set, it must be the present one."""
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """The fields to change; a field named here and unset in sequence goes back to its default. "*" means all. Without it,
-        the fields that are set.
+        """The fields to change; a field named here and unset in sequence is reset to its default. "*" means all. Unset: the
+        fields that are set.
         """
 
     def __init__(
@@ -511,7 +509,7 @@ Global___UpdateSequenceRequest: _TypeAlias = UpdateSequenceRequest  # noqa: Y015
 
 @_typing.final
 class UpdateSequenceResponse(_message.Message):
-    """What UpdateSequence did."""
+    """Response of UpdateSequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -524,13 +522,11 @@ class UpdateSequenceResponse(_message.Message):
 
     @_builtins.property
     def effective_time(self) -> _timestamp_pb2.Timestamp:
-        """When every lease that was granted under the old settings has ended, by this node's clock. In the past where none had
-        to end.
-        """
+        """When every lease of the old settings has expired, by this node's clock. In the past if no lease had to expire."""
 
     @_builtins.property
     def effective_delay(self) -> _duration_pb2.Duration:
-        """How long it is until then, counted from the reply."""
+        """The time from the reply to effective_time."""
 
     def __init__(
         self,
@@ -549,7 +545,7 @@ Global___UpdateSequenceResponse: _TypeAlias = UpdateSequenceResponse  # noqa: Y0
 
 @_typing.final
 class DeleteSequenceRequest(_message.Message):
-    """What DeleteSequence is asked for."""
+    """Request of DeleteSequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -559,7 +555,7 @@ class DeleteSequenceRequest(_message.Message):
     name: _builtins.str
     """The sequence's name."""
     etag: _builtins.str
-    """Where it is set, it must be the present one."""
+    """If it is set, it must be the present one."""
     request_id: _builtins.str
     """As in CreateSequenceRequest."""
     def __init__(
@@ -579,7 +575,7 @@ Global___DeleteSequenceRequest: _TypeAlias = DeleteSequenceRequest  # noqa: Y015
 
 @_typing.final
 class DeleteSequenceResponse(_message.Message):
-    """What DeleteSequence did."""
+    """Response of DeleteSequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -588,11 +584,11 @@ class DeleteSequenceResponse(_message.Message):
     EFFECTIVE_DELAY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequence(self) -> Global___Sequence:
-        """The sequence as it was when it was deleted, with its delete_time."""
+        """The deleted sequence, with its delete_time."""
 
     @_builtins.property
     def effective_time(self) -> _timestamp_pb2.Timestamp:
-        """When no node issues its ids any more, as in UpdateSequenceResponse."""
+        """From when on no node issues its ids, as in UpdateSequenceResponse."""
 
     @_builtins.property
     def effective_delay(self) -> _duration_pb2.Duration:
@@ -615,7 +611,7 @@ Global___DeleteSequenceResponse: _TypeAlias = DeleteSequenceResponse  # noqa: Y0
 
 @_typing.final
 class AdvanceSequenceRequest(_message.Message):
-    """What AdvanceSequence is asked for."""
+    """Request of AdvanceSequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -627,8 +623,8 @@ class AdvanceSequenceRequest(_message.Message):
     name: _builtins.str
     """The sequence's name."""
     past: _builtins.int
-    """The value that the counter moves past: the largest id in use, or the smallest one where the sequence counts down.
-    It must be set, also where it is 0, and not lie past the sequence's bound.
+    """The value that the counter moves past: the largest id in use, or the smallest if the sequence counts down. It must
+    be set, even if it is 0, and must not be past the sequence's bound.
     """
     period: _builtins.str
     """Which period's counter, such as "2026-11", where the sequence has a reset. Empty means the present one."""
@@ -657,7 +653,7 @@ Global___AdvanceSequenceRequest: _TypeAlias = AdvanceSequenceRequest  # noqa: Y0
 
 @_typing.final
 class AdvanceSequenceResponse(_message.Message):
-    """What AdvanceSequence did."""
+    """Response of AdvanceSequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -666,7 +662,7 @@ class AdvanceSequenceResponse(_message.Message):
     EFFECTIVE_DELAY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequence(self) -> Global___Sequence:
-        """The sequence as it is now, with the counter of the period that was advanced."""
+        """The sequence as it is now, with the counter of the advanced period."""
 
     @_builtins.property
     def effective_time(self) -> _timestamp_pb2.Timestamp:
@@ -693,7 +689,7 @@ Global___AdvanceSequenceResponse: _TypeAlias = AdvanceSequenceResponse  # noqa: 
 
 @_typing.final
 class ParseIdRequest(_message.Message):
-    """What ParseId is asked for."""
+    """Request of ParseId."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -719,7 +715,7 @@ Global___ParseIdRequest: _TypeAlias = ParseIdRequest  # noqa: Y015
 
 @_typing.final
 class ParseIdResponse(_message.Message):
-    """What ParseId found."""
+    """Response of ParseId."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -738,9 +734,9 @@ class ParseIdResponse(_message.Message):
     day: _builtins.int
     """The day of the month in the text, 1 to 31, if the format has it."""
     prefix: _builtins.int
-    """The prefix of the node that made it, if the format has it."""
+    """The prefix of the node that wrote it, if the format has it."""
     check: _builtins.str
-    """The check characters in the text, which are right; empty if the format has none."""
+    """The valid check digits in the text; empty if the format has none."""
     def __init__(
         self,
         *,

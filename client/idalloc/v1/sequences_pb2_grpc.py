@@ -26,14 +26,14 @@ if _version_not_supported:
 
 
 class SequenceServiceStub(object):
-    """Makes, shows, changes, advances and deletes sequences.
+    """Creates, reads, lists, updates, advances and deletes sequences.
 
-    A change of what ids look like or where they go (all but description and labels), an advance and a delete end the
-    leases of all nodes: each opens a new generation. A node that holds ids of the older one may go on issuing them until
-    the effective_time in the reply, at which every lease that was granted before has ended.
+    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
+    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
+    reply. By then every earlier lease has expired.
 
-    No change ever lets an id come again: a counter only goes on in its direction, a deleted sequence leaves a tombstone,
-    and a sequence that is created under a deleted one's name goes on behind it.
+    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
+    sequence created under a deleted one's name continues after its last value.
     """
 
     def __init__(self, channel):
@@ -80,21 +80,21 @@ class SequenceServiceStub(object):
 
 
 class SequenceServiceServicer(object):
-    """Makes, shows, changes, advances and deletes sequences.
+    """Creates, reads, lists, updates, advances and deletes sequences.
 
-    A change of what ids look like or where they go (all but description and labels), an advance and a delete end the
-    leases of all nodes: each opens a new generation. A node that holds ids of the older one may go on issuing them until
-    the effective_time in the reply, at which every lease that was granted before has ended.
+    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
+    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
+    reply. By then every earlier lease has expired.
 
-    No change ever lets an id come again: a counter only goes on in its direction, a deleted sequence leaves a tombstone,
-    and a sequence that is created under a deleted one's name goes on behind it.
+    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
+    sequence created under a deleted one's name continues after its last value.
     """
 
     def CreateSequence(self, request, context):
-        """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last value, in a new generation.
+        """Creates a sequence. Under the name of a deleted sequence, it continues after the last value, in a new generation.
 
-        Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it all the
-        time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
+        repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,9 +110,8 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSequences(self, request, context):
-        """Lists sequences by name, page by page. None is left out: where the row of one cannot be read, its page is
-        refused with SEQUENCE_INVALID, which names it. Mend that row in the store, or list by a name_prefix that it does not
-        have.
+        """Lists sequences by name, page by page, without gaps: if a row is corrupt, its page fails with SEQUENCE_INVALID,
+        which names the sequence. Repair the row in the store, or list by a name_prefix that excludes it.
 
         Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
@@ -121,7 +120,7 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSequence(self, request, context):
-        """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, stay for ever.
+        """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, cannot change.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -131,7 +130,7 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSequence(self, request, context):
-        """Deletes a sequence. Its name stays known, so that no id comes again when it is created once more.
+        """Deletes a sequence. It leaves a tombstone, so that no id repeats when a sequence of that name is created again.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -141,11 +140,11 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AdvanceSequence(self, request, context):
-        """Moves a sequence's counter past a value, as after an import of rows that have ids already. It never moves back.
+        """Moves a sequence's counter past a value, for example after an import of rows with ids. It never moves back.
 
-        From effective_time on no node issues an id at or below past (at or above, where the sequence counts down), and no
-        pool of a client that heeds ttl gives one. It ends all leases also where the counter is past that value
-        already, since nodes may hold older ids.
+        From effective_time on no node issues an id at or below past (at or above, if the sequence counts down), nor does
+        a client's pool that respects ttl. It ends all leases even if the counter is already past that value, since nodes
+        may hold older ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -155,9 +154,9 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ParseId(self, request, context):
-        """Takes the text of an id apart, by the sequence's present format. Whether that id was ever issued is not looked at.
+        """Parses the text of an id by the sequence's present format. It does not check whether that id was ever issued.
 
-        Errors: INVALID_REQUEST (field text: it is none of this format, or its check characters are wrong),
+        Errors: INVALID_REQUEST (field text: it does not match the format, or its check digits are wrong),
         SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -211,14 +210,14 @@ def add_SequenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SequenceService(object):
-    """Makes, shows, changes, advances and deletes sequences.
+    """Creates, reads, lists, updates, advances and deletes sequences.
 
-    A change of what ids look like or where they go (all but description and labels), an advance and a delete end the
-    leases of all nodes: each opens a new generation. A node that holds ids of the older one may go on issuing them until
-    the effective_time in the reply, at which every lease that was granted before has ended.
+    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
+    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
+    reply. By then every earlier lease has expired.
 
-    No change ever lets an id come again: a counter only goes on in its direction, a deleted sequence leaves a tombstone,
-    and a sequence that is created under a deleted one's name goes on behind it.
+    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
+    sequence created under a deleted one's name continues after its last value.
     """
 
     @staticmethod

@@ -27,14 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SequenceServiceStub:
-    """Makes, shows, changes, advances and deletes sequences.
+    """Creates, reads, lists, updates, advances and deletes sequences.
 
-    A change of what ids look like or where they go (all but description and labels), an advance and a delete end the
-    leases of all nodes: each opens a new generation. A node that holds ids of the older one may go on issuing them until
-    the effective_time in the reply, at which every lease that was granted before has ended.
+    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
+    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
+    reply. By then every earlier lease has expired.
 
-    No change ever lets an id come again: a counter only goes on in its direction, a deleted sequence leaves a tombstone,
-    and a sequence that is created under a deleted one's name goes on behind it.
+    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
+    sequence created under a deleted one's name continues after its last value.
     """
 
     @_typing.overload
@@ -42,10 +42,10 @@ class SequenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SequenceServiceAsyncStub: ...
     CreateSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.CreateSequenceRequest, _sequences_pb2.CreateSequenceResponse]
-    """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last value, in a new generation.
+    """Creates a sequence. Under the name of a deleted sequence, it continues after the last value, in a new generation.
 
-    Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it all the
-    time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
+    Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
+    repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     GetSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.GetSequenceRequest, _sequences_pb2.GetSequenceResponse]
     """Gets a sequence: its settings, its counter, and when it will be exhausted.
@@ -53,59 +53,58 @@ class SequenceServiceStub:
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ListSequences: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.ListSequencesRequest, _sequences_pb2.ListSequencesResponse]
-    """Lists sequences by name, page by page. None is left out: where the row of one cannot be read, its page is
-    refused with SEQUENCE_INVALID, which names it. Mend that row in the store, or list by a name_prefix that it does not
-    have.
+    """Lists sequences by name, page by page, without gaps: if a row is corrupt, its page fails with SEQUENCE_INVALID,
+    which names the sequence. Repair the row in the store, or list by a name_prefix that excludes it.
 
     Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     UpdateSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.UpdateSequenceRequest, _sequences_pb2.UpdateSequenceResponse]
-    """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, stay for ever.
+    """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, cannot change.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     DeleteSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.DeleteSequenceRequest, _sequences_pb2.DeleteSequenceResponse]
-    """Deletes a sequence. Its name stays known, so that no id comes again when it is created once more.
+    """Deletes a sequence. It leaves a tombstone, so that no id repeats when a sequence of that name is created again.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     AdvanceSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.AdvanceSequenceRequest, _sequences_pb2.AdvanceSequenceResponse]
-    """Moves a sequence's counter past a value, as after an import of rows that have ids already. It never moves back.
+    """Moves a sequence's counter past a value, for example after an import of rows with ids. It never moves back.
 
-    From effective_time on no node issues an id at or below past (at or above, where the sequence counts down), and no
-    pool of a client that heeds ttl gives one. It ends all leases also where the counter is past that value
-    already, since nodes may hold older ids.
+    From effective_time on no node issues an id at or below past (at or above, if the sequence counts down), nor does
+    a client's pool that respects ttl. It ends all leases even if the counter is already past that value, since nodes
+    may hold older ids.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ParseId: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.ParseIdRequest, _sequences_pb2.ParseIdResponse]
-    """Takes the text of an id apart, by the sequence's present format. Whether that id was ever issued is not looked at.
+    """Parses the text of an id by the sequence's present format. It does not check whether that id was ever issued.
 
-    Errors: INVALID_REQUEST (field text: it is none of this format, or its check characters are wrong),
+    Errors: INVALID_REQUEST (field text: it does not match the format, or its check digits are wrong),
     SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
 
 @_typing.type_check_only
 class SequenceServiceAsyncStub(SequenceServiceStub):
-    """Makes, shows, changes, advances and deletes sequences.
+    """Creates, reads, lists, updates, advances and deletes sequences.
 
-    A change of what ids look like or where they go (all but description and labels), an advance and a delete end the
-    leases of all nodes: each opens a new generation. A node that holds ids of the older one may go on issuing them until
-    the effective_time in the reply, at which every lease that was granted before has ended.
+    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
+    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
+    reply. By then every earlier lease has expired.
 
-    No change ever lets an id come again: a counter only goes on in its direction, a deleted sequence leaves a tombstone,
-    and a sequence that is created under a deleted one's name goes on behind it.
+    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
+    sequence created under a deleted one's name continues after its last value.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.CreateSequenceRequest, _sequences_pb2.CreateSequenceResponse]  # type: ignore[assignment]
-    """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last value, in a new generation.
+    """Creates a sequence. Under the name of a deleted sequence, it continues after the last value, in a new generation.
 
-    Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it all the
-    time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
+    Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
+    repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     GetSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.GetSequenceRequest, _sequences_pb2.GetSequenceResponse]  # type: ignore[assignment]
     """Gets a sequence: its settings, its counter, and when it will be exhausted.
@@ -113,50 +112,49 @@ class SequenceServiceAsyncStub(SequenceServiceStub):
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ListSequences: _aio.UnaryUnaryMultiCallable[_sequences_pb2.ListSequencesRequest, _sequences_pb2.ListSequencesResponse]  # type: ignore[assignment]
-    """Lists sequences by name, page by page. None is left out: where the row of one cannot be read, its page is
-    refused with SEQUENCE_INVALID, which names it. Mend that row in the store, or list by a name_prefix that it does not
-    have.
+    """Lists sequences by name, page by page, without gaps: if a row is corrupt, its page fails with SEQUENCE_INVALID,
+    which names the sequence. Repair the row in the store, or list by a name_prefix that excludes it.
 
     Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     UpdateSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.UpdateSequenceRequest, _sequences_pb2.UpdateSequenceResponse]  # type: ignore[assignment]
-    """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, stay for ever.
+    """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, cannot change.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     DeleteSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.DeleteSequenceRequest, _sequences_pb2.DeleteSequenceResponse]  # type: ignore[assignment]
-    """Deletes a sequence. Its name stays known, so that no id comes again when it is created once more.
+    """Deletes a sequence. It leaves a tombstone, so that no id repeats when a sequence of that name is created again.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     AdvanceSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.AdvanceSequenceRequest, _sequences_pb2.AdvanceSequenceResponse]  # type: ignore[assignment]
-    """Moves a sequence's counter past a value, as after an import of rows that have ids already. It never moves back.
+    """Moves a sequence's counter past a value, for example after an import of rows with ids. It never moves back.
 
-    From effective_time on no node issues an id at or below past (at or above, where the sequence counts down), and no
-    pool of a client that heeds ttl gives one. It ends all leases also where the counter is past that value
-    already, since nodes may hold older ids.
+    From effective_time on no node issues an id at or below past (at or above, if the sequence counts down), nor does
+    a client's pool that respects ttl. It ends all leases even if the counter is already past that value, since nodes
+    may hold older ids.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ParseId: _aio.UnaryUnaryMultiCallable[_sequences_pb2.ParseIdRequest, _sequences_pb2.ParseIdResponse]  # type: ignore[assignment]
-    """Takes the text of an id apart, by the sequence's present format. Whether that id was ever issued is not looked at.
+    """Parses the text of an id by the sequence's present format. It does not check whether that id was ever issued.
 
-    Errors: INVALID_REQUEST (field text: it is none of this format, or its check characters are wrong),
+    Errors: INVALID_REQUEST (field text: it does not match the format, or its check digits are wrong),
     SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
 
 class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Makes, shows, changes, advances and deletes sequences.
+    """Creates, reads, lists, updates, advances and deletes sequences.
 
-    A change of what ids look like or where they go (all but description and labels), an advance and a delete end the
-    leases of all nodes: each opens a new generation. A node that holds ids of the older one may go on issuing them until
-    the effective_time in the reply, at which every lease that was granted before has ended.
+    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
+    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
+    reply. By then every earlier lease has expired.
 
-    No change ever lets an id come again: a counter only goes on in its direction, a deleted sequence leaves a tombstone,
-    and a sequence that is created under a deleted one's name goes on behind it.
+    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
+    sequence created under a deleted one's name continues after its last value.
     """
 
     @_abc_1.abstractmethod
@@ -165,10 +163,10 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.CreateSequenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.CreateSequenceResponse, _abc.Awaitable[_sequences_pb2.CreateSequenceResponse]]:
-        """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last value, in a new generation.
+        """Creates a sequence. Under the name of a deleted sequence, it continues after the last value, in a new generation.
 
-        Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it all the
-        time), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
+        Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
+        repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
 
     @_abc_1.abstractmethod
@@ -188,9 +186,8 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.ListSequencesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.ListSequencesResponse, _abc.Awaitable[_sequences_pb2.ListSequencesResponse]]:
-        """Lists sequences by name, page by page. None is left out: where the row of one cannot be read, its page is
-        refused with SEQUENCE_INVALID, which names it. Mend that row in the store, or list by a name_prefix that it does not
-        have.
+        """Lists sequences by name, page by page, without gaps: if a row is corrupt, its page fails with SEQUENCE_INVALID,
+        which names the sequence. Repair the row in the store, or list by a name_prefix that excludes it.
 
         Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
@@ -201,7 +198,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.UpdateSequenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.UpdateSequenceResponse, _abc.Awaitable[_sequences_pb2.UpdateSequenceResponse]]:
-        """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, stay for ever.
+        """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, cannot change.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -213,7 +210,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.DeleteSequenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.DeleteSequenceResponse, _abc.Awaitable[_sequences_pb2.DeleteSequenceResponse]]:
-        """Deletes a sequence. Its name stays known, so that no id comes again when it is created once more.
+        """Deletes a sequence. It leaves a tombstone, so that no id repeats when a sequence of that name is created again.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -225,11 +222,11 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.AdvanceSequenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.AdvanceSequenceResponse, _abc.Awaitable[_sequences_pb2.AdvanceSequenceResponse]]:
-        """Moves a sequence's counter past a value, as after an import of rows that have ids already. It never moves back.
+        """Moves a sequence's counter past a value, for example after an import of rows with ids. It never moves back.
 
-        From effective_time on no node issues an id at or below past (at or above, where the sequence counts down), and no
-        pool of a client that heeds ttl gives one. It ends all leases also where the counter is past that value
-        already, since nodes may hold older ids.
+        From effective_time on no node issues an id at or below past (at or above, if the sequence counts down), nor does
+        a client's pool that respects ttl. It ends all leases even if the counter is already past that value, since nodes
+        may hold older ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -241,9 +238,9 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.ParseIdRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.ParseIdResponse, _abc.Awaitable[_sequences_pb2.ParseIdResponse]]:
-        """Takes the text of an id apart, by the sequence's present format. Whether that id was ever issued is not looked at.
+        """Parses the text of an id by the sequence's present format. It does not check whether that id was ever issued.
 
-        Errors: INVALID_REQUEST (field text: it is none of this format, or its check characters are wrong),
+        Errors: INVALID_REQUEST (field text: it does not match the format, or its check digits are wrong),
         SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
 

@@ -53,7 +53,7 @@ class _FrameScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameScope
     """This session alone."""
 
 class FrameScope(_FrameScope, metaclass=_FrameScopeEnumTypeWrapper):
-    """Whom a notice concerns (Mysqlx.Notice.Frame.Scope)."""
+    """The sessions that a notice concerns (Mysqlx.Notice.Frame.Scope)."""
 
 FRAME_SCOPE_UNSPECIFIED: FrameScope.ValueType  # 0
 """Not used."""
@@ -74,7 +74,7 @@ class _SessionParameterEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sess
     SESSION_PARAMETER_GENERATED_INSERT_ID: _SessionParameter.ValueType  # 3
     """The first auto-increment id of an insert."""
     SESSION_PARAMETER_GENERATED_DOCUMENT_IDS: _SessionParameter.ValueType  # 12
-    """The document ids that the server made, in the order of their rows."""
+    """The document ids that the server generated, in the order of their rows."""
 
 class SessionParameter(_SessionParameter, metaclass=_SessionParameterEnumTypeWrapper):
     """What may change in a session (Mysqlx.Notice.SessionStateChanged.Parameter)."""
@@ -84,7 +84,7 @@ SESSION_PARAMETER_UNSPECIFIED: SessionParameter.ValueType  # 0
 SESSION_PARAMETER_GENERATED_INSERT_ID: SessionParameter.ValueType  # 3
 """The first auto-increment id of an insert."""
 SESSION_PARAMETER_GENERATED_DOCUMENT_IDS: SessionParameter.ValueType  # 12
-"""The document ids that the server made, in the order of their rows."""
+"""The document ids that the server generated, in the order of their rows."""
 Global___SessionParameter: _TypeAlias = SessionParameter  # noqa: Y015
 
 class _ScalarType:
@@ -113,7 +113,7 @@ Global___ScalarType: _TypeAlias = ScalarType  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):
-    """The part of MySQL's X Protocol that tells a client which ids the server made. Field numbers and values are MySQL's
+    """The part of MySQL's X Protocol that notifies a client of generated ids. Field numbers and values are MySQL's
     (Mysqlx.Notice and Mysqlx.Datatypes), so the bytes parse with MySQL's own classes. Every scalar field is explicitly
     optional: a zero that was set is written, as in MySQL's proto2.
 
@@ -128,7 +128,7 @@ class Frame(_message.Message):
     type: Global___FrameType.ValueType
     """Which kind of notice the payload holds, a FrameType."""
     scope: Global___FrameScope.ValueType
-    """Whom it concerns. Ids are told with FRAME_SCOPE_LOCAL."""
+    """The sessions that it concerns: FRAME_SCOPE_LOCAL for generated ids."""
     payload: _builtins.bytes
     """The notice's own message, serialized."""
     def __init__(
