@@ -30,10 +30,11 @@ run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 test: lint type gen-check ## everything that has to pass (ARGS="-k name" goes to pytest)
 	$(bin)/pytest -n 2 -m 'not mysql' $(ARGS)
 
-lint: .venv/ready ## ruff, import-linter, buf
+lint: .venv/ready ## ruff, import-linter, words, buf
 	$(bin)/ruff check --quiet
 	$(bin)/ruff format --check --quiet
 	$(bin)/lint-imports --no-logo --cache-dir .build/importlinter
+	$(bin)/python scripts/lint_words.py
 	$(bin)/buf lint protos
 	$(bin)/buf format --diff --exit-code protos
 	$(bin)/buf breaking protos --against protos/baseline.binpb
