@@ -28,7 +28,7 @@ def too_few_left(
     if value + count > sequence.max_value:
         left = max(0, sequence.max_value - value)
         return SequenceExhausted(title, count, left, left)
-    return SequenceAheadOfClock(title, (value + count - now) / kind.per_second, most=max_clock_skew)
+    return SequenceAheadOfClock(title, (value + count - now) / kind.per_second, max_clock_skew)
 
 
 def never_fits(title: str, kind: Kind, count: int, max_clock_skew: float) -> InvalidRequest | None:
