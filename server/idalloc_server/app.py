@@ -215,7 +215,7 @@ class _Node:
         self._calls = RpcLayer(
             self._metrics,
             door,
-            self._allocator.store_check,
+            self._allocator.store_health,
             log_each=settings.log_level == "debug",
             push_back=transport.can_push_back(settings.transport),
         )
@@ -265,7 +265,7 @@ class _Node:
                     watch_burned(self._allocator.burned.pop_new),
                     self._door.log_totals(),
                     self._calls.failed.run(),
-                    self._allocator.store_check.run(lambda error: self._health.turn_store(works=not error)),
+                    self._allocator.store_health.run(lambda error: self._health.turn_store(works=not error)),
                     self._reload(),
                 ]
                 if self._files.access:

@@ -37,7 +37,7 @@ def is_refused(call: Callable[[], object]) -> bool:
     """Whether a call is refused with the place to go on."""
     with pytest.raises(IdallocError) as refused:
         call()
-    return "this store was retired on 20" in str(refused.value) and f"go on at: {NEW}" in str(refused.value)
+    return "this store was retired on 20" in str(refused.value) and f"use instead: {NEW}" in str(refused.value)
 
 
 def start(store: str) -> subprocess.CompletedProcess[str]:
@@ -63,7 +63,7 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
         assert [each.name for each in client.sequences.list(show_deleted=True)] == ["orders"]
         refused = idalloc("import", "-", f"--store={store}", content=content)
         assert refused.returncode == 1
-        assert f"go on at: {NEW}" in refused.stderr
+        assert f"use instead: {NEW}" in refused.stderr
         new = f"sqlite://{tmp_path}/new.db"
         assert idalloc("import", "-", f"--store={new}", content=content).returncode == 0
         with running(tmp_path, store=new) as other, Client(other.address) as there:
@@ -73,7 +73,7 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("idalloc: store: this store was retired on 20")
-    assert f"go on at: {NEW}" in line
+    assert f"use instead: {NEW}" in line
     assert "idalloc import --unretire FILE" in line
 
 

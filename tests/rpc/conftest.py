@@ -122,7 +122,7 @@ async def serving(
         store, clock, AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
     )
     metrics = CallMetrics()
-    calls = RpcLayer(metrics, door, allocator.store_check, log_each=True, push_back=can_push_back(transport))
+    calls = RpcLayer(metrics, door, allocator.store_health, log_each=True, push_back=can_push_back(transport))
     server = make_server(transport, reuse_port=False)
 
     request_ids = IdempotentAllocator(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)

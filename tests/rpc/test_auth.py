@@ -155,7 +155,7 @@ async def test_a_refusal_says_what_is_missing_and_never_the_token(guarded: Serve
     details = details_of(failed.value)
     assert details.code == grpc.StatusCode.PERMISSION_DENIED
     assert dict(details.info.metadata) == {"identity": "read", "role": "allocate", "sequence": "mine"}
-    assert details.message == "'read' has not the role 'allocate' for sequence 'mine'"
+    assert details.message == "identity 'read' lacks role 'allocate' for sequence 'mine'"
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await guarded.ids.AllocateRange(request, metadata=(("authorization", "Bearer planted-secret"),))
     details = details_of(failed.value)

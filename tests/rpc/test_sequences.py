@@ -53,7 +53,7 @@ async def served() -> AsyncIterator[Served]:
     )
     servicer = SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0))
     door = Door(clock, max_ids_per_call=1_000)
-    calls = RpcLayer(CallMetrics(), door, allocator.store_check, log_each=False)
+    calls = RpcLayer(CallMetrics(), door, allocator.store_health, log_each=False)
     calls.wrap(servicer, pb.DESCRIPTOR.services_by_name["SequenceService"])
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     sequences_pb2_grpc.add_SequenceServiceServicer_to_server(servicer, server)

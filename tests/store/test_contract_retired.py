@@ -57,7 +57,7 @@ class TestRetired:
         await store.create(made("live"))
         await store.create(MARK)
         before = await self.rows(store)
-        with pytest.raises(StoreRetired, match=r"retired on 2023-11-14T22:13:20\+00:00; go on at: db1, schema"):
+        with pytest.raises(StoreRetired, match=r"retired on 2023-11-14T22:13:20\+00:00; use instead: db1, schema"):
             await call(store)
         assert await self.rows(store) == before
         assert await store.get("new") is None

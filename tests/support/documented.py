@@ -62,8 +62,8 @@ def lease_times() -> float:
 def reserve_times() -> float:
     """Returns how many times outage_reserve the ids that a node holds last, at 1 id/s."""
     steady = reserve.Reserve(100.0, 10**9, 0.0)
-    steady.refilled(0, 10_000, 10_000, 0.0, 0.0)
-    return steady.wanted(0, 0, 10_000.0) / 100
+    steady.record_refill(0, 10_000, 10_000, 0.0, 0.0)
+    return steady.target(0, 0, 10_000.0) / 100
 
 
 def of_protos() -> Claims:
@@ -159,7 +159,7 @@ def of_help() -> Claims:
 
 def of_settings_table() -> Claims:
     """Returns what the third column of the README's table of settings must state, by setting."""
-    assert sequence_allocator.AHEAD_SHARE == 1_000
+    assert sequence_allocator.PREFETCH_SHARE == 1_000
     assert app.STREAMS_SHARE == 4 / 5
     assert transport.MAX_CONNECTION_GRACE_SECONDS == 60
     return {

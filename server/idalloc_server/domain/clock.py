@@ -1,26 +1,26 @@
-"""Time as the domain sees it, so that tests can make it jump."""
+"""The clocks of the domain; tests replace them."""
 
 import time
 from typing import Protocol
 
-# CLOCK_BOOTTIME counts suspended time and cannot be set; where it is missing (macOS), CLOCK_MONOTONIC does the same.
+# CLOCK_BOOTTIME counts suspended time and cannot be set. macOS lacks it; its CLOCK_MONOTONIC does the same.
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
-    """Two clocks: one for deadlines, one for dates."""
+    """A clock for deadlines and a clock for dates."""
 
     def boot(self) -> float:
-        """Returns seconds that no one can set back and that go on while the machine is suspended."""
+        """Returns monotonic seconds, including the time that the machine was suspended."""
         ...
 
     def wall(self) -> float:
-        """Returns seconds since 1970-01-01T00:00:00Z, which may jump either way."""
+        """Returns seconds since 1970-01-01T00:00:00Z. May jump in either direction."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the operating system."""
 
     def boot(self) -> float:
         """See ``Clock.boot``."""

@@ -1,4 +1,4 @@
-"""The catalogue of everything that a call, or a start, can be refused for.
+"""The errors of the domain: why a call, or the start of the process, is refused.
 
 * Refusal                     a call is refused; ``reason`` is a value of ``idalloc.v1.ErrorReason``
     x InvalidRequest
@@ -17,10 +17,10 @@
     x RequestIdBurned
     x Unauthenticated
     x PermissionDenied
-    x WorkerFailed              a fault of the server itself
-    * StoreFailure            the store did not do what it was asked
-        x StoreRefused          it does not recover by itself: an operator must act
-        * StoreUnavailable      it may recover by itself; also Retryable
+    x WorkerFailed              an internal error of the server
+    * StoreFailure            the store did not execute the statement
+        x StoreRefused          permanent until an operator acts
+        * StoreUnavailable      transient; also Retryable
     * Retryable               the same call may succeed later
         x ServerDraining
         x SequenceAheadOfClock
@@ -29,22 +29,23 @@
             x StoreUnreachable      nothing was sent
             x StoreRejected         the store answered with an error; nothing was applied
             x StoreOutcomeUnknown   the statement may have been applied, or may yet be
-* StartRefused                the process must not start; names the setting and the mend
+* StartRefused                the process must not start; names the setting to change
+    x FileUnreadable            a retry may succeed
 """
 
 from pathlib import Path
 from typing import ClassVar
 
-# The most bytes that are said of a field.
+# Longer rules are truncated: a status contains the rule three times and must fit into 8 kB.
 MAX_RULE_BYTES = 500
 
 
 class Refusal(Exception):
-    """A call that is refused.
+    """Base class of the errors that a call can fail with.
 
     Attributes:
-        reason: The name that the wire carries (``idalloc.v1.ErrorReason`` without its prefix).
-        metadata: The dynamic values of the message, each under its own name.
+        reason: The value of ``idalloc.v1.ErrorReason``, without its prefix.
+        metadata: The dynamic values of the message, by name.
     """
 
     reason: ClassVar[str]
@@ -55,32 +56,26 @@ class Refusal(Exception):
 
 
 class InvalidRequest(Refusal):
-    """A field of the request breaks its rule.
+    """A field of the request is invalid.
 
     Attributes:
         field: The field's name on the wire.
-        rule: The rule that it breaks.
+        rule: The rule that it breaks, cut to ``MAX_RULE_BYTES``.
     """
 
     reason = "INVALID_REQUEST"
 
     def __init__(self, field: str, rule: str) -> None:
-        # What a caller sent may stand in it, at any length; a status, which has it three times, has to fit into 8 kB.
-        said = rule.encode(errors="replace")
-        if len(said) > MAX_RULE_BYTES:
-            rule = f"{said[:MAX_RULE_BYTES].decode(errors='ignore')}…"
+        encoded = rule.encode(errors="replace")
+        if len(encoded) > MAX_RULE_BYTES:
+            rule = f"{encoded[:MAX_RULE_BYTES].decode(errors='ignore')}…"
         super().__init__(f"{field}: {rule}", field=field)
         self.field = field
         self.rule = rule
 
 
 class SequenceNotFound(Refusal):
-    """The sequence does not exist.
-
-    Args:
-        sequence: The sequence's name.
-        why: What follows "does not exist" in the message.
-    """
+    """The sequence does not exist. ``why`` follows "does not exist" in the message."""
 
     reason = "SEQUENCE_NOT_FOUND"
 
@@ -89,61 +84,56 @@ class SequenceNotFound(Refusal):
 
 
 class SequenceDeleted(SequenceNotFound):
-    """The sequence was deleted. It is not created by its first use, but on purpose only."""
+    """The sequence was deleted. Only ``CreateSequence`` creates it again; its first use does not."""
 
     def __init__(self, sequence: str) -> None:
-        super().__init__(sequence, ": it was deleted, and goes on where it ended when it is created again")
+        super().__init__(sequence, ": it was deleted; when created again, it continues after its last id")
 
 
 class StoreRetired(SequenceDeleted):
-    """The store's sequences have moved to another store: this one creates none, and claims no start timestamp.
+    """The sequences were moved to another store; this one grants no ids and no start timestamps.
 
     Args:
-        sequence: Which sequence the call was for; empty for none.
-        at: When it was retired, in ISO 8601.
-        moved_to: Where to go on, for people.
+        sequence: The sequence of the call; empty if the call was for none.
+        at: When the store was retired, in ISO 8601.
+        moved_to: The new store, for people.
     """
 
     def __init__(self, sequence: str, at: str, moved_to: str) -> None:
         about = {"sequence": sequence} if sequence else {}
-        Refusal.__init__(self, f"this store was retired on {at}; go on at: {moved_to}", **about)
+        Refusal.__init__(self, f"this store was retired on {at}; use instead: {moved_to}", **about)
 
 
 class SequenceExists(Refusal):
-    """A sequence of that name exists."""
+    """A sequence with this name already exists."""
 
     reason = "SEQUENCE_EXISTS"
 
     def __init__(self, sequence: str) -> None:
-        super().__init__(f"sequence {sequence!r} exists already", sequence=sequence)
+        super().__init__(f"sequence {sequence!r} already exists", sequence=sequence)
 
 
 class SequenceChanged(Refusal):
-    """The sequence is not the one that was to be changed any more. Nothing was changed.
-
-    Args:
-        sequence: The sequence's name.
-        etag: The present etag.
-    """
+    """The etag does not match: the sequence was changed since it was read. Nothing was changed."""
 
     reason = "SEQUENCE_CHANGED"
 
     def __init__(self, sequence: str, etag: str) -> None:
         super().__init__(
-            f"sequence {sequence!r} was changed in the meantime, its etag is {etag} now: read it again",
+            f"sequence {sequence!r} was changed since it was read; its etag is now {etag}: read it again",
             sequence=sequence,
             etag=etag,
         )
 
 
 class SequenceExhausted(Refusal):
-    """More ids are asked for than the sequence has left.
+    """The request is for more ids than the sequence has left.
 
     Args:
         sequence: The sequence's name.
-        wanted: How many ids were asked for.
-        remaining: How many ids can still be had here.
-        largest_range: How many of them in one range.
+        wanted: How many ids were requested.
+        remaining: How many ids this node can still issue.
+        largest_range: The most of them in one contiguous range.
     """
 
     reason = "SEQUENCE_EXHAUSTED"
@@ -151,7 +141,7 @@ class SequenceExhausted(Refusal):
     def __init__(self, sequence: str, wanted: int, remaining: int, largest_range: int) -> None:
         in_one = f", at most {largest_range} in one range" if largest_range < remaining else ""
         super().__init__(
-            f"sequence {sequence!r} has {remaining} ids left{in_one}; {wanted} were asked for",
+            f"sequence {sequence!r} has {remaining} ids left{in_one}; {wanted} were requested",
             sequence=sequence,
             remaining=remaining,
             largest_range=largest_range,
@@ -159,7 +149,7 @@ class SequenceExhausted(Refusal):
 
 
 class SequenceInvalid(Refusal):
-    """The sequence's row in the store cannot be counted on."""
+    """The stored row is corrupt."""
 
     reason = "SEQUENCE_INVALID"
 
@@ -168,33 +158,28 @@ class SequenceInvalid(Refusal):
 
 
 class TooManySequences(Refusal):
-    """The process keeps marks of as many sequences as it may, and this is another one. Nothing was done.
-
-    Args:
-        sequence: The sequence's name.
-        most: The setting max_sequences.
-    """
+    """The process has used ``max_sequences`` other sequences since it started. Nothing was issued."""
 
     reason = "TOO_MANY_SEQUENCES"
 
-    def __init__(self, sequence: str, most: int) -> None:
+    def __init__(self, sequence: str, max_sequences: int) -> None:
         super().__init__(
-            f"sequence {sequence!r} is refused: since its start this process has served {most} others, "
-            f"as many as max_sequences = {most} allows; raise max_sequences and restart the server",
+            f"sequence {sequence!r} exceeds the limit max_sequences = {max_sequences} of sequences that this process "
+            "has used since it started; raise max_sequences and restart the server",
             sequence=sequence,
-            max_sequences=most,
+            max_sequences=max_sequences,
         )
 
 
 class StoreWentBackwards(Refusal):
-    """The store is behind what this process saw before."""
+    """The store is behind what this process saw before, such as after a restore from a backup (P3)."""
 
     reason = "STORE_WENT_BACKWARDS"
 
     def __init__(self, sequence: str, seen: str, found: str) -> None:
         super().__init__(
-            f"the store went backwards: of sequence {sequence!r} this node saw {seen}, and found {found}; "
-            "this node issues no more of its ids until the sequence is advanced past the highest id in use "
+            f"the store went backwards: of sequence {sequence!r} this node saw {seen}, but found {found}; "
+            "this node issues no ids of the sequence until it is advanced past the highest id in use "
             "(idalloc sequences advance)",
             sequence=sequence,
             seen=seen,
@@ -203,41 +188,41 @@ class StoreWentBackwards(Refusal):
 
 
 class DocIdTimestampRefused(Refusal):
-    """The next start timestamp would not fit in a document id."""
+    """The prefix's next start timestamp does not fit into a document id."""
 
     reason = "DOC_ID_TIMESTAMP_REFUSED"
 
 
 class PrefixInUse(Refusal):
-    """Another live node holds the prefix, and that is refused."""
+    """Another live node holds the prefix, and ``prefix_conflict`` is ``refuse``."""
 
     reason = "PREFIX_IN_USE"
 
     def __init__(self, prefix: int, holder: str) -> None:
-        super().__init__(f"prefix {prefix} is in use by {holder}: choose another one", prefix=prefix, holder=holder)
+        super().__init__(f"prefix {prefix} is in use by {holder}; choose another prefix", prefix=prefix, holder=holder)
 
 
 class RequestIdReused(Refusal):
-    """The request id was used before, for another request. Nothing was done."""
+    """The request id was already used for another request. Nothing was issued."""
 
     reason = "REQUEST_ID_REUSED"
 
     def __init__(self, request_id: str, earlier: str) -> None:
         super().__init__(
-            f"request_id {request_id} was used before, for {earlier}: a new request needs a new one",
+            f"request_id {request_id} was already used for {earlier}; use a new request_id for a new request",
             request_id=request_id,
         )
 
 
 class RequestIdBurned(Refusal):
-    """The ids that an earlier call with this request id took may not be given any more."""
+    """The ids recorded for this request id are no longer valid, because the sequence was changed."""
 
     reason = "REQUEST_ID_BURNED"
 
     def __init__(self, request_id: str, first_id: int, last_id: int) -> None:
         super().__init__(
-            f"the ids {first_id} to {last_id}, which an earlier call with request_id {request_id} took, are not given "
-            "any more, since the sequence was changed since: unless its answer came, take others under a new one",
+            f"ids {first_id} to {last_id} of request_id {request_id} cannot be returned again: the sequence was "
+            "changed since they were taken; if you did not receive them, use a new request_id",
             request_id=request_id,
             first_id=first_id,
             last_id=last_id,
@@ -245,40 +230,30 @@ class RequestIdBurned(Refusal):
 
 
 class Unauthenticated(Refusal):
-    """The caller did not say who it is, or nobody knows it. The message never says what it showed."""
+    """The credentials are missing or unknown. The message never contains them."""
 
     reason = "UNAUTHENTICATED"
 
 
 class PermissionDenied(Refusal):
-    """The caller is known, and has not the role that the call is for.
-
-    Args:
-        identity: Who calls.
-        role: The role.
-        sequence: For which sequence; None where the call is about none.
-    """
+    """The caller's identity lacks the required role, on ``sequence`` unless that is None."""
 
     reason = "PERMISSION_DENIED"
 
     def __init__(self, identity: str, role: str, sequence: str | None) -> None:
         where = "" if sequence is None else f" for sequence {sequence!r}"
         about = {} if sequence is None else {"sequence": sequence}
-        super().__init__(f"{identity!r} has not the role {role!r}{where}", identity=identity, role=role, **about)
+        super().__init__(f"identity {identity!r} lacks role {role!r}{where}", identity=identity, role=role, **about)
 
 
 class WorkerFailed(Refusal):
-    """One of the server's processes did not do its part, and another takes its place or the log says more."""
+    """A worker process failed or did not answer. The log has the cause."""
 
     reason = "INTERNAL"
 
 
 class Retryable(Refusal):
-    """The same call may succeed later.
-
-    Attributes:
-        retry_after: How long to wait before it, in seconds.
-    """
+    """A retry of the same call may succeed, after ``retry_after`` seconds."""
 
     retry_after: float = 1.0
 
@@ -293,39 +268,39 @@ class ServerDraining(Retryable):
 
 
 class SequenceAheadOfClock(Retryable):
-    """More timestamps were asked for than the clock allows.
+    """The request is for timestamps that lie too far ahead of the clock.
 
     Args:
         sequence: The sequence's name.
-        ahead: By how many seconds it would be ahead of the clock.
-        most: How many are allowed.
+        ahead: How far ahead of the clock the last one would be, in seconds.
+        max_clock_skew: The limit, in seconds.
     """
 
     reason = "SEQUENCE_AHEAD_OF_CLOCK"
 
-    def __init__(self, sequence: str, ahead: float, most: float) -> None:
+    def __init__(self, sequence: str, ahead: float, max_clock_skew: float) -> None:
         super().__init__(
-            f"sequence {sequence!r} would be {ahead:.3f} s ahead of the clock, more than max_clock_skew, {most:g} s",
+            f"sequence {sequence!r} would be {ahead:.3f} s ahead of the clock; max_clock_skew is {max_clock_skew:g} s",
             sequence=sequence,
         )
-        self.retry_after = max(ahead - most, 0.001)
+        self.retry_after = max(ahead - max_clock_skew, 0.001)
 
 
 class QuotaExceeded(Retryable):
-    """The caller, or all callers of a sequence, took as much as they may for now. Nothing was done.
+    """The quota of an identity or a sequence is used up. Nothing was issued.
 
     Args:
-        subject: Whose quota it is, such as ``identity:billing`` or ``sequence:orders``.
-        quota: Which one.
-        limit: How much it allows.
-        retry_after: When there is some again, in seconds.
+        subject: The owner of the quota, such as ``identity:billing`` or ``sequence:orders``.
+        quota: The name of the quota.
+        limit: The limit, in the unit of the quota.
+        retry_after: When the request fits again, in seconds.
     """
 
     reason = "QUOTA_EXCEEDED"
 
     def __init__(self, subject: str, quota: str, limit: float, retry_after: float) -> None:
         super().__init__(
-            f"{subject} is at its quota {quota} = {limit:g}: try again in {retry_after:.3f} s",
+            f"{subject} has used up its quota {quota} = {limit:g}; try again in {retry_after:.3f} s",
             subject=subject,
             quota=quota,
             limit=f"{limit:g}",
@@ -337,11 +312,11 @@ class QuotaExceeded(Retryable):
 
 
 class StoreFailure(Refusal):
-    """The store did not do what it was asked.
+    """The store did not execute the statement.
 
     Attributes:
-        code: The store's own error code, if it gave one (CrateDB: 4000 … 5035).
-        http_status: The status of its HTTP answer, if there was one.
+        code: The store's own error code, if known (CrateDB: 4000 … 5035).
+        http_status: The HTTP status of its response, if there was one.
     """
 
     def __init__(self, message: str, *, code: int | None = None, http_status: int | None = None) -> None:
@@ -352,22 +327,19 @@ class StoreFailure(Refusal):
 
 
 class StoreRefused(StoreFailure):
-    """The store refused the statement, and refuses it again until an operator acts. The message names the next step.
-
-    The statement itself was not applied.
-    """
+    """The store rejects the statement until an operator acts; the message names the next step. Nothing was applied."""
 
     reason = "STORE_REFUSED"
 
 
 class StoreUnavailable(StoreFailure, Retryable):
-    """The store did not do what it was asked, and may recover by itself."""
+    """The store did not execute the statement; a retry may succeed."""
 
     reason = "STORE_UNAVAILABLE"
 
 
 class StoreUnreachable(StoreUnavailable):
-    """Nothing was sent: no connection could be made."""
+    """No connection could be made; nothing was sent."""
 
 
 class StoreRejected(StoreUnavailable):
@@ -375,14 +347,14 @@ class StoreRejected(StoreUnavailable):
 
 
 class StoreOutcomeUnknown(StoreUnavailable):
-    """The statement may have been applied, or may yet be: what it would have taken is burned."""
+    """The statement may have been applied, or may be applied later. The ids that it requested are burned."""
 
 
 class StartRefused(Exception):
-    """The process must not start like this.
+    """The process must not start with these settings, files or store.
 
     Attributes:
-        setting: The setting that is to blame, or the one that mends it.
+        setting: The setting at fault, or the one to change.
     """
 
     def __init__(self, setting: str, message: str) -> None:
@@ -391,17 +363,14 @@ class StartRefused(Exception):
 
 
 class FileUnreadable(StartRefused):
-    """A file cannot be read, which another try may do."""
+    """A file cannot be read; a retry may succeed."""
 
 
 def unreadable(setting: str, path: Path, error: OSError) -> FileUnreadable:
-    """Returns the refusal of a start that needs a file which cannot be read.
-
-    A path is told only where it is a whole one: what is none may be a secret that was given in place of its file.
-    """
+    """Returns the error for a file that cannot be read."""
     return FileUnreadable(setting, f"cannot read {shown_path(path)}: {error.strerror}")
 
 
 def shown_path(path: Path) -> str:
-    """Returns how a file is named that may not be one, see ``unreadable``."""
+    """Returns an absolute path; hides any other text, which may be a secret given in place of its file."""
     return str(path) if path.is_absolute() else "the file that it names"

@@ -1,33 +1,33 @@
-"""What holds ids of this process learns that it is in the child of a fork (P8)."""
+"""Discard the ids held by a process in its forked children (P8)."""
 
 import os
 import weakref
 from typing import Protocol
 
-# Not that of the child: an id of a process alone may come back, as 1 does in every container.
+# Never the id of a child: process ids repeat, as 1 does in every container.
 NO_PROCESS = -1
 
 
 class ForkAware(Protocol):
-    """Holds something that is this process's alone."""
+    """An object that holds ids of one process."""
 
     def forget_after_fork(self) -> None:
-        """Gives up what the parent of this process holds, in the child of a fork."""
+        """Discards the ids of the parent process; called in the child of a fork."""
         ...
 
 
-_watched: "weakref.WeakSet[ForkAware]" = weakref.WeakSet()
+_registered: "weakref.WeakSet[ForkAware]" = weakref.WeakSet()
 
 
 def register(holder: ForkAware) -> None:
-    """Has ``holder.forget_after_fork`` called in each child that this process forks, as long as it lives."""
-    _watched.add(holder)
+    """Calls ``holder.forget_after_fork`` in each forked child. Keeps only a weak reference."""
+    _registered.add(holder)
 
 
 def _forget_in_child() -> None:
-    for holder in list(_watched):
+    for holder in list(_registered):
         holder.forget_after_fork()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork either
+if hasattr(os, "register_at_fork"):  # Windows has neither this nor fork
     os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,11 +1,11 @@
-"""How a counter is moved so that no node goes on with ids that it took before (P5)."""
+"""Generations: a change of a sequence starts a new one, which ends the leases of older ones (P5)."""
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.domain.store import Store
 
-# Added to the life of a lease, for what the clocks of two machines may differ by while it lasts.
+# Added to the TTL of a lease: the clocks of two machines may drift apart by this much meanwhile.
 MARGIN_SECONDS = 1.0
 
 _ATTEMPTS = 5
@@ -13,25 +13,19 @@ _PER_SECOND = 1000
 
 
 def generation_after(sequence: Sequence, generation: int, clock: Clock) -> int:
-    """Returns the generation that a sequence begins with, or that a change brings it to.
+    """Returns the generation of a new sequence, or of a changed one.
 
-    It grows with every change, and is at least the milliseconds since 1970. Counted by ones alone, a restored store
-    would come once more to the generations that it had lost, and a node that saw one of those would take it for its
-    own and renew a lease from before the restore for ever.
+    It is larger than ``generation`` and at least the milliseconds since 1970, so that a store restored from a backup
+    does not repeat the generations that it lost: a node could then renew a lease from before the restore. A repeat
+    needs two changes in the same millisecond, or a clock that was ahead by exactly the time between them.
 
-    What remains is a change that was lost and another one, after the restore, that come to the very same number: within
-    one millisecond, or where the clock of the first was ahead of that of the second by just the time in between. One
-    that was ahead by more does no harm: its node is then told of an older generation, and issues nothing. But as long
-    as a row has a generation that a clock far ahead gave it, its changes do count by ones.
-
-    A sequence with a reset has odd ones only. Even ones are those of counters of periods that are being advanced: no
-    id is issued in them, and no other change can bring the sequence into one, with settings that the counter does not
-    have.
+    A sequence with a reset has odd generations. Even ones belong to period counters that are being advanced; no id is
+    issued in them.
 
     Args:
-        sequence: The settings from then on.
-        generation: The newest that was seen of it; 0 for none.
-        clock: For the time.
+        sequence: The new settings.
+        generation: The newest known generation; 0 for a new sequence.
+        clock: Its wall clock is the lower limit.
     """
     newer = max(generation + 1, _now(clock))
     return newer if sequence.reset == Reset.NEVER else newer | 1
@@ -40,38 +34,37 @@ def generation_after(sequence: Sequence, generation: int, clock: Clock) -> int:
 async def advance_period(
     store: Store, clock: Clock, counter: str, sequence: Sequence, at_least: int, generation: int
 ) -> int:
-    """Moves the counter of a period, and ends the leases of it.
+    """Advances the counter of a period and ends its leases. Idempotent, and safe under concurrency.
 
-    The counter goes before its sequence: once the sequence has a new generation, any node may open the period's
-    counter in it, and hold ids from before ``at_least`` that no later write would end. May be done again, and by any
-    number of processes at once.
+    The counter is written before its sequence: once the sequence has a new generation, any node may open the counter
+    in it and take ids from before ``at_least``.
 
     Args:
-        store: Where it is kept.
-        clock: For the generation, as for ``generation_after``.
-        counter: The name of the counter.
+        store: The store of the counter.
+        clock: As for ``generation_after``.
+        counter: The name of the counter's row.
         sequence: The settings of its sequence.
-        at_least: Where the counter must be, or further.
-        generation: The newest that was seen of the sequence or the counter.
+        at_least: The value that the counter must reach or pass.
+        generation: The newest known generation of the sequence and the counter.
 
     Returns:
-        The generation that the counter has now. The sequence must go to an odd one after it before any lease of the
-        counter is good again; only then is the advance complete.
+        The counter's new, even generation. The advance is complete when the caller has set the sequence to a later,
+        odd one.
 
     Raises:
-        StoreUnavailable: The store did not answer, or others move the counter all the time.
+        StoreUnavailable: The store did not answer, or concurrent changes won every attempt.
     """
     row = await store.get(counter)
     for _ in range(_ATTEMPTS):
-        # The even one after all of these: as long as the clock was not set back, no store had that one before.
+        # The next even one. Unless the clock was set back, no store had it before.
         opened = (max(generation, row.generation if row else 0, _now(clock)) // 2 + 1) * 2
         await store.open_period(counter, sequence, at_least, opened)
         row = await store.get(counter)
         if row is None or row.last_value is None or row.generation != opened:
             continue
-        if not sequence.is_past(at_least, row.last_value):  # else it was another advance that opened this generation
+        if not sequence.is_past(at_least, row.last_value):  # else another advance opened this generation
             return opened
-    raise StoreUnavailable(f"others move the counter {counter!r} all the time")
+    raise StoreUnavailable(f"counter {counter!r} was changed concurrently in {_ATTEMPTS} attempts")
 
 
 def _now(clock: Clock) -> int:

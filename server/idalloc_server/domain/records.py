@@ -1,4 +1,4 @@
-"""What a store takes and returns: rows, grants, changes, recorded answers and claims."""
+"""The records that a store reads and writes: rows, grants, revisions, recorded allocations and claims."""
 
 from typing import NamedTuple
 
@@ -6,19 +6,18 @@ from idalloc_server.domain.sequences.model import Sequence
 
 
 class Grant(NamedTuple):
-    """What one write returned: the ids in (last_value - granted * step, last_value] are this process's alone.
+    """The result of one write: the ids in (last_value - granted * step, last_value] belong to this process.
 
     Attributes:
         last_value: The counter after the write.
-        granted: How many ids were granted: what was wanted, or 0; of timestamps also fewer.
-        sequence: The settings of the sequence. Equal settings of one process are one object.
-        remaining: How many ids the sequence has left after the write.
-        generation: The sequence's generation, which never falls.
-        version: Which state of the row the write left behind, for ``Store.give_back``: two numbers, of which every
-            write of the row makes the first one larger, by one at least; and the generation, since a restored store
-            may come to the same two once more.
-        writes: How many writes of the row idalloc has made, this one included. In CrateDB ``version`` also grows with
-            writes of other rows; this count does not.
+        granted: The number of ids granted: as requested or 0; for timestamps any number up to the request.
+        sequence: The settings. Within a process equal settings are the same object.
+        remaining: The number of ids that the sequence has left after the write.
+        generation: The sequence's generation, which never decreases.
+        version: The state of the row after the write, for ``Store.give_back``: two numbers, the first of which
+            increases with every write of the row, and the generation, since a restored store may repeat the two.
+        writes: The number of writes to the row by idalloc, including this one. In CrateDB writes of other rows
+            increase ``version``, but not this.
     """
 
     last_value: int
@@ -36,17 +35,17 @@ class Grant(NamedTuple):
 
     @property
     def value_before(self) -> int:
-        """The counter right before the first id that was granted."""
+        """The counter before the first granted id."""
         return self.last_value - self.granted * self.step
 
 
 class GrantFloor(NamedTuple):
-    """What a counter must not be behind of, for anything to be granted.
+    """The state that a counter must have reached; a counter behind it is granted nothing.
 
     Attributes:
-        generation: Its generation is at least that.
-        least: It is at least there.
-        most: It is at most there.
+        generation: The least generation.
+        least: The least value, for a counter that rises.
+        most: The largest value, for a counter that falls.
     """
 
     generation: int = 0
@@ -54,7 +53,7 @@ class GrantFloor(NamedTuple):
     most: int = 2**63 - 1
 
     def is_ahead_of(self, last_value: int, generation: int) -> bool:
-        """Whether a counter is behind."""
+        """Whether a counter is behind this state."""
         return generation < self.generation or not self.least <= last_value <= self.most
 
 
@@ -62,19 +61,19 @@ NO_FLOOR = GrantFloor()
 
 
 class Row(NamedTuple):
-    """A sequence, or the counter of one of its periods, as it lies in the store.
+    """A stored sequence, or the stored counter of one of its periods.
 
     Attributes:
-        name: The sequence's name; of a period's counter ``name_of_period``.
-        last_value: The counter: the last value handed out. None in an adopted row that has none.
+        name: The sequence's name, or ``name_of_period`` for a period's counter.
+        last_value: The counter: the last value handed out. May be None in an adopted row.
         sequence: The settings.
-        generation: Which generation of leases is valid.
-        lease_ms: How long leases may live that were granted up to now, in milliseconds; 0 where there was none.
-        revision: How often the settings were changed; not moved by grants.
-        revised_by: Who made the last of these changes: the ``by`` of it. Empty where there was none.
-        created_at: When it was created, in seconds since 1970; None where that is not known.
-        changed_at: When it was last revised, likewise.
-        deleted: Whether it is a tombstone.
+        generation: The generation of the valid leases.
+        lease_ms: The longest TTL of any lease granted so far, in milliseconds; 0 without one.
+        revision: The number of changes of the settings; grants do not count.
+        revised_by: The change token of the last change (``Revision.by``); empty without one.
+        created_at: Seconds since 1970; None if unknown.
+        changed_at: When the settings were last changed, in seconds since 1970; None if unknown.
+        deleted: Whether the row is a tombstone.
     """
 
     name: str
@@ -93,15 +92,15 @@ class Revision(NamedTuple):
     """A change of a sequence.
 
     Attributes:
-        sequence: The settings from now on.
-        at_least: The counter goes on to here (in the direction of the step), if it is not past it, and then on to the
-            lattice of the settings. Never before ``sequence.before_start``.
-        by: Who makes the change; no two changes share it, unless one is the repetition of the other.
-        at: When, in seconds since 1970.
-        ends_leases: Whether the generation grows, so that leases of the older one end.
-        generation: The least generation from now on.
-        limit: The change is refused where the counter is past this value.
-        deleted: Whether the sequence is a tombstone from now on.
+        sequence: The new settings.
+        at_least: The counter advances to this value unless it is past it, then to the next value that the settings
+            allow (start + k * step). Never before ``sequence.before_start``.
+        by: The change token, unique for each change; a repeat of the change has the same one.
+        at: The time of the change, in seconds since 1970.
+        ends_leases: Whether the generation increases, which ends all leases.
+        generation: The least new generation.
+        limit: The change is rejected if the counter is past this value.
+        deleted: Whether the row becomes a tombstone.
     """
 
     sequence: Sequence
@@ -115,19 +114,19 @@ class Revision(NamedTuple):
 
 
 class RecordedAllocation(NamedTuple):
-    """What was answered, or is to be answered, to a request with a request id.
+    """The allocation for a request id, which retries get again (P7).
 
     Attributes:
-        request_id: The request's own.
+        request_id: The request id.
         sequence: The sequence's name.
         first_id: The first id.
-        id_count: How many ids.
+        id_count: The number of ids.
         step: The distance from one id to the next.
-        generation: The sequence's generation that they were taken in.
-        period: The period, or the date, of the ids' texts; empty where they have none.
-        prefix: The node's prefix, for the ids' texts.
-        node: Which node took them, for people.
-        window_ms: How long the answer is kept, in milliseconds; None in a row of an older version.
+        generation: The sequence's generation at the time of the allocation.
+        period: The period or date in the ids' texts; empty without one.
+        prefix: The node's prefix in the ids' texts.
+        node: The node that allocated them, for people.
+        window_ms: How long the record is kept, in milliseconds; None in rows of older versions.
     """
 
     request_id: str
@@ -143,12 +142,12 @@ class RecordedAllocation(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The answer to a claim of a start timestamp.
+    """The result of a claim of a start timestamp (P6).
 
     Attributes:
-        start_timestamp: Seconds since 1970; this process's alone under its prefix.
-        holder: Who holds the prefix now: the one who asked, or another who was seen within ``stale_after``.
-        seen_at: When that holder was last seen, in seconds since 1970 by the store's clock.
+        start_timestamp: Seconds since 1970; unique under its prefix.
+        holder: The holder of the prefix: the caller, or another node seen within ``stale_after``.
+        seen_at: When the holder was last seen, in seconds since 1970 by the store's clock.
     """
 
     start_timestamp: int

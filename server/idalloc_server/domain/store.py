@@ -1,4 +1,4 @@
-"""What the domain asks of a store, and what every store promises."""
+"""The interface of a store, and the guarantees that every store gives."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -14,48 +14,48 @@ _T = TypeVar("_T")
 
 
 class Store(Protocol):
-    """A durable home of counters and start timestamps, shared by any number of processes.
+    """Durable counters, start timestamps and recorded allocations, shared by any number of processes.
 
-    Every write is sent once. A write whose answer did not come may have been applied, once or more often, and may
-    still be: all are made so that this burns ids at worst.
+    Every write is sent once. A write without an answer may have been applied any number of times, or may be applied
+    later; every write is designed so that this only burns ids.
 
-    Every method raises ``StoreFailure``: ``StoreUnreachable`` or ``StoreRejected`` where nothing was applied,
-    ``StoreOutcomeUnknown`` where that is not certain, ``StoreRefused`` where it fails until an operator
-    acts. Calls may run concurrently; none blocks the event loop.
+    Every method raises ``StoreFailure``: ``StoreUnreachable`` or ``StoreRejected`` if nothing was applied,
+    ``StoreOutcomeUnknown`` if that is uncertain, ``StoreRefused`` if an operator must act. Calls may run concurrently
+    and do not block the event loop.
     """
 
     @property
     def address(self) -> str:
-        """The store's address for people, without passwords or tokens."""
+        """The store's address, without passwords or tokens."""
         ...
 
     async def open(self) -> None:
-        """Connects and makes the tables where they are missing; a two-column table of CrateDB's guide is adopted.
+        """Connects, and creates missing tables. Adopts the two-column table of CrateDB's guide.
 
         Raises:
-            StartRefused: The store cannot be used: too old, not ours, a privilege is missing.
+            StartRefused: The store is too old, has tables of another program, or lacks a privilege.
         """
         ...
 
     async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
-        """Moves a sequence's counter by ``wanted`` steps, in one atomic write; not at all where its bound is nearer.
+        """Advances a counter by ``wanted`` steps in one atomic write, or not at all if fewer ids are left.
 
-        With ``wanted`` 0 the counter stays, and the answer tells the generation: this renews a lease. Of a sequence of
-        timestamps, and of one with a reset, none are granted: ``grant_timestamps`` and the periods' counters do that.
+        ``wanted`` 0 renews a lease: the counter stays, the result has the generation. A timestamp sequence and one
+        with a reset are granted nothing here: see ``grant_timestamps`` and ``open_period``.
 
         Args:
-            name: The sequence's name.
-            wanted: How many ids, at least 0.
-            lease_ms: How long the ids will be kept in memory; the row remembers the longest of all.
-            seen: Where the counter is behind that, none are granted and it stays: or else it would be moved past what
-                another node saw, which then could not tell.
+            name: The name of the row.
+            wanted: The number of ids, at least 0.
+            lease_ms: The TTL of the lease, in milliseconds. The row keeps the longest one.
+            seen: If the counter is behind this, it stays and nothing is granted. Advanced past what another node saw,
+                it would hide from that node that the store went backwards.
 
         Returns:
-            What was granted, or None where there is no such sequence.
+            The grant, or None if there is no such row.
 
         Raises:
             SequenceInvalid: The row has no last_value.
-            SequenceDeleted: It is a tombstone. Nothing was granted. StoreRetired where the store is retired.
+            SequenceDeleted: The row is a tombstone; StoreRetired if the store is retired. Nothing was granted.
             StoreWentBackwards: The store was replaced by another one since it was opened.
         """
         ...
@@ -63,23 +63,22 @@ class Store(Protocol):
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
     ) -> Grant | None:
-        """Grants timestamps: values of the clock that nobody had, in one atomic write.
+        """Grants unused clock values in one atomic write.
 
-        The first one is ``now``, or the one behind the counter where that is later; the last one lies at most
-        ``ahead`` behind ``now``: fewer than ``wanted`` are granted where that, or max_value, does not allow more. Where
-        the store has a clock of its own, that one counts in place of a ``now`` that lies more than ``ahead`` behind it,
-        so that no node with a wrong clock spoils the sequence for the others.
+        The first one is ``now``, or the value after the counter if that is larger; the last one is at most ``now`` +
+        ``ahead`` and ``max_value``, so fewer than ``wanted`` may be granted. A store with a clock of its own uses that
+        in place of a ``now`` that is more than ``ahead`` past it: a wrong clock must not use up the sequence.
 
         Args:
-            name: The sequence's name; its kind is one of timestamps.
-            wanted: How many, at least 0.
+            name: The sequence's name; its kind is a timestamp.
+            wanted: The number of timestamps, at least 0.
             lease_ms: As for ``grant``.
-            now: The clock, in the unit of the sequence's kind.
-            ahead: In the same unit.
+            now: The node's clock, in the unit of the sequence's kind.
+            ahead: How far the counter may be ahead of the clock, in the same unit.
             seen: As for ``grant``.
 
         Returns:
-            As ``grant``. ``remaining`` is what is left before max_value.
+            As ``grant``; ``remaining`` is the number of values up to max_value.
 
         Raises:
             SequenceInvalid, SequenceDeleted, StoreWentBackwards: As ``grant``.
@@ -87,157 +86,157 @@ class Store(Protocol):
         ...
 
     async def create(self, row: Row) -> Row:
-        """Makes a row, with all that it says, where there is none of that name. One that exists stays as it is.
+        """Inserts a row unless one with its name exists.
 
         Returns:
-            The row that stands: the caller's own where ``revised_by`` is what it gave.
+            The stored row: the caller's own if it has the caller's ``revised_by``.
 
         Raises:
-            StoreRetired: The store has the mark of ``retirement``. No id is ever granted from the row.
+            StoreRetired: The store is retired. No id is ever granted from the row.
         """
         ...
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        """Sees that the counter of a period is there, and is of at least this generation.
+        """Creates the counter of a period, or moves it to a newer generation.
 
-        One of an older generation takes the settings over, and goes on to ``at_least`` if it is not past it, and then
-        on to the lattice, as in ``Revision``. One of this generation or a newer one stays as it is.
+        A counter of an older generation gets the settings and advances to ``at_least``, as in ``Revision``. A counter
+        of this generation or a newer one stays unchanged.
 
         Args:
-            name: ``name_of_period``.
+            name: The result of ``name_of_period``.
             sequence: The settings of the sequence.
-            at_least: Where a new counter starts; ``sequence.before_start`` for the beginning.
+            at_least: The least value of the counter; ``sequence.before_start`` for a period without ids.
             generation: The sequence's generation.
         """
         ...
 
     async def get(self, name: str) -> Row | None:
-        """Returns a row as the last acknowledged write left it, also a tombstone; None where there is none.
+        """Returns a row after the last acknowledged write, or None. The row may be a tombstone.
 
         Raises:
-            SequenceInvalid: Its settings cannot be read.
+            SequenceInvalid: The stored settings are corrupt.
         """
         ...
 
     async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
-        """Returns rows in the order of their names' bytes; every write that was acknowledged before the call shows.
+        """Returns rows in byte order of their names, including every write acknowledged before the call.
 
         Args:
-            prefix: What the names begin with.
-            after: Only names behind this one; empty for all.
+            prefix: Only names with this prefix.
+            after: Only names after this one; empty for all.
             most: The most rows to return.
-            deleted: Whether tombstones are among them.
-            periods: Whether the counters of periods are among them.
+            deleted: Whether to include tombstones.
+            periods: Whether to include counters of periods.
 
         Raises:
-            SequenceInvalid: A row's settings cannot be read.
+            SequenceInvalid: A row's settings are corrupt.
         """
         ...
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
-        """Changes a row in one atomic write, if its revision is this one and its counter not past the limit.
+        """Changes a row in one atomic write if its revision matches and its counter is not past ``change.limit``.
 
-        It is safe to be applied again: it then finds another revision. The revision grows by one.
+        Increments the revision, so that a replay of the write changes nothing.
 
         Returns:
-            The row after the write; the change was made, now or before, where ``revised_by`` is ``change.by``. None
-            where there is no such row.
+            The row after the write, or None if there is none. The change was applied if ``revised_by`` is
+            ``change.by``.
 
         Raises:
-            SequenceInvalid: The row has no last_value, or its settings cannot be read.
-            StoreRetired: The store has the mark of ``retirement``, and the change makes no tombstone.
+            SequenceInvalid: The row has no last_value, or its settings are corrupt.
+            StoreRetired: The store is retired, and the change makes no tombstone.
         """
         ...
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        """Writes down what is to be answered, where nothing is written down under that request id; in one statement.
+        """Inserts allocations whose request ids have no record yet, in one statement.
 
         Args:
-            allocations: With request ids that are all different; at least one.
+            allocations: At least one; their request ids are distinct.
 
         Returns:
-            By request id, the allocation that stands: the caller's own or an earlier one. One that is missing may have
-            been written down or not.
+            The stored allocations by request id: the caller's own or earlier ones. Whether a missing one was stored is
+            unknown.
         """
         ...
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
-        """Returns what is written down under a request id, as the last acknowledged write left it."""
+        """Returns the allocation of a request id after the last acknowledged write, or None."""
         ...
 
     async def newest_recorded(self) -> RecordPosition | None:
-        """Returns the newest point in the order of recorded allocations; None where there is no allocation.
+        """Returns the position of the newest recorded allocation, or None.
 
-        Every allocation that is recorded after this call comes later in that order, whatever any clock says.
+        Every allocation recorded after this call has a later position, regardless of clocks.
         """
         ...
 
     async def count_recorded(self, most: int) -> int:
-        """Returns how many allocations are recorded; a store that has to count them one by one stops at ``most``."""
+        """Returns the number of recorded allocations; a store that scans them stops at ``most``."""
         ...
 
     async def forget_recorded(self, retention: Retention, most: int) -> int:
-        """Removes allocations whose window has passed.
+        """Deletes recorded allocations whose window has passed.
 
-        Only the ``most`` oldest are looked at: behind so many with a longer window, others wait. A store may keep the
-        newest allocation, which the order goes on from, and for longer one that was recorded again.
+        Checks only the ``most`` oldest. A store may keep the newest allocation, and an allocation that was recorded
+        again, for longer.
 
         Args:
-            retention: Whose window has passed.
-            most: How many to look at.
+            retention: Decides whether a window has passed.
+            most: The number of allocations to check.
 
         Returns:
-            How many were removed; 0 where no more can be removed now.
+            The number of deleted allocations; 0 if none can be deleted now.
         """
         ...
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
-        """Moves a counter back by an unused tail of ``count`` ids, if nobody wrote the row since ``version``.
+        """Moves a counter back by an unused tail of ``count`` ids, if the row was not written since ``version``.
 
         Returns:
-            Whether it was given back. Otherwise the tail is burned.
+            Whether the counter moved back. Otherwise the tail is burned.
         """
         ...
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
-        """Claims a start timestamp that no process ever had, or will have, under this prefix.
+        """Claims a start timestamp that is unique under this prefix, for ever (P6).
 
-        The prefix's holder becomes ``holder`` where there is none, or it is that already, or the one that there is
-        was not seen for ``stale_after`` seconds by the store's clock.
+        ``holder`` becomes the prefix's holder, unless another holder was seen within the last ``stale_after`` seconds
+        by the store's clock.
 
         Args:
             prefix: 0 to 65535.
-            at_least: The lowest start timestamp wanted, in seconds since 1970.
-            holder: Who claims.
+            at_least: The lowest start timestamp, in seconds since 1970.
+            holder: The identity of the claiming process.
             stale_after: Seconds.
 
         Raises:
-            StoreRetired: The store has the mark of ``retirement``.
+            StoreRetired: The store is retired.
         """
         ...
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
-        """Notes that ``holder`` was seen now, under the same rule as ``claim_start``; claims nothing."""
+        """Refreshes when ``holder`` was seen, by the same rule as ``claim_start``; claims nothing."""
         ...
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
-        """Notes that ``holder``, if it holds the prefix, does so no more."""
+        """Removes ``holder`` from the prefix, if it holds it."""
         ...
 
     async def claimed_starts(self) -> dict[int, int]:
-        """Returns the last start timestamp that was claimed, by prefix; every acknowledged claim shows."""
+        """Returns the last claimed start timestamp of each prefix, including every acknowledged claim."""
         ...
 
     async def raise_start(self, prefix: int, last_start: int) -> None:
-        """Sees that no start timestamp at or below ``last_start`` is ever claimed under this prefix."""
+        """Prevents future claims of start timestamps up to ``last_start`` under this prefix."""
         ...
 
     async def now(self) -> float | None:
-        """Returns the store's clock in seconds since 1970, or None where it has no clock but this machine's."""
+        """Returns the store's clock in seconds since 1970, or None if it has no clock of its own."""
         ...
 
     async def close(self) -> None:
-        """Ends all connections. Further calls fail."""
+        """Closes all connections. Further calls fail."""
         ...
 
 
@@ -245,7 +244,7 @@ async def within_timeout(timeout: float, call: Awaitable[_T]) -> _T:
     """Awaits a store call for ``timeout`` seconds.
 
     Raises:
-        StoreOutcomeUnknown: It did not answer in time; it may have been applied, or may be later.
+        StoreOutcomeUnknown: The store did not answer in time. The call may have been applied, or may be later.
     """
     try:
         async with asyncio.timeout(timeout):

@@ -1,4 +1,4 @@
-"""Whether the store does what it is asked, judged once a second by the calls to it."""
+"""The health of the store, from the results of its calls."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,48 +11,41 @@ _log = structlog.get_logger("idalloc.store")
 
 
 class StoreHealth:
-    """The store's health, as the callers of this process and its refills see it.
+    """Collects the results of store calls, and evaluates them once a second.
 
     Attributes:
-        error: Why the store failed in the last second in which it was asked; empty where it worked.
+        error: The last error, while the store fails; empty while it works.
     """
 
     def __init__(self) -> None:
         self.error = ""
         self._failures = 0
         self._last_error = ""
-        self._has_worked = False
+        self._has_succeeded = False
 
-    def worked(self) -> None:
-        """Notes a write that was applied."""
-        self._has_worked = True
+    def record_success(self) -> None:
+        """Records a write that the store applied."""
+        self._has_succeeded = True
 
-    def failed(self, error: Exception) -> None:
-        """Notes a call, or a refill, that failed; those that failed for another cause than the store do not count.
-
-        Nor does a sequence that is behind: the store works for the others.
-        """
+    def record_failure(self, error: Exception) -> None:
+        """Records a failed call or refill. Only errors of the store count, and not those of a single sequence."""
         if isinstance(error, Refusal) and error.reason in ("STORE_UNAVAILABLE", "STORE_REFUSED"):
             self._failures += 1
             self._last_error = str(error)
 
-    def judge(self) -> None:
-        """Judges what was noted since the last call, and logs it where the store failed, or works again."""
+    def evaluate(self) -> None:
+        """Updates ``error`` from the results since the last call. Logs each failure, and the recovery."""
         if self._failures:
             self.error = self._last_error
             _log.error("store_fails", count=self._failures, error=self.error)
-        elif self._has_worked and self.error:
+        elif self._has_succeeded and self.error:
             self.error = ""
-            _log.info("store_works_again")
-        self._failures, self._has_worked = 0, False
+            _log.info("store_recovered")
+        self._failures, self._has_succeeded = 0, False
 
-    async def run(self, use: Callable[[str], None]) -> None:
-        """Judges once a second, for ever. Its owner cancels it.
-
-        Args:
-            use: Is called with ``error`` each time.
-        """
+    async def run(self, report: Callable[[str], None]) -> None:
+        """Evaluates once a second until cancelled, and passes ``error`` to ``report`` each time."""
         while True:
             await asyncio.sleep(1)
-            self.judge()
-            use(self.error)
+            self.evaluate()
+            report(self.error)

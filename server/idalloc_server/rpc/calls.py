@@ -182,7 +182,7 @@ class RpcLayer:
         if isinstance(error, Refusal):
             answer = status.from_refusal(error)
             self.failed.add(name, answer.code.name, error.reason, answer.message)
-            self._store_check.failed(error)
+            self._store_check.record_failure(error)
             return answer
         answer = status.internal()
         if self.failed.add(name, answer.code.name, "INTERNAL", repr(error)):

@@ -91,7 +91,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
             store=self._store,
             lease_count=self._allocator.lease_count + others,
             worker_count=self._workers.count if self._workers else 1,
-            store_error=self._allocator.store_check.error,
+            store_error=self._allocator.store_health.error,
         )
 
 

@@ -123,7 +123,7 @@ class Node:
         return sum(
             part._lease.left
             for sequence_allocator in self.allocator._sequence_allocators.values()
-            for part in sequence_allocator.parts
+            for part in sequence_allocator.allocators
         )
 
     @property

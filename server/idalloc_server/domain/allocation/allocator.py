@@ -1,4 +1,4 @@
-"""All sequences of this node, each with a lane of its own."""
+"""The allocator of a node: issues ids of all sequences."""
 
 import asyncio
 import os
@@ -20,21 +20,21 @@ from idalloc_server.domain.sequences.model import Sequence, check_name
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.store_health import StoreHealth
 
-# A lane that issued nothing for one to two of these parts of a lease's life is dropped.
-IDLE_SHARE = 3
-# How many lanes are closed at a time, so that a stop with many leases does not flood the store.
+# A sequence that issued nothing between two checks is closed.
+IDLE_CHECKS_PER_LEASE_TTL = 3
+# How many sequences are closed at a time, so that a stop with many leases does not flood the store.
 CLOSE_CONCURRENCY = 32
-# How many lanes are looked at in one go, so that a million of them do not hold up the event loop.
-LOOK_AT_ONCE = 1000
+# How many sequences are checked before the event loop runs other tasks.
+IDLE_CHECK_BATCH = 1000
 
 
 class LeaseProof(NamedTuple):
-    """What the store proved of a sequence.
+    """Lease metadata: what the store proved about a sequence.
 
     Attributes:
         generation: The generation.
         sequence: The settings.
-        expires_at: Until when no change of it counts, in ``Clock.boot`` seconds.
+        expires_at: When the lease expires, in ``Clock.boot`` seconds; changes are not effective before.
     """
 
     generation: int
@@ -43,25 +43,25 @@ class LeaseProof(NamedTuple):
 
 
 class Allocator:
-    """Issues ids of any number of sequences, from leases in memory where it can.
+    """Issues ids of any number of sequences, from leases in memory if possible.
 
-    All methods must be called on one event loop of the process that made it. A fork of that process issues nothing.
+    All methods must be called on one event loop. A fork of the process issues nothing (P8).
 
     Args:
-        store: Where the counters are kept; opened, and closed, by the caller.
-        clock: Ends the leases.
-        terms: What all lanes are run by.
+        store: The store of the counters. The caller opens and closes it.
+        clock: The clock that leases expire by.
+        allocation_config: The settings.
 
     Attributes:
-        burned: The ids that were taken and not issued.
-        rates: How fast sequences are used.
-        store_check: Whether the store works.
+        burned: Counts burned ids.
+        rates: Measures how fast sequences are used.
+        store_health: Whether the store works.
     """
 
     def __init__(self, store: Store, clock: Clock, allocation_config: AllocationConfig) -> None:
         self.burned = BurnedIds()
         self.rates = UsageRates(clock)
-        self.store_check = StoreHealth()
+        self.store_health = StoreHealth()
         self._allocation_config = allocation_config
         self._high_water_marks = HighWaterMarks(allocation_config.max_sequences)
         self._shared = SharedState(
@@ -71,29 +71,29 @@ class Allocator:
             self._high_water_marks,
             self.burned,
             self.rates,
-            self.store_check,
+            self.store_health,
             self._drop_unknown,
         )
         self._sequence_allocators: dict[str, SequenceAllocator | ResettingSequenceAllocator] = {}
-        # Those that are out of use and not closed yet.
+        # Removed from the dict above, but not closed yet.
         self._closing: set[SequenceAllocator] = set()
         self._pid = os.getpid()
         fork.register(self)
 
     @property
     def lease_count(self) -> int:
-        """How many sequences have ids in memory."""
+        """The number of sequences with ids in memory."""
         return sum(sequence_allocator.has_lease for sequence_allocator in self._sequence_allocators.values())
 
     def take(self, sequence: str, count: int) -> IdRange | None:
-        """Takes ids from memory, at once.
+        """Takes ids from memory without waiting.
 
         Args:
             sequence: The sequence's name.
-            count: How many ids, at least 1.
+            count: The number of ids, at least 1.
 
         Returns:
-            One contiguous range, or None where ``allocate`` must ask the store first.
+            One contiguous range, or None if ``allocate`` must wait for the store.
         """
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None or os.getpid() != self._pid:
@@ -101,30 +101,30 @@ class Allocator:
         return sequence_allocator.take(count)
 
     async def allocate(self, sequence: str, count: int) -> IdRange:
-        """Takes ids, waiting for the store where the lease has not that many.
+        """Takes ids, waiting for the store if the lease has too few.
 
-        Callers of one sequence share one store call and are served first come, first served. One that is cancelled
-        before its ids were taken takes none.
+        Waiting callers of a sequence share store calls and are served in FIFO order. A caller cancelled before its ids
+        were taken takes none; afterwards its ids are burned.
 
         Args:
             sequence: The sequence's name.
-            count: How many ids, at least 1.
+            count: The number of ids, at least 1.
 
         Returns:
             One contiguous range.
 
         Raises:
-            InvalidRequest: The name is malformed.
-            TooManySequences: The name is one too many for this process.
-            SequenceNotFound: There is no such sequence, and none is created on first use.
-            SequenceDeleted: It was deleted.
+            InvalidRequest: The name is invalid, or ``count`` timestamps are never available at once.
+            TooManySequences: The process has used ``max_sequences`` others.
+            SequenceNotFound: The sequence does not exist, and ``auto_create_sequences`` is off.
+            SequenceDeleted: The sequence was deleted.
             SequenceExhausted: The sequence has fewer ids left; none was taken.
-            SequenceAheadOfClock: So many timestamps there are only later.
-            SequenceInvalid: Its row in the store cannot be counted on.
-            StoreUnavailable: The store is away, slow, or refused.
+            SequenceAheadOfClock: The timestamps are available later.
+            SequenceInvalid: The stored row is corrupt.
+            StoreUnavailable: The store is unreachable, too slow, or returned an error.
             StoreWentBackwards: The store is behind what this process saw of the sequence.
         """
-        sequence_allocator = self._sequence_allocator(sequence)
+        sequence_allocator = self._get_or_add(sequence)
         taken = sequence_allocator.take(count)
         if taken is not None:
             return taken
@@ -141,74 +141,71 @@ class Allocator:
         return await self.allocate(sequence, count)
 
     def pop_created(self, sequence: str) -> bool:
-        """Return, to one caller after ``allocate``, whether this node created the sequence by its first use."""
+        """Returns, once after ``allocate``, whether the first use on this node created the sequence."""
         sequence_allocator = self._sequence_allocators.get(sequence)
         return isinstance(sequence_allocator, SequenceAllocator) and sequence_allocator.pop_created()
 
     async def proof(self, sequence: str) -> LeaseProof:
-        """Returns what a sequence is, as the store proved it within a lease's life.
+        """Returns lease metadata of a sequence, from memory if its lease has not expired.
 
         Raises:
             Refusal: As ``allocate``.
         """
-        sequence_allocator = self._sequence_allocator(sequence)
-        none = sequence_allocator.proof() or await sequence_allocator.renew_proof()
-        return LeaseProof(none.generation, none.sequence, none.expires_at)
+        sequence_allocator = self._get_or_add(sequence)
+        proof = sequence_allocator.proof() or await sequence_allocator.renew_proof()
+        return LeaseProof(proof.generation, proof.sequence, proof.expires_at)
 
     async def forget(self, sequence: str) -> None:
-        """Drops what this node holds of a sequence that was changed: whoever comes later has the store asked.
+        """Drops this node's lease after a change of the sequence: later calls wait for the store.
 
-        Waits for the refill that is under way. A stop because the store went backwards ends, until that is seen again.
+        Waits for a refill in progress. Also retries a sequence whose store went backwards.
         """
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is not None:
             await sequence_allocator.forget()
 
     def generation_seen(self, sequence: str) -> int:
-        """Returns the newest generation of a sequence that a write of this node returned; 0 where none did."""
+        """Returns the newest generation that a write of this node returned for a sequence, or 0."""
         return self._high_water_marks.generation(sequence)
 
     async def run(self) -> None:
-        """Drops idle lanes and gives their tails back, for ever. Its owner cancels it."""
+        """Closes idle sequences until cancelled, which gives their unused ids back."""
         while True:
-            await asyncio.sleep(self._allocation_config.lease_ttl / IDLE_SHARE)
+            await asyncio.sleep(self._allocation_config.lease_ttl / IDLE_CHECKS_PER_LEASE_TTL)
             await self.drop_idle_sequences()
 
     async def drop_idle_sequences(self) -> None:
-        """Drops the lanes that issued nothing since the last call."""
+        """Closes the sequences that issued nothing since the last call."""
         names = list(self._sequence_allocators)
-        for start in range(0, len(names), LOOK_AT_ONCE):
-            await self._close_sequences(self._pop_idle(names[start : start + LOOK_AT_ONCE]))
+        for start in range(0, len(names), IDLE_CHECK_BATCH):
+            await self._close_sequences(self._pop_idle(names[start : start + IDLE_CHECK_BATCH]))
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Gives all unused tails back to the store. Nothing may be taken after this."""
-        # Popped before the first await: a caller who comes now gets a lane of its own.
-        sequence_allocators, self._sequence_allocators = self._sequence_allocators.values(), {}
-        # Idle ones, too, whose turn to be closed had not come when the task that dropped them was cancelled.
+        """Closes all sequences, which gives their unused ids back. Nothing may be taken afterwards."""
+        # Removed before the first await: a later call gets an allocator of its own.
+        allocators = self._pop_all()
         try:
-            await self._close_sequences(
-                [
-                    *self._closing,
-                    *(part for sequence_allocator in sequence_allocators for part in sequence_allocator.parts),
-                ]
-            )
-        finally:  # none is left, unless the time was too short
+            await self._close_sequences([*self._closing, *allocators])  # also idle ones that ``run`` had not closed
+        finally:  # empty unless this was cancelled
             self._abandon_closing()
 
     def abandon(self) -> None:
-        """Burns all that is held, where there is no time to give it back. Nothing may be taken after this."""
-        sequence_allocators, self._sequence_allocators = self._sequence_allocators.values(), {}
-        self._closing.update(part for sequence_allocator in sequence_allocators for part in sequence_allocator.parts)
+        """Burns all ids held, without waiting for the store. Nothing may be taken afterwards."""
+        self._closing.update(self._pop_all())
         self._abandon_closing()
+
+    def _pop_all(self) -> list[SequenceAllocator]:
+        sequence_allocators, self._sequence_allocators = self._sequence_allocators.values(), {}
+        return [each for sequence_allocator in sequence_allocators for each in sequence_allocator.allocators]
 
     def _abandon_closing(self) -> None:
         while self._closing:
             self._closing.pop().abandon()
 
-    def _sequence_allocator(self, sequence: str) -> SequenceAllocator | ResettingSequenceAllocator:
+    def _get_or_add(self, sequence: str) -> SequenceAllocator | ResettingSequenceAllocator:
         if os.getpid() != self._pid:
-            raise StoreUnavailable("this process is a fork of the server; it issues no ids")
+            raise StoreUnavailable("this process is a fork of the server and issues no ids")
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None:
             check_name(sequence)
@@ -217,8 +214,8 @@ class Allocator:
         return sequence_allocator
 
     def _drop_unknown(self, name: str) -> None:
-        """Drops the lane of a name without a mark, so that names that are refused cost no memory."""
-        self._high_water_marks.dismiss(name)
+        """Drops the allocator of a name without a mark, so that rejected names use no memory."""
+        self._high_water_marks.cancel_admission(name)
         self._sequence_allocators.pop(name, None)
 
     def _pop_idle(self, names: Iterable[str]) -> list[SequenceAllocator]:
@@ -229,7 +226,7 @@ class Allocator:
                 idle += sequence_allocator.pop_idle()
                 if sequence_allocator.is_idle():
                     del self._sequence_allocators[name]
-                    idle += sequence_allocator.parts
+                    idle += sequence_allocator.allocators
             elif sequence_allocator and sequence_allocator.is_idle():
                 del self._sequence_allocators[name]
                 idle.append(sequence_allocator)
@@ -250,6 +247,6 @@ class Allocator:
         await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(closing)))))
 
     def forget_after_fork(self) -> None:
-        """Gives up the parent's leases, in the child of a fork, which issues nothing."""
+        """Discards the parent's leases; called in the child of a fork."""
         self._sequence_allocators.clear()
         self._pid = fork.NO_PROCESS

@@ -1,4 +1,4 @@
-"""Ids that this node took and did not issue: of which sequence, and why."""
+"""Burned ids: taken from the store by this node and never issued (P9)."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ from typing import NamedTuple
 class BurnCause(StrEnum):
     """Why ids were burned."""
 
-    CANCELLED = "cancelled"  # taken for a caller who had gone before the answer
-    EXPIRED = "expired"  # left in a lease that ended
-    GENERATION = "generation"  # left in a lease of a generation that is over
-    LEFTOVER = "leftover"  # left behind because a larger request needed one contiguous range
-    NOT_RETURNED = "not_returned"  # a tail that the store no longer took back
-    REPEATED = "repeated"  # taken for a request whose earlier ids were given again
-    UNKNOWN_OUTCOME = "unknown_outcome"  # wanted in a write whose answer did not come: at most this many
-    WENT_BACKWARDS = "went_backwards"  # held of a sequence whose store went backwards
+    CANCELLED = "cancelled"  # taken for a call that was cancelled before its reply
+    EXPIRED = "expired"  # left in an expired lease
+    GENERATION = "generation"  # left in a lease of an older generation
+    LEFTOVER = "leftover"  # skipped because a larger request needed a contiguous range
+    NOT_RETURNED = "not_returned"  # an unused tail that could not be given back to the store
+    REPEATED = "repeated"  # taken for a retry that got the recorded ids of its request id
+    UNKNOWN_OUTCOME = "unknown_outcome"  # requested in a write without an answer: an upper limit
+    WENT_BACKWARDS = "went_backwards"  # held or granted when the store went backwards
 
 
 class Burn(NamedTuple):
@@ -24,9 +24,9 @@ class Burn(NamedTuple):
 
     Attributes:
         sequence: The sequence's name.
-        period: Which period's counter; empty where the sequence has no reset.
-        cause: Why.
-        id_count: How many.
+        period: The period of the counter; empty if the sequence has no reset.
+        cause: The cause.
+        id_count: The number of ids.
     """
 
     sequence: str
@@ -36,12 +36,10 @@ class Burn(NamedTuple):
 
 
 class BurnedIds:
-    """Counts burned ids, for the whole process by cause, and what is new by counter, too (P9).
-
-    What was told of a counter is not kept: there may be any number of them.
+    """Counts burned ids: in total by cause, and by counter until ``pop_new`` has returned them.
 
     Attributes:
-        by_cause: All that were burned.
+        by_cause: The totals of this process.
     """
 
     def __init__(self) -> None:
@@ -49,13 +47,13 @@ class BurnedIds:
         self._new: Counter[tuple[str, str, BurnCause]] = Counter()
 
     def add(self, sequence: str, period: str, cause: BurnCause, count: int) -> None:
-        """Counts ids that nobody will ever get."""
+        """Counts burned ids."""
         if count:
             self.by_cause[cause] += count
             self._new[sequence, period, cause] += count
 
     def pop_new(self) -> Iterator[Burn]:
-        """Yields what was burned and was not yielded before. Each is taken out just before it is yielded."""
+        """Yields and removes the counts since the last call, one at a time, so that a break loses none."""
         while self._new:
             key, count = self._new.popitem()
             yield Burn(*key, count)

@@ -1,4 +1,4 @@
-"""What the lanes of a process are run by, and what they share."""
+"""The settings and the shared state of all sequence allocators of a process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from idalloc_server.domain.store_health import StoreHealth
 
 @dataclass(frozen=True, slots=True)
 class AllocationConfig:
-    """What all lanes of a process are run by.
+    """The settings of all sequence allocators of a process.
 
     Attributes:
-        lease_ttl: How long a lease lives unless it is renewed, in seconds.
-        store_timeout: When a store call is given up, in seconds.
-        auto_create_sequences: Whether a sequence is created on first use.
+        lease_ttl: The TTL of a lease, in seconds.
+        store_timeout: The timeout of a store call, in seconds.
+        auto_create_sequences: Whether the first use of a sequence creates it.
         max_clock_skew: How far timestamps may be ahead of the clock, in seconds.
-        outage_reserve: For how long the ids of a lane are to last while the store is away, in seconds.
-        max_reserved_ids: The most ids that a lane holds ahead of its callers.
-        max_sequences: The most sequences that the process keeps high_water_marks of.
+        outage_reserve: How long the ids in memory last while the store is unavailable, in seconds.
+        max_reserved_ids: The most ids that a sequence holds in memory beyond what callers wait for.
+        max_sequences: The most sequences with a high-water mark.
     """
 
     lease_ttl: float
@@ -36,17 +36,17 @@ class AllocationConfig:
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """What all lanes of a process share.
+    """The state that all sequence allocators of a process share.
 
     Attributes:
-        store: Where the counters are.
-        clock: Ends the leases.
-        terms: What the lanes are run by.
-        high_water_marks: What was seen of each counter.
-        burned: Counts the ids that were taken and not issued.
-        rates: Watches how fast sequences are used.
-        store_check: Judges by refills whether the store works.
-        drop_unknown: Called with a name when its lane has nothing to do and the store never returned anything of it.
+        store: The store of the counters.
+        clock: The clock that leases expire by.
+        allocation_config: The settings.
+        high_water_marks: The last known state of each counter.
+        burned: Counts burned ids.
+        rates: Measures how fast sequences are used.
+        store_health: Collects the results of refills.
+        drop_unknown: Called with the name of an idle sequence that the store never returned a row for.
     """
 
     store: Store
@@ -55,5 +55,5 @@ class SharedState:
     high_water_marks: HighWaterMarks
     burned: BurnedIds
     rates: UsageRates
-    store_check: StoreHealth
+    store_health: StoreHealth
     drop_unknown: Callable[[str], None]

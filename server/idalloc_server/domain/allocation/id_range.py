@@ -1,4 +1,4 @@
-"""A contiguous piece of a sequence."""
+"""A contiguous range of ids."""
 
 from typing import NamedTuple
 
@@ -6,16 +6,16 @@ from idalloc_server.domain.sequences.model import Sequence
 
 
 class IdRange(NamedTuple):
-    """Ids taken for one caller: first_id, first_id + step, … last_id.
+    """Ids issued to one caller: first_id, first_id + step, … last_id.
 
     Attributes:
         first_id: The first id, inclusive.
-        id_count: How many ids, at least 1.
+        id_count: The number of ids; 0 in lease metadata (``SequenceAllocator.proof``).
         step: The distance from one id to the next, never 0.
-        generation: The generation of the sequence that they were taken in.
-        expires_at: When the lease that they were taken from ends, in ``Clock.boot`` seconds.
+        generation: The generation of the lease.
+        expires_at: When the lease expires, in ``Clock.boot`` seconds.
         sequence: The settings of the sequence.
-        period: The period whose counter gave them, such as "2026-11"; empty where the sequence has no reset.
+        period: The period of the counter, such as "2026-11"; empty if the sequence has no reset.
     """
 
     first_id: int

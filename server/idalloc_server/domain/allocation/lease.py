@@ -1,4 +1,9 @@
-"""Ids in memory that the store granted to this process."""
+"""A lease: ids that the store granted to this process, and the time when they expire (P4).
+
+A lease expires at ``Lease.expires_at``: ``lease_ttl`` seconds after the start of the last successful write that granted
+ids or renewed it (``SequenceAllocator._grant``), on ``Clock.boot``. ``Lease.take`` issues nothing from then on.
+``SequenceAllocator`` drops a lease earlier when the sequence has a new generation, and gives it back when idle.
+"""
 
 import math
 
@@ -6,33 +11,32 @@ from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.records import Grant
 from idalloc_server.domain.sequences.model import Sequence
 
-_UNKNOWN = Sequence()
+_DEFAULTS = Sequence()
 
 
 class Lease:
-    """Ids that the store returned to this process, all of one generation, and the time until which it may issue them.
+    """Granted ids of one generation, as contiguous ranges in the order of the sequence.
 
-    They are kept as contiguous pieces in the order of the sequence. There is mostly one piece; a further one comes
-    where another node allocated between two grants.
+    Usually there is one range. Grants of other nodes between two grants of this one separate further ranges.
 
     Args:
-        period: Whose ids they are, where each period has a counter of its own.
+        period: The period of the counter; empty if the sequence has no reset.
 
     Attributes:
         generation: The sequence's generation.
         sequence: The settings of the sequence.
         step: The distance from one id to the next.
-        left: How many ids are left.
-        expires_at: When the lease ends, in ``Clock.boot`` seconds.
+        left: The number of ids left.
+        expires_at: When the lease expires, in ``Clock.boot`` seconds.
     """
 
     __slots__ = (
         "_count",
         "_first",
         "_last_value",
-        "_later",
+        "_later_ranges",
+        "_others_saw",
         "_period",
-        "_seen",
         "_version",
         "_writes",
         "expires_at",
@@ -43,31 +47,37 @@ class Lease:
     )
 
     def __init__(self, period: str = "") -> None:
-        """Makes a lease that has no ids and has ended."""
+        """Makes an expired lease without ids."""
         self._period = period
         self.generation = 0
-        self.sequence = _UNKNOWN
+        self.sequence = _DEFAULTS
         self.step = 1
         self.left = 0
         self.expires_at = -math.inf
+        # The first range, and the others as (first_id, id_count).
         self._first = 0
         self._count = 0
-        self._later: list[tuple[int, int]] = []  # mostly none, and then a deque is ten times as large
+        self._later_ranges: list[tuple[int, int]] = []  # mostly empty, when a deque is ten times as large
+        # The row after the last write.
         self._last_value = 0
         self._version = (0, 0, 0)
-        self._writes = -1  # a row's first write is number 1, so none follows this
-        # No tail goes back to before this value: another node may have seen the counter there.
-        self._seen = 0
+        self._writes = -1  # the first write of a row is number 1, so it never follows this one
+        # The last value of the counter that another node may have read.
+        self._others_saw = 0
 
     @property
-    def next_range(self) -> int:
-        """How many ids the next range can have."""
+    def next_range_size(self) -> int:
+        """The number of ids in the first contiguous range."""
         return self._count
 
-    def take(self, count: int, now: float) -> IdRange | None:
-        """Takes the next ids, if the lease lives and its first piece has that many.
+    def is_expired(self, now: float) -> bool:
+        """Returns whether the lease has expired at ``now``, in ``Clock.boot`` seconds."""
+        return now >= self.expires_at
 
-        None at all (``count`` 0) can be had from every lease that lives: the range then tells what it is of.
+    def take(self, count: int, now: float) -> IdRange | None:
+        """Takes ids from the first range; None if it has fewer than ``count``, or the lease has expired.
+
+        A ``count`` of 0 returns lease metadata: an empty range.
         """
         if count > self._count or now >= self.expires_at:
             return None
@@ -75,46 +85,46 @@ class Lease:
         self._first += count * self.step
         self._count -= count
         self.left -= count
-        if not self._count and self._later:
-            self._first, self._count = self._later.pop(0)
+        if not self._count and self._later_ranges:
+            self._first, self._count = self._later_ranges.pop(0)
         return IdRange(first, count, self.step, self.generation, self.expires_at, self.sequence, self._period)
 
     def skip_to(self, count: int) -> int:
-        """Leaves behind the pieces in front of the first one that has ``count`` ids, if one has.
+        """Drops the ranges before the first one that has ``count`` ids; none if no range has.
 
         Returns:
-            How many ids were left behind: nobody will get them, as ids of a node rise.
+            The number of ids dropped. They are burned, since the ids of a node rise.
         """
-        if count <= self._count or all(later < count for _, later in self._later):
+        if count <= self._count or all(later < count for _, later in self._later_ranges):
             return 0
         skipped = 0
         while self._count < count:
             skipped += self._count
-            self._first, self._count = self._later.pop(0)
+            self._first, self._count = self._later_ranges.pop(0)
         self.left -= skipped
         return skipped
 
-    def usable(self, largest: int) -> int:
-        """Returns how many of the ids calls are sure to get, whatever their order, if none asks for over ``largest``.
+    def usable(self, largest_call: int) -> int:
+        """Returns how many ids calls of up to ``largest_call`` ids can get in any order.
 
-        A call gets contiguous ids, so of each piece up to ``largest - 1`` ids at its end may serve nobody.
+        A call gets contiguous ids, so up to ``largest_call - 1`` ids at the end of each range may be too few.
         """
-        end = largest - 1
-        if end <= 0:
+        unusable = largest_call - 1
+        if unusable <= 0:
             return self.left
-        return max(0, self._count - end) + sum(count - end for _, count in self._later if count > end)
+        later = sum(count - unusable for _, count in self._later_ranges if count > unusable)
+        return max(0, self._count - unusable) + later
 
     def add(self, grant: Grant, expires_at: float) -> None:
-        """Adds what a write granted, and lets all ids live until ``expires_at``.
+        """Adds the ids of a grant, which may be none, and renews the whole lease until ``expires_at``.
 
-        The write proved that the generation still stands: ``grant.generation`` must be the lease's own, unless
-        the lease is empty.
+        Unless the lease is empty, ``grant.generation`` must be its generation.
         """
         self.generation = grant.generation
         self.sequence = grant.sequence
         self.expires_at = expires_at
         if grant.writes != self._writes + 1 or grant.value_before != self._last_value:
-            self._seen = grant.value_before  # another process wrote the row in between
+            self._others_saw = grant.value_before  # another process wrote the row in between
         self._last_value = grant.last_value
         self._version = grant.version
         self._writes = grant.writes
@@ -127,24 +137,27 @@ class Lease:
             self._first = grant.value_before + grant.step
             self._count = grant.granted
             return
-        pieces = [(self._first, self._count), *self._later]
-        last_first, last_count = pieces[-1]
+        ranges = [(self._first, self._count), *self._later_ranges]
+        last_first, last_count = ranges[-1]
         if last_first + last_count * self.step == grant.value_before + grant.step:
-            pieces[-1] = (last_first, last_count + grant.granted)
+            ranges[-1] = (last_first, last_count + grant.granted)
         else:
-            pieces.append((grant.value_before + grant.step, grant.granted))
-        self._first, self._count = pieces.pop(0)
-        self._later = pieces
+            ranges.append((grant.value_before + grant.step, grant.granted))
+        self._first, self._count = ranges.pop(0)
+        self._later_ranges = ranges
 
     def tail(self) -> tuple[int, int, tuple[int, int, int]]:
-        """Returns the unused ids up to the counter: the value before them, their count, the row's version.
+        """Returns the unused ids at the counter, which can be given back to the store.
 
-        There are none where another node allocated since: the counter is then past ids that are not of this lease. Nor
-        any from before where another node may have seen the counter, which must not find it lower.
+        There are none if another node has advanced the counter since. Ids below a counter value that another node may
+        have read are excluded: that node must not find the counter lower.
+
+        Returns:
+            The value before the tail, its number of ids, and the row's version.
         """
-        first, count = self._later[-1] if self._later else (self._first, self._count)
+        first, count = self._later_ranges[-1] if self._later_ranges else (self._first, self._count)
         value = first - self.step
         if value + count * self.step != self._last_value:
             return value, 0, self._version
-        seen = min(max(0, (self._seen - value) // self.step), count)
-        return value + seen * self.step, count - seen, self._version
+        excluded = min(max(0, (self._others_saw - value) // self.step), count)
+        return value + excluded * self.step, count - excluded, self._version

@@ -1,4 +1,4 @@
-"""One sequence with a reset on this node: the parent's standing, and a lane for each period's counter."""
+"""The allocator of a sequence with a reset: one counter for each period."""
 
 import asyncio
 import math
@@ -14,57 +14,58 @@ from idalloc_server.domain.sequences.calendar import period_at, period_end
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from idalloc_server.domain.store import within_timeout
 
-# How often ids are taken anew because the sequence's generation changed meanwhile.
+# How often ids are taken again because the sequence's generation changed meanwhile.
 _ATTEMPTS = 4
 
 
 class PeriodAllocator(SequenceAllocator):
-    """Issues the ids of one period; the parent's standing says of which generation they must be."""
+    """Issues the ids of one period, in the generation of the sequence's own lease."""
 
     def __init__(self, sequence: str, period: str, shared: SharedState) -> None:
         super().__init__(name_of_period(sequence, period), shared, sequence, period)
-        self._settings = Sequence()
-        self._wanted_generation = 0
-        self._opened = 0
+        self._parent_settings = Sequence()
+        self._parent_generation = 0
+        self._opened_generation = 0
 
-    def enter(self, standing: IdRange) -> None:
-        """Goes on in the parent's generation: ids of an older one are burned."""
-        self._settings = standing.sequence
-        self._wanted_generation = standing.generation
-        if self.generation < standing.generation:
+    def follow(self, proof: IdRange) -> None:
+        """Adopts the sequence's generation and settings; burns the ids of an older generation."""
+        self._parent_settings = proof.sequence
+        self._parent_generation = proof.generation
+        if self.generation < proof.generation:
             self.drop(BurnCause.GENERATION)
 
     async def _grant(self, wanted: int) -> Grant | None:
         await self._open()
         return await super()._grant(wanted)
 
-    async def _look(self) -> Row | None:
+    async def _read_row(self) -> Row | None:
         await self._open()
-        return await super()._look()
+        return await super()._read_row()
 
-    async def _make(self) -> None:
-        self._opened = 0
+    async def _create_row(self) -> None:
+        self._opened_generation = 0
         await self._open()
 
     async def _open(self) -> None:
-        """Sees that the counter is there, in the parent's generation; a row that was there must not be made again."""
-        generation = self._wanted_generation
-        if max(self._opened, self._high_water_marks.generation(self._name)) < generation:
-            opening = self._store.open_period(self._name, self._settings, self._settings.before_start, generation)
-            await self._within_timeout(opening, at_stake=0)
-            self._opened = generation
+        """Creates the row or moves it to the sequence's generation, unless this process has seen it there."""
+        generation = self._parent_generation
+        if max(self._opened_generation, self._high_water_marks.generation(self._name)) < generation:
+            settings = self._parent_settings
+            call = self._store.open_period(self._name, settings, settings.before_start, generation)
+            await self._store_calls.within_timeout(call)
+            self._opened_generation = generation
 
 
 class ResettingSequenceAllocator:
-    """Issues the ids of one sequence with a reset, each from the counter of the period that it is by this node's clock.
+    """Issues the ids of a sequence with a reset, from the counter of the current period by this node's wall clock.
 
-    The sequence's own row grants nothing: to have it renewed, like any lease, proves the generation, and ids of a
-    period's counter are issued only as long as that is proven, and theirs.
+    The sequence's own row grants no ids: its lease proves the generation. Ids of a period are issued only while that
+    lease is valid and has the same generation.
 
     Args:
         name: The sequence's name.
-        parent: The lane of the sequence's own row.
-        shared: What all lanes share.
+        parent: The allocator of the sequence's own row.
+        shared: The state shared by all sequence allocators.
     """
 
     def __init__(self, name: str, parent: SequenceAllocator, shared: SharedState) -> None:
@@ -73,34 +74,34 @@ class ResettingSequenceAllocator:
         self._shared = shared
         self._clock = shared.clock
         self._sequence_allocators: dict[str, PeriodAllocator] = {}
-        # The present period, its reset, since when it was looked up, and until when it is that one, by the wall clock.
+        # The current period and the kind of reset; the span of the wall clock in which the period is current.
         self._reset = Reset.NEVER
         self._period = ""
         self._since = math.inf
         self._until = -math.inf
-        # Since when the sequence has been behind a generation of one of its counters; that, and when it was seen.
-        self._behind = (0, math.inf)
+        # A generation that a period's counter has and the sequence has not, and when this was first seen.
+        self._pending_generation = (0, math.inf)
 
     @property
     def has_lease(self) -> bool:
         """Whether ids could be issued from memory now."""
-        return any(sequence_allocator.has_lease for sequence_allocator in self.parts)
+        return any(sequence_allocator.has_lease for sequence_allocator in self.allocators)
 
     @property
-    def parts(self) -> list[SequenceAllocator]:
-        """All lanes, to be closed."""
+    def allocators(self) -> list[SequenceAllocator]:
+        """The allocators of all periods, then that of the sequence's own row."""
         return [*self._sequence_allocators.values(), self._parent]
 
     def take(self, count: int) -> IdRange | None:
         """See ``SequenceAllocator.take``."""
-        standing = self._parent.take(0)
-        if standing is None:
+        proof = self._parent.take(0)
+        if proof is None:
             return None
-        sequence_allocator = self._sequence_allocators.get(self._period_now(standing.sequence))
-        if sequence_allocator is None or sequence_allocator.generation != standing.generation:
-            return self._parent.take(count) if standing.sequence.reset == Reset.NEVER else None
+        sequence_allocator = self._sequence_allocators.get(self._current_period(proof.sequence))
+        if sequence_allocator is None or sequence_allocator.generation != proof.generation:
+            return self._parent.take(count) if proof.sequence.reset == Reset.NEVER else None
         taken = sequence_allocator.take(count)
-        return taken if taken is None else _no_longer_than(standing, taken)
+        return taken if taken is None else _limit_expiry(taken, proof)
 
     async def allocate(self, count: int) -> IdRange:
         """Takes ids, waiting for the store.
@@ -109,27 +110,27 @@ class ResettingSequenceAllocator:
             Refusal: See ``Allocator.allocate``.
         """
         for _ in range(_ATTEMPTS):
-            standing = self.proof() or await self.renew_proof()
-            if standing.sequence.reset == Reset.NEVER:  # another sequence replaced it, in a store that went backwards
+            proof = self.proof() or await self.renew_proof()
+            if proof.sequence.reset == Reset.NEVER:  # the store went backwards, and has another sequence now
                 return self._parent.take(count) or await self._parent.allocate(count)
-            sequence_allocator = self._period_allocator_now(standing)
-            if sequence_allocator.generation > standing.generation:
-                standing = await self._prove_at_least(sequence_allocator.generation)
-                sequence_allocator = self._period_allocator_now(standing)
+            sequence_allocator = self._current_allocator(proof)
+            if sequence_allocator.generation > proof.generation:
+                proof = await self._renew_proof_of(sequence_allocator.generation)
+                sequence_allocator = self._current_allocator(proof)
             taken = (
-                sequence_allocator.take(count) if sequence_allocator.generation == standing.generation else None
+                sequence_allocator.take(count) if sequence_allocator.generation == proof.generation else None
             ) or await sequence_allocator.allocate(count)
-            proven = await self._prove_for(taken)
-            if proven is not None:
-                return proven
-        raise StoreUnavailable(f"sequence {self._name!r} is being changed")
+            valid = await self._validate(taken)
+            if valid is not None:
+                return valid
+        raise StoreUnavailable(f"sequence {self._name!r} was changed concurrently in {_ATTEMPTS} attempts")
 
     def proof(self) -> IdRange | None:
-        """See ``SequenceAllocator.standing``."""
+        """See ``SequenceAllocator.proof``."""
         return self._parent.proof()
 
     async def renew_proof(self) -> IdRange:
-        """See ``SequenceAllocator.prove``."""
+        """See ``SequenceAllocator.renew_proof``."""
         try:
             return await self._parent.renew_proof()
         except SequenceDeleted:
@@ -139,10 +140,10 @@ class ResettingSequenceAllocator:
 
     async def forget(self) -> None:
         """See ``SequenceAllocator.forget``."""
-        await asyncio.gather(*(part.forget() for part in self.parts))
+        await asyncio.gather(*(sequence_allocator.forget() for sequence_allocator in self.allocators))
 
     def pop_idle(self) -> list[SequenceAllocator]:
-        """Removes the lanes that issued nothing since the last call, and returns them to be closed."""
+        """Removes and returns the periods that issued nothing since the last call; the caller closes them."""
         idle = {
             period: sequence_allocator
             for period, sequence_allocator in self._sequence_allocators.items()
@@ -153,51 +154,54 @@ class ResettingSequenceAllocator:
         return list(idle.values())
 
     def is_idle(self) -> bool:
-        """Whether nothing of it is used. Only the parent is left to be closed then."""
+        """Returns whether there are no periods left and the allocator of the own row is idle."""
         return self._parent.is_idle() and not self._sequence_allocators
 
-    def _period_now(self, sequence: Sequence) -> str:
+    def _current_period(self, sequence: Sequence) -> str:
         wall = self._clock.wall()
         if not self._since <= wall < self._until:
             self._period = period_at(sequence, wall)
             self._since, self._until = wall, period_end(sequence, wall)
         return self._period
 
-    def _period_allocator_now(self, standing: IdRange) -> PeriodAllocator:
-        if standing.sequence.reset != self._reset:  # at first, and where another sequence replaced this one
-            self._reset, self._until = standing.sequence.reset, -math.inf
-        period = self._period_now(standing.sequence)
+    def _current_allocator(self, proof: IdRange) -> PeriodAllocator:
+        if proof.sequence.reset != self._reset:  # at first, and after another sequence replaced this one
+            self._reset, self._until = proof.sequence.reset, -math.inf
+        period = self._current_period(proof.sequence)
         sequence_allocator = self._sequence_allocators.get(period)
         if sequence_allocator is None:
             sequence_allocator = self._sequence_allocators[period] = PeriodAllocator(self._name, period, self._shared)
             now = self._clock.boot()
-            over_at = now + self._until - self._clock.wall()
-            self._shared.high_water_marks.begin_period(self._name, period, now, over_at, self._sequence_allocators)
-        sequence_allocator.enter(standing)
+            ends_at = now + self._until - self._clock.wall()
+            self._shared.high_water_marks.begin_period(self._name, period, now, ends_at, self._sequence_allocators)
+        sequence_allocator.follow(proof)
         return sequence_allocator
 
-    async def _prove_at_least(self, generation: int) -> IdRange:
-        """Has the sequence's generation told anew, where a period's counter is in a newer one than was known.
+    async def _renew_proof_of(self, generation: int) -> IdRange:
+        """Renews the proof after a period's counter was seen in a newer generation.
 
-        An advance moves the period's counter first: until the sequence follows, no id of either can be issued. One that
-        was broken off in between, and would still be under way by its own patience, is finished here.
+        An advance writes the period's counter before the sequence, and no id of either is issued in between. An
+        advance that was interrupted there is completed here, after ``store_timeout``.
+
+        Raises:
+            StoreUnavailable: The sequence is not in that generation yet.
         """
-        standing = await self.renew_proof()
-        if standing.generation < generation:
+        proof = await self.renew_proof()
+        if proof.generation < generation:
             now = self._clock.boot()
-            if self._behind[0] != generation:
-                self._behind = (generation, now)
-            if now - self._behind[1] >= self._shared.allocation_config.store_timeout:
-                self._behind = (generation, now)
-                await self._catch_up(generation)
+            if self._pending_generation[0] != generation:
+                self._pending_generation = (generation, now)
+            if now - self._pending_generation[1] >= self._shared.allocation_config.store_timeout:
+                self._pending_generation = (generation, now)
+                await self._complete_advance(generation)
             raise StoreUnavailable(f"sequence {self._name!r} is being changed")
-        return standing
+        return proof
 
-    async def _catch_up(self, generation: int) -> None:
-        """Has the sequence follow its counter into a generation. Any number of nodes may do this at once."""
+    async def _complete_advance(self, generation: int) -> None:
+        """Moves the sequence past its counter's generation. Any number of nodes may do this concurrently."""
         store = self._shared.store
 
-        async def follow() -> None:
+        async def revise() -> None:
             row = await store.get(self._name)
             if row is not None and not row.deleted and row.generation < generation:
                 by = f"catch up with generation {generation}"
@@ -205,20 +209,20 @@ class ResettingSequenceAllocator:
                 change = Revision(row.sequence, row.sequence.before_start, by, self._clock.wall(), True, newer)
                 await store.revise(self._name, row.revision, change)
 
-        await within_timeout(self._shared.allocation_config.store_timeout, follow())
+        await within_timeout(self._shared.allocation_config.store_timeout, revise())
 
-    async def _prove_for(self, taken: IdRange) -> IdRange | None:
-        """Returns ids that were taken, if the sequence's generation is theirs; otherwise they are burned."""
+    async def _validate(self, taken: IdRange) -> IdRange | None:
+        """Returns ids that were taken, or burns them and returns None if the sequence has another generation."""
         cause = BurnCause.GENERATION
         try:
-            standing = self.proof()
-            if standing is None or standing.generation < taken.generation:
-                standing = await self._prove_at_least(taken.generation)
-            taken = _no_longer_than(standing, taken)
+            proof = self.proof()
+            if proof is None or proof.generation < taken.generation:
+                proof = await self._renew_proof_of(taken.generation)
+            taken = _limit_expiry(taken, proof)
             if self._clock.boot() >= taken.expires_at:
                 cause = BurnCause.EXPIRED
-                raise StoreUnavailable(f"the lease of sequence {self._name!r} ended before the answer")
-            if standing.generation == taken.generation:
+                raise StoreUnavailable(f"the lease of sequence {self._name!r} expired before the reply")
+            if proof.generation == taken.generation:
                 return taken
         except asyncio.CancelledError:
             self._shared.burned.add(self._name, taken.period, BurnCause.CANCELLED, taken.id_count)
@@ -230,6 +234,6 @@ class ResettingSequenceAllocator:
         return None
 
 
-def _no_longer_than(standing: IdRange, taken: IdRange) -> IdRange:
-    """Returns a range that ends with the standing, if not before."""
-    return taken if taken.expires_at <= standing.expires_at else taken._replace(expires_at=standing.expires_at)
+def _limit_expiry(taken: IdRange, proof: IdRange) -> IdRange:
+    """Returns the range with the earlier one of the two expiry times."""
+    return taken if taken.expires_at <= proof.expires_at else taken._replace(expires_at=proof.expires_at)

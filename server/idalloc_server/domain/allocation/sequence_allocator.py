@@ -1,45 +1,29 @@
-"""One sequence on this node: its lease, and the one refill that all who wait share."""
+"""The allocator of one counter: its lease, and the refill that all waiting callers share."""
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable
-from itertools import islice
-from typing import TypeVar
 
 import structlog
 
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import SharedState
-from idalloc_server.domain.allocation.errors import never_fits, too_few_left
+from idalloc_server.domain.allocation.errors import insufficient_ids_error, oversized_request_error
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.allocation.reserve import Reserve
-from idalloc_server.domain.allocation.waiter_queue import Waiter
-from idalloc_server.domain.errors import (
-    Refusal,
-    SequenceDeleted,
-    SequenceNotFound,
-    ServerDraining,
-    StoreOutcomeUnknown,
-    StoreUnavailable,
-    StoreWentBackwards,
-)
-from idalloc_server.domain.generations import generation_after
+from idalloc_server.domain.allocation.store_calls import StoreCalls
+from idalloc_server.domain.allocation.waiter_queue import Waiter, WaiterQueue
+from idalloc_server.domain.errors import Refusal, SequenceDeleted, ServerDraining, StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.records import Grant, Row
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
-from idalloc_server.domain.store import within_timeout
-from idalloc_server.domain.text import check_text
 
-# Of what a sequence has left, no node takes more than one part in this many beyond what was asked for.
-AHEAD_SHARE = 1000
-# How soon a renewal that failed is tried again.
-RENEW_AGAIN_SECONDS = 1.0
-# How often a sequence whose store went backwards is looked at, whether it was advanced since.
-LOOK_AGAIN_SECONDS = 1.0
+# No node prefetches more than one part in this many of the ids that a sequence has left.
+PREFETCH_SHARE = 1000
+# A failed renewal is retried after this time.
+RENEW_RETRY_SECONDS = 1.0
+# How often a sequence whose store went backwards is read, to see whether it was advanced.
+RECHECK_SECONDS = 1.0
 
-_log = structlog.get_logger("idalloc.lane")
-_T = TypeVar("_T")
-_NEW = Sequence()
+_log = structlog.get_logger("idalloc.allocation")
 
 
 class SequenceHasReset(Exception):
@@ -49,149 +33,132 @@ class SequenceHasReset(Exception):
 class SequenceAllocator:
     """Issues the ids of one counter: of a sequence, or of one period of a sequence.
 
-    All methods must be called on one event loop. The store is written by one refill at a time: a task of the lane's
-    own, which no caller's cancellation ends.
+    All methods must be called on one event loop. One refill at a time writes to the store, in a task of its own that
+    no caller's cancellation ends.
 
-    Ids that rise over all nodes (``Ordering.RISING``, and timestamps) go to those who waited when the write began, and
-    none is kept: whoever comes later waits for a later write.
+    Ids that rise over all nodes (``Ordering.RISING``, and timestamps) go only to callers that waited when the write
+    began; the rest is given back. Later callers wait for a later write.
 
     Args:
-        name: The row's name in the store.
-        shared: What all lanes share.
-        sequence: The sequence's name.
-        period: Which period's counter it is; empty where the sequence has no reset.
+        name: The name of the counter's row.
+        shared: The state shared by all sequence allocators.
+        sequence: The sequence's name; ``name`` if empty.
+        period: The period of the counter; empty if the sequence has no reset.
     """
 
     def __init__(self, name: str, shared: SharedState, sequence: str = "", period: str = "") -> None:
         self._name = name
-        self._title = sequence or name
+        self._sequence_name = sequence or name
         self._period = period
         self._store = shared.store
         self._clock = shared.clock
-        self._allocation_config = shared.allocation_config
+        self._config = shared.allocation_config
         self._high_water_marks = shared.high_water_marks
         self._burned = shared.burned
         self._rates = shared.rates
-        self._store_check = shared.store_check
+        self._store_health = shared.store_health
         self._drop_unknown = shared.drop_unknown
         self._lease = Lease(period)
         self._renew_at = 0.0
-        self._waiters: deque[Waiter] = deque()
+        self._waiters = WaiterQueue()
         self._refill: asyncio.Task[None] | None = None
         self._went_backwards: StoreWentBackwards | None = None
-        self._look_at = 0.0
-        # The settings, as the last write returned them.
-        self._sequence = _NEW
-        self._reserve = Reserve(
-            shared.allocation_config.outage_reserve, shared.allocation_config.max_reserved_ids, self._clock.boot()
-        )
-        # Of the waiters only so many are asked for next, at the bound: those for whom there is enough.
-        self._ask_for: int | None = None
-        # Whether the last store call may have been applied without an answer.
-        self._outcome_unknown = False
-        # How many ids the sequence had left after the last write, and how often it was written.
+        self._recheck_at = 0.0
+        # The result of the last write: the settings, the ids that the sequence has left, the number of writes.
+        self._sequence = Sequence()
         self._remaining = 0
         self._writes = 0
-        # For ``abandon``: those who wait or have not yet run since they were served, the ids of a write and of a tail
-        # that are under way.
-        self._callers: set[Waiter] = set()
-        self._at_stake = 0
+        self._reserve = Reserve(self._config.outage_reserve, self._config.max_reserved_ids, self._clock.boot())
+        self._store_calls = StoreCalls(name, shared, self._sequence_name, period)
+        # The ids of the lease that is being given back.
         self._returning = 0
-        self._abandoned = False
-        self._idle_mark: object = None
-        # Whether this lane created the sequence, and no caller knows it yet.
-        self._created = False
+        self._last_activity: object = None
 
     @property
     def has_lease(self) -> bool:
         """Whether ids could be issued from memory now."""
-        return self._lease.left > 0 and self._clock.boot() < self._lease.expires_at
+        return self._lease.left > 0 and not self._lease.is_expired(self._clock.boot())
 
     @property
-    def parts(self) -> "list[SequenceAllocator]":
-        """All that is to be closed."""
+    def allocators(self) -> "list[SequenceAllocator]":
+        """This allocator, as the list that ``ResettingSequenceAllocator`` has."""
         return [self]
 
     @property
     def generation(self) -> int:
-        """The generation of the lease; 0 where there never was one."""
+        """The generation of the lease; 0 before the first one."""
         return self._lease.generation
 
     def take(self, count: int) -> IdRange | None:
-        """Takes ids from memory; None where the store is needed first.
+        """Takes ids from the lease; None if ``allocate`` must wait for the store.
 
-        Starts the next refill where not many are left, or the lease in use is to be renewed.
+        Starts a refill if few ids are left, or if the lease is due for renewal.
         """
         now, lease, reserve = self._clock.boot(), self._lease, self._reserve
-        taken = lease.take(count, now) or self._take_later(count, now)
+        taken = lease.take(count, now) or self._take_from_later_range(count, now)
         if taken is not None:
-            if count > reserve.largest:
-                reserve.largest = count
-            if now >= self._renew_at or lease.left < reserve.low:
+            if count > reserve.largest_call:
+                reserve.largest_call = count
+            if now >= self._renew_at or lease.left < reserve.refill_below:
                 self._start_refill()
         return taken
 
     async def allocate(self, count: int) -> IdRange:
-        """Takes ids, waiting for the refill that is under way, or for a new one.
-
-        Cancelled before the ids were taken, it takes none; after that they are burned.
+        """Takes ids, waiting for the refill in progress or a new one.
 
         Raises:
             Refusal: See ``Allocator.allocate``.
-            SequenceHasReset: The sequence has a reset. Ranges of none can be had of it.
+            SequenceHasReset: The sequence has a reset; only lease metadata (``count`` 0) is available.
         """
         if self._went_backwards:
-            await self._look_again(self._went_backwards)
-        if self._abandoned:
+            await self._recheck(self._went_backwards)
+        if self._store_calls.abandoned:
             raise ServerDraining
-        waiter = Waiter(count, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
-        self._callers.add(waiter)
+        waiter = self._waiters.append(count)
         self._start_refill()
         try:
             taken = await waiter.answer
         except asyncio.CancelledError:
-            if waiter.is_served and not self._abandoned:
-                self._burned.add(self._title, self._period, BurnCause.CANCELLED, count)
+            if waiter.is_served and not self._store_calls.abandoned:
+                self._burn(BurnCause.CANCELLED, count)
             raise
         finally:
-            self._callers.discard(waiter)
-        if self._abandoned:
+            self._waiters.discard(waiter)
+        if self._store_calls.abandoned:
             raise ServerDraining
-        if self._clock.boot() >= taken.expires_at:
-            # The process was paused between the taking and this line.
-            self._burned.add(self._title, self._period, BurnCause.EXPIRED, count)
-            raise StoreUnavailable(f"the lease of sequence {self._title!r} ended before the answer")
-        self._reserve.largest = max(self._reserve.largest, count)
+        if self._clock.boot() >= taken.expires_at:  # the process was paused after the ids were taken
+            self._burn(BurnCause.EXPIRED, count)
+            raise StoreUnavailable(f"the lease of sequence {self._sequence_name!r} expired before the reply")
+        self._reserve.largest_call = max(self._reserve.largest_call, count)
         return taken
 
     def proof(self) -> IdRange | None:
-        """Returns a range of none, which tells the generation and the settings while the lease lives."""
+        """Returns lease metadata, as an empty range, or None if the lease has expired."""
         return self.take(0)
 
     async def renew_proof(self) -> IdRange:
-        """Returns the same, as the store says it now."""
+        """Returns lease metadata after a renewal in the store."""
         return await self.allocate(0)
 
     def pop_created(self) -> bool:
-        """Return, once, whether a call of this lane created the sequence."""
-        created, self._created = self._created, False
+        """Returns, once, whether this node created the sequence."""
+        created, self._store_calls.created = self._store_calls.created, False
         return created
 
     def is_idle(self) -> bool:
-        """Whether nothing was taken since the last call, and nothing is under way."""
-        last, self._idle_mark = self._idle_mark, (self._writes, self._lease.left)
-        return not self._refill and not self._waiters and not self._went_backwards and last == self._idle_mark
+        """Returns whether nothing is in progress, and nothing was taken since the last call."""
+        last, self._last_activity = self._last_activity, (self._writes, self._lease.left)
+        return not self._refill and not self._waiters and not self._went_backwards and last == self._last_activity
 
     async def forget(self) -> None:
-        """Drops the lease, and that of a refill which may have been begun before this call."""
+        """Drops the lease after a change of the sequence, and that of a refill in progress."""
         if self._refill:
             await asyncio.wait([self._refill])
         self.drop(BurnCause.GENERATION)
         self._went_backwards = None
 
     async def close(self) -> None:
-        """Ends the lane: waits for its refill, then gives the unused tail back to the store."""
+        """Waits for the refill, then gives the unused tail back to the store."""
         try:
             while self._refill:
                 await self._refill
@@ -200,44 +167,40 @@ class SequenceAllocator:
             self.abandon()
 
     def abandon(self) -> None:
-        """Burns what is left or under way, where there is no time to wait for it; nothing is counted after this."""
-        if self._abandoned:
+        """Burns all ids held or in flight without waiting. Nothing is issued or counted afterwards."""
+        if self._store_calls.abandoned:
             return
         self.drop(BurnCause.NOT_RETURNED)
-        self._burned.add(self._title, self._period, BurnCause.NOT_RETURNED, self._returning)
-        self._burned.add(self._title, self._period, BurnCause.UNKNOWN_OUTCOME, self._at_stake)
-        served = sum(caller.id_count for caller in self._callers if caller.is_served)
-        self._burned.add(self._title, self._period, BurnCause.CANCELLED, served)
-        self._abandoned = True
+        self._burn(BurnCause.NOT_RETURNED, self._returning)
+        self._burn(BurnCause.UNKNOWN_OUTCOME, self._store_calls.requested)
+        self._burn(BurnCause.CANCELLED, self._waiters.served_ids)
+        self._store_calls.abandoned = True
         if self._refill:
             self._refill.cancel()
 
     def drop(self, cause: BurnCause) -> None:
-        """Burns what is left."""
-        self._burned.add(self._title, self._period, cause, self._lease.left)
+        """Burns the rest of the lease."""
+        self._burn(cause, self._lease.left)
         self._lease = Lease(self._period)
-        self._reserve.dropped()
+        self._reserve.record_drop()
 
-    @property
-    def _usable(self) -> int:
-        """How many of the ids in memory calls of the sizes seen can get."""
-        return self._lease.usable(self._reserve.largest_seen)
+    def _burn(self, cause: BurnCause, count: int) -> None:
+        self._burned.add(self._sequence_name, self._period, cause, count)
 
-    def _take_later(self, count: int, now: float) -> IdRange | None:
-        """Takes ids from the first piece that has so many; the pieces before it are burned, as ids of a node rise.
+    def _take_from_later_range(self, count: int, now: float) -> IdRange | None:
+        """Takes ids from a later range of the lease if one has ``count``, and burns the ranges before it.
 
-        Near the bound none is taken so: the last ids of a sequence are kept for smaller calls.
+        Near the bound it takes none: the last ids are kept for smaller calls.
         """
-        if self._remaining < AHEAD_SHARE or now >= self._lease.expires_at:
+        if self._remaining < PREFETCH_SHARE or now >= self._lease.expires_at:
             return None
         self._skip_to(count)
         return self._lease.take(count, now)
 
     def _skip_to(self, count: int) -> None:
-        """Burns the pieces in front of the first one that has ``count`` ids, if one has."""
         skipped = self._lease.skip_to(count)
-        self._burned.add(self._title, self._period, BurnCause.LEFTOVER, skipped)
-        self._reserve.skipped(skipped)
+        self._burned.add(self._sequence_name, self._period, BurnCause.LEFTOVER, skipped)
+        self._reserve.record_skipped(skipped)
 
     def _start_refill(self) -> None:
         if not self._refill:
@@ -248,20 +211,20 @@ class SequenceAllocator:
             await self._refill_once()
         except StoreWentBackwards as error:
             self._went_backwards = error
-            self._look_at = self._clock.boot() + LOOK_AGAIN_SECONDS
+            self._recheck_at = self._clock.boot() + RECHECK_SECONDS
             self.drop(BurnCause.WENT_BACKWARDS)
             _log.error("store_went_backwards", **error.metadata)
-            self._refuse_all(error)
+            self._fail_waiters(error)
         except Refusal as refusal:
             if isinstance(refusal, SequenceDeleted):
                 self.drop(BurnCause.GENERATION)
-            self._refuse_all(refusal)
+            self._fail_waiters(refusal)
         except asyncio.CancelledError:
-            self._refuse_all(ServerDraining())
+            self._fail_waiters(ServerDraining())
             raise
         except Exception as error:
-            _log.exception("refill_failed", sequence=self._title)
-            self._refuse_all(error)
+            _log.exception("refill_failed", sequence=self._sequence_name)
+            self._fail_waiters(error)
         finally:
             self._refill = None
             if self._waiters:
@@ -273,19 +236,20 @@ class SequenceAllocator:
         waiting = len(self._waiters)
         wanted = self._wanted()
         if not wanted and not waiting and self._clock.boot() < self._renew_at:
-            self._reserve.suffices(self._lease.left)
+            self._reserve.skip_refill(self._lease.left)
             return
-        self._drop_ended_lease()
+        if self._lease.left and self._lease.is_expired(self._clock.boot()):
+            self.drop(BurnCause.EXPIRED)
         was_counter = self._sequence.kind == Kind.COUNTER
         grant = await self._grant(wanted)
         if grant is None:
-            await self._make()
+            await self._create_row()
             wanted = self._wanted()  # more callers may wait by now
             grant = await self._grant(wanted)
         if grant is None:
-            raise StoreUnavailable(f"sequence {self._title!r} vanished while it was created")
+            raise StoreUnavailable(f"the row of sequence {self._sequence_name!r} disappeared after its creation")
         if wanted and was_counter != (grant.sequence.kind == Kind.COUNTER):
-            return  # Nothing was granted; the next refill knows of what kind it is.
+            return  # Nothing was granted. The next refill knows the kind.
         at_bound = grant.granted < wanted
         rising = grant.sequence.is_rising
         self._serve(at_bound, grant.remaining, waiting if rising else len(self._waiters))
@@ -293,192 +257,140 @@ class SequenceAllocator:
             await self._give_back()
 
     def _wanted(self) -> int:
-        """How many ids the next write should bring."""
+        """Returns how many ids to request in the next write."""
         sequence = self._sequence
-        if self._starts_over(sequence):
+        if self._has_reset():
             return 0
         if sequence.kind != Kind.COUNTER:
-            self._refuse_what_never_fits(sequence.kind)
-        waiters, self._ask_for = islice(self._waiters, self._ask_for), None
-        asked = sum(waiter.id_count for waiter in waiters if not waiter.answer.done())
-        return asked if sequence.is_rising else asked + self._ahead(asked)
+            name, skew = self._sequence_name, self._config.max_clock_skew
+            self._waiters.reject(lambda count: oversized_request_error(name, sequence.kind, count, skew))
+        requested = self._waiters.requested_ids()
+        return requested if sequence.is_rising else requested + self._prefetch(requested)
 
-    def _refuse_what_never_fits(self, kind: Kind) -> None:
-        for count, answer in self._waiters:
-            refusal = never_fits(self._title, kind, count, self._allocation_config.max_clock_skew)
-            if refusal and not answer.done():
-                answer.set_exception(refusal)
-
-    def _ahead(self, asked: int) -> int:
-        """How many ids to take beyond what is waited for.
-
-        None when cold, then what the reserve asks for; none after a write whose outcome is unknown, until a write is
-        answered again, so that a store in trouble does not burn one reserve after the other.
-        """
-        if self._outcome_unknown:
+    def _prefetch(self, requested: int) -> int:
+        """Returns how many ids to request in addition to those that callers wait for."""
+        if self._store_calls.outcome_unknown:  # else a failing store burns one reserve after another
             return 0
-        left = self._lease.left
-        ahead = self._reserve.wanted(left, self._usable, self._clock.boot()) - left
-        if asked or ahead > 0:  # not where the lease is just renewed
-            ahead = max(ahead, self._sequence.min_lease_size - asked)
+        left, usable = self._lease.left, self._lease.usable(self._reserve.largest_recent_call)
+        prefetch = self._reserve.target(left, usable, self._clock.boot()) - left
+        if requested or prefetch > 0:  # not if the lease is only renewed
+            prefetch = max(prefetch, self._sequence.min_lease_size - requested)
         if self._sequence.max_lease_size:
-            ahead = min(ahead, self._sequence.max_lease_size - left)
-        return max(0, min(ahead, self._remaining // AHEAD_SHARE - left, self._remaining - asked))
+            prefetch = min(prefetch, self._sequence.max_lease_size - left)
+        return max(0, min(prefetch, self._remaining // PREFETCH_SHARE - left, self._remaining - requested))
 
-    def _starts_over(self, sequence: Sequence) -> bool:
-        return sequence.reset != Reset.NEVER and not self._period
+    def _has_reset(self) -> bool:
+        return self._sequence.reset != Reset.NEVER and not self._period
 
-    async def _look_again(self, error: StoreWentBackwards) -> None:
-        """Looks, now and then, whether a sequence that was behind has been advanced; raises the error unless it was."""
+    async def _recheck(self, error: StoreWentBackwards) -> None:
+        """Reads the row at most every ``RECHECK_SECONDS``; raises ``error`` until the sequence was advanced."""
         now = self._clock.boot()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_AGAIN_SECONDS
+        if now >= self._recheck_at:
+            self._recheck_at = now + RECHECK_SECONDS
             try:
-                row = await self._within_timeout(self._look(), at_stake=0)
+                row = await self._store_calls.within_timeout(self._read_row())
             except Refusal as refusal:
-                _log.warning("look_failed", sequence=self._title, error=str(refusal))
+                _log.warning("recheck_failed", sequence=self._sequence_name, error=str(refusal))
             else:
                 if self._high_water_marks.accept(row):
                     self._went_backwards = None
                     return
         raise error.with_traceback(None)
 
-    async def _look(self) -> Row | None:
+    async def _create_row(self) -> None:
+        await self._store_calls.create()
+
+    async def _read_row(self) -> Row | None:
         return await self._store.get(self._name)
 
-    def _drop_ended_lease(self) -> None:
-        if self._lease.left and self._clock.boot() >= self._lease.expires_at:
-            self.drop(BurnCause.EXPIRED)
-
     async def _grant(self, wanted: int) -> Grant | None:
-        """Has the store move the counter, and puts what it returned into the lease. None where there is no row yet."""
-        asked_at = self._clock.boot()
-        grant = await self._write(wanted)
-        self._outcome_unknown = False
-        self._store_check.worked()
+        """Advances the counter in the store and adds the ids to the lease. Returns None if there is no row yet."""
+        sent_at = self._clock.boot()
+        grant = await self._store_calls.grant(wanted, self._sequence)
+        self._store_calls.outcome_unknown = False
+        self._store_health.record_success()
         if grant is None:
             if self._name in self._high_water_marks:
-                raise self._high_water_marks.missing(self._name)
+                raise self._high_water_marks.missing_row_error(self._name)
             return None
         try:
-            self._high_water_marks.advance(self._name, grant)
+            self._high_water_marks.update(self._name, grant)
         except StoreWentBackwards:
-            self._burned.add(self._title, self._period, BurnCause.WENT_BACKWARDS, grant.granted)
+            self._burn(BurnCause.WENT_BACKWARDS, grant.granted)
             raise
         self._sequence = grant.sequence
-        self._rates.note(self._name, grant.last_value, grant.step)
+        self._rates.record(self._name, grant.last_value, grant.step)
         if (grant.generation, grant.step) != (self._lease.generation, self._lease.step) or grant.sequence.is_rising:
             self.drop(BurnCause.GENERATION)
         before = self._lease.left
-        self._lease.add(grant, asked_at + self._allocation_config.lease_ttl)
-        self._renew_at = asked_at + self._allocation_config.lease_ttl / 3
-        self._reserve.refilled(before, self._lease.left, self._usable, asked_at, self._clock.boot())
+        # The TTL starts before the store call: the store may have granted at any time since (P4).
+        self._lease.add(grant, expires_at=sent_at + self._config.lease_ttl)
+        self._renew_at = sent_at + self._config.lease_ttl / 3
+        usable = self._lease.usable(self._reserve.largest_recent_call)
+        self._reserve.record_refill(before, self._lease.left, usable, sent_at, self._clock.boot())
         self._remaining = grant.remaining
         self._writes += 1
         return grant
 
-    async def _write(self, wanted: int) -> Grant | None:
-        lease_ms = int(self._allocation_config.lease_ttl * 1000)
-        seen = self._high_water_marks.seen(self._name)
-        if self._sequence.kind == Kind.COUNTER or not wanted:
-            call = self._store.grant(self._name, wanted, lease_ms, seen)
-        else:
-            unit = self._sequence.kind.per_second
-            ahead = int(self._allocation_config.max_clock_skew * unit)
-            now = int(self._clock.wall() * unit)
-            call = self._store.grant_timestamps(self._name, wanted, lease_ms, now, ahead, seen)
-        return await self._within_timeout(call, at_stake=wanted)
-
-    async def _make(self) -> None:
-        """Sees that there is a row."""
-        if not self._allocation_config.auto_create_sequences:
-            raise SequenceNotFound(self._title, ", and auto_create_sequences is off")
-        check_text("sequence", self._title)
-        now = self._clock.wall()
-        generation = generation_after(_NEW, 0, self._clock)
-        row = Row(self._name, _NEW.before_start, _NEW, generation, created_at=now, changed_at=now)
-        made = await self._within_timeout(self._store.create(row), at_stake=0)
-        self._created = made.generation == generation  # else another node was faster
-
-    async def _within_timeout(self, call: Awaitable[_T], at_stake: int) -> _T:
-        """Awaits a store call; where its outcome stays unknown, the ids at stake are burned."""
-        self._at_stake += at_stake
-        try:
-            answer = await within_timeout(self._allocation_config.store_timeout, call)
-        except (StoreOutcomeUnknown, asyncio.CancelledError):
-            self._outcome_unknown = True
-            if not self._abandoned:
-                self._burned.add(self._title, self._period, BurnCause.UNKNOWN_OUTCOME, at_stake)
-            raise
-        finally:
-            self._at_stake -= at_stake
-        if self._abandoned:
-            raise ServerDraining  # what it brought was counted
-        return answer
-
     def _serve(self, at_bound: bool, remaining: int, most: int) -> None:
-        """Gives the waiters their ranges, first come first served.
+        """Answers the waiters in FIFO order.
 
-        At the bound, of a counter nothing was granted: who cannot have all of what the store has left is refused, the
-        others wait for a write that asks for no more than that.
+        At the bound of a counter nothing was granted: waiters that want more than the store has left fail, the others
+        wait for a write that requests no more than that.
 
         Args:
-            at_bound: Whether fewer were granted than were wanted.
-            remaining: How many ids the store has left.
-            most: How many waiters are served.
+            at_bound: Whether fewer ids were granted than requested.
+            remaining: The number of ids that the sequence has left in the store.
+            most: The most waiters to answer.
         """
         now = self._clock.boot()
-        next_round: list[Waiter] = []
+        deferred: list[Waiter] = []
         for _ in range(most):
-            count, answer = waiter = self._waiters[0]
+            count, answer = waiter = self._waiters.first
             if answer.done():
                 pass
-            elif count and self._starts_over(self._sequence):
+            elif count and self._has_reset():
                 answer.set_exception(SequenceHasReset())
             else:
-                if remaining and not at_bound:  # of the last ids of all none is left behind
+                if remaining and not at_bound:  # the last ids of a sequence are not skipped
                     self._skip_to(count)
                 taken = self._lease.take(count, now)
                 if taken is not None:
                     answer.set_result(taken)
-                elif not at_bound or now >= self._lease.expires_at:
-                    break  # It came while the store was asked, or the lease has ended since: for the next round.
+                elif not at_bound or self._lease.is_expired(now):
+                    break  # It arrived during the write, or the lease has expired: the next refill serves it.
                 elif count <= remaining and self._sequence.kind == Kind.COUNTER:
                     remaining -= count
-                    next_round.append(waiter)
+                    deferred.append(waiter)
                 else:
-                    wall, skew = self._clock.wall(), self._allocation_config.max_clock_skew
-                    refusal = too_few_left(self._title, self._sequence, count, self._lease, remaining, wall, skew)
-                    answer.set_exception(refusal)
+                    name, wall, skew = self._sequence_name, self._clock.wall(), self._config.max_clock_skew
+                    error = insufficient_ids_error(name, self._sequence, count, self._lease, remaining, wall, skew)
+                    answer.set_exception(error)
             self._waiters.popleft()
-        self._waiters.extendleft(reversed(next_round))
-        self._ask_for = len(next_round) or None
+        self._waiters.defer(deferred)
 
-    def _refuse_all(self, error: Exception) -> None:
-        self._renew_at = self._clock.boot() + RENEW_AGAIN_SECONDS
-        self._reserve.failed()
+    def _fail_waiters(self, error: Exception) -> None:
+        self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS
+        self._reserve.record_failure()
         if not self._waiters:
-            self._store_check.failed(error)
-        while self._waiters:
-            answer = self._waiters.popleft().answer
-            if not answer.done():
-                answer.set_exception(error)
+            self._store_health.record_failure(error)  # else each caller reports it
+        self._waiters.fail_all(error)
 
     async def _give_back(self) -> None:
-        """Gives the unused tail of the last grant back, and burns what else is left."""
+        """Gives the unused tail back to the store, and burns the rest of the lease."""
         lease, self._lease = self._lease, Lease(self._period)
-        self._reserve.dropped()
+        self._reserve.record_drop()
         value, count, version = lease.tail()
         returned = 0
         self._returning = lease.left
         try:
             if count:
-                self._high_water_marks.give_back(self._name, lease.generation, value + count * lease.step, value)
-                if await self._within_timeout(self._store.give_back(self._name, count, version), at_stake=0):
+                self._high_water_marks.move_back(self._name, lease.generation, value + count * lease.step, value)
+                if await self._store_calls.give_back(count, version):
                     returned = count
         except Refusal as error:
-            _log.warning("tail_not_returned", sequence=self._title, ids=count, error=str(error))
+            _log.warning("tail_not_returned", sequence=self._sequence_name, ids=count, error=str(error))
         finally:
             self._returning = 0
-            if not self._abandoned:
-                self._burned.add(self._title, self._period, BurnCause.NOT_RETURNED, lease.left - returned)
+            if not self._store_calls.abandoned:
+                self._burn(BurnCause.NOT_RETURNED, lease.left - returned)

@@ -1,57 +1,57 @@
-"""How fast sequences are used, by all nodes together: seen from how far their counters went between refills."""
+"""The rate at which all nodes together use a sequence, from its counter at each refill."""
 
 from typing import NamedTuple
 
 from idalloc_server.domain.clock import Clock
 
-# A rate is that of the last one to two windows.
+# A rate covers the last one to two windows.
 WINDOW_SECONDS = 60.0
-# What happened within less than this tells no rate: the first ids after a pause would pass for a flood.
+# A shorter span gives no rate: the first ids after a pause would look like a burst.
 LEAST_SECONDS = 10.0
-# The most names with a rate. Nothing but what people are shown depends on one.
+# The most names with a rate. Rates are only displayed.
 MAX_RATES = 100_000
 
 
-class _Seen(NamedTuple):
+class _Observation(NamedTuple):
     at: float
     value: int
 
 
 class UsageRates:
-    """Remembers, by name, three points of a counter's way: the last one, and where two windows began.
+    """Keeps three observations of each counter: the last one, and the first ones of the last two windows.
 
-    Beyond ``MAX_RATES`` names, the one whose last refill is longest ago is evicted.
+    At ``MAX_RATES`` names, the one with the oldest refill is evicted.
 
     Args:
-        clock: Tells how long it took.
+        clock: Measures the windows.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._seen: dict[str, tuple[_Seen, _Seen, int, int]] = {}
+        self._seen: dict[str, tuple[_Observation, _Observation, int, int]] = {}
 
-    def note(self, name: str, value: int, step: int) -> None:
-        """Notes where the counter is; called once a refill.
+    def record(self, name: str, value: int, step: int) -> None:
+        """Records the value of a counter after a refill.
 
-        A counter that is behind where a window began (it started over, or was lowered) is watched from there.
+        A new step, or a counter that moved back, discards the earlier observations.
         """
-        now = _Seen(self._clock.boot(), value)
+        now = _Observation(self._clock.boot(), value)
         older, newer, _, old_step = self._seen.get(name, (now, now, value, step))
         if old_step != step or (value - newer.value) * step < 0:
             older = newer = now
         elif now.at - newer.at >= WINDOW_SECONDS:
             older, newer = newer, now
-        self._seen.pop(name, None)  # the dict stays in the order of refills
+        self._seen.pop(name, None)  # keeps the dict in the order of refills
         self._seen[name] = (older, newer, value, step)
         if len(self._seen) > MAX_RATES:
             del self._seen[next(iter(self._seen))]
 
     def forget(self, name: str) -> None:
-        """Watches anew from the next note on, after a counter was moved without being used."""
+        """Discards the observations of a counter that an operator moved."""
         self._seen.pop(name, None)
 
     def per_second(self, name: str) -> float | None:
-        """Returns how many ids a second the sequence lately moved by; None where that cannot be told yet."""
+        """Returns the recent rate in ids a second, or None before ``LEAST_SECONDS`` of observation."""
         seen = self._seen.get(name)
         if seen is None:
             return None

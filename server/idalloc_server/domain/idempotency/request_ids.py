@@ -415,4 +415,4 @@ def _burned(stands: RecordedAllocation) -> RequestIdBurned:
 
 
 def _late(request: _Request) -> StoreUnavailable:
-    return StoreUnavailable(f"the lease of sequence {request.sequence!r} ended before the answer")
+    return StoreUnavailable(f"the lease of sequence {request.sequence!r} expired before the reply")

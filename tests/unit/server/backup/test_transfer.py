@@ -143,7 +143,7 @@ async def test_retired_sequences_end_here_and_live_there(store: MemoryStore, clo
     await imported(there, await exported(store))
     assert [name for name, *_, deleted in await state(there) if deleted] == ["gone"]
     await there.grant("orders", 1, 0)
-    with pytest.raises(StoreRetired, match="go on at: elsewhere"):
+    with pytest.raises(StoreRetired, match="use instead: elsewhere"):
         await imported(store, await exported(there))
     await unretire(store, clock)
     back = await imported(store, await exported(there))
@@ -163,7 +163,7 @@ async def test_a_repeated_retirement_keeps_the_place(store: MemoryStore, clock: 
         ended.append(await retire(store, clock, moved_to, no_sleep))
         with pytest.raises(StoreRetired) as refused:
             await store.create(Row("others", 0, Sequence()))
-        places.append(str(refused.value).partition(" go on at: ")[2])
+        places.append(str(refused.value).partition(" use instead: ")[2])
     assert (places, ended) == ([MOVED_TO, "here", "here", "there"], [4, 0, 0, 0])
     for _ in range(2):
         await unretire(store, clock)

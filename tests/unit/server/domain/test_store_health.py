@@ -30,30 +30,30 @@ async def test_a_refill_that_fails_without_callers_is_seen() -> None:
     assert node.take("orders", 1) is not None
     await settle()
     with structlog.testing.capture_logs() as logs:
-        node.store_check.judge()
-        node.store_check.judge()
-    assert node.store_check.error == "the store said no"
+        node.store_health.evaluate()
+        node.store_health.evaluate()
+    assert node.store_health.error == "the store said no"
     assert [(line["event"], line["count"]) for line in logs] == [("store_fails", 1)]
     clock.advance(2)
     assert node.take("orders", 1) is not None
     await settle()
     with structlog.testing.capture_logs() as logs:
-        node.store_check.judge()
-    assert node.store_check.error == ""
-    assert [line["event"] for line in logs] == ["store_works_again"]
+        node.store_health.evaluate()
+    assert node.store_health.error == ""
+    assert [line["event"] for line in logs] == ["store_recovered"]
 
 
 async def test_a_mistake_of_a_caller_is_no_fault_of_the_store() -> None:
     """Only errors of the store count."""
-    check = Allocator(MemoryStore(FakeClock()), FakeClock(), TERMS).store_check
-    check.failed(SequenceNotFound("orders"))
-    check.judge()
+    check = Allocator(MemoryStore(FakeClock()), FakeClock(), TERMS).store_health
+    check.record_failure(SequenceNotFound("orders"))
+    check.evaluate()
     assert check.error == ""
 
 
 async def test_a_sequence_that_is_behind_is_no_failing_store() -> None:
     """P3 refuses one sequence, while others work: the check of the store would turn with each call."""
-    check = Allocator(MemoryStore(FakeClock()), FakeClock(), TERMS).store_check
-    check.failed(StoreWentBackwards("orders", seen="value 10", found="value 5"))
-    check.judge()
+    check = Allocator(MemoryStore(FakeClock()), FakeClock(), TERMS).store_health
+    check.record_failure(StoreWentBackwards("orders", seen="value 10", found="value 5"))
+    check.evaluate()
     assert check.error == ""

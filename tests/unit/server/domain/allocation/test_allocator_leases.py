@@ -111,7 +111,7 @@ class TestLeaseLife:
         right_after_serving(
             allocator._sequence_allocators["orders"], lambda: clock.advance(TERMS.lease_ttl + 1), monkeypatch
         )
-        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+        with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert allocator.burned.by_cause[BurnCause.EXPIRED] >= 5
 

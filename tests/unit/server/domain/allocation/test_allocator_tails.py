@@ -183,7 +183,7 @@ async def test_at_the_bound_a_lease_that_ended_is_no_reason_to_refuse(
     clock.advance(TERMS.lease_ttl)
     gate.set()
     outcome = await asyncio.gather(late, second, return_exceptions=True)
-    assert [str(each) for each in outcome] == ["None", "sequence 's' has 7 ids left; 13 were asked for"]
+    assert [str(each) for each in outcome] == ["None", "sequence 's' has 7 ids left; 13 were requested"]
     assert not node.burned.by_cause
 
 

@@ -178,7 +178,7 @@ def test_rates_are_kept_of_so_many_names(clock: FakeClock, monkeypatch: pytest.M
     monkeypatch.setattr(usage, "MAX_RATES", 3)
     rates = UsageRates(clock)
     for name in ("a", "b", "c", "a", "d", "e"):
-        rates.note(name, 1, 1)
+        rates.record(name, 1, 1)
     clock.advance(20.0)
     known = [name for name in "abcde" if rates.per_second(name) is not None]
     assert known == ["a", "d", "e"]

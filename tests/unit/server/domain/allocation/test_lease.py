@@ -70,7 +70,7 @@ def test_a_lease_holds_what_was_granted_and_not_taken(step: int, moves: list[tup
             skipped = lease.skip_to(count)
             held = held[skipped:]
             assert lease.left == len(held) == before - skipped
-            assert not skipped or lease.next_range >= count
+            assert not skipped or lease.next_range_size >= count
         else:
             contiguous = held[:count] == [held[0] + step * n for n in range(count)] if held else False
             taken = lease.take(count, now=99.9)

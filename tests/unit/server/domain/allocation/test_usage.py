@@ -12,10 +12,10 @@ def test_the_rate_is_that_of_the_last_while(clock: FakeClock, step: int) -> None
     assert rates.per_second("s") is None
     value = 0
     for a_second in [5] * 300 + [100] * 300:
-        rates.note("s", value, step)
+        rates.record("s", value, step)
         clock.advance(1.0)
         value += a_second * step
-    rates.note("s", value, step)
+    rates.record("s", value, step)
     assert rates.per_second("s") == pytest.approx(100.0)
     clock.advance(9 * WINDOW_SECONDS)
     rate = rates.per_second("s")
@@ -27,16 +27,16 @@ def test_the_rate_is_that_of_the_last_while(clock: FakeClock, step: int) -> None
 def test_a_counter_that_starts_over_is_watched_from_there(clock: FakeClock) -> None:
     rates = UsageRates(clock)
     for value in (1_000, 2_000, 5, 25):
-        rates.note("s", value, 1)
+        rates.record("s", value, 1)
         clock.advance(10.0)
     assert rates.per_second("s") == pytest.approx(1.0)
 
 
 def test_a_few_seconds_tell_no_rate(clock: FakeClock) -> None:
     rates = UsageRates(clock)
-    rates.note("s", 1, 1)
+    rates.record("s", 1, 1)
     clock.advance(2.0)
-    rates.note("s", 1_000, 1)
+    rates.record("s", 1_000, 1)
     clock.advance(7.9)
     assert rates.per_second("s") is None
     clock.advance(0.1)

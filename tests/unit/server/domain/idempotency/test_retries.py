@@ -244,7 +244,7 @@ class TestLease:
         await until(lambda: store.calls_of("record"))
         clock.advance(LEASE_TTL)
         gate.set()
-        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+        with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert node.burned == {BurnCause.EXPIRED: 5}
         # The retry has the store say anew that the generation stands.
@@ -259,7 +259,7 @@ class TestLease:
         await until(lambda: len(store.calls_of("record")) == 2)
         clock.advance(LEASE_TTL)
         gate.set()
-        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+        with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert other_node.burned == {BurnCause.REPEATED: 5}
 
@@ -276,7 +276,7 @@ class TestLateCaller:
     async def test_it_gets_no_ids_of_a_lease_that_ended(self, node: Node, other_node: Node, clock: FakeClock) -> None:
         """P4: the lease's end is checked again right before the answer; the ids count as burned."""
         call = await self.paused_at_the_answer(node, clock)
-        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+        with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert node.burned == {BurnCause.EXPIRED: 5}
         assert (await other_node.take(5)).first_id == 1  # after the store proved the generation anew
@@ -285,7 +285,7 @@ class TestLateCaller:
         """P4: the same for ids that another node took; they are not this node's to burn."""
         await other_node.take(5)
         call = await self.paused_at_the_answer(node, clock)
-        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+        with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert node.burned == {BurnCause.REPEATED: 5}
 
