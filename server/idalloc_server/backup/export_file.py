@@ -20,7 +20,7 @@ from idalloc_server.domain.records import Row
 from idalloc_server.domain.retirement import RETIRED_BY
 from idalloc_server.domain.sequences.calendar import check_period
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_MARK, Kind, Ordering, Reset, Sequence, check_name
-from idalloc_server.domain.sequences.validation import settle
+from idalloc_server.domain.sequences.validation import resolve_settings
 from idalloc_server.domain.text import escaped, is_safe, replaced
 
 FORMAT = 1
@@ -251,7 +251,7 @@ def _to_settings(content: dict[str, Any]) -> Sequence:
             if not isinstance(labels, dict) or not all(_is_text(word) for pair in labels.items() for word in pair):
                 raise ValueError("labels: must be an object of texts")
             given[key] = MappingProxyType(labels)
-    return settle(given)
+    return resolve_settings(given)
 
 
 def _to_last_value(content: dict[str, Any], sequence: Sequence) -> int | None:
@@ -272,7 +272,7 @@ def _to_last_value(content: dict[str, Any], sequence: Sequence) -> int | None:
 
 def _on_lattice(sequence: Sequence, value: int) -> int:
     """Returns where a store has a counter that is to be at ``value``, or past it."""
-    return max(_LOWEST, min(MAX_ID, sequence.reaching(value)))
+    return max(_LOWEST, min(MAX_ID, sequence.align(value)))
 
 
 def _to_counter(line: int, content: dict[str, Any]) -> Counter:

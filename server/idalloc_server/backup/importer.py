@@ -11,7 +11,7 @@ from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, ge
 from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, refuse_retired
 from idalloc_server.domain.sequences.model import Reset, name_of_period
-from idalloc_server.domain.sequences.validation import check_change, new_bound
+from idalloc_server.domain.sequences.validation import changed_bound, check_change
 from idalloc_server.domain.store import Store
 
 _ATTEMPTS = 10
@@ -179,7 +179,7 @@ class Importer:
                     line.sequence, max(line.generation, row.generation, generation), self.clock
                 ),
                 # A node may move it on meanwhile, past a bound that the line brings.
-                limit=new_bound(row.sequence, line.sequence),
+                limit=changed_bound(row.sequence, line.sequence),
                 deleted=line.deleted,
             ),
         )

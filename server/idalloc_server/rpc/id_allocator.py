@@ -179,7 +179,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         """Adds what the view asks for besides the range. The range's period is what its texts show."""
         if view == pb.RANGE_VIEW_TEXTS:
             values = range(taken.first_id, taken.first_id + taken.id_count * taken.step, taken.step)
-            reply.texts.extend(compile_format(taken.sequence.format).texts(values, taken.period, prefix))
+            reply.texts.extend(compile_format(taken.sequence.format).format_ids(values, taken.period, prefix))
         elif view == pb.RANGE_VIEW_NOTICE and isinstance(reply, pb.AllocateRangeResponse):
             reply.notice.CopyFrom(notice.insert_id_notice(taken.first_id))
 

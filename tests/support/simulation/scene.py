@@ -226,7 +226,7 @@ class Scene(RuleBasedStateMachine):
             assert row
             # On the lattice of the settings that it has now: else the counter comes to stand right before the value,
             # which a node that saw the value takes for a store that is behind.
-            value = row.sequence.reaching(high if row.sequence.step > 0 else low)
+            value = row.sequence.align(high if row.sequence.step > 0 else low)
             if not period and row.sequence.reset != Reset.NEVER:
                 value = row.sequence.before_start  # Its ids are those of its periods: it only has to be changed.
             elif period and row.sequence.reset == Reset.NEVER:

@@ -47,10 +47,10 @@ async def rows_of_page(read: Read, prefix: str, after: str, most: int, shows: Pa
         while not at_end and len(found) <= most:
             if looked >= ROWS_AT_MOST:
                 return _short(found, looked)
-            rows = await read(names.beginning, after, 1 if names.is_one else ROWS_AT_ONCE)
+            rows = await read(names.prefix, after, 1 if names.is_single else ROWS_AT_ONCE)
             looked += len(rows)
             found += [row for row in rows if names.has(row.name) and shows.match(row.name)]
-            at_end = names.is_one or len(rows) < ROWS_AT_ONCE
+            at_end = names.is_single or len(rows) < ROWS_AT_ONCE
             after = after if at_end else rows[-1].name
     return _cut(found, most)
 

@@ -28,10 +28,10 @@ from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, ge
 from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.retirement import RETIREMENT, refuse_retired
 from idalloc_server.domain.sequences.calendar import check_period, period_at
-from idalloc_server.domain.sequences.formats import Parts, compile_format
+from idalloc_server.domain.sequences.formats import ParsedId, compile_format
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.sequences.patterns import Patterns
-from idalloc_server.domain.sequences.validation import check_change, check_texts, new_bound, settle
+from idalloc_server.domain.sequences.validation import changed_bound, check_change, check_texts, resolve_settings
 from idalloc_server.domain.store import Store, within_timeout
 
 # How often a change is tried that others get in the way of.
@@ -137,7 +137,7 @@ class SequenceService:
         rows, goes_on_after = await rows_of_page(read, prefix, after, most, shows)
         return await few_at_a_time(self._summary, rows), goes_on_after
 
-    async def parse(self, name: str, text: str) -> Parts:
+    async def parse(self, name: str, text: str) -> ParsedId:
         """Takes the text of an id apart.
 
         Raises:
@@ -152,7 +152,7 @@ class SequenceService:
 
         Args:
             name: Its name.
-            given: The settings that were said, as for ``rules.settle``.
+            given: The settings that were said, as for ``resolve_settings``.
             change_token: Who does it.
 
         Raises:
@@ -161,7 +161,7 @@ class SequenceService:
         """
         check_name(name, "name")
         check_texts({**given, "name": name})
-        sequence = settle(given)
+        sequence = resolve_settings(given)
         return await self._summary(await self._finish(name, self._create(name, sequence, change_token)))
 
     async def update(self, name: str, given: Mapping[str, Any], etag: str, change_token: ChangeToken) -> ChangeResult:
@@ -169,7 +169,7 @@ class SequenceService:
 
         Args:
             name: Its name.
-            given: The settings to change, as for ``rules.settle``.
+            given: The settings to change, as for ``resolve_settings``.
             etag: The one that it must have; empty for any.
             change_token: Who does it.
 
@@ -179,7 +179,7 @@ class SequenceService:
         """
 
         async def plan(row: Row) -> _Plan:
-            before, after = row.sequence, settle(given, row.sequence)
+            before, after = row.sequence, resolve_settings(given, row.sequence)
             check_change(before, after, (await self._counter(row._replace(sequence=after)))[1])
             ends_leases = replace(after, description=before.description, labels=before.labels) != before
             return _Plan(self._revision(row, after, change_token, ends_leases=ends_leases))
@@ -319,7 +319,7 @@ class SequenceService:
         # A node that saw a higher generation than a restored store has goes on in a newer one only.
         seen = max(row.generation, self._allocator.generation_seen(row.name))
         generation = generation_after(sequence, seen, self._clock) if ends_leases else 1
-        limit = new_bound(row.sequence, sequence)
+        limit = changed_bound(row.sequence, sequence)
         return Revision(
             sequence, sequence.before_start, change_token.by, self._clock.wall(), ends_leases, generation, limit
         )
@@ -395,7 +395,7 @@ class _Plan(NamedTuple):
 
 def _last_point(sequence: Sequence, past: int) -> int:
     """Returns the counter that leaves no id at or before ``past``, and leaves all that lie behind it."""
-    point = sequence.reaching(past)
+    point = sequence.align(past)
     if sequence.is_past(point, past) and point != sequence.before_start:
         point -= sequence.step
     return point

@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime
 
 from idalloc_server.domain.allocation.usage import LEAST_SECONDS
 from idalloc_server.domain.records import Row
-from idalloc_server.domain.sequences.calendar import period_end, zone
+from idalloc_server.domain.sequences.calendar import load_zone, period_end
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
 
 _YEAR_10000 = datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400
@@ -85,7 +85,7 @@ def _rate_since_creation(row: Row, period: str, issued: int, now: float) -> floa
 
 def _beginning(sequence: Sequence, period: str) -> float:
     first = date.fromisoformat(period + "-01-01"[len(period) - 4 :])
-    return datetime(first.year, first.month, first.day, tzinfo=zone(sequence.time_zone)).timestamp()
+    return datetime(first.year, first.month, first.day, tzinfo=load_zone(sequence.time_zone)).timestamp()
 
 
 def _exhaust_time(row: Row, remaining: int, rate: float, now: float) -> float | None:
