@@ -99,7 +99,7 @@ class Scene(RuleBasedStateMachine):
     def _change(self, which: int, name: str, kind: str, given: Any) -> None:
         node = self._node(which)
         if node:
-            change_token = node.registry.author("", b"")
+            change_token = node.registry.change_token("", b"")
             self.changes[name] = (change_token, kind, given)
             self._call_node(node, self._run_change, name, kind, given, change_token)
 
@@ -115,7 +115,7 @@ class Scene(RuleBasedStateMachine):
         else:
             past, period = given
             changed = await registry.advance(name, past, period, "", change_token)
-            if changed.summary.row.revised_by == change_token.by:
+            if changed.summary.row.revised_by == change_token.value:
                 at = self.world.now + changed.effective_delay
                 self.promises.advanced(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
         row = changed.summary.row
@@ -221,7 +221,7 @@ class Scene(RuleBasedStateMachine):
                     field: getattr(sequence, field)
                     for field in ("start", "step", "min_value", "max_value", "kind", "ordering", "format", "reset")
                 }
-                await registry.create(name, given, registry.author("", b""))
+                await registry.create(name, given, registry.change_token("", b""))
                 row = await node.link.get(name)
             assert row
             # On the lattice of the settings that it has now: else the counter comes to stand right before the value,
@@ -235,15 +235,15 @@ class Scene(RuleBasedStateMachine):
                 values[name, period] = (value, row.sequence.step)
             if row.sequence.is_past(value, row.sequence.bound):
                 bound = "max_value" if row.sequence.step > 0 else "min_value"
-                await registry.update(name, {bound: value}, "", registry.author("", b""))
-            changed = await registry.advance(name, value, period, "", registry.author("", b""))
+                await registry.update(name, {bound: value}, "", registry.change_token("", b""))
+            changed = await registry.advance(name, value, period, "", registry.change_token("", b""))
             seen = max(other.allocator.generation_seen(name) for other in self.world.nodes)
             if changed.summary.row.generation <= seen:
                 ahead = seen / 1000 - node.clock.wall()
                 assert ahead > 0, f"{name!r} comes to generation {changed.summary.row.generation} once more"
                 # A clock that was ahead told it: advanced later than that, or at a node that saw it, it is past it.
                 node.clock.set_by = ahead + 1.0
-                await registry.advance(name, value, period, "", registry.author("", b""))
+                await registry.advance(name, value, period, "", registry.change_token("", b""))
                 node.clock.set_by = 0.0
 
     def _check_balance(self, node: Node) -> None:

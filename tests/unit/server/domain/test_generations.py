@@ -32,7 +32,7 @@ async def take(node: Allocator, count: int) -> int:
 
 async def by_advance(store: MemoryStore, clock: FakeClock) -> float:
     registry = SequenceService(store, clock, Allocator(store, clock, TERMS), store_timeout=5.0)
-    return (await registry.advance("t", PAST, "", "", registry.author("", b"late"))).effective_at
+    return (await registry.advance("t", PAST, "", "", registry.change_token("", b"late"))).effective_at
 
 
 async def by_import(store: MemoryStore, clock: FakeClock) -> float:
@@ -63,7 +63,7 @@ async def test_a_counter_that_another_one_opened_is_opened_again_in_a_newer_gene
     store.next("revise", lost_request())
     earlier = SequenceService(store, clock, other, store_timeout=5.0)
     with pytest.raises(StoreUnavailable):  # it opened the counter, and broke off before the sequence
-        await earlier.advance("t", last + 50, "", "", earlier.author("", b"earlier"))
+        await earlier.advance("t", last + 50, "", "", earlier.change_token("", b"earlier"))
     for count in (10, 10, 10, 3):
         with suppress(StoreUnavailable):
             await take(user, count)
