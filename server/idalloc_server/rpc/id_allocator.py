@@ -13,7 +13,7 @@ from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, DocIdRun
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator, with_date
+from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, with_date
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
