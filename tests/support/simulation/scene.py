@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from idalloc_server.backup.export_file import read
+from idalloc_server.backup.export_file import read_export
 from idalloc_server.backup.exporter import export_lines
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.change_tokens import ChangeToken
@@ -142,7 +142,7 @@ class Scene(RuleBasedStateMachine):
 
     def _import(self, lines: list[bytes]) -> None:
         """Does what ``idalloc import`` does, beside the nodes."""
-        file = read(lines)
+        file = read_export(lines)
         bring = Importer(self._store, self.world.clock)
         error = self.world.finish(self.world.store_loop, bring.run(file))
         assert error is None, error
@@ -163,11 +163,11 @@ class Scene(RuleBasedStateMachine):
             return {name: (row.last_value or 0, row.sequence) for name, row in self.world.memory.rows.items()}
         found: dict[str, tuple[int, Sequence]] = {}
 
-        async def read() -> None:
+        async def read_export() -> None:
             for row in await self.world.direct.list("", "", 1000, deleted=True, periods=True):
                 found[row.name] = (row.last_value or 0, row.sequence)
 
-        self.world.finish(self.world.store_loop, read())
+        self.world.finish(self.world.store_loop, read_export())
         return found
 
     def _remember(self, name: str, value: int, sequence: Sequence) -> None:

@@ -26,7 +26,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
 from idalloc_server.domain.records import Revision, Row
-from idalloc_server.domain.retirement import RETIREMENT, refuse_retired
+from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired
 from idalloc_server.domain.sequences.calendar import check_period, period_at
 from idalloc_server.domain.sequences.formats import ParsedId, compile_format
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
@@ -317,7 +317,7 @@ class SequenceService:
         return row
 
     async def _raise_deleted(self, name: str) -> NoReturn:
-        refuse_retired(await self._call_store(self._store.get(RETIREMENT)), name)
+        raise_if_retired(await self._call_store(self._store.get(RETIREMENT)), name)
         raise SequenceDeleted(name)
 
     async def _counter(self, row: Row, period: str = "") -> tuple[str, int]:

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 
-from idalloc_server.backup.export_file import read
+from idalloc_server.backup.export_file import read_export
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
@@ -58,7 +58,7 @@ async def test_after_a_repair_no_node_issues_ids_from_before_it(
     else:
         line = b'{"sequence": "s", "last_value": "1000", "generation": "1", "settings": {}}'
         importer = Importer(store, clock)
-        await importer.run(read([b'{"idalloc_export": 1}', line]))
+        await importer.run(read_export([b'{"idalloc_export": 1}', line]))
         assert importer.raised == 1, importer.problems
         assert importer.effective_at is not None
         effective_delay = importer.effective_at - clock.wall()
@@ -83,7 +83,7 @@ async def test_a_recreated_sequence_has_a_new_generation(store: MemoryStore, clo
     else:
         importer = Importer(store, clock)
         line = b'{"sequence": "s", "last_value": "1", "generation": "1", "settings": {}}'
-        await importer.run(read([b'{"idalloc_export": 1}', line]))
+        await importer.run(read_export([b'{"idalloc_export": 1}', line]))
         assert importer.created == 1, importer.problems
     assert store.rows["s"].generation > lost.generation
 
