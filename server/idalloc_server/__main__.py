@@ -132,7 +132,7 @@ def export(
             "--moved-to",
             metavar="TEXT",
             help="With --retire: where to go on, in words. Refused callers read it: no password, no token. "
-            f"Default: {exporter.MOVED_TO}",
+            f"Default: {exporter.DEFAULT_MOVED_TO}",
         ),
     ] = "",
     config_file: _ConfigFile = None,
@@ -181,7 +181,7 @@ def import_(
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         _fail(f"cannot read {file}: {error.strerror}", 2)
-    found = export_file.read(content.splitlines())
+    found = export_file.read_export(content.splitlines())
     _tell(found.problems + found.notes)
     if found.problems and not partial:
         _fail("nothing was imported; mend these lines, or leave them out with --partial", 1)
@@ -266,7 +266,7 @@ def _file(store: Store) -> Path | None:
 
 def _tell(problems: list[export_file.Problem]) -> None:
     for problem in problems:
-        print(escaped(f"idalloc: line {problem.line}: {problem.why}"), file=sys.stderr)
+        print(escaped(f"idalloc: line {problem.line}: {problem.message}"), file=sys.stderr)
 
 
 def _summarize(done: importer.Importer, now: float) -> None:

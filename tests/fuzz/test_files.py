@@ -140,10 +140,10 @@ def test_any_kept_settings_are_read_or_refused(folder: Path, tried: str) -> None
 
 
 EXPORT = [
-    export_file.first_line().encode(),
-    export_file.line_of_row(Row("a", 7, Sequence(labels={"x": "y"}), generation=1)).encode(),
-    export_file.line_of_row(Row("b", 30, Sequence(start=10, step=10), generation=2)).encode(),
-    export_file.line_of_claim(7, 1_700_000_000).encode(),
+    export_file.header_line().encode(),
+    export_file.row_line(Row("a", 7, Sequence(labels={"x": "y"}), generation=1)).encode(),
+    export_file.row_line(Row("b", 30, Sequence(start=10, step=10), generation=2)).encode(),
+    export_file.claim_line(7, 1_700_000_000).encode(),
 ]
 
 
@@ -166,10 +166,10 @@ def test_any_import_file_is_read_or_its_lines_are_told(tried: str) -> None:
     @given(mutated(sound) | lines | objects | st.binary(max_size=60))
     def check(content: bytes) -> None:
         TRIED[tried] += 1
-        found = export_file.read(content.splitlines())
+        found = export_file.read_export(content.splitlines())
         for problem in found.problems:
             assert problem.line >= 1
-            assert problem.why
+            assert problem.message
 
     check()
 
@@ -181,7 +181,7 @@ def readable() -> st.SearchStrategy[list[bytes]]:
 
     def rows(name: str, counters: list[int], *sequences: Sequence) -> st.SearchStrategy[bytes]:
         return st.builds(
-            lambda counter, sequence, generation, deleted: export_file.line_of_row(
+            lambda counter, sequence, generation, deleted: export_file.row_line(
                 Row(name, counter, sequence, generation, deleted=deleted)
             ).encode(),
             st.sampled_from(counters),
@@ -196,7 +196,7 @@ def readable() -> st.SearchStrategy[list[bytes]]:
         rows(name_of_period("b", "2025"), [0, 7, 30], yearly),
         rows(name_of_period("b", "2026"), [0, 7, 30], yearly),
         rows("c", [0, -7, -30], falling),
-        st.builds(export_file.line_of_claim, st.just(7), st.integers(1, 9)).map(str.encode),
+        st.builds(export_file.claim_line, st.just(7), st.integers(1, 9)).map(str.encode),
     ]
     some = [st.lists(line, max_size=1) for line in lines]
     return st.tuples(*some).map(lambda found: [EXPORT[0], *chain.from_iterable(found)])
@@ -214,7 +214,7 @@ def test_any_import_lowers_no_counter(tried: str) -> None:
 
         async def bring(lines: list[bytes]) -> None:
             before, starts = await store.list("", "", 500, deleted=True, periods=True), await store.claimed_starts()
-            await Importer(store, FakeClock()).run(export_file.read(lines))
+            await Importer(store, FakeClock()).run(export_file.read_export(lines))
             for row in before:
                 after = await store.get(row.name)
                 assert after is not None

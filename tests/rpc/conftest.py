@@ -28,7 +28,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
-from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator
+from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen.transport import can_push_back, make_server, metadata_reader
 from idalloc_server.rpc import reflection

@@ -168,7 +168,7 @@ async def test_a_refusal_says_what_is_missing_and_never_the_token(guarded: Serve
 
 
 async def test_a_list_has_only_what_may_be_read(guarded: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(paging, "SCAN_BATCH_ROWS", 4)
     names = [f"{letter}{number:02}" for letter in "amz" for number in range(30)]
     for name in names:
         request = sequences_pb2.CreateSequenceRequest(sequence=sequences_pb2.Sequence(name=name))

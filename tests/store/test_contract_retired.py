@@ -9,7 +9,7 @@ import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired, StoreUnavailable
 from idalloc_server.domain.records import Revision, Row
-from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, mark, retired
+from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, retirement_row, retiring_revision
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.domain.store import Store
 from idalloc_server.store.urls import open_store
@@ -22,7 +22,7 @@ from tests.support.store_rows import made, row_of
 Call = Callable[[Store], Awaitable[object]]
 Stores = tuple[Store, Store]
 AT = 1_700_000_000.0
-MARK = mark("db1, schema idalloc", f"{RETIRED_BY}me", AT)
+MARK = retirement_row("db1, schema idalloc", f"{RETIRED_BY}me", AT)
 
 
 def change(by: str, *, deleted: bool = False) -> Revision:
@@ -208,6 +208,6 @@ class TestRacesOfCrateDB:
 
 def test_the_end_of_a_row_is_that_of_a_retirement() -> None:
     """P1: an export has a row that was ended so as one that moved."""
-    ended = retired(Row("s", 5, Sequence(), 7), MARK)
+    ended = retiring_revision(Row("s", 5, Sequence(), 7), MARK)
     assert (ended.deleted, ended.generation, ended.by.startswith(RETIRED_BY)) == (True, 8, True)
     assert issubclass(StoreRetired, SequenceDeleted)  # a lane drops its lease

@@ -220,7 +220,7 @@ class TestTheLattice:
         assert found is not None
         for least in (last_value, at_least, sequence.before_start):
             assert found in (least, MAX_ID) or sequence.is_past(found, least)
-        expected = sequence.reaching(max((last_value, at_least), key=lambda value: value * sign))
+        expected = sequence.align(max((last_value, at_least), key=lambda value: value * sign))
         assert found == max(-(2**63) + 1, min(MAX_ID, expected))
         assert (found - start) % size == 0 or found in (MAX_ID, -(2**63) + 1)
 

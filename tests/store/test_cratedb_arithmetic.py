@@ -37,7 +37,7 @@ class TestArithmetic:
                 await cluster.create(row(name, sequence, last_value))
                 revised = await cluster.revise(name, 0, Revision(sequence, at_least, "me", 5.0))
                 choose = max if rising else min
-                expected = sequence.reaching(choose(last_value, at_least, sequence.before_start))
+                expected = sequence.align(choose(last_value, at_least, sequence.before_start))
                 assert revised is not None
                 assert revised.revised_by == "me"
                 assert revised.last_value == max(SMALLEST, min(expected, MAX_ID)), sequence
@@ -54,7 +54,7 @@ class TestArithmetic:
             assert found is not None
             assert found.generation == 2
             choose = max if step > 0 else min
-            expected = sequence.reaching(choose(sequence.before_start, at_least))
+            expected = sequence.align(choose(sequence.before_start, at_least))
             assert found.last_value == max(SMALLEST, min(expected, MAX_ID))
 
     @pytest.mark.parametrize("unit", [1_000, 1_000_000])

@@ -119,7 +119,7 @@ def of_protos() -> Claims:
             f"more than {number(sequences.MAX_PAGE_SIZE)} means {number(sequences.MAX_PAGE_SIZE)}."
         ],
         "ListSequencesResponse.next_page_token": [f"more than {number(sequences.MAX_PAGE_BYTES)} bytes"],
-        "ListSequencesRequest.name_prefix": [f"the server examines {number(paging.ROWS_AT_MOST)} names"],
+        "ListSequencesRequest.name_prefix": [f"the server examines {number(paging.MAX_SCANNED_ROWS)} names"],
         "AllocateRangeRequest.sequence": [
             name,
             f"auto_create_sequences is {creates} (the default), starting at {plain.start}.",
@@ -188,7 +188,7 @@ def of_limits() -> Claims:
             f"| one in {transport.MIN_PING_SECONDS} s |",
             f"| `max_sequences`, {number(default('max_sequences'))};",
             f"| {number(usage.MAX_RATES)} of a process,",
-            f"| {number(paging.ROWS_AT_MOST)}, of those that begin as its patterns do.",
+            f"| {number(paging.MAX_SCANNED_ROWS)}, of those that begin as its patterns do.",
             f"At {high_water_marks.WARN_SHARE * 100:g} % the log has one warning",
             f"| {number(health.MAX_WATCHES)}, of one host {health.MAX_WATCHES_OF_HOST};",
             f"| {number(id_allocator.MAX_TEXTS_PER_MESSAGE)}, or `max_ids_per_call` |",
@@ -221,7 +221,7 @@ def of_documents() -> Claims:
         ],
         "SECURITY.md": [
             f"serves {number(health.MAX_WATCHES)} who watch it, {health.MAX_WATCHES_OF_HOST} of one host",
-            f"look through {number(paging.ROWS_AT_MOST)} rows a page at most",
+            f"look through {number(paging.MAX_SCANNED_ROWS)} rows a page at most",
             f"more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
         ],
         "docs/runbook.md": [

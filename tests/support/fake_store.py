@@ -20,7 +20,7 @@ from idalloc_server.domain.errors import Refusal, SequenceDeleted, StoreOutcomeU
 from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision
 from idalloc_server.domain.records import Row as StoredRow
 from idalloc_server.domain.retention import RecordPosition, Retention
-from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
+from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.store.bounds import ids_left, moved_on, timestamps
 from tests.support.memory_rows import PrefixRow, Row, Written
@@ -257,7 +257,7 @@ class MemoryStore:
         if row is None:
             return None
         if row.deleted:
-            refuse_retired(self._get(RETIREMENT), name)
+            raise_if_retired(self._get(RETIREMENT), name)
             raise SequenceDeleted(name)
         row.counter(name)
         row.lease_ms = max(row.lease_ms, lease_ms)
@@ -289,8 +289,8 @@ class MemoryStore:
         return Grant(row.last_value, granted, row.sequence, left, row.generation, *self._write(row))
 
     def _create(self, new: StoredRow) -> StoredRow:
-        if is_refused(new.name):
-            refuse_retired(self._get(RETIREMENT), new.name)
+        if retirement_blocks(new.name):
+            raise_if_retired(self._get(RETIREMENT), new.name)
         if new.name not in self.rows:
             columns = new._asdict()
             name = columns.pop("name")
@@ -322,8 +322,8 @@ class MemoryStore:
         return [self.rows[name].stored(name) for name in names[:most]]
 
     def _revise(self, name: str, revision: int, change: Revision) -> StoredRow | None:
-        if is_refused(name, change):
-            refuse_retired(self._get(RETIREMENT), name)
+        if retirement_blocks(name, change):
+            raise_if_retired(self._get(RETIREMENT), name)
         row = self.rows.get(name)
         if row is None:
             return None
@@ -379,7 +379,7 @@ class MemoryStore:
             self._hold(prefix, holder, stale_after)
 
     def _claim(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
-        refuse_retired(self._get(RETIREMENT))
+        raise_if_retired(self._get(RETIREMENT))
         row = self._hold(prefix, holder, stale_after)
         row.last_start = max(row.last_start + 1, at_least)
         return Claim(row.last_start, row.holder, row.seen_at)

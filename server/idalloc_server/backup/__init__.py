@@ -1,1 +1,1 @@
-"""Backup: export and import of all sequences of a store."""
+"""Backup: exports and imports all sequences of a store."""

@@ -1,8 +1,8 @@
-"""The lines of an exported file: written from what a store has, and read again.
+"""The format of export files: JSON lines, formatted and parsed.
 
-A file begins with ``{"idalloc_export": 1}``. Then come the sequences, each followed by the counters of its periods, and
-the start timestamps of document ids. 64-bit numbers are texts, as in proto3's JSON, since many readers of JSON round
-them.
+A file starts with ``{"idalloc_export": 1}``. The sequences follow, each with the counters of its periods, then the
+start timestamps of document ids. 64-bit integers are strings, as in proto3's JSON mapping, since many JSON parsers
+round them.
 """
 
 import json
@@ -20,7 +20,7 @@ from idalloc_server.domain.records import Row
 from idalloc_server.domain.retirement import RETIRED_BY
 from idalloc_server.domain.sequences.calendar import check_period
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_MARK, Kind, Ordering, Reset, Sequence, check_name
-from idalloc_server.domain.sequences.validation import settle
+from idalloc_server.domain.sequences.validation import resolve_settings
 from idalloc_server.domain.text import escaped, is_safe, replaced
 
 FORMAT = 1
@@ -28,38 +28,38 @@ FORMAT = 1
 _ENUMS: dict[str, type[IntEnum]] = {"kind": Kind, "ordering": Ordering, "reset": Reset}
 _INTEGERS = ("start", "step", "min_value", "max_value", "min_lease_size", "max_lease_size")
 _TEXTS = ("format", "time_zone", "description")
-_OF_ROW = {"sequence", "last_value", "generation", "deleted", "lease_ms", "created_at", "changed_at", "settings"}
-_OF_COUNTER = {"sequence", "period", "last_value", "generation"}
-_OF_CLAIM = {"prefix", "last_start"}
+_ROW_FIELDS = {"sequence", "last_value", "generation", "deleted", "lease_ms", "created_at", "changed_at", "settings"}
+_PERIOD_FIELDS = {"sequence", "period", "last_value", "generation"}
+_CLAIM_FIELDS = {"prefix", "last_start"}
 
 _DIGITS = re.compile(r"-?[0-9]{1,19}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-# No store holds a lower counter.
+# The lowest counter that a store can hold.
 _LOWEST = -MAX_ID - 1
-# Far more than there are, and room for as many more.
-_MOST_GENERATION = 2**62
+# Larger than any generation in use; further generations fit in 63 bits.
+_MAX_GENERATION = 2**62
 _REPLACED = "control characters or bidirectional marks were replaced by U+FFFD"
 _YEAR_10000 = 253_402_300_800
 _CENTURY_MS = 100 * 366 * 86_400_000
 
 
-def first_line() -> str:
-    """Returns the line that every file begins with."""
-    return _line({"idalloc_export": FORMAT})
+def header_line() -> str:
+    """Returns the first line of a file."""
+    return _format_line({"idalloc_export": FORMAT})
 
 
-def line_of_claim(prefix: int, last_start: int) -> str:
-    """Returns the line of a prefix of document ids."""
-    return _line({"prefix": prefix, "last_start": str(last_start)})
+def claim_line(prefix: int, last_start: int) -> str:
+    """Returns the line of a prefix's last start timestamp."""
+    return _format_line({"prefix": prefix, "last_start": str(last_start)})
 
 
-def line_of_row(row: Row) -> str:
-    """Returns the line of a sequence, or of the counter of a period."""
+def row_line(row: Row) -> str:
+    """Returns the line of a sequence, or of a period's counter."""
     name, _, period = row.name.partition(PERIOD_MARK)
     content: dict[str, Any] = {"sequence": name}
     last_value = None if row.last_value is None else str(row.last_value)
     if period:
-        return _line(content | {"period": period, "last_value": last_value, "generation": str(row.generation)})
+        return _format_line(content | {"period": period, "last_value": last_value, "generation": str(row.generation)})
     sequence = row.sequence
     content |= {
         "last_value": last_value,
@@ -75,22 +75,22 @@ def line_of_row(row: Row) -> str:
             "labels": dict(sequence.labels),
         },
     }
-    return _line(content)
+    return _format_line(content)
 
 
 class Problem(NamedTuple):
-    """A line that was not brought to the store, or not as it is.
+    """A line that was not imported, or not unchanged.
 
     Attributes:
-        line: Its number, from 1.
-        why: What is wrong.
+        line: The line number, from 1.
+        message: What is wrong.
     """
 
     line: int
-    why: str
+    message: str
 
 
-class Counter(NamedTuple):
+class ExportedPeriod(NamedTuple):
     """The line of a period's counter."""
 
     line: int
@@ -100,61 +100,65 @@ class Counter(NamedTuple):
     generation: int
 
 
-class Claim(NamedTuple):
-    """The line of a prefix."""
+class ExportedClaim(NamedTuple):
+    """The line of a prefix's last start timestamp."""
 
     prefix: int
     last_start: int
 
 
 @dataclass
-class Item:
+class ExportedSequence:
     """The line of a sequence, with the lines of its periods."""
 
     line: int
     row: Row
-    periods: list[Counter] = field(default_factory=list)
+    periods: list[ExportedPeriod] = field(default_factory=list)
 
 
 @dataclass
-class File:
-    """An exported file that was read.
+class ExportFile:
+    """The contents of an export file.
 
     Attributes:
-        problems: The lines that could not be understood.
+        problems: The invalid lines.
         notes: The lines whose texts were changed.
+        items: The sequences.
+        claims: The start timestamps.
     """
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
-    items: list[Item] = field(default_factory=list)
-    claims: list[Claim] = field(default_factory=list)
+    items: list[ExportedSequence] = field(default_factory=list)
+    claims: list[ExportedClaim] = field(default_factory=list)
 
 
-def read(lines: Iterable[bytes]) -> File:
-    """Reads an exported file. Nothing is written anywhere.
+def read_export(lines: Iterable[bytes]) -> ExportFile:
+    """Parses an export file.
 
-    A counter is brought on to the lattice of its settings, as every change of them does in a store.
+    Rounds each counter up to the lattice of its sequence, as a store does.
     """
-    file = File()
-    by_name: dict[str, Item] = {}
-    counters: list[Counter] = []
+    file = ExportFile()
+    by_name: dict[str, ExportedSequence] = {}
+    counters: list[ExportedPeriod] = []
     number = 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            content = _object(line)
+            content = _parse_line(line)
             if number == 1:
                 if content.get("idalloc_export") != FORMAT:
-                    raise ValueError(f'must be {{"idalloc_export": {FORMAT}}} in a file that can be read here')
+                    raise ValueError(
+                        f'must be {{"idalloc_export": {FORMAT}}}, the first line of an export of this version'
+                    )
             elif "prefix" in content:
-                file.claims.append(_to_claim(content))
+                file.claims.append(_parse_claim(content))
             elif "period" in content:
-                counters.append(_to_counter(number, content))
+                counters.append(_parse_period(number, content))
             else:
-                unsafe = _make_safe(content.get("settings"))
-                item = Item(number, _to_row(content))
+                unsafe = _replace_unsafe(content.get("settings"))
+                item = ExportedSequence(number, _parse_row(content))
                 if item.row.name in by_name:
                     raise ValueError(f"sequence {item.row.name!r} is in line {by_name[item.row.name].line} already")
                 by_name[item.row.name] = item
@@ -164,13 +168,13 @@ def read(lines: Iterable[bytes]) -> File:
             file.problems.append(Problem(number, str(error)))
     if not number:
         file.problems.append(Problem(1, "the file is empty"))
-    file.problems += _give_to_sequences(counters, by_name)
+    file.problems += _assign_periods(counters, by_name)
     file.problems.sort()
     return file
 
 
-def _give_to_sequences(counters: Iterable[Counter], by_name: Mapping[str, Item]) -> Iterator[Problem]:
-    """Puts the counters of periods to their sequences, which may stand behind them."""
+def _assign_periods(counters: Iterable[ExportedPeriod], by_name: Mapping[str, ExportedSequence]) -> Iterator[Problem]:
+    """Adds the counters of periods to their sequences, and yields the invalid ones."""
     lines: dict[tuple[str, str], int] = {}
     for counter in counters:
         parent = by_name.get(counter.sequence)
@@ -186,17 +190,17 @@ def _give_to_sequences(counters: Iterable[Counter], by_name: Mapping[str, Item])
             except InvalidRequest as error:
                 yield Problem(counter.line, str(error))
             else:
-                # It may lie before a start that was raised since.
-                parent.periods.append(counter._replace(last_value=_on_lattice(sequence, counter.last_value)))
+                # May be before a start that was raised later.
+                parent.periods.append(counter._replace(last_value=_aligned(sequence, counter.last_value)))
 
 
-def _make_safe(settings: object) -> list[str]:
-    """Replaces what a new description and new labels may not have; they are for people, and no reason to refuse ids.
+def _replace_unsafe(settings: object) -> list[str]:
+    """Replaces unsafe characters in the description and labels.
 
-    Names and formats stay: another one would give another sequence, or other texts of its ids.
+    The name and the format are kept: they determine the sequence and the texts of its ids.
 
     Returns:
-        The settings that were changed.
+        The names of the changed settings.
     """
     changed: list[str] = []
     if not isinstance(settings, dict):
@@ -206,29 +210,29 @@ def _make_safe(settings: object) -> list[str]:
         settings["description"] = replaced(description)
         changed.append("description")
     if isinstance(labels, dict):
-        words = [word for pair in labels.items() for word in pair]
-        if all(map(_is_text, words)) and not all(map(is_safe, words)):
+        texts = [text for pair in labels.items() for text in pair]
+        if all(map(_is_text, texts)) and not all(map(is_safe, texts)):
             settings["labels"] = {replaced(key): replaced(value) for key, value in labels.items()}
             changed.append("labels")
     return changed
 
 
-def _to_row(content: dict[str, Any]) -> Row:
-    _check_fields(content, _OF_ROW)
+def _parse_row(content: dict[str, Any]) -> Row:
+    _check_fields(content, _ROW_FIELDS)
     name = _text(content, "sequence")
     check_name(name)
     settings = content.get("settings")
     if not isinstance(settings, dict):
         raise ValueError("settings: must be an object")
-    sequence = _to_settings(settings)
+    sequence = _parse_settings(settings)
     deleted = content.get("deleted", False)
     if not isinstance(deleted, bool):
         raise ValueError(f"deleted: must be true or false, not {short(deleted)}")
     return Row(
         name=name,
-        last_value=_to_last_value(content, sequence),
+        last_value=_parse_last_value(content, sequence),
         sequence=sequence,
-        generation=_integer(content, "generation", 1, _MOST_GENERATION),
+        generation=_integer(content, "generation", 1, _MAX_GENERATION),
         lease_ms=_integer(content, "lease_ms", 0, _CENTURY_MS) if "lease_ms" in content else 0,
         created_at=_time(content, "created_at"),
         changed_at=_time(content, "changed_at"),
@@ -236,7 +240,7 @@ def _to_row(content: dict[str, Any]) -> Row:
     )
 
 
-def _to_settings(content: dict[str, Any]) -> Sequence:
+def _parse_settings(content: dict[str, Any]) -> Sequence:
     _check_fields(content, {*_INTEGERS, *_ENUMS, *_TEXTS, "labels"})
     given: dict[str, Any] = {}
     for key in content:
@@ -248,13 +252,13 @@ def _to_settings(content: dict[str, Any]) -> Sequence:
             given[key] = _text(content, key)
         else:
             labels = content[key]
-            if not isinstance(labels, dict) or not all(_is_text(word) for pair in labels.items() for word in pair):
-                raise ValueError("labels: must be an object of texts")
+            if not isinstance(labels, dict) or not all(_is_text(text) for pair in labels.items() for text in pair):
+                raise ValueError("labels: must be an object of strings")
             given[key] = MappingProxyType(labels)
-    return settle(given)
+    return resolve_settings(given)
 
 
-def _to_last_value(content: dict[str, Any], sequence: Sequence) -> int | None:
+def _parse_last_value(content: dict[str, Any], sequence: Sequence) -> int | None:
     if content.get("last_value", 0) is None:
         return None
     last_value = _integer(content, "last_value", _LOWEST)
@@ -263,38 +267,38 @@ def _to_last_value(content: dict[str, Any], sequence: Sequence) -> int | None:
         side = "at least" if sequence.step > 0 else "at most"
         raise ValueError(f"last_value: must be {side} {first}, one step before start, not {last_value}")
     if sequence.kind != Kind.COUNTER:
-        # It may be ahead of this clock: it was issued by another one, and must not come again.
-        most = min(sequence.max_value, _YEAR_10000 * sequence.kind.per_second - 1)
-        if last_value > most:
-            raise ValueError(f"last_value: must be a time up to {most}, not {last_value}")
-    return _on_lattice(sequence, last_value)
+        # May be ahead of this clock: another node issued it.
+        latest = min(sequence.max_value, _YEAR_10000 * sequence.kind.per_second - 1)
+        if last_value > latest:
+            raise ValueError(f"last_value: must be a time up to {latest}, not {last_value}")
+    return _aligned(sequence, last_value)
 
 
-def _on_lattice(sequence: Sequence, value: int) -> int:
-    """Returns where a store has a counter that is to be at ``value``, or past it."""
-    return max(_LOWEST, min(MAX_ID, sequence.reaching(value)))
+def _aligned(sequence: Sequence, value: int) -> int:
+    """Returns the counter that a store keeps for ``value``: rounded up to the lattice, within the store's integers."""
+    return max(_LOWEST, min(MAX_ID, sequence.align(value)))
 
 
-def _to_counter(line: int, content: dict[str, Any]) -> Counter:
-    _check_fields(content, _OF_COUNTER)
+def _parse_period(line: int, content: dict[str, Any]) -> ExportedPeriod:
+    _check_fields(content, _PERIOD_FIELDS)
     period = _text(content, "period")
     if not period:
         raise ValueError("period: must not be empty")
-    return Counter(
+    return ExportedPeriod(
         line,
         _text(content, "sequence"),
         period,
         _integer(content, "last_value", _LOWEST),
-        _integer(content, "generation", 1, _MOST_GENERATION),
+        _integer(content, "generation", 1, _MAX_GENERATION),
     )
 
 
-def _to_claim(content: dict[str, Any]) -> Claim:
-    _check_fields(content, _OF_CLAIM)
-    return Claim(_integer(content, "prefix", 0, 65_535), _integer(content, "last_start", 0, TIMESTAMP_END - 1))
+def _parse_claim(content: dict[str, Any]) -> ExportedClaim:
+    _check_fields(content, _CLAIM_FIELDS)
+    return ExportedClaim(_integer(content, "prefix", 0, 65_535), _integer(content, "last_start", 0, TIMESTAMP_END - 1))
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _parse_line(line: bytes) -> dict[str, Any]:
     try:
         content = json.loads(line)
     except RecursionError:
@@ -308,21 +312,21 @@ def _object(line: bytes) -> dict[str, Any]:
 
 def _check_fields(content: dict[str, Any], known: Set[str]) -> None:
     if unknown := content.keys() - known:
-        raise ValueError(f"there is no field {short(min(unknown))}")
+        raise ValueError(f"unknown field {short(min(unknown))}")
 
 
-def _line(content: dict[str, Any]) -> str:
+def _format_line(content: dict[str, Any]) -> str:
     return escaped(json.dumps(content, ensure_ascii=False))
 
 
-def _integer(content: dict[str, Any], key: str, least: int = -MAX_ID, most: int = MAX_ID) -> int:
+def _integer(content: dict[str, Any], key: str, low: int = -MAX_ID, high: int = MAX_ID) -> int:
     value = content.get(key)
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{key}: must be an integer, not {short(value)}")
-    if not least <= value <= most:
-        raise ValueError(f"{key}: must be between {least} and {most}, not {short(value)}")
+    if not low <= value <= high:
+        raise ValueError(f"{key}: must be between {low} and {high}, not {short(value)}")
     return value
 
 
@@ -337,12 +341,12 @@ def _enum(content: dict[str, Any], key: str) -> IntEnum:
 def _text(content: dict[str, Any], key: str) -> str:
     value = content.get(key)
     if not _is_text(value):
-        raise ValueError(f"{key}: must be a text, not {short(value)}")
+        raise ValueError(f"{key}: must be a string, not {short(value)}")
     return value
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Whether it is what UTF-8 can say: JSON has half characters, too."""
+    """Whether a value is a string that UTF-8 can encode: JSON allows unpaired surrogates."""
     return isinstance(value, str) and not _SURROGATE.search(value)
 
 

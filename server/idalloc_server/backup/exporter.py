@@ -1,4 +1,4 @@
-"""Export all sequences of a store, and retire a store.
+"""Exports all sequences of a store, and retires a store.
 
 An exported counter is never behind an id that was issued before the export.
 """
@@ -7,59 +7,58 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from uuid import uuid4
 
-from idalloc_server.backup.export_file import first_line, line_of_claim, line_of_row
+from idalloc_server.backup.export_file import claim_line, header_line, row_line
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, generation_after
 from idalloc_server.domain.records import Revision, Row
-from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, mark
+from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, retirement_row
 from idalloc_server.domain.sequences.model import PERIOD_MARK
 from idalloc_server.domain.store import Store
 
-# Where a retired store says to go on, if nothing else was given.
-MOVED_TO = "the store that its export was imported into"
+# The new place of the sequences in errors of a retired store, by default.
+DEFAULT_MOVED_TO = "the store that its export was imported into"
 
-_PAGE = 500
+_PAGE_ROWS = 500
 _ATTEMPTS = 10
 
 
 async def export_lines(store: Store) -> AsyncIterator[str]:
-    """Reads all that is in a store, as lines without their ends.
+    """Yields the lines of an export, without line ends.
 
-    Every id issued before the call, by any node, is at or before what is read; leases that nodes hold too, for their
-    ids were taken from the counter already. Nodes may go on meanwhile.
+    Every id issued before the call, by any node, is at or before the exported counters, and so is every id of a live
+    lease. Nodes may continue to issue ids.
 
     Raises:
         SequenceInvalid: The settings of a row cannot be read.
         StoreUnavailable: The store did not answer.
     """
-    yield first_line()
+    yield header_line()
     async for row in _rows(store):
-        yield line_of_row(row)
+        yield row_line(row)
     for prefix, last_start in sorted((await store.claimed_starts()).items()):
-        yield line_of_claim(prefix, last_start)
+        yield claim_line(prefix, last_start)
 
 
 async def retire(
     store: Store, clock: Clock, moved_to: str = "", sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> int:
-    """Ends all sequences of a store whose nodes still run, and waits until no node issues an id of them any more.
+    """Retires a store: ends all its sequences, and waits until no node issues ids of them.
 
-    They become tombstones, which an export has as if they lived. Before that the store gets the mark of ``retirement``:
-    whatever is created or claimed later is refused, and what was created or claimed before is exported. It may be
-    called again after a failure.
+    Marks the store as retired first, so that it rejects everything that is created or claimed later. Then replaces the
+    sequences by tombstones, which are exported as live sequences. Safe to repeat after a failure.
 
     Args:
-        store: Which store.
-        clock: For dates.
-        moved_to: Where to go on, for people; empty to keep what an earlier call said.
-        sleep: Waits so many seconds.
+        store: The store; its nodes may be running.
+        clock: The clock.
+        moved_to: The new place of the sequences, for people; empty to keep that of an earlier call.
+        sleep: Waits for a number of seconds.
 
     Returns:
-        How many it ended.
+        The number of sequences that it ended.
     """
     by, count, waited = f"{RETIRED_BY}{uuid4()}", 0, False
-    await _mark(store, clock, by, moved_to)
+    await _write_retirement(store, clock, by, moved_to)
     while True:
         lease_ms, ended = 0, 0
         async for row in _rows(store):
@@ -70,26 +69,26 @@ async def retire(
                 ended += 1
             lease_ms = max(lease_ms, row.lease_ms if row.revised_by.startswith(RETIRED_BY) else 0)
         count += ended
-        if waited and not ended:  # nor was one created in the meantime
+        if waited and not ended:  # and none was created meanwhile
             return count
-        await sleep(lease_ms / 1000 + MARGIN_SECONDS)  # also where an earlier call ended them, and was ended itself
+        await sleep(lease_ms / 1000 + MARGIN_SECONDS)  # also if an interrupted earlier call ended them
         waited = True
 
 
 async def unretire(store: Store, clock: Clock) -> None:
-    """Removes the mark of a retired store. Its sequences stay tombstones until they are imported or created again."""
+    """Undoes a retirement. The sequences stay deleted until they are imported or created again."""
     for _ in range(_ATTEMPTS):
         row = await store.get(RETIREMENT)
         if row is None or row.deleted:
             return
         by = f"unretire:{uuid4()}"
         await store.revise(RETIREMENT, row.revision, Revision(row.sequence, 0, by, clock.wall(), deleted=True))
-    raise StoreUnavailable("the mark of the retirement is changed by others all the time")
+    raise StoreUnavailable(f"the retirement was changed during each of {_ATTEMPTS} attempts: try again")
 
 
-async def _mark(store: Store, clock: Clock, by: str, moved_to: str) -> None:
+async def _write_retirement(store: Store, clock: Clock, by: str, moved_to: str) -> None:
     for _ in range(_ATTEMPTS):
-        wanted = mark(moved_to or MOVED_TO, by, clock.wall())
+        wanted = retirement_row(moved_to or DEFAULT_MOVED_TO, by, clock.wall())
         row = await store.get(RETIREMENT)
         if row is None:
             await store.create(wanted)
@@ -97,7 +96,7 @@ async def _mark(store: Store, clock: Clock, by: str, moved_to: str) -> None:
             await store.revise(RETIREMENT, row.revision, Revision(wanted.sequence, 0, by, clock.wall()))
         else:
             return
-    raise StoreUnavailable("the mark of the retirement is changed by others all the time")
+    raise StoreUnavailable(f"the retirement was changed during each of {_ATTEMPTS} attempts: try again")
 
 
 async def _retire(store: Store, clock: Clock, row: Row, by: str) -> Row:
@@ -114,16 +113,16 @@ async def _retire(store: Store, clock: Clock, row: Row, by: str) -> Row:
         if found is None or found.deleted:
             return found or row
         row = found
-    raise StoreUnavailable(f"sequence {row.name!r} is changed by others all the time")
+    raise StoreUnavailable(f"sequence {row.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
 
 async def _rows(store: Store) -> AsyncIterator[Row]:
     after = ""
     while True:
-        rows = await store.list("", after, _PAGE, deleted=True, periods=True)
+        rows = await store.list("", after, _PAGE_ROWS, deleted=True, periods=True)
         for row in rows:
             if row.name != RETIREMENT:
                 yield row
-        if len(rows) < _PAGE:
+        if len(rows) < _PAGE_ROWS:
             return
         after = rows[-1].name

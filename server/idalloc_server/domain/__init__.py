@@ -1,1 +1,1 @@
-"""What the service promises, without gRPC and without SQL."""
+"""Domain logic: allocation, administration and document ids, without gRPC and SQL."""

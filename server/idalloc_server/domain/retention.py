@@ -1,23 +1,23 @@
-"""Which recorded answers to requests with a request id may be removed: by this process's own boot clock alone (P7)."""
+"""Retention of recorded answers: which may be removed, by the boot clock of this process (P7)."""
 
 from bisect import bisect_right
 from collections.abc import Sequence as Many
 from itertools import pairwise
 from typing import NamedTuple
 
-# A row that says no window was recorded by an older version, whose default this was.
+# The window of rows without one: the default of the older version that recorded them.
 OLD_WINDOW = 3600.0
-# Of the points that were seen, neighbours may be as far apart as this part of their age.
+# Positions are kept at intervals of up to 1/SPACING of their age.
 SPACING = 10
 
 
 class RecordPosition(NamedTuple):
-    """A point in the order in which a store recorded allocations; no clock that can be set has a part in it.
+    """A position in the order in which a store recorded allocations; independent of wall clocks.
 
     Attributes:
-        number: Grows from one record to the next within a term.
+        number: Rises from one record to the next within a term.
         term: Never falls.
-        written_at: The latest ``written_at`` up to this point, in seconds; it narrows a search and decides nothing.
+        written_at: The latest ``written_at`` up to this position, in seconds; only narrows a search.
     """
 
     number: float
@@ -26,11 +26,11 @@ class RecordPosition(NamedTuple):
 
 
 class Retention(NamedTuple):
-    """What one process may remove now.
+    """What a process may remove now.
 
     Attributes:
-        seen: Points in their order, each with how many seconds ago this process first saw it; at least one.
-        own_window: How long a row without a window is kept, in seconds.
+        seen: Positions in order, each with the seconds since this process first saw it; not empty.
+        own_window: The window of this process, in seconds; rows without a window are kept at least this long.
     """
 
     seen: Many[tuple[RecordPosition, float]]
@@ -38,39 +38,39 @@ class Retention(NamedTuple):
 
     @property
     def last(self) -> RecordPosition:
-        """The last point up to which anything may be removed."""
+        """The last position that may be removed."""
         return self.seen[-1][0]
 
     def is_over(self, number: float, term: int, window_ms: int | None) -> bool:
-        """Whether a row's window has passed since this process saw that the row was there."""
+        """Whether a row's window has passed since this process first saw the row."""
         window = max(self.own_window, OLD_WINDOW) if window_ms is None else window_ms / 1000
         count = bisect_right(self.seen, -window, key=lambda seen: -seen[1])
         if not count:
             return False
-        point, _ = self.seen[count - 1]
-        return number <= point.number and term <= point.term
+        position, _ = self.seen[count - 1]
+        return number <= position.number and term <= position.term
 
 
 class SeenRecords:
-    """What this process saw of the order of records, and when: a few hundred points at most, however long it runs."""
+    """Positions that this process saw, and when; a few hundred at most, however long it runs."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[RecordPosition, float]] = []
 
     def note(self, newest: RecordPosition | None, now: float) -> None:
-        """Notes the newest record.
+        """Adds the newest position.
 
         Args:
-            newest: As the store returned it; None where there is no record.
-            now: ``Clock.boot`` after that.
+            newest: The position that the store returned; None if it has no records.
+            now: ``Clock.boot`` after the store call.
         """
         seen = self._seen
         if seen and (newest is None or (newest.term, newest.number) < (seen[-1][0].term, seen[-1][0].number)):
-            seen.clear()  # another table than before, such as a restored one: what was seen says nothing of it
+            seen.clear()  # the table was replaced, by a restored one for example
         if newest is None or (seen and newest[:2] == seen[-1][0][:2]):
             return
         seen.append((newest, now))
-        # Close together where they are young, further apart where they are old.
+        # Keep recent positions close together, old ones further apart.
         kept = seen[:1]
         for this, following in pairwise(seen[1:]):
             if following[1] - kept[-1][1] > (now - following[1]) / SPACING:
@@ -78,6 +78,6 @@ class SeenRecords:
         self._seen = kept if len(seen) == 1 else [*kept, seen[-1]]
 
     def retention(self, now: float, own_window: float) -> Retention | None:
-        """Returns what may be removed; None where nothing may be."""
-        old = [(point, now - at) for point, at in self._seen if now - at >= own_window]
+        """Returns what may be removed, or None if nothing may be."""
+        old = [(position, now - at) for position, at in self._seen if now - at >= own_window]
         return Retention(old, own_window) if old else None

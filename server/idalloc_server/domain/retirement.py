@@ -1,7 +1,7 @@
-"""A store that its sequences have left for another one: the mark that says so, and where they went.
+"""Retirement: a store whose sequences moved to another store refuses to create and claim.
 
-The mark is a row in the table of sequences, under a name that no sequence can have. A tombstone of it means that the
-retirement was undone.
+A row in the table of sequences, with a name that no sequence can have, marks a store as retired. Its tombstone means
+that the retirement was undone.
 """
 
 from datetime import UTC, datetime
@@ -10,47 +10,47 @@ from idalloc_server.domain.errors import StoreRetired
 from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
 
-# The mark's name. It begins with what no name of a sequence may have in it.
+# The name of the retirement row. Names of sequences cannot have the separator.
 RETIREMENT = f"{PERIOD_MARK}retired"
-# The change_token of a tombstone that a retirement made begins with it: such a sequence was not deleted, but has moved.
+# Prefix of ``revised_by`` in tombstones of a retirement: the sequence was moved, not deleted.
 RETIRED_BY = "retire:"
 
 
-def mark(moved_to: str, by: str, at: float) -> Row:
-    """Returns the mark of a retired store.
+def retirement_row(moved_to: str, by: str, at: float) -> Row:
+    """Returns the row that marks a store as retired.
 
     Args:
-        moved_to: Where to go on, for people.
-        by: Who retires it.
-        at: When, in seconds since 1970.
+        moved_to: The new place of the sequences, for people.
+        by: The change token of the retirement.
+        at: The time of the retirement, in seconds since 1970.
     """
     return Row(RETIREMENT, 0, Sequence(description=moved_to), revised_by=by, created_at=at, changed_at=at)
 
 
-def refuse_retired(found: Row | None, sequence: str = "") -> None:
-    """Refuses what a retired store does not do any more.
+def raise_if_retired(retirement: Row | None, sequence: str = "") -> None:
+    """Raises an error if the store is retired.
 
     Args:
-        found: The row named RETIREMENT.
-        sequence: Which sequence the call is about; empty for none.
+        retirement: The row named RETIREMENT.
+        sequence: The sequence of the call; empty for none.
 
     Raises:
         StoreRetired: The store is retired.
     """
-    if found is not None and not found.deleted:
-        at = datetime.fromtimestamp(int(found.changed_at or 0), UTC).isoformat()
-        raise StoreRetired(sequence, at, found.sequence.description)
+    if retirement is not None and not retirement.deleted:
+        at = datetime.fromtimestamp(int(retirement.changed_at or 0), UTC).isoformat()
+        raise StoreRetired(sequence, at, retirement.sequence.description)
 
 
-def retired(row: Row, found: Row) -> Revision:
-    """Returns the change that ends a row which was made while the store was retired; ``found`` is the mark."""
-    at = found.changed_at or 0.0
+def retiring_revision(row: Row, retirement: Row) -> Revision:
+    """Returns the revision that ends a row which was created during the retirement."""
+    at = retirement.changed_at or 0.0
     newer = row.generation + 1
-    generation = newer if row.sequence.reset == Reset.NEVER else newer | 1  # as in ``fencing``
+    generation = newer if row.sequence.reset == Reset.NEVER else newer | 1  # as in ``generation_after``
     before = row.sequence.before_start
-    return Revision(row.sequence, before, found.revised_by, at, generation=generation, deleted=True)
+    return Revision(row.sequence, before, retirement.revised_by, at, generation=generation, deleted=True)
 
 
-def is_refused(name: str, change: Revision | None = None) -> bool:
-    """Whether a retired store refuses to create a row of this name, or to change it: all but to end a sequence."""
+def retirement_blocks(name: str, change: Revision | None = None) -> bool:
+    """Whether a retired store rejects the creation or change of a row. It accepts tombstones of sequences."""
     return name != RETIREMENT and not (change and change.deleted)

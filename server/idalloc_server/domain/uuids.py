@@ -10,13 +10,13 @@ from idalloc_server.domain.clock import Clock
 
 UUID_BYTES = 16
 
-# The first half of a version 7: 48 bits of milliseconds, 4 of the version, 12 random ones. Here without the version.
-_HEAD_BITS = 12
-_HEAD_MASK = (1 << _HEAD_BITS) - 1
+# The first half of a version 7: unix_ts_ms (48 bits), version (4 bits), rand_a (12 bits).
+_RAND_A_BITS = 12
+_RAND_A_MASK = (1 << _RAND_A_BITS) - 1
 _MAX_MS = 2**48 - 2
-# The second half: 2 bits of the variant, 62 random ones. A fresh one leaves the highest of these free to count into.
-_LOW_END = 1 << 62
-_FRESH_SHIFT = 3
+# The second half: variant (2 bits), rand_b (62 bits). A new rand_b has its highest bit clear, as room to count up.
+_RAND_B_END = 1 << 62
+_NEW_RAND_B_SHIFT = 3
 _VARIANT = 1 << 63
 
 _VERSION_4 = bytes(byte & 0x0F | 0x40 for byte in range(256))
@@ -24,27 +24,27 @@ _VARIANT_OF = bytes(byte & 0x3F | 0x80 for byte in range(256))
 
 
 class UuidGenerator:
-    """Makes UUIDs. Those of version 7 rise for ever within the process, whatever its clock does.
+    """Generates UUIDs. Those of version 7 rise within the process, whatever its clock does.
 
-    Version 7 is by RFC 9562, section 6.2, method 2: a new millisecond starts with fresh random bits; where the clock
-    stands still or steps back, they are counted on in random steps, and what overflows is taken from the next
-    millisecond. A fork goes on with random bits of its own.
+    Version 7 follows RFC 9562, section 6.2, method 2. A new millisecond starts at random bits. While the clock does not
+    advance, the bits are incremented by random steps; on overflow the next millisecond is used. The child of a fork
+    starts at random bits of its own.
 
     Args:
-        clock: Tells the milliseconds.
-        random: Returns so many random bytes.
+        clock: The clock.
+        random: Returns random bytes of a given number.
     """
 
     def __init__(self, clock: Clock, random: Callable[[int], bytes] = os.urandom) -> None:
         self._clock = clock
         self._random = random
-        self._head = 0
-        self._low = self._fresh_low()
+        self._head = 0  # unix_ts_ms << 12 | rand_a
+        self._rand_b = self._new_rand_b()
         self._pid = os.getpid()
         fork.register(self)
 
     def v4(self, count: int) -> list[bytes]:
-        """Returns ``count`` random UUIDs."""
+        """Returns ``count`` random UUIDs of version 4."""
         made = bytearray(self._random(count * UUID_BYTES))
         made[6::UUID_BYTES] = made[6::UUID_BYTES].translate(_VERSION_4)
         made[8::UUID_BYTES] = made[8::UUID_BYTES].translate(_VARIANT_OF)
@@ -52,35 +52,35 @@ class UuidGenerator:
         return [whole[start : start + UUID_BYTES] for start in range(0, len(whole), UUID_BYTES)]
 
     def v7(self, count: int) -> list[bytes]:
-        """Returns ``count`` UUIDs that rise, and are larger than all of earlier calls."""
+        """Returns ``count`` UUIDs of version 7, in rising order and larger than those of earlier calls."""
         ms = min(int(self._clock.wall() * 1000), _MAX_MS)
-        if ms > self._head >> _HEAD_BITS:
-            self._renew(ms << _HEAD_BITS | int.from_bytes(self._random(2), "big") & _HEAD_MASK)
+        if ms > self._head >> _RAND_A_BITS:
+            self._start_at(ms << _RAND_A_BITS | int.from_bytes(self._random(2), "big") & _RAND_A_MASK)
         elif self._pid != os.getpid():
-            # The parent counts on from the same bits.
-            self._renew(self._head + 1)
-        lows = self._count_on(count)
-        if lows[-1] >= _LOW_END:
-            self._renew(self._head + 1)
-            lows = self._count_on(count)
-        self._low = lows[-1]
-        ms, tail = divmod(self._head, 1 << _HEAD_BITS)
-        first_half = (ms << 16 | 7 << 12 | tail).to_bytes(8, "big")
-        return [first_half + (low | _VARIANT).to_bytes(8, "big") for low in lows[1:]]
+            # The parent continues from the same bits.
+            self._start_at(self._head + 1)
+        values = self._count_up(count)
+        if values[-1] >= _RAND_B_END:
+            self._start_at(self._head + 1)
+            values = self._count_up(count)
+        self._rand_b = values[-1]
+        ms, rand_a = divmod(self._head, 1 << _RAND_A_BITS)
+        first_half = (ms << 16 | 7 << 12 | rand_a).to_bytes(8, "big")
+        return [first_half + (rand_b | _VARIANT).to_bytes(8, "big") for rand_b in values[1:]]
 
     def forget_after_fork(self) -> None:
-        """Goes on with bits of its own, in the child of a fork."""
+        """Makes the child of a fork start at random bits of its own."""
         self._pid = fork.NO_PROCESS
 
-    def _renew(self, head: int) -> None:
+    def _start_at(self, head: int) -> None:
         self._head = head
-        self._low = self._fresh_low()
+        self._rand_b = self._new_rand_b()
         self._pid = os.getpid()
 
-    def _fresh_low(self) -> int:
-        return int.from_bytes(self._random(8), "big") >> _FRESH_SHIFT
+    def _new_rand_b(self) -> int:
+        return int.from_bytes(self._random(8), "big") >> _NEW_RAND_B_SHIFT
 
-    def _count_on(self, count: int) -> list[int]:
-        """Returns the present bits, and ``count`` times those that follow, each 1 to 2^32 further."""
+    def _count_up(self, count: int) -> list[int]:
+        """Returns the current rand_b and the next ``count`` values, each 1 to 2^32 larger."""
         steps = array("I", self._random(count * array("I").itemsize))
-        return list(accumulate((step + 1 for step in steps), initial=self._low))
+        return list(accumulate((step + 1 for step in steps), initial=self._rand_b))

@@ -13,7 +13,7 @@ from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, DocIdRun
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator, with_date
+from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, with_date
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
@@ -179,7 +179,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         """Adds what the view asks for besides the range. The range's period is what its texts show."""
         if view == pb.RANGE_VIEW_TEXTS:
             values = range(taken.first_id, taken.first_id + taken.id_count * taken.step, taken.step)
-            reply.texts.extend(compile_format(taken.sequence.format).texts(values, taken.period, prefix))
+            reply.texts.extend(compile_format(taken.sequence.format).format_ids(values, taken.period, prefix))
         elif view == pb.RANGE_VIEW_NOTICE and isinstance(reply, pb.AllocateRangeResponse):
             reply.notice.CopyFrom(notice.insert_id_notice(taken.first_id))
 

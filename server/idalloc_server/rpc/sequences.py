@@ -87,7 +87,7 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
         shows = readable()
         try:
             found, goes_on_after = await self._registry.list(
-                request.name_prefix, after, size, deleted=request.show_deleted, shows=shows
+                request.name_prefix, after, size, deleted=request.show_deleted, visible=shows
             )
         except SequenceInvalid as invalid:
             name = invalid.metadata["sequence"]
@@ -147,7 +147,7 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
 
     def _change_token(self, request: Message, request_id: str) -> ChangeToken:
         content = request.DESCRIPTOR.full_name.encode() + b"\0" + request.SerializeToString(deterministic=True)
-        return self._registry.author(request_id, content)
+        return self._registry.change_token(request_id, content)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def moved_on(last_value: int, at_least: int, sequence: Sequence) -> int:
     Never back. Where the lattice leaves what a store can hold, the counter stays at that end: it is past its bound.
     """
     later = at_least if sequence.is_past(at_least, last_value) else last_value
-    value = _held(sequence.reaching(_held(later)))
+    value = _held(sequence.align(_held(later)))
     return last_value if sequence.is_past(last_value, value) else value
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from idalloc_server.backup.export_file import read
+from idalloc_server.backup.export_file import read_export
 from idalloc_server.backup.exporter import export_lines
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.change_tokens import ChangeToken
@@ -99,7 +99,7 @@ class Scene(RuleBasedStateMachine):
     def _change(self, which: int, name: str, kind: str, given: Any) -> None:
         node = self._node(which)
         if node:
-            change_token = node.registry.author("", b"")
+            change_token = node.registry.change_token("", b"")
             self.changes[name] = (change_token, kind, given)
             self._call_node(node, self._run_change, name, kind, given, change_token)
 
@@ -115,7 +115,7 @@ class Scene(RuleBasedStateMachine):
         else:
             past, period = given
             changed = await registry.advance(name, past, period, "", change_token)
-            if changed.summary.row.revised_by == change_token.by:
+            if changed.summary.row.revised_by == change_token.value:
                 at = self.world.now + changed.effective_delay
                 self.promises.advanced(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
         row = changed.summary.row
@@ -142,7 +142,7 @@ class Scene(RuleBasedStateMachine):
 
     def _import(self, lines: list[bytes]) -> None:
         """Does what ``idalloc import`` does, beside the nodes."""
-        file = read(lines)
+        file = read_export(lines)
         bring = Importer(self._store, self.world.clock)
         error = self.world.finish(self.world.store_loop, bring.run(file))
         assert error is None, error
@@ -163,11 +163,11 @@ class Scene(RuleBasedStateMachine):
             return {name: (row.last_value or 0, row.sequence) for name, row in self.world.memory.rows.items()}
         found: dict[str, tuple[int, Sequence]] = {}
 
-        async def read() -> None:
+        async def read_export() -> None:
             for row in await self.world.direct.list("", "", 1000, deleted=True, periods=True):
                 found[row.name] = (row.last_value or 0, row.sequence)
 
-        self.world.finish(self.world.store_loop, read())
+        self.world.finish(self.world.store_loop, read_export())
         return found
 
     def _remember(self, name: str, value: int, sequence: Sequence) -> None:
@@ -221,12 +221,12 @@ class Scene(RuleBasedStateMachine):
                     field: getattr(sequence, field)
                     for field in ("start", "step", "min_value", "max_value", "kind", "ordering", "format", "reset")
                 }
-                await registry.create(name, given, registry.author("", b""))
+                await registry.create(name, given, registry.change_token("", b""))
                 row = await node.link.get(name)
             assert row
             # On the lattice of the settings that it has now: else the counter comes to stand right before the value,
             # which a node that saw the value takes for a store that is behind.
-            value = row.sequence.reaching(high if row.sequence.step > 0 else low)
+            value = row.sequence.align(high if row.sequence.step > 0 else low)
             if not period and row.sequence.reset != Reset.NEVER:
                 value = row.sequence.before_start  # Its ids are those of its periods: it only has to be changed.
             elif period and row.sequence.reset == Reset.NEVER:
@@ -235,15 +235,15 @@ class Scene(RuleBasedStateMachine):
                 values[name, period] = (value, row.sequence.step)
             if row.sequence.is_past(value, row.sequence.bound):
                 bound = "max_value" if row.sequence.step > 0 else "min_value"
-                await registry.update(name, {bound: value}, "", registry.author("", b""))
-            changed = await registry.advance(name, value, period, "", registry.author("", b""))
+                await registry.update(name, {bound: value}, "", registry.change_token("", b""))
+            changed = await registry.advance(name, value, period, "", registry.change_token("", b""))
             seen = max(other.allocator.generation_seen(name) for other in self.world.nodes)
             if changed.summary.row.generation <= seen:
                 ahead = seen / 1000 - node.clock.wall()
                 assert ahead > 0, f"{name!r} comes to generation {changed.summary.row.generation} once more"
                 # A clock that was ahead told it: advanced later than that, or at a node that saw it, it is past it.
                 node.clock.set_by = ahead + 1.0
-                await registry.advance(name, value, period, "", registry.author("", b""))
+                await registry.advance(name, value, period, "", registry.change_token("", b""))
                 node.clock.set_by = 0.0
 
     def _check_balance(self, node: Node) -> None:

@@ -1,1 +1,1 @@
-"""Administration: create, read, list, update, advance and delete sequences."""
+"""Administration: create, get, list, update, advance and delete sequences."""

@@ -1,4 +1,4 @@
-"""Who makes a change of a sequence: how its repetition is told from another change."""
+"""Change tokens: identify an administrative request, so that a retry is recognized."""
 
 import hashlib
 import re
@@ -13,42 +13,42 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class ChangeToken(NamedTuple):
-    """Who makes a change: one request, however often it is sent.
+    """Identifies one change request, also when it is sent again.
 
     Attributes:
-        request_id: The caller's own, or a random one.
-        digest: Of the request's content.
+        request_id: The caller's request id, or a random one.
+        digest: Digest of the request's method and content.
     """
 
     request_id: str
     digest: str
 
     @property
-    def by(self) -> str:
-        """What the store keeps of it."""
+    def value(self) -> str:
+        """The token as the store keeps it in ``Row.revised_by``."""
         return f"{self.request_id}:{self.digest}"
 
-    def made(self, row: Row) -> bool:
-        """Whether the last change of a row is this one.
+    def wrote(self, row: Row) -> bool:
+        """Returns whether this request made the last change of a row.
 
         Raises:
-            RequestIdReused: It is another one with the same request id.
+            RequestIdReused: A different request with the same request id did.
         """
-        if row.revised_by != self.by and row.revised_by.startswith(f"{self.request_id}:"):
+        if row.revised_by != self.value and row.revised_by.startswith(f"{self.request_id}:"):
             raise RequestIdReused(self.request_id, f"another change of sequence {row.name!r}")
-        return row.revised_by == self.by
+        return row.revised_by == self.value
 
 
-def change_token_of(request_id: str, content: bytes, random: Callable[[int], bytes]) -> ChangeToken:
-    """Returns who makes a change.
+def make_change_token(request_id: str, content: bytes, random: Callable[[int], bytes]) -> ChangeToken:
+    """Returns the token of a request.
 
     Args:
-        request_id: The caller's own; empty for none.
-        content: All that the request says, and which method it is for.
-        random: Returns that many random bytes.
+        request_id: The caller's request id, a UUID; empty for a random one.
+        content: The request's method and content.
+        random: Returns random bytes of a given number.
 
     Raises:
-        InvalidRequest: The request id is no UUID.
+        InvalidRequest: The request id is not a UUID.
     """
     if not request_id:
         request_id = str(uuid.UUID(bytes=random(16), version=4))

@@ -1,4 +1,4 @@
-"""Pages of sequences, also for a caller who may see some of them only."""
+"""Pages of sequences, limited to those that a caller may read."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,67 +8,69 @@ from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.patterns import Patterns
 
-# How many rows at a time are looked through where a caller may see some of them only.
-ROWS_AT_ONCE = 1_000
-# How many rows are looked through for a page: behind that many, it is short.
-ROWS_AT_MOST = 10_000
-# How many rows are shown at a time: each may have a counter of a period to be read.
-SHOWN_AT_ONCE = 32
+# Rows read at a time if the caller may read only some of them.
+SCAN_BATCH_ROWS = 1_000
+# Rows scanned for one page; beyond this the page is short.
+MAX_SCANNED_ROWS = 10_000
+# Rows mapped concurrently: each may need a read of its period's counter.
+MAP_CONCURRENCY = 32
 
 _T = TypeVar("_T")
-# Reads rows: what their names begin with, behind which name, and how many at most.
-Read = Callable[[str, str, int], Awaitable[list[Row]]]
+# Reads rows by the prefix of their names, the name before the first, and the limit.
+ReadRows = Callable[[str, str, int], Awaitable[list[Row]]]
 
 
-async def rows_of_page(read: Read, prefix: str, after: str, most: int, shows: Patterns | None) -> tuple[list[Row], str]:
-    """Returns the rows, and the name behind which the list goes on; empty where nothing follows.
+async def read_page(
+    read: ReadRows, prefix: str, after: str, limit: int, visible: Patterns | None
+) -> tuple[list[Row], str]:
+    """Returns the rows of a page, and the name after which the next page starts; empty at the end of the list.
 
-    The work for a page is bounded: only names that the caller's patterns can match are read, and at most
-    ``ROWS_AT_MOST`` rows. Where matching names are rare among those, a page is short before the list is at its end. It
-    is empty at the end only: behind an empty one the list would go on at a name that the caller may not see.
+    Scans only names that the caller's patterns can match, and at most ``MAX_SCANNED_ROWS`` rows, so a page may be
+    short before the end of the list. Only the last page may be empty: the token of an empty page would reveal a name
+    that the caller may not read.
 
     Args:
         read: Reads rows.
-        prefix: What their names begin with.
-        after: Only names behind this one; empty for all.
-        most: The most rows to return.
-        shows: Which names may be shown; None for all.
+        prefix: Prefix of the names.
+        after: Only names after this one; empty for all.
+        limit: The most rows to return.
+        visible: The names that the caller may read; None for all.
 
     Raises:
-        InvalidRequest: Among ``ROWS_AT_MOST`` names there was none that the caller may see, and more may follow.
+        InvalidRequest: None of ``MAX_SCANNED_ROWS`` names is visible, and more may follow.
     """
-    if shows is None or shows.any_name:
-        rows = await read(prefix, after, most + 1)
-        return _cut(rows, most)
+    if visible is None or visible.any_name:
+        rows = await read(prefix, after, limit + 1)
+        return _page(rows, limit)
     found: list[Row] = []
-    looked = 0
-    for names in shows.ranges(prefix):
+    scanned = 0
+    for names in visible.ranges(prefix):
         at_end = names.is_before(after)
-        while not at_end and len(found) <= most:
-            if looked >= ROWS_AT_MOST:
-                return _short(found, looked)
-            rows = await read(names.beginning, after, 1 if names.is_one else ROWS_AT_ONCE)
-            looked += len(rows)
-            found += [row for row in rows if names.has(row.name) and shows.match(row.name)]
-            at_end = names.is_one or len(rows) < ROWS_AT_ONCE
+        while not at_end and len(found) <= limit:
+            if scanned >= MAX_SCANNED_ROWS:
+                return _short_page(found, scanned)
+            rows = await read(names.prefix, after, 1 if names.is_single else SCAN_BATCH_ROWS)
+            scanned += len(rows)
+            found += [row for row in rows if names.has(row.name) and visible.match(row.name)]
+            at_end = names.is_single or len(rows) < SCAN_BATCH_ROWS
             after = after if at_end else rows[-1].name
-    return _cut(found, most)
+    return _page(found, limit)
 
 
-async def few_at_a_time(show: Callable[[Row], Awaitable[_T]], rows: list[Row]) -> list[_T]:
-    """Returns what is shown of each row, in their order."""
-    shown: list[_T] = []
-    for start in range(0, len(rows), SHOWN_AT_ONCE):
-        shown += await asyncio.gather(*(show(row) for row in rows[start : start + SHOWN_AT_ONCE]))
-    return shown
+async def map_in_batches(function: Callable[[Row], Awaitable[_T]], rows: list[Row]) -> list[_T]:
+    """Returns the function's result for each row, in order; runs ``MAP_CONCURRENCY`` at a time."""
+    results: list[_T] = []
+    for start in range(0, len(rows), MAP_CONCURRENCY):
+        results += await asyncio.gather(*(function(row) for row in rows[start : start + MAP_CONCURRENCY]))
+    return results
 
 
-def _short(found: list[Row], looked: int) -> tuple[list[Row], str]:
+def _short_page(found: list[Row], scanned: int) -> tuple[list[Row], str]:
     if not found:
-        rule = f"must be longer: the server looked through {looked} names and found none that you may read"
+        rule = f"must be longer: the server scanned {scanned} names and found none that you may read"
         raise InvalidRequest("name_prefix", rule)
     return found, found[-1].name
 
 
-def _cut(rows: list[Row], most: int) -> tuple[list[Row], str]:
-    return rows[:most], rows[most - 1].name if len(rows) > most else ""
+def _page(rows: list[Row], limit: int) -> tuple[list[Row], str]:
+    return rows[:limit], rows[limit - 1].name if len(rows) > limit else ""

@@ -1,4 +1,4 @@
-"""What people do with sequences: create, show, list, change, advance and delete them (P5)."""
+"""Creates, reads, lists, updates, advances and deletes sequences while nodes hold leases of them (P5)."""
 
 import asyncio
 import os
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import structlog
 
-from idalloc_server.domain.administration.change_tokens import ChangeToken, change_token_of
-from idalloc_server.domain.administration.paging import few_at_a_time, rows_of_page
+from idalloc_server.domain.administration.change_tokens import ChangeToken, make_change_token
+from idalloc_server.domain.administration.paging import map_in_batches, read_page
 from idalloc_server.domain.administration.summary import SequenceSummary, etag_of, summarize
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.change_events import publish_sequence
@@ -26,28 +26,28 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
 from idalloc_server.domain.records import Revision, Row
-from idalloc_server.domain.retirement import RETIREMENT, refuse_retired
+from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired
 from idalloc_server.domain.sequences.calendar import check_period, period_at
-from idalloc_server.domain.sequences.formats import Parts, compile_format
+from idalloc_server.domain.sequences.formats import ParsedId, compile_format
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.sequences.patterns import Patterns
-from idalloc_server.domain.sequences.validation import check_change, check_texts, new_bound, settle
+from idalloc_server.domain.sequences.validation import changed_bound, check_change, check_texts, resolve_settings
 from idalloc_server.domain.store import Store, within_timeout
 
-# How often a change is tried that others get in the way of.
+# Attempts of a change if concurrent changes interfere.
 ATTEMPTS = 5
 
-_log = structlog.get_logger("idalloc.registry")
+_log = structlog.get_logger("idalloc.administration")
 _T = TypeVar("_T")
 
 
 class ChangeResult(NamedTuple):
-    """What a change did.
+    """Result of a change.
 
     Attributes:
-        summary: The sequence as it is now.
-        effective_at: When every lease that had to end has ended, in seconds since 1970.
-        effective_delay: How many seconds it is until then.
+        summary: The sequence after the change.
+        effective_at: When all leases of the old generation have expired, in seconds since 1970.
+        effective_delay: Seconds until then.
     """
 
     summary: SequenceSummary
@@ -56,17 +56,17 @@ class ChangeResult(NamedTuple):
 
 
 class SequenceService:
-    """The sequences of a store, for people.
+    """Administers the sequences of a store.
 
-    A change that began is finished also where its caller goes away.
+    A change runs to completion even if its caller is cancelled.
 
     Args:
-        store: Where they are kept.
-        clock: For dates.
-        allocator: This node's own, which drops what it holds of a sequence that was changed here.
-        store_timeout: When a store call is given up, in seconds.
+        store: The store.
+        clock: The clock.
+        allocator: The node's allocator; drops its lease of a sequence after a change.
+        store_timeout: Timeout of a store call, in seconds.
         max_clock_skew: How far a sequence of timestamps may be advanced ahead of the clock, in seconds.
-        random: Returns that many random bytes.
+        random: Returns random bytes of a given number.
     """
 
     def __init__(
@@ -87,91 +87,83 @@ class SequenceService:
         self._random = random
         self._changes: set[asyncio.Task[Any]] = set()
 
-    def author(self, request_id: str, content: bytes) -> ChangeToken:
-        """Returns who makes a change.
-
-        Args:
-            request_id: The caller's own; empty for none.
-            content: All that the request says, and which method it is for.
-
-        Raises:
-            InvalidRequest: The request id is no UUID.
-        """
-        return change_token_of(request_id, content, self._random)
+    def change_token(self, request_id: str, content: bytes) -> ChangeToken:
+        """Returns the token of a change request, see ``make_change_token``."""
+        return make_change_token(request_id, content, self._random)
 
     async def get(self, name: str, period: str = "") -> SequenceSummary:
         """Returns a sequence.
 
         Args:
-            name: Its name.
-            period: Which period's counter; empty for the present one.
+            name: The sequence's name.
+            period: The period to show; empty for the current one.
 
         Raises:
             Refusal: InvalidRequest (name, period), SequenceNotFound, SequenceInvalid, StoreFailure.
         """
         check_name(name, "name")
-        row = await self._existing(name)
+        row = await self._get_live_row(name)
         check_period(row.sequence, period)
         if row.last_value is None:
-            raise _no_last_value(name)
+            raise _missing_last_value(name)
         return await self._summary(row, period)
 
     async def list(
-        self, prefix: str, after: str, most: int, *, deleted: bool, shows: Patterns | None = None
+        self, prefix: str, after: str, limit: int, *, deleted: bool, visible: Patterns | None = None
     ) -> tuple[list[SequenceSummary], str]:
-        """Returns sequences in the order of their names' bytes, and the name behind which the list goes on, if it does.
+        """Returns a page of sequences in the byte order of their names, and the name after which the next page starts.
 
-        Where ``shows`` lets few be seen, there may be fewer than asked for; there are none at the end only.
+        A page may be short before the end of the list if few names are visible, see ``read_page``.
 
         Args:
-            prefix: What their names begin with.
-            after: Only names behind this one; empty for all.
-            most: The most sequences to return.
-            deleted: Whether tombstones are among them.
-            shows: Which names may be shown; None for all.
+            prefix: Prefix of the names.
+            after: Only names after this one; empty for all.
+            limit: The most sequences to return.
+            deleted: Whether to include deleted sequences.
+            visible: The names that the caller may read; None for all.
         """
 
-        def read(prefix: str, after: str, most: int) -> Awaitable[list[Row]]:
-            return self._ask(self._store.list(prefix, after, most, deleted=deleted, periods=False))
+        def read(prefix: str, after: str, limit: int) -> Awaitable[list[Row]]:
+            return self._call_store(self._store.list(prefix, after, limit, deleted=deleted, periods=False))
 
-        rows, goes_on_after = await rows_of_page(read, prefix, after, most, shows)
-        return await few_at_a_time(self._summary, rows), goes_on_after
+        rows, next_after = await read_page(read, prefix, after, limit, visible)
+        return await map_in_batches(self._summary, rows), next_after
 
-    async def parse(self, name: str, text: str) -> Parts:
-        """Takes the text of an id apart.
+    async def parse(self, name: str, text: str) -> ParsedId:
+        """Parses a formatted id.
 
         Raises:
             Refusal: InvalidRequest (sequence, text), SequenceNotFound, SequenceInvalid, StoreFailure.
         """
         check_name(name)
-        row = await self._existing(name)
+        row = await self._get_live_row(name)
         return compile_format(row.sequence.format).parse(text)
 
     async def create(self, name: str, given: Mapping[str, Any], change_token: ChangeToken) -> SequenceSummary:
-        """Creates a sequence, or has a deleted one go on.
+        """Creates a sequence; a deleted one continues after its last value.
 
         Args:
-            name: Its name.
-            given: The settings that were said, as for ``rules.settle``.
-            change_token: Who does it.
+            name: The sequence's name.
+            given: The settings, as for ``resolve_settings``.
+            change_token: Identifies the request.
 
         Raises:
             Refusal: InvalidRequest (name, settings), SequenceExists, RequestIdReused, StoreFailure; SequenceChanged
-                where others create and delete it all the time.
+                if concurrent changes interfere repeatedly.
         """
         check_name(name, "name")
         check_texts({**given, "name": name})
-        sequence = settle(given)
-        return await self._summary(await self._finish(name, self._create(name, sequence, change_token)))
+        sequence = resolve_settings(given)
+        return await self._summary(await self._run_to_completion(name, self._create(name, sequence, change_token)))
 
     async def update(self, name: str, given: Mapping[str, Any], etag: str, change_token: ChangeToken) -> ChangeResult:
-        """Changes settings of a sequence.
+        """Updates settings of a sequence.
 
         Args:
-            name: Its name.
-            given: The settings to change, as for ``rules.settle``.
-            etag: The one that it must have; empty for any.
-            change_token: Who does it.
+            name: The sequence's name.
+            given: The settings to change, as for ``resolve_settings``.
+            etag: The etag that the sequence must have; empty for any.
+            change_token: Identifies the request.
 
         Raises:
             Refusal: InvalidRequest (name, settings), SequenceNotFound, SequenceInvalid, SequenceChanged,
@@ -179,45 +171,35 @@ class SequenceService:
         """
 
         async def plan(row: Row) -> _Plan:
-            before, after = row.sequence, settle(given, row.sequence)
+            before, after = row.sequence, resolve_settings(given, row.sequence)
             check_change(before, after, (await self._counter(row._replace(sequence=after)))[1])
             ends_leases = replace(after, description=before.description, labels=before.labels) != before
             return _Plan(self._revision(row, after, change_token, ends_leases=ends_leases))
 
         check_name(name, "name")
         check_texts(given)
-        row, ends_leases = await self._finish(name, self._change(name, etag, change_token, plan))
-        return await self._changed(row, ends_leases=ends_leases)
+        row, ends_leases = await self._run_to_completion(name, self._change(name, etag, change_token, plan))
+        return await self._result(row, ends_leases=ends_leases)
 
     async def delete(self, name: str, etag: str, change_token: ChangeToken) -> ChangeResult:
-        """Deletes a sequence; its tombstone keeps the counter.
-
-        Args:
-            name: Its name.
-            etag: The one that it must have; empty for any.
-            change_token: Who does it.
-
-        Raises:
-            Refusal: InvalidRequest (name), SequenceNotFound, SequenceInvalid, SequenceChanged, RequestIdReused,
-                StoreFailure.
-        """
+        """Deletes a sequence; its tombstone keeps the counter. Arguments and errors are those of ``update``."""
 
         async def plan(row: Row) -> _Plan:
             return _Plan(self._revision(row, row.sequence, change_token)._replace(deleted=True))
 
         check_name(name, "name")
-        row, _ = await self._finish(name, self._change(name, etag, change_token, plan))
-        return await self._changed(row)
+        row, _ = await self._run_to_completion(name, self._change(name, etag, change_token, plan))
+        return await self._result(row)
 
     async def advance(self, name: str, past: int, period: str, etag: str, change_token: ChangeToken) -> ChangeResult:
-        """Moves a sequence's counter past a value, and ends all leases.
+        """Advances a sequence's counter past a value, and ends all leases.
 
         Args:
-            name: Its name.
-            past: No id at or before this one is issued any more.
-            period: Which period's counter; empty for the present one.
-            etag: The one that it must have; empty for any.
-            change_token: Who does it.
+            name: The sequence's name.
+            past: No id at or before this value is issued once the change is effective.
+            period: The period whose counter to advance; empty for the current one.
+            etag: The etag that the sequence must have; empty for any.
+            change_token: Identifies the request.
 
         Raises:
             Refusal: InvalidRequest (name, past, period), SequenceNotFound, SequenceInvalid, SequenceChanged,
@@ -228,29 +210,31 @@ class SequenceService:
             sequence = row.sequence
             check_period(sequence, period)
             if sequence.is_past(past, sequence.bound):
-                field, side = ("max_value", "above") if sequence.step > 0 else ("min_value", "below")
-                raise InvalidRequest("past", f"must not lie {side} {sequence.bound}, the sequence's {field}; is {past}")
+                field, limit = ("max_value", "at most") if sequence.step > 0 else ("min_value", "at least")
+                raise InvalidRequest("past", f"must be {limit} {sequence.bound}, the sequence's {field}; is {past}")
             if sequence.kind != Kind.COUNTER:
                 latest = int((self._clock.wall() + self._max_clock_skew) * sequence.kind.per_second)
                 if past > latest:
-                    raise InvalidRequest("past", f"must not lie more than max_clock_skew ahead of the clock; is {past}")
-            at_least = _last_point(sequence, past)
+                    raise InvalidRequest(
+                        "past", f"must be at most {latest}, max_clock_skew ahead of the clock; is {past}"
+                    )
+            at_least = _counter_past(sequence, past)
             if sequence.reset == Reset.NEVER:
                 return _Plan(self._revision(row, sequence, change_token)._replace(at_least=at_least))
             counter = name_of_period(name, period or period_at(sequence, self._clock.wall()))
             seen = max(self._allocator.generation_seen(name), self._allocator.generation_seen(counter), row.generation)
-            opened = await self._ask(advance_period(self._store, self._clock, counter, sequence, at_least, seen))
+            opened = await self._call_store(advance_period(self._store, self._clock, counter, sequence, at_least, seen))
             newer = generation_after(sequence, opened, self._clock)
-            return _Plan(self._revision(row, sequence, change_token)._replace(generation=newer), begun=True)
+            return _Plan(self._revision(row, sequence, change_token)._replace(generation=newer), partly_done=True)
 
         check_name(name, "name")
-        row, _ = await self._finish(name, self._change(name, etag, change_token, plan))
+        row, _ = await self._run_to_completion(name, self._change(name, etag, change_token, plan))
         which = period or period_at(row.sequence, self._clock.wall())
-        self._allocator.rates.forget(name_of_period(name, which) if which else name)  # The way to there was not used.
-        return await self._changed(row, which)
+        self._allocator.rates.forget(name_of_period(name, which) if which else name)  # The skipped ids are not usage.
+        return await self._result(row, which)
 
     async def close(self) -> None:
-        """Waits for the changes whose callers went away."""
+        """Waits for changes that outlived their callers."""
         if self._changes:
             await asyncio.wait(self._changes)
 
@@ -261,24 +245,24 @@ class SequenceService:
             sequence.before_start,
             sequence,
             generation=generation_after(sequence, self._allocator.generation_seen(name), self._clock),
-            revised_by=change_token.by,
+            revised_by=change_token.value,
             created_at=now,
             changed_at=now,
         )
         row = wanted
         for _ in range(ATTEMPTS):
-            row = await self._ask(self._store.create(wanted))
-            if change_token.made(row):
+            row = await self._call_store(self._store.create(wanted))
+            if change_token.wrote(row):
                 publish_sequence(None, row)
                 return row
             if not row.deleted:
                 raise SequenceExists(name)
             if row.last_value is None:
-                raise _no_last_value(name)
+                raise _missing_last_value(name)
             check_change(row.sequence, sequence, (await self._counter(row._replace(sequence=sequence)))[1])
             change = self._revision(row, sequence, change_token)
-            revised = await self._ask(self._store.revise(name, row.revision, change))
-            if revised is not None and change_token.made(revised):
+            revised = await self._call_store(self._store.revise(name, row.revision, change))
+            if revised is not None and change_token.wrote(revised):
                 publish_sequence(row, revised)
                 return revised
             if revised is not None and revised.revision == row.revision:
@@ -288,62 +272,62 @@ class SequenceService:
     async def _change(
         self, name: str, etag: str, change_token: ChangeToken, plan: Callable[[Row], Awaitable["_Plan"]]
     ) -> tuple[Row, bool]:
-        """Changes a row as ``plan`` says, again where others were faster; returns it, and whether leases had to end."""
-        row = await self._ask(self._store.get(name))
+        """Applies ``plan``, with retries on concurrent changes; returns the row, and whether leases have to end."""
+        row = await self._call_store(self._store.get(name))
         for _ in range(ATTEMPTS):
             if row is None:
                 raise SequenceNotFound(name)
-            if change_token.made(row):
-                return row, True  # What the first one ended is not known any more: the longer wait is the safe one.
+            if change_token.wrote(row):
+                return row, True  # A retry: assume that leases had to end.
             if row.deleted:
-                await self._refuse_deleted(name)
+                await self._raise_deleted(name)
             if etag and etag != etag_of(row):
                 raise SequenceChanged(name, etag_of(row))
             if row.last_value is None:
-                raise _no_last_value(name)
-            change, begun = await plan(row)
-            revised = await self._ask(self._store.revise(name, row.revision, change))
-            if revised is not None and change_token.made(revised):
+                raise _missing_last_value(name)
+            change, partly_done = await plan(row)
+            revised = await self._call_store(self._store.revise(name, row.revision, change))
+            if revised is not None and change_token.wrote(revised):
                 publish_sequence(row, revised)
                 return revised, change.ends_leases
             if revised is not None and revised.revision == row.revision:
                 raise _bound_passed(change.sequence, revised)
-            if begun:
-                etag = ""  # The etag was the right one when it began, and it must not stay half done.
+            if partly_done:
+                etag = ""  # The etag matched, and the change must be completed.
             row = revised
         raise SequenceChanged(name, etag_of(row) if row else "")
 
     def _revision(
         self, row: Row, sequence: Sequence, change_token: ChangeToken, *, ends_leases: bool = True
     ) -> Revision:
-        # A node that saw a higher generation than a restored store has goes on in a newer one only.
+        # A restored store may be behind a generation that this node saw.
         seen = max(row.generation, self._allocator.generation_seen(row.name))
         generation = generation_after(sequence, seen, self._clock) if ends_leases else 1
-        limit = new_bound(row.sequence, sequence)
+        limit = changed_bound(row.sequence, sequence)
         return Revision(
-            sequence, sequence.before_start, change_token.by, self._clock.wall(), ends_leases, generation, limit
+            sequence, sequence.before_start, change_token.value, self._clock.wall(), ends_leases, generation, limit
         )
 
-    async def _existing(self, name: str) -> Row:
-        row = await self._ask(self._store.get(name))
+    async def _get_live_row(self, name: str) -> Row:
+        row = await self._call_store(self._store.get(name))
         if row is None:
             raise SequenceNotFound(name)
         if row.deleted:
-            await self._refuse_deleted(name)
+            await self._raise_deleted(name)
         return row
 
-    async def _refuse_deleted(self, name: str) -> NoReturn:
-        refuse_retired(await self._ask(self._store.get(RETIREMENT)), name)
+    async def _raise_deleted(self, name: str) -> NoReturn:
+        raise_if_retired(await self._call_store(self._store.get(RETIREMENT)), name)
         raise SequenceDeleted(name)
 
     async def _counter(self, row: Row, period: str = "") -> tuple[str, int]:
-        """Returns the period, which is the present one where none is given, and its counter, or the sequence's own."""
+        """Returns the period (by default the current one) and its counter; without a reset, "" and the sequence's."""
         if row.last_value is None:
-            raise _no_last_value(row.name)
+            raise _missing_last_value(row.name)
         period = period or period_at(row.sequence, self._clock.wall())
         if not period:
             return "", row.last_value
-        counter = await self._ask(self._store.get(name_of_period(row.name, period)))
+        counter = await self._call_store(self._store.get(name_of_period(row.name, period)))
         if counter is None or counter.last_value is None:
             return period, row.sequence.before_start
         return period, counter.last_value
@@ -355,56 +339,56 @@ class SequenceService:
         name = name_of_period(row.name, period) if period else row.name
         return summarize(row, period, last_value, self._clock.wall(), self._allocator.rates.per_second(name))
 
-    async def _changed(self, row: Row, period: str = "", *, ends_leases: bool = True) -> ChangeResult:
-        shown = await self._summary(row, period)
-        left = row.lease_ms / 1000 + MARGIN_SECONDS if ends_leases and row.lease_ms else 0.0
-        return ChangeResult(shown, self._clock.wall() + left, left)
+    async def _result(self, row: Row, period: str = "", *, ends_leases: bool = True) -> ChangeResult:
+        summary = await self._summary(row, period)
+        delay = row.lease_ms / 1000 + MARGIN_SECONDS if ends_leases and row.lease_ms else 0.0
+        return ChangeResult(summary, self._clock.wall() + delay, delay)
 
-    async def _finish(self, name: str, change: Coroutine[Any, Any, _T]) -> _T:
-        """Runs a change to its end also where its caller goes away, and has this node drop what it holds."""
+    async def _run_to_completion(self, name: str, change: Coroutine[Any, Any, _T]) -> _T:
+        """Runs a change even if the caller is cancelled, then drops this node's lease."""
         task = asyncio.get_running_loop().create_task(self._run(name, change))
         self._changes.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_done)
         return await asyncio.shield(task)
 
     async def _run(self, name: str, change: Coroutine[Any, Any, _T]) -> _T:
         try:
             done = await change
         except StoreFailure:
-            await self._allocator.forget(name)  # It may have been applied.
+            await self._allocator.forget(name)  # The change may have been applied.
             raise
         await self._allocator.forget(name)
         return done
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._changes.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Refusal):
             _log.error("change_failed", exc_info=error)
 
-    async def _ask(self, call: Awaitable[_T]) -> _T:
+    async def _call_store(self, call: Awaitable[_T]) -> _T:
         return await within_timeout(self._store_timeout, call)
 
 
 class _Plan(NamedTuple):
-    """A change, and whether a part of it was done already, so that the rest must follow."""
+    """A change, and whether a part of it is already written, so that it must be completed."""
 
     change: Revision
-    begun: bool = False
+    partly_done: bool = False
 
 
-def _last_point(sequence: Sequence, past: int) -> int:
-    """Returns the counter that leaves no id at or before ``past``, and leaves all that lie behind it."""
-    point = sequence.reaching(past)
+def _counter_past(sequence: Sequence, past: int) -> int:
+    """Returns the last lattice value at or before ``past``, or ``before_start`` if there is none."""
+    point = sequence.align(past)
     if sequence.is_past(point, past) and point != sequence.before_start:
         point -= sequence.step
     return point
 
 
-def _no_last_value(name: str) -> SequenceInvalid:
+def _missing_last_value(name: str) -> SequenceInvalid:
     return SequenceInvalid(name, "it has no last_value")
 
 
 def _bound_passed(sequence: Sequence, row: Row) -> InvalidRequest:
-    field = "max_value" if sequence.step > 0 else "min_value"
-    return InvalidRequest(field, f"must not lie before {row.last_value}, where the counter is already")
+    field, limit = ("max_value", "at least") if sequence.step > 0 else ("min_value", "at most")
+    return InvalidRequest(field, f"must be {limit} {row.last_value}, the counter's value; is {sequence.bound}")

@@ -1,1 +1,1 @@
-"""Document ids in the format of MySQL."""
+"""Document ids in MySQL's format, and the start timestamps that make them unique."""

@@ -1,10 +1,9 @@
-"""Document ids in MySQL's format, by MySQL's arithmetic, under a start timestamp that only this process has.
+"""Generates document ids in MySQL's format, with MySQL's arithmetic.
 
-An id has 28 lower-case hexadecimal characters: 4 of the node's prefix, 8 of a timestamp, 16 of a serial. The
-rules are those of ``Document_id_generator`` in MySQL's X Plugin, as a MySQL 8.0.31 shows them; where its
-documentation says otherwise, the server wins. Only the timestamp's source differs: MySQL takes the clock's,
-here it is claimed in the store, so that no restart, however quick, and no clock, however wrong, brings an id
-back.
+A document id has 28 lower-case hexadecimal characters: 4 for the node prefix, 8 for a timestamp, 16 for a serial. The
+rules are those of ``Document_id_generator`` in MySQL's X Plugin, as observed in MySQL 8.0.31, also where its
+documentation differs. One thing differs: MySQL takes the timestamp from the clock; idalloc claims it in the store, so
+that neither a restart nor a wrong clock repeats an id.
 """
 
 import asyncio
@@ -21,32 +20,32 @@ from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
 MAX_SERIAL = 2**64 - 1
 MAX_STEP = 2**16 - 1
 
-# With so many ids, at MySQL's largest increment, no batch can exhaust a whole timestamp.
+# A batch of this size at MySQL's largest increment cannot exhaust the serials of a timestamp.
 MAX_COUNT = 2**40
 
-# The last three characters of any serial. A longer table would be slower: it leaves the processor's cache.
+# All values of a serial's last three characters. A longer table does not fit in the processor's cache.
 _BLOCK = 16**3
 _TAILS = [f"{tail:03x}" for tail in range(_BLOCK)]
 
-# In wider steps than this too few ids share a block of the table to be worth its while.
-_TABLE_STEP = 128
+# With larger steps, too few ids share a block for the table to be faster.
+_MAX_TABLE_STEP = 128
 
 
 def next_serial(serial: int, offset: int, increment: int) -> int:
     """Returns the serial that MySQL issues after ``serial`` (in ``Document_id_generator::generate``).
 
-    It is the next one congruent to the offset; but at an increment of 1 the offset is ignored, and as long as
-    it lies more than one increment ahead, an unsigned subtraction underflows, which changes the congruence
-    unless the increment is a power of two (offset 10, increment 3, from 0: 3, 6, 9, 10, 13).
+    The next serial is congruent to the offset modulo the increment, with two exceptions. At an increment of 1 MySQL
+    ignores the offset. While the offset is more than one increment ahead, an unsigned subtraction underflows, which
+    changes the congruence unless the increment is a power of two (offset 10, increment 3, from 0: 3, 6, 9, 10, 13).
 
     Args:
-        serial: The last serial issued, 0 to 2^64-1; of a new process 0.
+        serial: The last serial issued, 0 to 2^64-1; 0 in a new process.
         offset: MySQL's auto_increment_offset, 0 to 65535.
         increment: MySQL's auto_increment_increment, 0 to 65535.
 
     Returns:
-        The next serial, modulo 2^64: it is not larger than ``serial`` exactly when it overflowed. To that
-        MySQL answers with the next timestamp and the offset as its first serial, whatever the increment.
+        The next serial, modulo 2^64. If it is not larger than ``serial``, it overflowed: MySQL then issues the next
+        timestamp, with the offset as its first serial.
     """
     if increment <= 1:
         return (serial + 1) & MAX_SERIAL
@@ -55,14 +54,14 @@ def next_serial(serial: int, offset: int, increment: int) -> int:
 
 
 class DocIdRun(NamedTuple):
-    """Document ids whose serials rise in even steps.
+    """Document ids with the same prefix and timestamp, whose serials rise by a constant step.
 
     Attributes:
-        prefix: The node's prefix, 0 to 65535.
+        prefix: The node prefix, 0 to 65535.
         timestamp: Seconds since 1970, below 2^32.
         first: The first serial.
-        step: The distance from one serial to the next, at least 1.
-        id_count: How many ids, at least 1.
+        step: The difference between consecutive serials, at least 1.
+        id_count: Number of ids, at least 1.
     """
 
     prefix: int
@@ -73,7 +72,7 @@ class DocIdRun(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The last serial, inclusive."""
+        """The last serial."""
         return self.first + (self.id_count - 1) * self.step
 
     @property
@@ -82,12 +81,12 @@ class DocIdRun(NamedTuple):
         return f"{self.prefix:04x}{self.timestamp:08x}{self.first:016x}"
 
     def texts(self) -> list[str]:
-        """Returns all ids as texts, in their order."""
+        """Returns the text of each id, in order."""
         if self.id_count == 1:
             return [self.first_doc_id]
         head = f"{self.prefix:04x}{self.timestamp:08x}"
         serial, last, step = self.first, self.last, self.step
-        if step > _TABLE_STEP:
+        if step > _MAX_TABLE_STEP:
             serials = array("Q", range(serial, last + 1, step))
             if sys.byteorder == "little":
                 serials.byteswap()
@@ -102,64 +101,65 @@ class DocIdRun(NamedTuple):
         return texts
 
 
-def _climb(start: StartTimestamp, serial: int, offset: int, increment: int, count: int) -> tuple[list[DocIdRun], int]:
-    """Runs ``next_serial`` up to ``count`` times after ``serial``, until it overflows, in closed form.
+def _runs_before_overflow(
+    start: StartTimestamp, serial: int, offset: int, increment: int, count: int
+) -> tuple[list[DocIdRun], int]:
+    """Applies ``next_serial`` up to ``count`` times, until the serial overflows, in closed form.
 
     Returns:
-        The runs, and how many ids are missing because of an overflow.
+        The runs, and the number of ids that are missing because of the overflow.
     """
     runs: list[DocIdRun] = []
     step = max(increment, 1)
     while count:
         first = next_serial(serial, offset, increment)
-        if first <= serial:
+        if first <= serial:  # overflow
             break
-        # Where the subtraction underflows, the congruence may change at the offset; else steps are even to the top.
+        # If the subtraction underflows, the congruence may change at the offset; otherwise it holds up to the overflow.
         highest = offset - 1 if serial + step < offset else MAX_SERIAL
-        even = min((highest - first) // step + 1, count)
-        if runs and first == serial + step:  # the congruence stayed
-            runs[-1] = runs[-1]._replace(id_count=runs[-1].id_count + even)
+        run_count = min((highest - first) // step + 1, count)
+        if runs and first == serial + step:  # same congruence
+            runs[-1] = runs[-1]._replace(id_count=runs[-1].id_count + run_count)
         else:
-            runs.append(DocIdRun(*start, first, step, even))
-        serial = first + (even - 1) * step
-        count -= even
+            runs.append(DocIdRun(*start, first, step, run_count))
+        serial = first + (run_count - 1) * step
+        count -= run_count
     return runs, count
 
 
 class NodeSettings(Protocol):
-    """Keeps settings of this node over restarts. Settings go by the names of the server's settings."""
+    """Persists node settings across restarts, by the names of the server's settings."""
 
     def check(self, settings: Iterable[str]) -> None:
-        """Sees that settings can be kept.
+        """Checks that settings can be persisted.
 
         Raises:
-            InvalidRequest: They would not hold at the next start.
+            InvalidRequest: Another source would override them at the next start.
         """
         ...
 
     async def save(self, settings: Mapping[str, int]) -> None:
-        """Keeps these, beside those that were kept before.
+        """Persists settings in addition to those saved before.
 
         Raises:
-            InvalidRequest: They cannot be written. Nothing was.
+            InvalidRequest: They cannot be written; nothing is saved.
         """
         ...
 
 
 class DocIdGenerator:
-    """This process's source of document ids: one serial for all callers, as in MySQL.
+    """Generates the document ids of a process, with one serial for all callers, as in MySQL.
 
-    Ids rise from one batch to the next for as long as the prefix stays; no two batches share an id, and none
-    shares one with any other process, ever. All methods belong to one event loop. After a fork the child
-    issues none.
+    No id is ever issued twice, by any process. Ids rise until the prefix changes. The child of a fork issues none.
+    Not thread-safe: call all methods on one event loop.
 
     Attributes:
-        offset: MySQL's auto_increment_offset for callers who name none, 1 to 65535.
-        increment: MySQL's auto_increment_increment likewise.
+        offset: Default of auto_increment_offset, 1 to 65535.
+        increment: Default of auto_increment_increment, 1 to 65535.
 
     Args:
-        epoch: Where further start timestamps are claimed.
-        start: The first one, from ``StartTimestamps.start``.
+        start_timestamps: Claims further start timestamps.
+        start: The first start timestamp, from ``StartTimestamps.start``.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class DocIdGenerator:
         self._serial = 0
         self._next_start: StartTimestamp | None = None
         self._claim: asyncio.Task[Refusal | None] | None = None
-        self._changing = asyncio.Lock()
+        self._change_lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Refusal | None]] = set()
         self._closed = False
         self._pid = os.getpid()
@@ -180,12 +180,12 @@ class DocIdGenerator:
 
     @property
     def prefix(self) -> int:
-        """The node's prefix, 0 to 65535."""
+        """The node prefix, 0 to 65535."""
         return self._start.prefix
 
     @property
     def settings(self) -> dict[str, int]:
-        """What ``change`` changes, under the names that it has on the wire."""
+        """The settings that ``change`` changes, by their names on the wire."""
         return {
             "prefix": self.prefix,
             "auto_increment_offset": self.offset,
@@ -194,35 +194,35 @@ class DocIdGenerator:
 
     @property
     def start_timestamp(self) -> int:
-        """The timestamp of the ids that are issued now, in seconds since 1970."""
+        """The timestamp of the ids issued now, in seconds since 1970."""
         return self._start.timestamp
 
     def take(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun] | None:
-        """Issues ids from memory, without waiting (``Document_id_generator::generate``, ``count`` times).
+        """Issues ids without waiting (``Document_id_generator::generate``, ``count`` times).
 
         Args:
-            count: How many, 1 to 2^40.
-            offset: MySQL's auto_increment_offset for this call, 1 to 65535, or 0 for the node's.
-            increment: MySQL's auto_increment_increment likewise.
+            count: Number of ids, 1 to 2^40.
+            offset: auto_increment_offset of this call, 1 to 65535; 0 for the node's.
+            increment: auto_increment_increment of this call, 1 to 65535; 0 for the node's.
 
         Returns:
-            The ids, rising; few runs for any number. None, and nothing was issued, where a start timestamp has
-            to be claimed first: ``generate`` does that.
+            The ids, rising, in at most three runs. None, with nothing issued, if the serial overflows and the next
+            start timestamp is not yet claimed: ``generate`` claims it.
 
         Raises:
-            InvalidRequest: An argument is out of its range.
+            InvalidRequest: An argument is out of range.
             StoreUnavailable: This process is a fork of the one that claimed the start timestamp.
         """
         if self._pid != os.getpid():
             raise StoreUnavailable("this process is a fork: it must claim a start timestamp of its own")
         if (offset | increment) >> 16 or not 0 < count <= MAX_COUNT:
-            _refuse(count, offset, increment)
+            _raise_out_of_range(count, offset, increment)
         if self._claim is not None and not self._claim.done():
             return None
         offset = offset or self.offset
         increment = increment or self.increment
-        runs, missing = _climb(self._start, self._serial, offset, increment, count)
-        if missing:
+        runs, missing = _runs_before_overflow(self._start, self._serial, offset, increment, count)
+        if missing:  # overflow: continue at the offset, under the next start timestamp
             if self._next_start is None:
                 return None
             self._start, self._next_start = self._next_start, None
@@ -231,19 +231,18 @@ class DocIdGenerator:
         return runs
 
     async def generate(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun]:
-        """Issues ids as ``take`` does, and claims a start timestamp first where that is needed.
+        """Issues ids as ``take`` does, and claims the next start timestamp if the serial overflows.
 
-        All who come during a claim wait for that one. A caller who is cancelled gets nothing, and its claim
-        goes on for the others.
+        Concurrent callers share one claim. A cancelled caller gets no ids and does not cancel the claim.
 
         Raises:
-            InvalidRequest: An argument is out of its range.
-            DocIdTimestampRefused: The next timestamp would not fit in an id.
-            StoreUnavailable: The claim failed, and the next call tries again; or this process is a fork.
+            InvalidRequest: An argument is out of range.
+            DocIdTimestampRefused: The next start timestamp does not fit in an id.
+            StoreUnavailable: The claim failed (the next call retries it), or this process is a fork.
             ServerDraining: ``close`` was called.
         """
         while (runs := self.take(count, offset, increment)) is None:
-            await self._claimed()
+            await self._wait_for_claim()
         return runs
 
     async def change(
@@ -254,25 +253,25 @@ class DocIdGenerator:
         increment: int | None = None,
         node_settings: NodeSettings | None = None,
     ) -> None:
-        """Changes what ids are made of from now on, for all callers and all at once; the serial goes on, as in MySQL.
+        """Changes the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
 
-        A new prefix gets a start timestamp of its own first. Changes are made one after the other; one that fails
-        changes nothing, and one whose caller is cancelled goes on.
+        A new prefix gets a start timestamp of its own. Concurrent changes are applied in order. A failed change has no
+        effect; one whose caller is cancelled completes.
 
         Args:
-            prefix: The new prefix, 0 to 65535; None for the present one, as of the others.
-            offset: The new auto_increment_offset, 1 to 65535.
-            increment: The new auto_increment_increment, 1 to 65535.
-            node_settings: Who keeps the change over restarts, if anyone.
+            prefix: The new prefix, 0 to 65535; None to keep the current one.
+            offset: The new auto_increment_offset, 1 to 65535; None to keep it.
+            increment: The new auto_increment_increment, 1 to 65535; None to keep it.
+            node_settings: Persists the change across restarts; None to change this process only.
 
         Raises:
-            InvalidRequest: A value is out of its range, or ``node_settings`` cannot keep it.
-            DocIdTimestampRefused: The clock is wrong, or the new prefix has no timestamp left.
-            PrefixInUse: Another node uses the new prefix, and that is refused.
+            InvalidRequest: A value is out of range, or ``node_settings`` cannot persist it.
+            DocIdTimestampRefused: The clock is wrong, or the new prefix has no start timestamp left.
+            PrefixInUse: Another node uses the new prefix, and ``prefix_conflict`` is refuse.
             StoreUnavailable: No start timestamp could be claimed.
             ServerDraining: ``close`` was called.
         """
-        _check(prefix, offset, increment)
+        _check_ranges(prefix, offset, increment)
         if self._closed:
             raise ServerDraining
         change = asyncio.create_task(self._change(prefix, offset, increment, node_settings), name="change the node")
@@ -285,19 +284,19 @@ class DocIdGenerator:
             raise refusal
 
     def forget_after_fork(self) -> None:
-        """Makes none under the parent's start timestamp, in the child of a fork."""
+        """Stops issuing in the child of a fork, since the parent uses the start timestamp."""
         self._pid = fork.NO_PROCESS
 
     async def close(self) -> None:
-        """Ends a claim or a change that is under way. Afterwards none is begun."""
+        """Cancels a claim or change in progress, and refuses new ones."""
         self._closed = True
         if tasks := {*self._changes, *([self._claim] if self._claim else [])}:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _claimed(self) -> None:
-        """Waits until the claim that is under way, or else a new one, has been made."""
+    async def _wait_for_claim(self) -> None:
+        """Waits for the claim in progress, or starts one."""
         claim = self._claim
         if claim is None or claim.done():
             if self._closed:
@@ -307,60 +306,62 @@ class DocIdGenerator:
         if claim.cancelled():
             raise ServerDraining
         if refusal := claim.result():
-            raise refusal.with_traceback(None)  # else it would grow with every caller who waited
+            raise refusal.with_traceback(None)  # each raise by a waiting caller would extend it
 
     async def _claim_start(self) -> Refusal | None:
-        """Claims the next start timestamp. A refusal is returned: there may be no one left to raise it to."""
+        """Claims the next start timestamp. Returns an error rather than raise it: all callers may be cancelled."""
         try:
             start = await self._start_timestamps.claim_next(after=self._start.timestamp)
         except Refusal as refusal:
             return refusal
-        if start > self._start and start.prefix == self._start.prefix:  # else the prefix was changed meanwhile
+        if start > self._start and start.prefix == self._start.prefix:  # otherwise the prefix changed meanwhile
             self._next_start = start
         return None
 
     async def _change(
         self, prefix: int | None, offset: int | None, increment: int | None, node_settings: NodeSettings | None
     ) -> Refusal | None:
-        """Makes one change. A refusal is returned: there may be no one left to raise it to."""
-        given = {"node_prefix": prefix, "auto_increment_offset": offset, "auto_increment_increment": increment}
-        wanted = {name: value for name, value in given.items() if value is not None}
-        async with self._changing:
+        """Applies one change. Returns an error rather than raise it: the caller may be cancelled."""
+        requested = {"node_prefix": prefix, "auto_increment_offset": offset, "auto_increment_increment": increment}
+        changed = {name: value for name, value in requested.items() if value is not None}
+        async with self._change_lock:
             try:
                 if node_settings is not None:
-                    node_settings.check(wanted)
-                before = self._start.prefix
-                start = None if prefix in (None, before) else await self._start_timestamps.claim(wanted["node_prefix"])
+                    node_settings.check(changed)
+                old_prefix = self._start.prefix
+                start = (
+                    None if prefix in (None, old_prefix) else await self._start_timestamps.claim(changed["node_prefix"])
+                )
                 try:
                     if node_settings is not None:
-                        await node_settings.save(wanted)
+                        await node_settings.save(changed)
                 except Refusal:
                     if start is not None:
                         await self._start_timestamps.release(start.prefix)
                     raise
             except Refusal as refusal:
                 return refusal
-            # Nothing is awaited here, so that no call sees a part of it.
-            was = self.settings
+            # No await up to publish_settings: the change is atomic for callers.
+            before = self.settings
             self.offset = offset or self.offset
             self.increment = increment or self.increment
             if start is not None:
                 self._start, self._next_start = start, None
-                self._start_timestamps.use(start)
-            change_events.publish_settings(was, self.settings)
+                self._start_timestamps.switch_to(start)
+            change_events.publish_settings(before, self.settings)
             if start is not None:
-                await self._start_timestamps.release(before)
+                await self._start_timestamps.release(old_prefix)
         return None
 
 
-def _refuse(count: int, offset: int, increment: int) -> NoReturn:
+def _raise_out_of_range(count: int, offset: int, increment: int) -> NoReturn:
     for field, value in (("auto_increment_offset", offset), ("auto_increment_increment", increment)):
         if not 0 <= value <= MAX_STEP:
             raise InvalidRequest(field, f"must be between 1 and {MAX_STEP}, or 0 for the node's, not {value}")
     raise InvalidRequest("id_count", f"must be between 1 and {MAX_COUNT}, not {count}")
 
 
-def _check(prefix: int | None, offset: int | None, increment: int | None) -> None:
+def _check_ranges(prefix: int | None, offset: int | None, increment: int | None) -> None:
     for field, value, least in (
         ("prefix", prefix, 0),
         ("auto_increment_offset", offset, 1),

@@ -1,8 +1,7 @@
-"""This process's start timestamps, and who else uses its prefix.
+"""Start timestamps of document ids, claimed in the store (P6), and the lock of a node's prefix.
 
-MySQL takes the start timestamp of its document ids from the clock: a kill and a restart within one second, or a
-clock that was set back, bring ids back that were issued before. Here the store gives each (prefix, timestamp) out
-once.
+MySQL takes the start timestamp from the clock, so a restart within one second, or a clock that is set back, repeats
+ids. The store of idalloc gives out each (prefix, timestamp) once.
 """
 
 import asyncio
@@ -15,18 +14,18 @@ from idalloc_server.domain.errors import DocIdTimestampRefused, PrefixInUse, Ref
 from idalloc_server.domain.records import Claim
 from idalloc_server.domain.store import Store, within_timeout
 
-# A timestamp has 8 hexadecimal characters; from here on (in 2106) MySQL's ids grow longer.
+# The first timestamp (in 2106) that does not fit in 8 hexadecimal characters.
 TIMESTAMP_END = 2**32
 
-# How often the store is told that this node lives, and how long it counts as alive without; in seconds.
-KEEP_SECONDS = 10.0
+# Interval of the heartbeats that keep the prefix, and the age at which its holder is stale; in seconds.
+HEARTBEAT_SECONDS = 10.0
 STALE_AFTER = 30.0
 
-_log = structlog.get_logger("idalloc.epoch")
+_log = structlog.get_logger("idalloc.start_timestamps")
 
 
 class StartTimestamp(NamedTuple):
-    """What no two processes ever share.
+    """A prefix and start timestamp; no two processes ever share both.
 
     Attributes:
         prefix: 0 to 65535.
@@ -38,21 +37,24 @@ class StartTimestamp(NamedTuple):
 
     @property
     def node(self) -> int:
-        """Both in one number, as replies name the process that took their ids."""
+        """Both as one number: the node id in replies, which identifies the process."""
         return self.prefix << 32 | self.timestamp
 
 
 class StartTimestamps:
-    """Claims start timestamps for this process, and keeps the prefix for its node.
+    """Claims start timestamps for this process, and keeps its node the holder of the prefix.
 
     Attributes:
-        prefix: The node's prefix, 0 to 65535: the one that is kept, and that ``claim_next`` claims under.
+        prefix: The node prefix, 0 to 65535.
 
     Args:
-        holder: Who this node is, as people will read it in another node's warning; no two live nodes share it.
-        max_clock_skew: How far this machine's clock may be from the store's, in seconds.
-        prefix_conflict: What to do where another live node holds the prefix. Ids are unique in either case.
-        store_timeout: When a store call is given up, in seconds.
+        store: The store.
+        clock: The clock.
+        prefix: The node prefix, 0 to 65535.
+        holder: Name of this node in another node's warning; unique among live nodes.
+        max_clock_skew: The largest allowed difference between the clocks of this machine and the store, in seconds.
+        prefix_conflict: Whether to warn or refuse if another live node holds the prefix. Ids are unique either way.
+        store_timeout: Timeout of a store call, in seconds.
     """
 
     def __init__(
@@ -73,16 +75,15 @@ class StartTimestamps:
         self._max_clock_skew = max_clock_skew
         self._prefix_conflict = prefix_conflict
         self._store_timeout = store_timeout
-        self._claimed: dict[int, int] = {}  # by prefix, so that no restored store brings one back to this process
+        self._claimed: dict[int, int] = {}  # by prefix, in case a restored store repeats one
 
     async def start(self) -> StartTimestamp:
-        """Claims this process's first start timestamp: the clock's, or a later one where that was claimed.
+        """Claims this process's first start timestamp: the clock's, or the next one if that is claimed.
 
         Raises:
-            StartRefused: The clock is wrong (a single claim from the year 2500 would spoil the prefix for ever),
-                no timestamp below 2^32 is left, another node uses this prefix and that is refused, or the store is
-                retired.
-            StoreUnavailable: The claim may or may not have been made; a further one does no harm.
+            StartRefused: The clock is wrong (one claim from the year 2500 would use up the prefix), no timestamp below
+                2^32 is left, another node holds the prefix and ``prefix_conflict`` is refuse, or the store is retired.
+            StoreUnavailable: The claim may or may not have been made; claiming again is safe.
         """
         try:
             return await self.claim(self.prefix)
@@ -96,109 +97,109 @@ class StartTimestamps:
             raise StartRefused("node_prefix", f"{refusal}, or set prefix_conflict to warn") from None
 
     async def claim(self, prefix: int) -> StartTimestamp:
-        """Claims a start timestamp under any prefix, as at a start: the clock's, or a later one where that was claimed.
+        """Claims a start timestamp under any prefix: the clock's, or the next one if that is claimed.
 
-        The present prefix stays: ``use`` goes over to the new one, or ``release`` gives it up.
+        The current prefix stays until ``switch_to``; ``release`` gives the new one up.
 
         Raises:
             DocIdTimestampRefused: The clock is wrong, no timestamp below 2^32 is left, or the store is retired.
-            PrefixInUse: Another node uses this prefix, and that is refused.
-            StoreUnavailable: The claim may or may not have been made; a further one does no harm.
+            PrefixInUse: Another node holds the prefix, and ``prefix_conflict`` is refuse.
+            StoreUnavailable: The claim may or may not have been made; claiming again is safe.
         """
-        at_least = max(0, int(await self._believable_wall()), self._claimed.get(prefix, -1) + 1)
+        at_least = max(0, int(await self._checked_wall_clock()), self._claimed.get(prefix, -1) + 1)
         claim = await self._claim(StartTimestamp(prefix, at_least))
         if claim.start_timestamp >= TIMESTAMP_END:
-            raise DocIdTimestampRefused(_used_up(prefix), prefix=prefix)
+            raise DocIdTimestampRefused(_exhausted(prefix), prefix=prefix)
         if claim.holder != self._holder:
-            self._conflict(prefix, claim)
+            self._handle_conflict(prefix, claim)
         self._claimed[prefix] = claim.start_timestamp
         return StartTimestamp(prefix, claim.start_timestamp)
 
-    def use(self, start: StartTimestamp) -> None:
-        """Goes over to the prefix of a claim: it is kept from now on. The one before is left to ``release``."""
+    def switch_to(self, start: StartTimestamp) -> None:
+        """Switches to the prefix of a claim. The caller releases the old prefix."""
         self.prefix = start.prefix
 
     async def claim_next(self, after: int) -> StartTimestamp:
-        """Claims a start timestamp later than ``after``, under the present prefix.
+        """Claims a start timestamp later than ``after`` under the current prefix.
 
         Raises:
-            DocIdTimestampRefused: There is none below 2^32, or the store is retired.
-            StoreUnavailable: The claim may or may not have been made; a further one does no harm.
+            DocIdTimestampRefused: No timestamp below 2^32 is left, or the store is retired.
+            StoreUnavailable: The claim may or may not have been made; claiming again is safe.
         """
         start = StartTimestamp(self.prefix, after + 1)
         if start.timestamp < TIMESTAMP_END:
             claim = await self._claim(start)
             start = StartTimestamp(start.prefix, claim.start_timestamp)
         if start.timestamp >= TIMESTAMP_END:
-            raise DocIdTimestampRefused(_used_up(start.prefix), prefix=start.prefix)
+            raise DocIdTimestampRefused(_exhausted(start.prefix), prefix=start.prefix)
         self._claimed[start.prefix] = start.timestamp
         return start
 
     async def run(self) -> None:
-        """Notes in the store, again and again, that this node lives. Ends only by being cancelled."""
-        away = False
+        """Sends heartbeats for the prefix to the store until cancelled."""
+        failing = False
         while True:
-            await asyncio.sleep(KEEP_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
             try:
                 await within_timeout(
                     self._store_timeout, self._store.keep_prefix(self.prefix, self._holder, STALE_AFTER)
                 )
             except Refusal as refusal:
-                if not away:  # once for each outage
-                    _log.warning("prefix_not_kept", prefix=self.prefix, error=str(refusal))
-                away = True
+                if not failing:  # log once per outage
+                    _log.warning("prefix_heartbeat_failed", prefix=self.prefix, error=str(refusal))
+                failing = True
             else:
-                if away:
-                    _log.info("prefix_kept_again", prefix=self.prefix)
-                away = False
+                if failing:
+                    _log.info("prefix_heartbeat_recovered", prefix=self.prefix)
+                failing = False
 
     async def release(self, prefix: int | None = None) -> None:
-        """Notes in the store that this node uses a prefix, or its own, no more. Where that fails, it is stale soon."""
+        """Releases a prefix (by default the current one) in the store. If that fails, it becomes stale later."""
         prefix = self.prefix if prefix is None else prefix
         try:
             await within_timeout(self._store_timeout, self._store.release_prefix(prefix, self._holder))
         except Refusal as refusal:
-            _log.warning("prefix_not_released", prefix=prefix, error=str(refusal))
+            _log.warning("prefix_release_failed", prefix=prefix, error=str(refusal))
 
-    async def _claim(self, least: StartTimestamp) -> Claim:
-        call = self._store.claim_start(least.prefix, least.timestamp, self._holder, STALE_AFTER)
+    async def _claim(self, lowest: StartTimestamp) -> Claim:
+        call = self._store.claim_start(lowest.prefix, lowest.timestamp, self._holder, STALE_AFTER)
         try:
             return await within_timeout(self._store_timeout, call)
         except StoreRetired as refusal:
-            raise _Retired(str(refusal), prefix=least.prefix) from None
+            raise _Retired(str(refusal), prefix=lowest.prefix) from None
 
-    async def _believable_wall(self) -> float:
+    async def _checked_wall_clock(self) -> float:
         before = self._clock.wall()
         if before >= TIMESTAMP_END:
-            raise _WrongClock("this machine's clock is past the year 2106: set it right")
-        store = await within_timeout(self._store_timeout, self._store.now())
+            raise _WrongClock("this machine's clock is past the year 2106: correct the clock")
+        store_clock = await within_timeout(self._store_timeout, self._store.now())
         after = self._clock.wall()
-        if store is None:
+        if store_clock is None:
             return after
-        # The store read its clock at some time in between.
-        skew = max(before - store, store - after)
+        # The store read its clock between these two times.
+        skew = max(before - store_clock, store_clock - after)
         if skew > self._max_clock_skew:
-            side = "ahead of" if before > store else "behind"
+            side = "ahead of" if before > store_clock else "behind"
             raise _WrongClock(
                 f"this machine's clock is {skew:.1f} s {side} the store's, more than {self._max_clock_skew:g} s: "
-                "set it right, or allow more"
+                "correct the clock, or raise max_clock_skew"
             )
         return after
 
-    def _conflict(self, prefix: int, claim: Claim) -> None:
+    def _handle_conflict(self, prefix: int, claim: Claim) -> None:
         if self._prefix_conflict == "refuse":
             raise PrefixInUse(prefix, claim.holder)
-        # The ids of both are unique all the same; but those of the one do not rise past those of the other.
+        # Ids stay unique, but those of the two nodes are not in one rising order.
         _log.warning("prefix_conflict", prefix=prefix, holder=claim.holder, seen_at=claim.seen_at)
 
 
 class _WrongClock(DocIdTimestampRefused):
-    """A claim by this clock could spoil the prefix for ever."""
+    """The clock is wrong: a claim by it could use up the prefix."""
 
 
 class _Retired(DocIdTimestampRefused):
-    """The store is retired. Another one goes on with its start timestamps."""
+    """The store is retired: its start timestamps continue in another store."""
 
 
-def _used_up(prefix: int) -> str:
-    return f"prefix {prefix} has no start timestamp below 2^32 left: set another node_prefix"
+def _exhausted(prefix: int) -> str:
+    return f"prefix {prefix} has no start timestamp below 2^32 left: set a different node_prefix"

@@ -1,1 +1,1 @@
-"""Idempotency: a repeated request_id gets the same ids."""
+"""Idempotency: a retry with the same request_id gets the same ids."""

@@ -1,1 +1,1 @@
-"""Sequences: what they are, what may be set, and how their ids are written."""
+"""Sequences: settings and their validation, id formats, check digits and the calendar of resets."""

@@ -1,4 +1,4 @@
-"""When a sequence with a reset starts over: its periods, each of which has a counter of its own."""
+"""Periods of sequences with a reset: the current one, and its end in the sequence's time zone."""
 
 import math
 import re
@@ -9,55 +9,55 @@ from zoneinfo import ZoneInfo
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.model import Reset, Sequence
 
-_ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
-# How much of "2026-11-21" a period has, and how that reads.
-_LENGTH = {Reset.YEARLY: 4, Reset.MONTHLY: 7, Reset.DAILY: 10}
-_SHAPE = {Reset.YEARLY: "2026", Reset.MONTHLY: "2026-11", Reset.DAILY: "2026-11-21"}
+_ZONE_NAME = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
+# The characters of an ISO 8601 date that name a period, and an example.
+_PERIOD_LENGTHS = {Reset.YEARLY: 4, Reset.MONTHLY: 7, Reset.DAILY: 10}
+_PERIOD_EXAMPLES = {Reset.YEARLY: "2026", Reset.MONTHLY: "2026-11", Reset.DAILY: "2026-11-21"}
 _HOUR = 3600
-# No clock was ever set by more than a day (Samoa left one out), so all that happens to a midnight happens this near.
-_HOURS_AROUND = 26
+# The largest offset change ever was one day (Samoa skipped a date), so each date change is this close to midnight UTC.
+_SEARCH_HOURS = 26
 
 
 @lru_cache(maxsize=1024)
-def zone(name: str) -> ZoneInfo:
+def load_zone(name: str) -> ZoneInfo:
     """Returns a time zone of the IANA database.
 
     Raises:
-        InvalidRequest: There is none of that name; the error names ``time_zone``.
+        InvalidRequest: The zone is unknown; the error names ``time_zone``.
     """
     try:
-        # "localtime" is another one on each machine.
-        if _ZONE.fullmatch(name) and name != "localtime":
+        # "localtime" depends on the machine.
+        if _ZONE_NAME.fullmatch(name) and name != "localtime":
             return ZoneInfo(name)
-    except (LookupError, ValueError, OSError):  # a directory of zones is an OSError
+    except (LookupError, ValueError, OSError):  # OSError: the name is a directory, such as "Europe"
         pass
     raise InvalidRequest("time_zone", f'must be one of the IANA time zones, such as "Europe/Vienna"; is {name!r}')
 
 
 def date_at(sequence: Sequence, wall: float) -> str:
-    """Returns the date, such as "2026-11-21", that it is in the sequence's time zone.
+    """Returns the date in the sequence's time zone, such as "2026-11-21".
 
     Args:
         sequence: The sequence.
         wall: Seconds since 1970, as from ``Clock.wall``.
     """
-    return _date(zone(sequence.time_zone), math.floor(wall))
+    return _date(load_zone(sequence.time_zone), math.floor(wall))
 
 
 def period_at(sequence: Sequence, wall: float) -> str:
-    """Returns the period that it is: "2026", "2026-11" or "2026-11-21"; empty where the sequence has no reset.
+    """Returns the period: "2026", "2026-11" or "2026-11-21"; empty if the sequence has no reset.
 
     Args:
         sequence: The sequence.
         wall: Seconds since 1970, as from ``Clock.wall``.
     """
-    return "" if sequence.reset == Reset.NEVER else date_at(sequence, wall)[: _LENGTH[sequence.reset]]
+    return "" if sequence.reset == Reset.NEVER else date_at(sequence, wall)[: _PERIOD_LENGTHS[sequence.reset]]
 
 
 def period_end(sequence: Sequence, wall: float) -> float:
-    """Returns when the period of ``wall`` ends, in seconds since 1970: it is the same one until right before.
+    """Returns the first second of the next period, in seconds since 1970; infinity if there is none.
 
-    Where clocks are set back over midnight, a period ends, the one before it goes on for a while, and it comes again.
+    The next period is the previous one for a while if clocks are set back over midnight.
 
     Args:
         sequence: The sequence.
@@ -65,14 +65,14 @@ def period_end(sequence: Sequence, wall: float) -> float:
     """
     if sequence.reset == Reset.NEVER:
         return math.inf
-    time_zone = zone(sequence.time_zone)
+    time_zone = load_zone(sequence.time_zone)
     period = period_at(sequence, wall)
     first = date.fromisoformat(period + "-01-01"[len(period) - 4 :])
     try:
-        following = _following(first, sequence.reset)
+        following = _next_start(first, sequence.reset)
     except (ValueError, OverflowError):  # the year 10000
         return math.inf
-    changes = _changes(time_zone, first) | _changes(time_zone, following)
+    changes = _possible_date_changes(time_zone, first) | _possible_date_changes(time_zone, following)
     return min(
         (moment for moment in changes if moment > wall and _date(time_zone, moment)[: len(period)] != period),
         default=math.inf,
@@ -80,30 +80,30 @@ def period_end(sequence: Sequence, wall: float) -> float:
 
 
 def check_period(sequence: Sequence, text: str) -> None:
-    """Refuses what is no period of the sequence. Empty is one: the present one.
+    """Validates the name of a period. Empty means the current period.
 
     Raises:
-        InvalidRequest: It is none; the error names ``period``.
+        InvalidRequest: The sequence has no such period; the error names ``period``.
     """
     if not text:
         return
     if sequence.reset == Reset.NEVER:
         raise InvalidRequest("period", "must be empty, since the sequence has no reset")
-    shape = _SHAPE[sequence.reset]
+    example = _PERIOD_EXAMPLES[sequence.reset]
     try:
-        first = date.fromisoformat(text + "-01-01"[len(text) - 4 :]) if len(text) == len(shape) else None
+        first = date.fromisoformat(text + "-01-01"[len(text) - 4 :]) if len(text) == len(example) else None
     except ValueError:
         first = None
-    if first is None or first.isoformat()[: len(shape)] != text:
-        raise InvalidRequest("period", f'must be like "{shape}"; is {text!r}')
+    if first is None or first.isoformat()[: len(example)] != text:
+        raise InvalidRequest("period", f'must be like "{example}"; is {text!r}')
 
 
 def _date(time_zone: ZoneInfo, second: int) -> str:
-    # Whole seconds: a fraction would be rounded, past midnight at worst.
+    # Whole seconds: fromtimestamp() rounds a fraction, possibly past midnight.
     return datetime.fromtimestamp(second, time_zone).date().isoformat()
 
 
-def _following(first: date, reset: Reset) -> date:
+def _next_start(first: date, reset: Reset) -> date:
     if reset == Reset.DAILY:
         return first + timedelta(days=1)
     if reset == Reset.YEARLY:
@@ -111,14 +111,14 @@ def _following(first: date, reset: Reset) -> date:
     return first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
 
 
-def _changes(time_zone: ZoneInfo, day: date) -> set[int]:
-    """Returns every second around the beginning of a day at which the date may become another one."""
+def _possible_date_changes(time_zone: ZoneInfo, day: date) -> set[int]:
+    """Returns the seconds near the start of a day at which the local date may change."""
     midnight = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp())
-    hours = [midnight + hour * _HOUR for hour in range(-_HOURS_AROUND, _HOURS_AROUND + 1)]
+    hours = [midnight + hour * _HOUR for hour in range(-_SEARCH_HOURS, _SEARCH_HOURS + 1)]
     offsets = [_offset(time_zone, hour) for hour in hours]
     changes = {midnight - offset for offset in offsets}
     for hour, before, after in zip(hours, offsets, offsets[1:], strict=False):
-        if before != after:  # the clocks are set somewhere in this hour
+        if before != after:  # find the second at which the offset changes
             low, high = hour, hour + _HOUR
             while high - low > 1:
                 middle = (low + high) // 2

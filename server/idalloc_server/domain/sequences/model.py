@@ -1,4 +1,4 @@
-"""What a sequence is: its name and its settings. What may be set, and changed, is in ``rules``."""
+"""A sequence: its name and settings. ``validation`` has the rules for them."""
 
 import re
 from collections.abc import Mapping
@@ -8,20 +8,20 @@ from types import MappingProxyType
 
 from idalloc_server.domain.errors import InvalidRequest
 
-# CrateDB stores no larger BIGINT: 2^63-1 is refused by the server itself.
+# The largest BIGINT that CrateDB stores: it rejects 2^63-1.
 MAX_ID = 2**63 - 2
-# Far enough for all, and near enough that no difference of a step and a bound overflows.
+# So that no difference of a step and a bound overflows 64 bits.
 MIN_ID = -(2**62)
 MAX_STEP = 2**61
 MAX_NAME_BYTES = 255
-# Stands between a sequence's name and a period in the name of the period's own counter; no name may have it.
+# Separates the sequence's name from the period in the name of a period's row. Not allowed in sequence names.
 PERIOD_MARK = "\x1f"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Kind(IntEnum):
-    """What the values are; the numbers are those of ``idalloc.v1.SequenceKind``."""
+    """Kind of values, numbered as in ``idalloc.v1.SequenceKind``."""
 
     COUNTER = 1
     TIMESTAMP_MS = 2
@@ -29,19 +29,19 @@ class Kind(IntEnum):
 
     @property
     def per_second(self) -> int:
-        """How many values of a timestamp a second has."""
+        """Timestamp values in one second."""
         return {Kind.TIMESTAMP_MS: 1_000, Kind.TIMESTAMP_US: 1_000_000}[self]
 
 
 class Ordering(IntEnum):
-    """In which order ids are handed out; the numbers are those of ``idalloc.v1.Ordering``."""
+    """Order in which ids are issued, numbered as in ``idalloc.v1.Ordering``."""
 
     RISING_PER_NODE = 1
     RISING = 2
 
 
 class Reset(IntEnum):
-    """When the sequence starts over; the numbers are those of ``idalloc.v1.Reset``."""
+    """When the sequence restarts, numbered as in ``idalloc.v1.Reset``."""
 
     NEVER = 1
     YEARLY = 2
@@ -54,19 +54,19 @@ class Sequence:
     """The settings of a sequence.
 
     Attributes:
-        start: The first id that is ever issued.
-        step: The distance from one id to the next, never 0.
-        min_value: No id lies below it.
-        max_value: No id lies above it.
-        kind: What the values are.
-        ordering: In which order ids are handed out.
+        start: The first id.
+        step: The difference between consecutive ids, not 0.
+        min_value: The smallest possible id.
+        max_value: The largest possible id.
+        kind: Counter or timestamps.
+        ordering: Order in which ids are issued.
         min_lease_size: The fewest ids that a node takes from the store at a time.
-        max_lease_size: The most that it takes beyond what is asked for; 0 for the lane's own limit.
-        format: The template of an id's text; empty for decimal digits.
-        reset: When the sequence starts over.
-        time_zone: Where periods begin, and dates in texts are meant.
-        labels: Words of the user's own.
-        description: For people.
+        max_lease_size: The most ids that a node takes beyond those requested; 0 for the allocator's own limit.
+        format: Template of an id's text; empty for decimal digits.
+        reset: When the sequence restarts.
+        time_zone: IANA time zone of periods and of dates in formatted ids.
+        labels: Labels set by the user.
+        description: Description set by the user.
     """
 
     start: int = 1
@@ -85,34 +85,34 @@ class Sequence:
 
     @property
     def before_start(self) -> int:
-        """The counter of a sequence that has issued nothing. It may lie below the bounds."""
+        """The counter's value before the first id is issued. It may be out of bounds."""
         return self.start - self.step
 
     @property
     def bound(self) -> int:
-        """The last value that the counter may reach: it runs towards this one of the two bounds."""
+        """The bound that the counter moves towards: ``max_value``, or ``min_value`` if the step is negative."""
         return self.max_value if self.step > 0 else self.min_value
 
     @property
     def is_rising(self) -> bool:
-        """Whether an allocation gets ids behind those of all that were answered before it, on any node."""
+        """Whether ids rise in the order of the calls, over all nodes."""
         return self.ordering == Ordering.RISING or self.kind != Kind.COUNTER
 
     def is_past(self, value: int, other: int) -> bool:
-        """Whether the counter comes to ``value`` later than to ``other``."""
+        """Whether ``value`` lies beyond ``other`` in the direction of the step."""
         return value > other if self.step > 0 else value < other
 
-    def reaching(self, value: int) -> int:
-        """Returns the first point of the lattice (start + k * step, k >= -1) that is not before ``value``."""
+    def align(self, value: int) -> int:
+        """Rounds up to the lattice: returns the first start + k * step, k >= -1, that is not before ``value``."""
         steps = max(0, -((value - self.before_start) // -self.step))
         return self.before_start + steps * self.step
 
 
 def check_name(name: str, field: str = "sequence") -> None:
-    """Refuses a name that is not 1 to 255 bytes of UTF-8 without control characters.
+    """Validates a sequence's name: 1 to 255 bytes of UTF-8 without control characters.
 
     Raises:
-        InvalidRequest: It is not; the error names ``field``.
+        InvalidRequest: The name is invalid; the error names ``field``.
     """
     size = len(name.encode())
     if not size:
@@ -124,5 +124,5 @@ def check_name(name: str, field: str = "sequence") -> None:
 
 
 def name_of_period(name: str, period: str) -> str:
-    """Returns the name under which the counter of one period of a sequence lies in the store."""
+    """Returns the name of the store's row that holds the counter of a period."""
     return f"{name}{PERIOD_MARK}{period}"

@@ -7,10 +7,10 @@ ANY = "*"
 
 
 class Patterns:
-    """Names of sequences, in which ``*`` stands for any characters, or none; nothing else is special.
+    """Matches names of sequences. ``*`` matches any number of characters; no other character is special.
 
     Args:
-        patterns: The patterns, any of which lets a name match.
+        patterns: A name matches if any of these does.
     """
 
     __slots__ = ("_exact", "_others", "_prefixes", "patterns")
@@ -18,7 +18,7 @@ class Patterns:
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         self.patterns = tuple(patterns)
         self._exact = frozenset(pattern for pattern in self.patterns if ANY not in pattern)
-        # One star at the end is what nearly all have, and what Python matches fastest.
+        # Most patterns end in their only star; str.startswith matches these fastest.
         self._prefixes = tuple(pattern[:-1] for pattern in self.patterns if pattern.find(ANY) == len(pattern) - 1 >= 0)
         self._others = tuple(
             pattern.split(ANY) for pattern in self.patterns if 0 <= pattern.find(ANY) < len(pattern) - 1
@@ -28,8 +28,12 @@ class Patterns:
         return bool(self.patterns)
 
     def match(self, name: str) -> bool:
-        """Tells whether one of them matches the whole name."""
-        return name.startswith(self._prefixes) or name in self._exact or any(_fits(each, name) for each in self._others)
+        """Returns whether a pattern matches the whole name."""
+        return (
+            name.startswith(self._prefixes)
+            or name in self._exact
+            or any(_matches(parts, name) for parts in self._others)
+        )
 
     @property
     def any_name(self) -> bool:
@@ -37,39 +41,39 @@ class Patterns:
         return ANY in self.patterns
 
     def ranges(self, prefix: str) -> Iterator["NameRange"]:
-        """Yields the ranges of names that hold all matching names with a prefix, in their order and disjoint."""
+        """Yields disjoint ranges, in order, that cover all matching names with a prefix."""
         found: dict[str, NameRange] = {}
         for pattern in self.patterns:
-            beginning, star, _ = pattern.partition(ANY)
-            if star and prefix.startswith(beginning):
-                beginning = prefix
-            if beginning.startswith(prefix):
-                is_one = not star and found.get(beginning, NameRange("", True)).is_one
-                found[beginning] = NameRange(beginning, is_one)
+            literal, star, _ = pattern.partition(ANY)
+            if star and prefix.startswith(literal):
+                literal = prefix
+            if literal.startswith(prefix):
+                is_single = not star and found.get(literal, NameRange("", True)).is_single
+                found[literal] = NameRange(literal, is_single)
         last = None
         for each in sorted(found.values()):
-            if last is None or last.is_one or not each.beginning.startswith(last.beginning):
+            if last is None or last.is_single or not each.prefix.startswith(last.prefix):
                 last = each
                 yield each
 
 
 class NameRange(NamedTuple):
-    """The names with one beginning, or the one name that is equal to it."""
+    """All names with a prefix, or the single name that equals it."""
 
-    beginning: str
-    is_one: bool
+    prefix: str
+    is_single: bool
 
     def has(self, name: str) -> bool:
-        """Whether a name is in it."""
-        return name == self.beginning if self.is_one else name.startswith(self.beginning)
+        """Whether the range contains a name."""
+        return name == self.prefix if self.is_single else name.startswith(self.prefix)
 
     def is_before(self, name: str) -> bool:
-        """Whether it has no name behind this one."""
-        return self.beginning <= name and (self.is_one or not name.startswith(self.beginning))
+        """Whether all names of the range are at or before this one."""
+        return self.prefix <= name and (self.is_single or not name.startswith(self.prefix))
 
 
-def _fits(parts: list[str], name: str) -> bool:
-    """Tells whether a name is these parts with anything between them, in the time of one reading."""
+def _matches(parts: list[str], name: str) -> bool:
+    """Returns whether a name consists of the parts with any text between them, in linear time."""
     first, *between, last = parts
     if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
         return False

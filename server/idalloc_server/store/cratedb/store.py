@@ -14,7 +14,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
 from idalloc_server.domain.retention import RecordPosition, Retention
-from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired, retired
+from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_MARK, Sequence
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import LOWEST, ids_left, moved_on
@@ -83,8 +83,8 @@ class CrateStore:
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
-        if is_refused(row.name):
-            refuse_retired(await self.get(RETIREMENT), row.name)
+        if retirement_blocks(row.name):
+            raise_if_retired(await self.get(RETIREMENT), row.name)
         sequence = row.sequence
         rows = await self._http.write(
             self._sql.create,
@@ -135,8 +135,8 @@ class CrateStore:
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """See ``Store.revise``."""
-        if is_refused(name, change):
-            refuse_retired(await self.get(RETIREMENT), name)
+        if retirement_blocks(name, change):
+            raise_if_retired(await self.get(RETIREMENT), name)
         sequence = change.sequence
         no_limit = MAX_ID if sequence.step > 0 else LOWEST
         before = sequence.before_start
@@ -207,9 +207,9 @@ class CrateStore:
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """See ``Store.claim_start``."""
-        refuse_retired(await self.get(RETIREMENT))
+        raise_if_retired(await self.get(RETIREMENT))
         rows = await self._http.write(self._sql.claim, prefix, at_least, holder, _ms(stale_after))
-        refuse_retired(await self._mark_after_write())
+        raise_if_retired(await self._mark_after_write())
         last_start, held_by, seen_at = rows[0]
         return Claim(last_start, held_by, seen_at / 1000)
 
@@ -257,8 +257,8 @@ class CrateStore:
             return row
         found = await self._mark_after_write()
         if found is not None and not found.deleted:
-            await self.revise(row.name, row.revision, retired(row, found))
-        refuse_retired(found, row.name)
+            await self.revise(row.name, row.revision, retiring_revision(row, found))
+        raise_if_retired(found, row.name)
         return row
 
     async def _granted(self, name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PERIOD)) -> Grant | None:
@@ -266,13 +266,13 @@ class CrateStore:
         try:
             grant = _grant_of(name, rows, of)
         except SequenceDeleted:
-            refuse_retired(await self.get(RETIREMENT), name)
+            raise_if_retired(await self.get(RETIREMENT), name)
             raise
         # A period's counter is used only while its sequence is proven.
         if grant is None or PERIOD_MARK in name or self._looked_at.get(name) == grant.generation:
             return grant
         try:
-            refuse_retired(await self.get(RETIREMENT), name)
+            raise_if_retired(await self.get(RETIREMENT), name)
         except StoreUnavailable as error:
             raise _unseen(error) from error
         except (StoreRetired, StoreRefused) as refusal:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.records import Grant, GrantFloor, Revision, Row
-from idalloc_server.domain.retirement import RETIREMENT, is_refused, refuse_retired
+from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Sequence
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import ids_left, moved_on, timestamps
@@ -83,7 +83,7 @@ def give_back(db: sqlite3.Connection, name: str, count: int, version: tuple[int,
 
 def create(db: sqlite3.Connection, row: Row) -> Row:
     """See ``Store.create``."""
-    if is_refused(row.name):
+    if retirement_blocks(row.name):
         check_retired(db, row.name)
     found = _read(db, row.name)
     if found is not None:
@@ -106,7 +106,7 @@ def open_period(db: sqlite3.Connection, name: str, sequence: Sequence, at_least:
 
 def check_retired(db: sqlite3.Connection, name: str = "") -> None:
     """Raises ``StoreRetired`` where the store is retired."""
-    refuse_retired(get(db, RETIREMENT), name)
+    raise_if_retired(get(db, RETIREMENT), name)
 
 
 def get(db: sqlite3.Connection, name: str) -> Row | None:
@@ -128,7 +128,7 @@ def list_rows(db: sqlite3.Connection, prefix: str, after: str, most: int, *, del
 
 def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -> Row | None:
     """See ``Store.revise``."""
-    if is_refused(name, change):
+    if retirement_blocks(name, change):
         check_retired(db, name)
     found = _read(db, name)
     if found is None:

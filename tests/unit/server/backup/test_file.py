@@ -1,4 +1,4 @@
-"""What is read of an exported file, and how a line that cannot be is told."""
+"""Export files: parsing, and the errors of invalid lines."""
 
 import asyncio
 import copy
@@ -11,23 +11,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idalloc_server.backup.export_file import first_line, line_of_row, read
+from idalloc_server.backup.export_file import header_line, read_export, row_line
 from idalloc_server.backup.exporter import export_lines
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.sequences.model import MAX_ID
 from tests.support.fake_store import FakeClock, MemoryStore
 
-HEAD = first_line().encode()
+HEAD = header_line().encode()
 TENS = {"start": "10", "step": "10"}
 DOWN = {"start": "100", "max_value": "100", "step": "-10"}
 YEARLY = {"reset": "YEARLY", "format": "{year}-{value}"}
-# What is no good in one field or another, such as what other writers of JSON make of floats.
-ODD: list[Any] = [
+# Values that are invalid in some field.
+INVALID: list[Any] = [
     None, True, 0, -1, 1.5, float("nan"), float("inf"), 2**63, 10**400, "", "x", "true", "1_000", " 1", "+1",
     "\ud800", "\u0661", "a\x1fb", [], ["x"], {}, {"x": "\ud800"}, {"\ud800": "x"}, "2026", "2026-13", str(-(2**63)),
 ]  # fmt: skip
 JSON = st.recursive(
-    st.sampled_from(ODD) | st.floats() | st.text(st.characters()),
+    st.sampled_from(INVALID) | st.floats() | st.text(st.characters()),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
@@ -42,7 +42,7 @@ def period(**fields: object) -> dict[str, Any]:
 
 
 BILLS = line(YEARLY, sequence="bills", last_value="0")
-SOUND = [
+VALID_LINES = [
     line(),
     line(TENS, last_value="37"),
     line(DOWN, last_value="37", deleted=True),
@@ -58,8 +58,8 @@ SOUND = [
 
 @st.composite
 def lines_with_faults(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Lines that are sound, but for a field or two."""
-    lines = [copy.deepcopy(each) for each in draw(st.lists(st.sampled_from(SOUND), max_size=4))]
+    """Draws valid lines in which one or two fields are replaced."""
+    lines = [copy.deepcopy(each) for each in draw(st.lists(st.sampled_from(VALID_LINES), max_size=4))]
     settings = [each["settings"] for each in lines if "settings" in each]
     for where in draw(st.lists(st.sampled_from(lines + settings), max_size=2)) if lines else []:
         keys = sorted({key for each in (settings if where in settings else lines) for key in each})
@@ -69,14 +69,14 @@ def lines_with_faults(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def problem_of(*contents: object) -> str:
-    """Reads lines of which the last one is at fault, and returns what is told of it."""
-    (problem,) = read([HEAD, *(json.dumps(content).encode() for content in contents)]).problems
+    """Reads lines of which only the last is invalid, and returns its message."""
+    (problem,) = read_export([HEAD, *(json.dumps(content).encode() for content in contents)]).problems
     assert problem.line == 1 + len(contents)
-    return problem.why
+    return problem.message
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         (b"{", "not JSON"),
         (b"[1]", "must be a JSON object"),
@@ -86,17 +86,18 @@ def problem_of(*contents: object) -> str:
         (b'{"sequence": "a", "last_value": ' + b"9" * 5_000 + b"}", "digits"),
     ],
 )
-def test_what_is_no_object_is_named(content: bytes, why: str) -> None:
-    (problem,) = read([HEAD, b"", content]).problems
+def test_a_line_that_is_no_json_object_is_reported(content: bytes, message: str) -> None:
+    """A line that is not a JSON object is reported with its number."""
+    (problem,) = read_export([HEAD, b"", content]).problems
     assert problem.line == 3
-    assert why in problem.why
+    assert message in problem.message
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         (line({"step": "0"}), "step"),
-        (line({"stp": "1"}), "no field 'stp'"),
+        (line({"stp": "1"}), "unknown field 'stp'"),
         (line({"kind": "X"}), "kind"),
         (line({"kind": ["x"]}), "kind"),
         (line({"kind": None}), "kind"),
@@ -122,18 +123,19 @@ def test_what_is_no_object_is_named(content: bytes, why: str) -> None:
         (line(created_at=True), "created_at"),
         (line(changed_at=-1), "changed_at"),
         (line(deleted="true"), "deleted"),
-        (line(deletd=True), "no field 'deletd'"),
+        (line(deletd=True), "unknown field 'deletd'"),
         ({"prefix": 65536, "last_start": "1"}, "prefix"),
         ({"prefix": 1, "last_start": str(2**32)}, "last_start"),
-        ({"prefix": 1, "last_start": "1", "period": "2026"}, "no field 'period'"),
+        ({"prefix": 1, "last_start": "1", "period": "2026"}, "unknown field 'period'"),
     ],
 )
-def test_the_field_of_a_broken_line_is_named(content: dict[str, object], why: str) -> None:
-    assert why in problem_of(line(sequence="sound"), content)
+def test_an_invalid_line_is_reported_with_its_field(content: dict[str, object], message: str) -> None:
+    """An invalid line is reported with its field."""
+    assert message in problem_of(line(sequence="valid"), content)
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "message"),
     [
         ({"period": "2026-11"}, 'like "2026"'),
         ({"period": "20x6"}, 'like "2026"'),
@@ -143,32 +145,36 @@ def test_the_field_of_a_broken_line_is_named(content: dict[str, object], why: st
         ({"sequence": "b"}, "not in the file"),
         ({"last_value": None}, "last_value"),
         ({"generation": str(2**63 - 2)}, "generation"),
-        ({"settings": {}}, "no field 'settings'"),
+        ({"settings": {}}, "unknown field 'settings'"),
     ],
 )
-def test_a_line_of_a_period_must_be_one_of_its_sequence(fields: dict[str, object], why: str) -> None:
-    assert why in problem_of(BILLS, period(**fields))
+def test_an_invalid_period_is_reported(fields: dict[str, object], message: str) -> None:
+    """The line of a period must match its sequence."""
+    assert message in problem_of(BILLS, period(**fields))
 
 
-def test_a_sequence_without_a_reset_has_no_period() -> None:
+def test_a_period_without_a_reset_is_reported() -> None:
+    """A sequence without a reset has no periods."""
     assert "no reset" in problem_of(line(), period(sequence="a"))
 
 
-def test_nothing_is_said_twice() -> None:
+def test_duplicate_lines_are_reported() -> None:
+    """A sequence or period may occur only once."""
     assert "in line 2 already" in problem_of(line(), line())
     assert "in line 3 already" in problem_of(BILLS, period(), period())
 
 
 @pytest.mark.parametrize(
-    ("settings", "last_value", "why"),
+    ("settings", "last_value", "message"),
     [
         ({"start": "1000", "min_value": "1000"}, 2, "at least 999"),
         ({"format": "N{value:03d}"}, -10, "at least 0"),
         ({"start": "100", "max_value": "100", "step": "-1"}, 102, "at most 101"),
     ],
 )
-def test_a_counter_before_the_start_is_refused(settings: dict[str, Any], last_value: int, why: str) -> None:
-    assert why in problem_of(line(settings, last_value=str(last_value)))
+def test_a_counter_before_the_start_is_reported(settings: dict[str, Any], last_value: int, message: str) -> None:
+    """P1: a counter more than one step before the start is rejected."""
+    assert message in problem_of(line(settings, last_value=str(last_value)))
 
 
 @pytest.mark.parametrize(
@@ -179,14 +185,15 @@ def test_a_counter_before_the_start_is_refused(settings: dict[str, Any], last_va
         ({"kind": "TIMESTAMP_MS", "max_value": str(2**53 - 1)}, 2**53),
     ],
 )
-def test_a_time_that_no_clock_showed_is_refused(settings: dict[str, Any], last_value: int) -> None:
+def test_a_timestamp_out_of_range_is_reported(settings: dict[str, Any], last_value: int) -> None:
+    """A timestamp that no clock can have issued is rejected."""
     assert "last_value" in problem_of(line(settings, last_value=str(last_value)))
 
 
 @pytest.mark.parametrize(
     ("settings", "last_value", "counter"),
     [
-        ({}, 41, 41),  # as of the recipe of CrateDB's guide
+        ({}, 41, 41),  # as in CrateDB's guide
         (TENS, 0, 0),
         (TENS, 37, 40),
         (TENS, 40, 40),
@@ -194,52 +201,58 @@ def test_a_time_that_no_clock_showed_is_refused(settings: dict[str, Any], last_v
         (DOWN, 37, 30),
         ({"step": "-1"}, 500, 500),
         ({"max_value": "100"}, 500, 500),  # exhausted
-        (TENS, MAX_ID, MAX_ID),  # no point of the lattice is left that a store could hold
+        (TENS, MAX_ID, MAX_ID),  # no further lattice value fits in the store
         ({"step": "-10", "min_value": str(-(2**62))}, -(2**63) + 1, -(2**63) + 1),
     ],
 )
-def test_a_counter_is_on_the_lattice(settings: dict[str, Any], last_value: int, counter: int) -> None:
+def test_a_counter_is_rounded_up_to_the_lattice(settings: dict[str, Any], last_value: int, counter: int) -> None:
+    """P1: a counter is rounded up to the lattice, and exports to the same line."""
     content = json.dumps(line(settings, last_value=str(last_value))).encode()
-    file = read([HEAD, content])
+    file = read_export([HEAD, content])
     assert file.problems == []
     assert file.items[0].row.last_value == counter
-    # What was written of it is read as the same.
-    assert read([HEAD, line_of_row(file.items[0].row).encode()]).items[0].row == file.items[0].row
+    # An exported line reads back as the same row.
+    assert read_export([HEAD, row_line(file.items[0].row).encode()]).items[0].row == file.items[0].row
 
 
-def test_a_counter_of_a_period_is_on_the_lattice_and_not_before_the_start() -> None:
+def test_a_period_counter_is_rounded_up_to_the_lattice() -> None:
+    """P1: a period's counter is rounded up to the lattice, and to the start."""
     numbers = enumerate((-5, 37, MAX_ID))
     periods = [period(period=str(2020 + at), last_value=str(last_value)) for at, last_value in numbers]
     lines = [BILLS | {"settings": YEARLY | TENS}, *periods]
-    file = read([HEAD, *(json.dumps(each).encode() for each in lines)])
+    file = read_export([HEAD, *(json.dumps(each).encode() for each in lines)])
     assert file.problems == []
     assert [period.last_value for period in file.items[0].periods] == [0, 40, MAX_ID]
 
 
-def test_only_what_was_exported_is_read() -> None:
-    assert read([]).problems
-    assert read([json.dumps({"idalloc_export": 2}).encode()]).problems
+def test_other_files_are_reported() -> None:
+    """An empty file, or one of another version, is rejected."""
+    assert read_export([]).problems
+    assert read_export([json.dumps({"idalloc_export": 2}).encode()]).problems
 
 
 @given(st.lists(st.binary() | JSON.map(lambda content: json.dumps(content).encode()), max_size=3), st.booleans())
 @example([b"[" * 100_000], False)
 @example([b'{"idalloc_export": ' + b"9" * 5_000], False)
-def test_any_bytes_are_read_or_named(lines: list[bytes], with_head: bool) -> None:
-    for problem in read([HEAD, *lines] if with_head else lines).problems:
-        assert problem.why.isprintable()
-        assert len(problem.why) < 1_000
+def test_any_bytes_are_parsed_or_reported(lines: list[bytes], with_head: bool) -> None:
+    """Any bytes are parsed, or reported in a short, printable message."""
+    for problem in read_export([HEAD, *lines] if with_head else lines).problems:
+        assert problem.message.isprintable()
+        assert len(problem.message) < 1_000
 
 
 @given(lines_with_faults())
 @example([line(TENS, last_value="37")])
 @example([BILLS | {"settings": YEARLY | TENS}, period(last_value=str(MAX_ID))])
-def test_what_is_read_is_brought_and_counts_on_its_lattice(contents: Many[object]) -> None:
-    async def bring() -> None:
-        file = read([HEAD, *(json.dumps(content).encode() for content in contents)])
+def test_valid_lines_are_imported_and_stay_on_the_lattice(contents: Many[object]) -> None:
+    """P1: what is parsed can be imported, issues ids on its lattice, and exports again."""
+
+    async def import_and_export() -> None:
+        file = read_export([HEAD, *(json.dumps(content).encode() for content in contents)])
         store = MemoryStore(FakeClock())
-        done = Importer(store, FakeClock())
-        await done.run(file)
-        assert [problem.why for problem in done.problems if "has no last_value" not in problem.why] == []
+        importer = Importer(store, FakeClock())
+        await importer.run(file)
+        assert [problem.message for problem in importer.problems if "has no last_value" not in problem.message] == []
         for name, row in store.rows.items():
             name.encode()
             grant = None if row.deleted else await store.grant(name, 1, 0)
@@ -248,30 +261,30 @@ def test_what_is_read_is_brought_and_counts_on_its_lattice(contents: Many[object
                 assert row.sequence.min_value <= grant.last_value <= row.sequence.max_value
         written = [text.encode() async for text in export_lines(store)]
         again = Importer(MemoryStore(FakeClock()), FakeClock())
-        await again.run(read(written))
-        assert (again.problems, again.created) == ([], done.created)
+        await again.run(read_export(written))
+        assert (again.problems, again.created) == ([], importer.created)
 
-    asyncio.run(bring())
+    asyncio.run(import_and_export())
 
 
 UNSAFE = "a\x1b[2J\x7f\u202eb"
 
 
 def test_unsafe_texts_are_replaced_and_reported() -> None:
-    """Number 4: an import brings the counter, and no control character or bidirectional mark in a description."""
+    """Unsafe characters in descriptions and labels are replaced, and the line is imported."""
     settings = {"description": UNSAFE, "labels": {UNSAFE: UNSAFE, "k": "v"}}
-    found = read([HEAD, json.dumps(line(settings)).encode(), json.dumps(line(sequence="b")).encode()])
+    found = read_export([HEAD, json.dumps(line(settings)).encode(), json.dumps(line(sequence="b")).encode()])
     sequence = found.items[0].row.sequence
     clean = "a\ufffd[2J\ufffd\ufffdb"
     assert (sequence.description, dict(sequence.labels)) == (clean, {clean: clean, "k": "v"})
     assert not found.problems
-    assert [(note.line, note.why.partition(":")[0]) for note in found.notes] == [(2, "description"), (2, "labels")]
+    assert [(note.line, note.message.partition(":")[0]) for note in found.notes] == [(2, "description"), (2, "labels")]
 
 
-def test_names_and_formats_are_imported_as_they_are() -> None:
-    """A move to another store changes no name and no text of an id, also where a new one would be refused."""
+def test_names_and_formats_are_imported_unchanged() -> None:
+    """Names and formats are imported unchanged, even if create would reject them."""
     settings = {"format": "\u200f{value}"}
-    found = read([HEAD, json.dumps(line(settings, sequence="\u200fb")).encode()])
+    found = read_export([HEAD, json.dumps(line(settings, sequence="\u200fb")).encode()])
     [item] = found.items
     assert (item.row.name, item.row.sequence.format) == ("\u200fb", "\u200f{value}")
     assert not found.problems
@@ -279,9 +292,9 @@ def test_names_and_formats_are_imported_as_they_are() -> None:
 
 
 def test_an_exported_line_is_safe_to_print() -> None:
-    """The export of stored text escapes what would change the terminal, and reads back as it was."""
-    row = read([HEAD, json.dumps(line()).encode()]).items[0].row
-    written = line_of_row(row._replace(name="\u202e\x9b", sequence=replace(row.sequence, description=UNSAFE)))
+    """Unsafe characters are escaped in exported lines, and read back unchanged."""
+    row = read_export([HEAD, json.dumps(line()).encode()]).items[0].row
+    written = row_line(row._replace(name="\u202e\x9b", sequence=replace(row.sequence, description=UNSAFE)))
     assert written.isascii()
     assert written.isprintable()
     assert json.loads(written)["settings"]["description"] == UNSAFE

@@ -8,7 +8,7 @@ from copy import copy
 
 import pytest
 
-from idalloc_server.backup.export_file import read
+from idalloc_server.backup.export_file import read_export
 from idalloc_server.backup.exporter import export_lines
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.service import SequenceService
@@ -32,7 +32,7 @@ async def take(node: Allocator, count: int) -> int:
 
 async def by_advance(store: MemoryStore, clock: FakeClock) -> float:
     registry = SequenceService(store, clock, Allocator(store, clock, TERMS), store_timeout=5.0)
-    return (await registry.advance("t", PAST, "", "", registry.author("", b"late"))).effective_at
+    return (await registry.advance("t", PAST, "", "", registry.change_token("", b"late"))).effective_at
 
 
 async def by_import(store: MemoryStore, clock: FakeClock) -> float:
@@ -41,7 +41,7 @@ async def by_import(store: MemoryStore, clock: FakeClock) -> float:
         if "period" in line:
             line["last_value"] = PAST
     bring = Importer(store, clock)
-    await bring.run(read(json.dumps(line).encode() for line in lines))
+    await bring.run(read_export(json.dumps(line).encode() for line in lines))
     assert not bring.problems
     assert bring.effective_at is not None
     return bring.effective_at
@@ -63,7 +63,7 @@ async def test_a_counter_that_another_one_opened_is_opened_again_in_a_newer_gene
     store.next("revise", lost_request())
     earlier = SequenceService(store, clock, other, store_timeout=5.0)
     with pytest.raises(StoreUnavailable):  # it opened the counter, and broke off before the sequence
-        await earlier.advance("t", last + 50, "", "", earlier.author("", b"earlier"))
+        await earlier.advance("t", last + 50, "", "", earlier.change_token("", b"earlier"))
     for count in (10, 10, 10, 3):
         with suppress(StoreUnavailable):
             await take(user, count)
@@ -96,7 +96,7 @@ async def test_equal_counters_imported_end_the_leases_of_a_node(sequence: Sequen
     store.rows.update(restored)
     in_use = range(31, await take(other, counter - 30) + counter - 30)
     bring = Importer(store, clock)
-    await bring.run(read(lines))
+    await bring.run(read_export(lines))
     assert not bring.problems
     assert bring.effective_at is not None
     issued = 0
@@ -130,7 +130,7 @@ async def test_no_tail_goes_back_past_imported_counters(sequence: Sequence, lowe
         line.replace(f'"last_value": "{counter}"'.encode(), f'"last_value": "{imported}"'.encode()) for line in lines
     ]
     bring = Importer(store, clock)
-    await bring.run(read(lines))
+    await bring.run(read_export(lines))
     assert bool(bring.problems) == bool(lower_by)
     await node.close()
     assert bring.effective_at is not None

@@ -1,4 +1,4 @@
-"""What the tests of the registry share: nodes that change sequences and issue from them."""
+"""Nodes that administer sequences and issue ids, for the tests of administration."""
 
 import asyncio
 import itertools
@@ -19,19 +19,19 @@ _requests = itertools.count()
 
 
 class Node:
-    """A node of its own: what it may do to sequences, and what it issues."""
+    """A node with its allocator and its service of sequences."""
 
     def __init__(self, store: MemoryStore, clock: FakeClock) -> None:
         self.allocator = Allocator(store, clock, TERMS)
-        self.registry = SequenceService(store, clock, self.allocator, store_timeout=TERMS.store_timeout)
+        self.service = SequenceService(store, clock, self.allocator, store_timeout=TERMS.store_timeout)
 
     async def warm(self, name: str, clock: FakeClock) -> list[int]:
-        """Takes ids until the node holds some in memory; returns those taken."""
+        """Allocates until the node holds a lease; returns the ids."""
         taken = []
         for _ in range(8):
             taken += ids(await self.allocator.allocate(name, 10))
             clock.advance(0.1)
-            await asyncio.sleep(0.001)  # for a refill that is not waited for
+            await asyncio.sleep(0.001)  # lets a background refill finish
         assert self.allocator.lease_count
         return taken
 
@@ -49,18 +49,18 @@ def other(store: MemoryStore, clock: FakeClock) -> Node:
     return Node(store, clock)
 
 
-async def reached(state: Callable[[], bool]) -> None:
+async def wait_until(state: Callable[[], bool]) -> None:
     for _ in range(100):
         if state():
             return
         await asyncio.sleep(0)
-    raise AssertionError("it does not come to that")
+    raise AssertionError("the state was not reached")
 
 
-def new() -> ChangeToken:
+def new_token() -> ChangeToken:
     return ChangeToken(f"00000000-0000-4000-8000-{next(_requests):012d}", "digest")
 
 
 async def create_monthly(node: Node) -> None:
     given = {"reset": Reset.MONTHLY, "format": "{year}-{month}-{value:06d}"}
-    await node.registry.create("bills", given, new())
+    await node.service.create("bills", given, new_token())

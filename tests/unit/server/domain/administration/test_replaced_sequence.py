@@ -1,4 +1,4 @@
-"""A restored store where a sequence is of another shape: nodes that saw the lost one stop until it is advanced (P3)."""
+"""A sequence that a restored store replaced by another one: nodes stop issuing until it is advanced (P3)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Kind, Reset
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
-from tests.unit.server.domain.administration.conftest import Node, new
+from tests.unit.server.domain.administration.conftest import Node, new_token
 
 DAILY = {"reset": Reset.DAILY, "format": "{year}{month}{day}-{value}"}
 DOWN = {"step": -1, "max_value": 60}
@@ -18,13 +18,13 @@ TIMESTAMPS = {"kind": Kind.TIMESTAMP_MS}
 async def replace(
     store: MemoryStore, clock: FakeClock, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> tuple[Node, Node]:
-    """Returns a node that used the sequence that was lost, and one that made it anew."""
+    """Returns a node that used the lost sequence, and one that created its replacement."""
     old, fresh = Node(store, clock), Node(store, clock)
-    await old.registry.create("s", before, new())
+    await old.service.create("s", before, new_token())
     await old.take("s", 50)
     store.rows.clear()
     clock.advance(400.0)
-    await fresh.registry.create("s", after, new())
+    await fresh.service.create("s", after, new_token())
     return old, fresh
 
 
@@ -35,25 +35,25 @@ SHAPES = [({}, DAILY), (DAILY, {}), ({}, DOWN), (DOWN, {}), ({}, TIMESTAMPS), (T
 async def test_a_replaced_sequence_stops_until_it_is_advanced(
     store: MemoryStore, clock: FakeClock, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> None:
-    """P3: a node issues nothing of a sequence of another shape, until an operator has advanced it."""
+    """P3: a node issues nothing from a sequence of another shape until an operator advances it."""
     old, fresh = await replace(store, clock, before, after)
     for _ in range(3):
         with pytest.raises(StoreWentBackwards, match=r"of another sequence \(.*advanced past"):
             await old.take("s")
         clock.advance(1.0)
-    await fresh.registry.advance("s", 55, "", "", new())
+    await fresh.service.advance("s", 55, "", "", new_token())
     clock.advance(1.0)
     first = (await old.take("s"))[0]
     assert first > 55 if after != DOWN else first < 55
     assert await old.take("s", 5)
 
 
-async def test_a_replaced_sequence_is_never_made_anew(store: MemoryStore, clock: FakeClock) -> None:
-    """P3: a node that let a replaced sequence go on still knows its name, also before it has written it."""
+async def test_a_replaced_sequence_is_never_auto_created(store: MemoryStore, clock: FakeClock) -> None:
+    """P3: a node that resumed a replaced sequence does not create it again if it is lost."""
     old, fresh = await replace(store, clock, {}, DOWN)
     with pytest.raises(StoreWentBackwards):
         await old.take("s")
-    await fresh.registry.advance("s", 55, "", "", new())
+    await fresh.service.advance("s", 55, "", "", new_token())
     clock.advance(1.0)
     store.next("grant", unreachable())
     with pytest.raises(StoreUnavailable):
@@ -64,31 +64,31 @@ async def test_a_replaced_sequence_is_never_made_anew(store: MemoryStore, clock:
 
 
 async def test_a_replaced_reset_has_its_own_periods(store: MemoryStore, clock: FakeClock) -> None:
-    """P1: a daily sequence that a monthly one replaced goes on in the counter of the month."""
+    """P1: a monthly sequence that replaced a daily one uses the counter of the month."""
     old, fresh = await replace(store, clock, DAILY, {"reset": Reset.MONTHLY, "format": "{year}{month}-{value}"})
     with pytest.raises(StoreWentBackwards, match="reset MONTHLY instead of DAILY"):
         await old.take("s")
-    await fresh.registry.advance("s", 55, "", "", new())
+    await fresh.service.advance("s", 55, "", "", new_token())
     clock.advance(1.0)
     taken = await old.allocator.allocate("s", 1)
     assert (taken.period, taken.first_id) == ("2023-11", 56)
 
 
-async def test_a_reset_whose_steps_differ_goes_on_once_advanced(store: MemoryStore, clock: FakeClock) -> None:
-    """P3: the counters of periods follow their sequence, for which an operator has decided."""
+async def test_a_reset_with_another_step_resumes_after_an_advance(store: MemoryStore, clock: FakeClock) -> None:
+    """P3: an advance of a sequence also resumes its periods."""
     old, fresh = await replace(store, clock, DAILY, {**DAILY, **DOWN})
     with pytest.raises(StoreWentBackwards):
         await old.take("s")
-    await fresh.registry.advance("s", 55, "", "", new())
+    await fresh.service.advance("s", 55, "", "", new_token())
     clock.advance(1.0)
     assert await old.take("s") == [54]
 
 
 async def test_a_lost_change_of_step_does_not_block_a_reset(node: Node, store: MemoryStore, clock: FakeClock) -> None:
-    """P3: the counter of a sequence with a reset is of no use itself, so it stops nobody."""
-    await node.registry.create("s", DAILY, new())
+    """P3: the unused counter of a sequence with a reset does not stop a node."""
+    await node.service.create("s", DAILY, new_token())
     lost = {name: vars(row).copy() for name, row in store.rows.items()}
-    await node.registry.update("s", {"step": 5}, "", new())
+    await node.service.update("s", {"step": 5}, "", new_token())
     await node.take("s")
     for name, columns in lost.items():
         vars(store.rows[name]).update(columns)
@@ -96,14 +96,16 @@ async def test_a_lost_change_of_step_does_not_block_a_reset(node: Node, store: M
     with pytest.raises(StoreWentBackwards):
         await node.take("s")
     clock.advance(1.0)
-    await node.registry.advance("s", 600, "", "", new())
+    await node.service.advance("s", 600, "", "", new_token())
     clock.advance(1.0)
     assert await node.take("s") == [601]
 
 
-async def test_a_clock_set_back_forgets_no_later_period(node: Node, store: MemoryStore, clock: FakeClock) -> None:
-    """P3: a period that a clock set back left comes again, and what was seen of it still counts."""
-    await node.registry.create("s", DAILY, new())
+async def test_setting_the_clock_back_keeps_marks_of_later_periods(
+    node: Node, store: MemoryStore, clock: FakeClock
+) -> None:
+    """P3: high-water marks of a period survive a clock that is set back."""
+    await node.service.create("s", DAILY, new_token())
     lost = {name: vars(row).copy() for name, row in store.rows.items()}
     await node.take("s", 50)
     clock.wall_seconds -= 86_400.0
@@ -116,12 +118,12 @@ async def test_a_clock_set_back_forgets_no_later_period(node: Node, store: Memor
         await node.take("s")
 
 
-async def test_ids_of_a_sequence_that_lost_its_reset_are_counted(store: MemoryStore, clock: FakeClock) -> None:
-    """P9: where a sequence without a reset replaced one with it, an idle node gives back or counts what it holds."""
+async def test_ids_of_a_replaced_reset_are_counted_as_burned(store: MemoryStore, clock: FakeClock) -> None:
+    """P9: an idle node returns or counts what it holds of a sequence that lost its reset."""
     old, fresh = await replace(store, clock, DAILY, {})
     with pytest.raises(StoreWentBackwards):
         await old.take("s")
-    await fresh.registry.advance("s", 55, "", "", new())
+    await fresh.service.advance("s", 55, "", "", new_token())
     clock.advance(1.0)
     before = store.rows["s"].last_value or 0
     issued = 0

@@ -11,7 +11,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import ServerDraining
-from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator
+from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import make, right_after_serving
@@ -31,7 +31,7 @@ async def leave(task: "asyncio.Task[object]") -> None:
 async def test_a_change_that_began_is_made(store: MemoryStore, clock: FakeClock) -> None:
     registry = SequenceService(store, clock, Allocator(store, clock, TERMS), store_timeout=5.0)
     gate = store.hold("create")
-    await leave(asyncio.create_task(registry.create("orders", {}, registry.author("", b"1"))))
+    await leave(asyncio.create_task(registry.create("orders", {}, registry.change_token("", b"1"))))
     closing = asyncio.create_task(registry.close())
     await asyncio.sleep(0.01)
     assert not closing.done()

@@ -1,4 +1,4 @@
-"""Document ids: MySQL's arithmetic to the bit (against recordings of a real one), settings, and overflows."""
+"""Document ids: MySQL's arithmetic (compared with recordings), settings, and overflows of the serial."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ from tests.support.mysql import recordings
 
 NOW = 1_700_000_000
 
-# Serials where something happens: at the start, where an offset may lie ahead, anywhere, and at the end.
+# Serials at the start, where an offset may lie ahead, anywhere, and before the overflow.
 SERIALS = st.one_of(
     st.integers(0, 200_000),
     st.integers(0, MAX_SERIAL),
@@ -40,19 +40,19 @@ RUNS = st.builds(
 )
 
 
-def epoch_of(store: MemoryStore) -> StartTimestamps:
+def start_timestamps_of(store: MemoryStore) -> StartTimestamps:
     return StartTimestamps(store, FakeClock(wall=NOW), prefix=0, holder="me", max_clock_skew=1e12)
 
 
 async def started(store: MemoryStore) -> DocIdGenerator:
-    """A process that has just started."""
-    start_timestamps = epoch_of(store)
+    """Returns the generator of a process that has just started."""
+    start_timestamps = start_timestamps_of(store)
     return DocIdGenerator(start_timestamps, await start_timestamps.start())
 
 
 def running(store: MemoryStore, serial: int, timestamp: int = NOW) -> DocIdGenerator:
-    """A process that has issued ``serial``; it is written into its memory, as it was for the recordings."""
-    doc_ids = DocIdGenerator(epoch_of(store), StartTimestamp(0, timestamp))
+    """Returns a generator that has issued ``serial``, set directly as for the recordings."""
+    doc_ids = DocIdGenerator(start_timestamps_of(store), StartTimestamp(0, timestamp))
     doc_ids._serial = serial
     return doc_ids
 
@@ -66,8 +66,8 @@ def serials(runs: list[DocIdRun] | None) -> list[int]:
     return [int(text[12:], 16) for text in texts(runs)]
 
 
-def one_by_one(timestamp: int, serial: int, offset: int, increment: int, count: int) -> list[tuple[int, int]]:
-    """What MySQL's generator does, an id at a time."""
+def generate_one_by_one(timestamp: int, serial: int, offset: int, increment: int, count: int) -> list[tuple[int, int]]:
+    """Returns what MySQL's generator does, one id at a time."""
     ids = []
     for _ in range(count):
         following = next_serial(serial, offset, increment)
@@ -80,17 +80,19 @@ def one_by_one(timestamp: int, serial: int, offset: int, increment: int, count: 
 
 
 class TestArithmetic:
-    def test_every_recorded_transition(self) -> None:
+    def test_every_recorded_transition_is_reproduced(self) -> None:
+        """Each transition recorded from MySQL is reproduced, one id at a time."""
         seen = 0
         for recorded in recordings.transitions():
             timestamp, serial = recorded.timestamp_before, recorded.serial_before
             for text in recorded.ids:
-                ((timestamp, serial),) = one_by_one(timestamp, serial, recorded.offset, recorded.increment, 1)
+                ((timestamp, serial),) = generate_one_by_one(timestamp, serial, recorded.offset, recorded.increment, 1)
                 assert f"{timestamp:08x}{serial:016x}" == text[4:], recorded
                 seen += 1
         assert seen == 1319
 
-    async def test_every_recorded_batch_comes_out_of_runs(self) -> None:
+    async def test_every_recorded_batch_is_reproduced_by_runs(self) -> None:
+        """Each batch recorded from MySQL is reproduced by at most three runs, also over overflows."""
         overflows = 0
         for recorded in recordings.transitions():
             store = MemoryStore()
@@ -99,7 +101,7 @@ class TestArithmetic:
             assert [text[4:] for text in texts(runs)] == [text[4:] for text in recorded.ids], recorded
             assert len(runs) <= 3
             overflows += len(store.calls)
-        assert overflows >= 13  # as many as were recorded
+        assert overflows >= 13  # the number recorded
 
     @pytest.mark.parametrize(
         ("offset", "increment", "expected"),
@@ -107,42 +109,48 @@ class TestArithmetic:
             (5, 1, [1, 2, 3]),  # the offset is ignored
             (0, 0, [1, 2, 3]),
             (3, 10, [3, 13, 23]),
-            (10, 3, [3, 6, 9, 10, 13]),  # an underflow, which ends
-            (16, 8, [8, 16, 24]),  # with a power of two it changes nothing
+            (10, 3, [3, 6, 9, 10, 13]),  # underflow until the offset
+            (16, 8, [8, 16, 24]),  # underflow without effect: a power of two
         ],
     )
-    def test_from_the_start(self, offset: int, increment: int, expected: list[int]) -> None:
-        found = one_by_one(NOW, 0, offset, increment, len(expected))
+    def test_first_serials_of_a_new_process(self, offset: int, increment: int, expected: list[int]) -> None:
+        """A new process issues MySQL's first serials for any offset and increment."""
+        found = generate_one_by_one(NOW, 0, offset, increment, len(expected))
         assert [serial for _, serial in found] == expected
 
     @given(SERIALS, STEPS, STEPS, st.one_of(st.integers(1, 5), st.integers(1, 400)))
-    def test_runs_equal_one_by_one(self, serial: int, offset: int, increment: int, count: int) -> None:
+    def test_runs_equal_ids_one_by_one(self, serial: int, offset: int, increment: int, count: int) -> None:
+        """The closed form gives the ids of MySQL's algorithm."""
+
         async def generated() -> list[DocIdRun]:
             doc_ids = running(MemoryStore(), serial)
             doc_ids.offset, doc_ids.increment = offset, increment
             return await doc_ids.generate(count)
 
         runs = asyncio.run(generated())
-        expected = one_by_one(NOW, serial, offset, increment, count)
+        expected = generate_one_by_one(NOW, serial, offset, increment, count)
         assert texts(runs) == [f"0000{timestamp:08x}{serial:016x}" for timestamp, serial in expected]
         assert len(runs) <= 3
         assert sum(run.id_count for run in runs) == count
 
-    def test_a_million_of_any_step_are_two_runs(self) -> None:
+    def test_a_million_ids_are_two_runs(self) -> None:
+        """A batch has few runs, however large it is."""
         runs = running(MemoryStore(), 0).take(1_000_000, offset=10, increment=3)
         assert runs == [DocIdRun(0, NOW, 3, 3, 3), DocIdRun(0, NOW, 10, 3, 999_997)]
 
     @pytest.mark.parametrize(
         ("offset", "increment", "first"), [(16, 8, 8), (65_535, 1, 1), (7, 10, 7), (65_535, 256, 255)]
     )
-    def test_even_steps_are_one_run(self, offset: int, increment: int, first: int) -> None:
+    def test_a_constant_step_is_one_run(self, offset: int, increment: int, first: int) -> None:
+        """A batch with a constant step is one run."""
         runs = running(MemoryStore(), 0).take(1_000_000, offset, increment)
         assert runs == [DocIdRun(0, NOW, first, increment, 1_000_000)]
 
 
 class TestTexts:
     @given(RUNS)
-    def test_equal_formatting_one_by_one(self, run: DocIdRun) -> None:
+    def test_equal_formatting_each_id(self, run: DocIdRun) -> None:
+        """The table-driven texts equal those of printf."""
         expected = [
             "%04x%08x%016x" % (run.prefix, run.timestamp, run.first + i * run.step)  # noqa: UP031
             for i in range(run.id_count)
@@ -150,19 +158,22 @@ class TestTexts:
         assert run.texts() == expected
         assert run.first_doc_id == expected[0]
 
-    def test_look_like_the_one_in_the_documentation(self) -> None:
+    def test_match_the_example_of_mysql(self) -> None:
+        """The example of MySQL's documentation is reproduced."""
         assert DocIdRun(0, 0x6075F681, 6, 1, 1).texts() == ["00006075f6810000000000000006"]
 
 
 class TestSettings:
-    async def test_the_serial_is_shared_by_all_callers_whatever_they_ask_for(self) -> None:
+    async def test_all_callers_share_the_serial(self) -> None:
+        """All callers share one serial, whatever their offset and increment, as in MySQL."""
         doc_ids = await started(MemoryStore())
         assert serials(doc_ids.take(11))[-1] == 0x0B
         assert serials(doc_ids.take(2, increment=256)) == [0x101, 0x201]
         assert serials(doc_ids.take(2, offset=128, increment=256)) == [0x280, 0x380]
-        assert serials(doc_ids.take(1)) == [0x381]  # all as recorded
+        assert serials(doc_ids.take(1)) == [0x381]  # as recorded from MySQL
 
-    async def test_zero_is_the_node_s_setting_which_may_change(self) -> None:
+    async def test_zero_means_the_nodes_setting(self) -> None:
+        """An offset or increment of 0 is the node's, which may change."""
         doc_ids = await started(MemoryStore())
         doc_ids.offset, doc_ids.increment = 3, 10
         assert serials(doc_ids.take(2)) == [3, 13]
@@ -183,16 +194,18 @@ class TestSettings:
             (2**40 + 1, 0, 0, "id_count"),
         ],
     )
-    async def test_what_is_out_of_range_takes_nothing(
+    async def test_an_argument_out_of_range_issues_nothing(
         self, count: int, offset: int, increment: int, field: str
     ) -> None:
+        """An argument out of range names its field and issues nothing."""
         doc_ids = await started(MemoryStore())
         with pytest.raises(InvalidRequest) as refusal:
             doc_ids.take(count, offset, increment)
         assert refusal.value.field == field
         assert serials(doc_ids.take(1, 65_535, 65_535)) == [65_535]
 
-    async def test_a_new_prefix_gets_a_start_timestamp_of_its_own_and_the_serial_goes_on(self) -> None:
+    async def test_a_new_prefix_gets_its_own_start_timestamp(self) -> None:
+        """P6: a new prefix gets its own start timestamp, and the serial continues."""
         store = MemoryStore()
         doc_ids = await started(store)
         before = texts(await doc_ids.generate(3))
@@ -208,14 +221,16 @@ class TestSettings:
 
 
 class TestOverflow:
-    async def test_needs_a_claim_first_and_takes_nothing_before(self) -> None:
+    async def test_take_issues_nothing_before_the_claim(self) -> None:
+        """P6: a call that overflows issues nothing before the next start timestamp is claimed."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL - 2)
         assert doc_ids.take(3) is None
         assert store.calls == []
         assert serials(doc_ids.take(2)) == [MAX_SERIAL - 1, MAX_SERIAL]
 
-    async def test_claims_a_later_timestamp_and_restarts_at_the_caller_s_offset(self) -> None:
+    async def test_claims_a_timestamp_and_restarts_at_the_offset(self) -> None:
+        """After an overflow ids continue under a later timestamp, at the caller's offset."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL - 1)
         runs = await doc_ids.generate(3, offset=7, increment=1)
@@ -228,19 +243,21 @@ class TestOverflow:
         assert claim.arguments[:3] == (0, NOW + 1, "me")
         assert doc_ids.start_timestamp == NOW + 1
 
-    async def test_takes_whatever_later_timestamp_the_store_gives(self) -> None:
+    async def test_uses_the_timestamp_of_the_store(self) -> None:
+        """P6: after an overflow the store may return any later timestamp."""
         store = MemoryStore()
-        store.prefixes[0].last_start = NOW + 100  # another process started, or overflowed, since
+        store.prefixes[0].last_start = NOW + 100  # claimed by another process
         doc_ids = running(store, MAX_SERIAL)
         assert texts(await doc_ids.generate(1)) == [f"0000{NOW + 101:08x}{1:016x}"]
 
     async def test_a_thousand_callers_share_one_claim(self) -> None:
+        """A thousand callers that overflow share one claim, and their ids rise."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL - 5)
         gate = store.hold("claim_start")
         callers = [asyncio.create_task(doc_ids.generate(10)) for _ in range(1000)]
         await asyncio.sleep(0.01)
-        assert doc_ids.take(1) is None  # it would overtake them
+        assert doc_ids.take(1) is None  # must not overtake the waiting callers
         gate.set()
         answers = [texts(await caller) for caller in callers]
         assert len(store.calls_of("claim_start")) == 1
@@ -248,7 +265,8 @@ class TestOverflow:
         assert len(ids) == 10_000
         assert ids == sorted(set(ids))
 
-    async def test_a_cancelled_caller_takes_nothing_and_does_not_cancel_the_claim(self) -> None:
+    async def test_a_cancelled_caller_does_not_cancel_the_claim(self) -> None:
+        """A cancelled caller gets no ids and does not cancel the claim of others."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL)
         gate = store.hold("claim_start")
@@ -262,7 +280,8 @@ class TestOverflow:
         assert texts(await second) == [f"0000{NOW + 1:08x}{1:016x}"]
         assert len(store.calls_of("claim_start")) == 1
 
-    async def test_a_claim_that_nobody_waits_for_any_more_is_used_by_the_next(self) -> None:
+    async def test_a_claim_without_callers_serves_the_next_call(self) -> None:
+        """A claim whose callers are gone serves the next call."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL)
         gate = store.hold("claim_start")
@@ -272,7 +291,8 @@ class TestOverflow:
         await asyncio.sleep(0.01)
         assert texts(doc_ids.take(1)) == [f"0000{NOW + 1:08x}{1:016x}"]
 
-    async def test_a_failed_claim_fails_those_who_wait_and_the_next_call_tries_again(self) -> None:
+    async def test_a_failed_claim_fails_its_callers_and_is_retried(self) -> None:
+        """A failed claim fails its callers; the next call claims again."""
         store = MemoryStore()
         store.next("claim_start", unreachable(), rejected(), lost_reply())
         doc_ids = running(store, MAX_SERIAL)
@@ -283,10 +303,11 @@ class TestOverflow:
             await doc_ids.generate(1)
         with pytest.raises(StoreOutcomeUnknown):
             await doc_ids.generate(1)
-        # The claim without an answer was made: its timestamp is burned.
+        # The claim without a reply was applied: its timestamp is burned.
         assert texts(await doc_ids.generate(1)) == [f"0000{NOW + 2:08x}{1:016x}"]
 
-    async def test_the_last_timestamp_is_used_up_and_then_refused(self) -> None:
+    async def test_the_last_timestamp_can_be_used_up(self) -> None:
+        """P6: after the last timestamp that fits in an id, calls fail."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL - 2, timestamp=2**32 - 1)
         with pytest.raises(DocIdTimestampRefused, match="prefix 0 has no start timestamp"):
@@ -296,13 +317,15 @@ class TestOverflow:
             await doc_ids.generate(1)
         assert store.calls == []
 
-    async def test_a_timestamp_from_the_store_that_does_not_fit_is_refused(self) -> None:
+    async def test_a_timestamp_that_does_not_fit_is_rejected(self) -> None:
+        """P6: a timestamp of 2^32 or more from the store is never used."""
         store = MemoryStore()
         store.prefixes[0].last_start = 2**32 - 1
         with pytest.raises(DocIdTimestampRefused):
             await running(store, MAX_SERIAL).generate(1)
 
-    async def test_close_ends_the_claim(self) -> None:
+    async def test_close_cancels_the_claim(self) -> None:
+        """close cancels the claim in progress and fails its callers."""
         store = MemoryStore()
         store.hold("claim_start")
         doc_ids = running(store, MAX_SERIAL)
@@ -329,7 +352,11 @@ class TestOverflow:
             max_size=30,
         )
     )
-    def test_ids_rise_whatever_happens(self, calls: list[tuple[int, int, int, Fault | None, bool]]) -> None:
+    def test_ids_rise_through_overflows_and_failures(
+        self, calls: list[tuple[int, int, int, Fault | None, bool]]
+    ) -> None:
+        """P6: ids rise within a process through overflows and failures of the store."""
+
         async def all_ids() -> list[str]:
             store = MemoryStore()
             doc_ids = running(store, MAX_SERIAL - 1_000_000)

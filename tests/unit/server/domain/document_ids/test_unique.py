@@ -1,4 +1,4 @@
-"""Document ids are issued once: whatever forks (P8), restarts, the clock and other nodes of the prefix do (P6)."""
+"""Document ids are unique across forks (P8), restarts, clock changes and nodes with the same prefix (P6)."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ NOW = 1_700_000_000
 
 
 async def started(store: Store, clock: float = NOW, prefix: int = 0, holder: str = "me") -> DocIdGenerator:
-    """A process that has just started."""
+    """Returns the generator of a process that has just started."""
     start_timestamps = StartTimestamps(store, FakeClock(wall=clock), prefix=prefix, holder=holder, max_clock_skew=1e12)
     return DocIdGenerator(start_timestamps, await start_timestamps.start())
 
@@ -33,6 +33,7 @@ def texts(runs: list[DocIdRun] | None) -> list[str]:
 
 class TestFork:
     def test_a_child_issues_nothing(self) -> None:
+        """P8: the child of os.fork issues no ids, even if it reuses the process id."""
         script = """
 import os
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
@@ -44,10 +45,10 @@ starts = StartTimestamps(MemoryStore(), FakeClock(), prefix=0, holder="me", max_
 doc_ids = DocIdGenerator(starts, StartTimestamp(0, 1))
 assert doc_ids.take(1)
 parent = os.getpid()
-for pid_comes_back in (False, True):
+for pid_is_reused in (False, True):
     child = os.fork()
     if not child:
-        if pid_comes_back:
+        if pid_is_reused:
             os.getpid = lambda: parent
         try:
             doc_ids.take(1)
@@ -60,7 +61,8 @@ print(doc_ids.take(1)[0].first)
         answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
         assert answer.stdout.split() == ["7", "7", "2"], answer.stderr
 
-    async def test_nor_does_one_that_python_did_not_make(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_fork_unseen_by_python_issues_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """P8: a fork that Python does not notice issues no ids."""
         doc_ids = await started(MemoryStore())
         assert doc_ids.take(1)
         child = os.getpid() + 1
@@ -71,22 +73,24 @@ print(doc_ids.take(1)[0].first)
             await doc_ids.generate(1)
 
 
-class TestWhatMysqlGetsWrong:
+class TestMysqlDuplicates:
     @pytest.mark.parametrize("recorded", recordings.restarts(), ids=lambda recorded: recorded.case)
-    async def test_a_restart_by_the_same_clock(self, recorded: recordings.Restart, tmp_path: Path) -> None:
-        drawn_by_mysql = [text for _, drawn in recorded.boots for text in drawn]
-        assert len(set(drawn_by_mysql)) < len(drawn_by_mysql)
+    async def test_a_restart_within_a_second_repeats_no_id(self, recorded: recordings.Restart, tmp_path: Path) -> None:
+        """P6: restarts for which MySQL was recorded to repeat ids repeat none."""
+        issued_by_mysql = [text for _, issued in recorded.boots for text in issued]
+        assert len(set(issued_by_mysql)) < len(issued_by_mysql)
         ids: list[str] = []
-        for clock, drawn in recorded.boots:
+        for clock, issued in recorded.boots:
             store = SqliteStore(tmp_path / "ids.db", FakeClock(wall=clock))
             await store.open()
             doc_ids = await started(store, clock)
-            ids += texts(doc_ids.take(len(drawn)))
-            await store.close()  # the connection alone; nothing is released, as if killed
-        assert ids[0] == drawn_by_mysql[0]
+            ids += texts(doc_ids.take(len(issued)))
+            await store.close()  # as after a kill: the prefix is not released
+        assert ids[0] == issued_by_mysql[0]
         assert ids == sorted(set(ids))
 
-    async def test_a_clock_set_back_by_an_hour(self, tmp_path: Path) -> None:
+    async def test_a_clock_set_back_repeats_no_id(self, tmp_path: Path) -> None:
+        """P6: ids rise over restarts while the clock is set back."""
         ids: list[str] = []
         for clock in (NOW, NOW - 3600, NOW - 7200, NOW + 10):
             store = SqliteStore(tmp_path / "ids.db", FakeClock(wall=clock))
@@ -96,7 +100,8 @@ class TestWhatMysqlGetsWrong:
         assert ids == sorted(set(ids))
         assert ids[-1].startswith(f"0000{NOW + 10:08x}")
 
-    async def test_two_processes_with_one_prefix_started_in_one_second(self, tmp_path: Path) -> None:
+    async def test_concurrent_starts_on_one_prefix_share_no_id(self, tmp_path: Path) -> None:
+        """P6: eight processes that start in the same second with one prefix share no id."""
         stores = [SqliteStore(tmp_path / "ids.db", FakeClock(wall=NOW)) for _ in range(8)]
         for store in stores:
             await store.open()
@@ -106,11 +111,12 @@ class TestWhatMysqlGetsWrong:
         for store in stores:
             await store.close()
 
-    async def test_a_process_that_moves_to_the_prefix_of_another(self) -> None:
+    async def test_switching_to_a_used_prefix_repeats_no_id(self) -> None:
+        """P6: a process that switches to another process's prefix repeats none of its ids."""
         store = MemoryStore()
         one = await started(store, prefix=1, holder="one")
         two = await started(store, prefix=2, holder="two")
-        assert one.start_timestamp == two.start_timestamp  # as MySQL's would be
+        assert one.start_timestamp == two.start_timestamp  # as in MySQL
         ids = texts(one.take(10))
         await two.change(prefix=1)
         ids += texts(two.take(10))

@@ -1,4 +1,4 @@
-"""What the tests of request ids share: nodes of one store."""
+"""Nodes that share a store, for the tests of request ids."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.errors import Refusal
-from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator
+from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 
@@ -21,7 +21,7 @@ LEASE_TTL = 180.0
 
 
 class Node:
-    """One process: all that it has in memory."""
+    """A process with its allocators."""
 
     def __init__(self, store: MemoryStore, clock: FakeClock, name: str = "a", store_timeout: float = 3.0) -> None:
         self.allocator = Allocator(store, clock, AllocationConfig(LEASE_TTL, store_timeout, auto_create_sequences=True))
@@ -54,22 +54,22 @@ def other_node(store: MemoryStore, clock: FakeClock) -> Node:
 
 
 def settings_changed(store: MemoryStore, sequence: Sequence | None = None) -> None:
-    """What any change of a sequence does to its row."""
+    """Changes the row as an update of the sequence does."""
     row = store.rows["orders"]
     row.generation += 1
     row.sequence = sequence or row.sequence
 
 
-async def until(what: Callable[[], object]) -> None:
+async def until(state: Callable[[], object]) -> None:
     for turn in range(5_000):
-        if what():
+        if state():
             return
         await asyncio.sleep(0.001 if turn > 4_000 else 0)
-    raise AssertionError("it never came to that")
+    raise AssertionError("the state was not reached")
 
 
 async def warm(node: Node) -> None:
-    """Uses the sequence until the node has ids ahead, and so does not ask the store for the next ones."""
+    """Allocates until the node holds a lease, so that the next ids need no store call."""
     for _ in range(5):
         await node.allocator.allocate("orders", 100)
     assert node.allocator.take("orders", 1)

@@ -1,4 +1,4 @@
-"""How answers are written down: to the end, many at once (P7)."""
+"""Recording of answers: it survives cancelled callers, and many answers share a statement (P7)."""
 
 import asyncio
 
@@ -6,13 +6,14 @@ import pytest
 
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnreachable
-from idalloc_server.domain.idempotency.request_ids import MOST_ROWS
+from idalloc_server.domain.idempotency.answer_log import MAX_BATCH_ROWS
 from tests.support.fake_store import Fault, MemoryStore, unreachable
 from tests.unit.server.domain.idempotency.conftest import ONE, OTHER, Node, until
 
 
 class TestCancelled:
-    async def test_before_ids_were_taken_it_takes_none(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_call_cancelled_before_it_has_ids_takes_none(self, node: Node, store: MemoryStore) -> None:
+        """P9: a call that is cancelled before it has ids takes none, and records nothing."""
         gate = store.hold("grant")
         call = asyncio.create_task(node.take(5))
         await until(lambda: store.calls_of("grant"))
@@ -23,7 +24,8 @@ class TestCancelled:
         assert (await node.take(3, OTHER)).first_id <= 6
         assert ONE not in store.allocations
 
-    async def test_after_that_a_retry_gets_them(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_call_cancelled_later_leaves_its_ids_to_a_retry(self, node: Node, store: MemoryStore) -> None:
+        """P7: the answer of a cancelled call is recorded, and its retry gets the ids."""
         gate = store.hold("record")
         call = asyncio.create_task(node.take(5))
         await until(lambda: store.calls_of("record"))
@@ -35,7 +37,8 @@ class TestCancelled:
         assert node.burned == {BurnCause.CANCELLED: 5}
         assert (await node.take(5)).first_id == 1
 
-    async def test_a_retry_may_come_before_the_answer_was_written_down(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_retry_before_the_record_gets_the_same_ids(self, node: Node, store: MemoryStore) -> None:
+        """P7: a retry that arrives before the answer is recorded gets the same ids."""
         gate = store.hold("record")
         call = asyncio.create_task(node.take(5))
         await until(lambda: store.calls_of("record"))
@@ -47,7 +50,8 @@ class TestCancelled:
         assert (await retry).first_id == 1
         assert not node.burned
 
-    async def test_it_does_not_take_the_answer_from_another_caller(self, node: Node, store: MemoryStore) -> None:
+    async def test_one_cancelled_caller_does_not_affect_others(self, node: Node, store: MemoryStore) -> None:
+        """P7: other callers of the same request get the answer."""
         gate = store.hold("grant")
         calls = [asyncio.create_task(node.take(5)) for _ in range(3)]
         await until(lambda: store.calls_of("grant"))
@@ -57,7 +61,8 @@ class TestCancelled:
         assert [(await call).first_id for call in calls[1:]] == [1, 1]
         assert len(store.calls_of("record")) == 1
 
-    async def test_at_the_very_moment_of_the_answer_it_is_counted(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_call_cancelled_with_its_answer_is_counted(self, node: Node, store: MemoryStore) -> None:
+        """P9: ids of a call that is cancelled as it is answered count as burned."""
         call = asyncio.create_task(node.take(5))
         await until(lambda: node.request_ids._calls)
         running = node.request_ids._calls[ONE].task
@@ -67,9 +72,10 @@ class TestCancelled:
             await asyncio.wait({call})
         assert node.burned == {BurnCause.CANCELLED: 5}
 
-    async def test_an_error_that_nobody_hears_is_no_complaint(self, node: Node, store: MemoryStore) -> None:
-        complaints: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    async def test_an_error_without_callers_is_not_reported(self, node: Node, store: MemoryStore) -> None:
+        """P9: an error after all callers are cancelled counts the ids, and asyncio logs nothing."""
+        reported: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
         gate = asyncio.Event()
         store.next("record", Fault(applied=0, error=StoreUnreachable("away"), before=gate))
         call = asyncio.create_task(node.take(5))
@@ -79,12 +85,13 @@ class TestCancelled:
         gate.set()
         await until(lambda: not node.request_ids._calls)
         await asyncio.sleep(0)
-        assert not complaints
+        assert not reported
         assert node.burned == {BurnCause.UNKNOWN_OUTCOME: 5}
 
 
 class TestSharing:
     async def test_two_hundred_calls_share_a_few_statements(self, node: Node, store: MemoryStore) -> None:
+        """P7: 200 concurrent calls are recorded by at most three statements."""
         request_ids = [f"{i:08x}-0000-4000-8000-000000000000" for i in range(200)]
         taken = await asyncio.gather(*(node.take(3, request_id) for request_id in request_ids))
         assert sorted(each.first_id for each in taken) == list(range(1, 601, 3))
@@ -93,14 +100,14 @@ class TestSharing:
         again = await asyncio.gather(*(node.take(3, request_id) for request_id in request_ids))
         assert [each.first_id for each in again] == [each.first_id for each in taken]
 
-    async def test_one_statement_is_under_way_at_a_time_and_has_no_more_rows_than_allowed(
-        self, node: Node, store: MemoryStore
-    ) -> None:
+    async def test_one_statement_runs_at_a_time_with_bounded_rows(self, node: Node, store: MemoryStore) -> None:
+        """One statement runs at a time, with at most MAX_BATCH_ROWS rows."""
         gate = store.hold("record")
         first = asyncio.create_task(node.take(1, ONE))
         await until(lambda: store.calls_of("record"))
         calls = [
-            asyncio.create_task(node.take(1, f"{i:08x}-0000-4000-8000-000000000000")) for i in range(2 * MOST_ROWS + 50)
+            asyncio.create_task(node.take(1, f"{i:08x}-0000-4000-8000-000000000000"))
+            for i in range(2 * MAX_BATCH_ROWS + 50)
         ]
         for _ in range(20):
             await asyncio.sleep(0)
@@ -108,33 +115,37 @@ class TestSharing:
         gate.set()
         await asyncio.gather(first, *calls)
         rows = [len(call.arguments[0]) for call in store.calls_of("record")]  # type: ignore[arg-type]
-        assert max(rows) == MOST_ROWS
+        assert max(rows) == MAX_BATCH_ROWS
         assert len(rows) <= 5
 
-    async def test_a_statement_that_fails_fails_its_own_riders_only(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_failed_statement_fails_only_its_own_calls(self, node: Node, store: MemoryStore) -> None:
+        """A failed statement does not fail the calls of the next one."""
         gate = asyncio.Event()
         store.next("record", Fault(applied=0, error=StoreUnreachable("away"), before=gate))
         first = asyncio.create_task(node.take(5, ONE))
         await until(lambda: store.calls_of("record"))
         second = asyncio.create_task(node.take(5, OTHER))
-        await until(lambda: node.request_ids._writer._waiting)
+        await until(lambda: node.request_ids._answers._waiting)
         gate.set()
         with pytest.raises(StoreUnreachable):
             await first
         assert (await second).first_id == 6
 
-    async def test_the_same_request_at_once_is_one(self, node: Node, store: MemoryStore) -> None:
+    async def test_concurrent_equal_requests_are_one_call(self, node: Node, store: MemoryStore) -> None:
+        """P7: concurrent equal requests on a node share one allocation."""
         taken = await asyncio.gather(*(node.take(5) for _ in range(50)))
         assert len(set(taken)) == 1
         assert len(store.calls_of("record")) == 1
         assert not node.burned
 
-    async def test_the_same_request_at_once_on_two_nodes_gets_the_same(self, node: Node, other_node: Node) -> None:
+    async def test_concurrent_equal_requests_on_two_nodes_agree(self, node: Node, other_node: Node) -> None:
+        """P7: concurrent equal requests on two nodes get the same ids."""
         taken = await asyncio.gather(*(each.take(5) for each in [node, other_node] * 20))
         assert len({each.first_id for each in taken}) == 1
         assert sum(node.burned.values()) + sum(other_node.burned.values()) == 5
 
-    async def test_the_same_error_reaches_all_who_share_it(self, node: Node, store: MemoryStore) -> None:
+    async def test_an_error_reaches_all_callers_of_the_request(self, node: Node, store: MemoryStore) -> None:
+        """All callers of a request get its error."""
         store.next("record", unreachable())
         answers = await asyncio.gather(*(node.take(5) for _ in range(5)), return_exceptions=True)
         assert all(isinstance(answer, StoreUnreachable) for answer in answers)

@@ -1,12 +1,12 @@
-"""Recorded answers go when their window has passed, by the boot clock of the process that removes them (P7)."""
+"""Recorded answers are removed after their window, by the boot clock of the process that removes them (P7)."""
 
 import asyncio
 
 import pytest
 from structlog.testing import capture_logs
 
-from idalloc_server.domain.idempotency import request_ids as request_ids_module
-from idalloc_server.domain.idempotency.request_ids import PRUNE_ROWS
+from idalloc_server.domain.idempotency import allocator as allocator_module
+from idalloc_server.domain.idempotency.allocator import PRUNE_BATCH_ROWS
 from idalloc_server.domain.records import RecordedAllocation
 from idalloc_server.domain.retention import RecordPosition, SeenRecords
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
@@ -20,11 +20,13 @@ async def prune(node: Node) -> None:
 
 
 class TestPruning:
-    async def test_batches_until_none_is_left_and_past_errors(self, store: MemoryStore, clock: FakeClock) -> None:
-        """P7: the pruner removes all that is over, and goes on after an error."""
+    async def test_batches_remove_all_and_continue_after_errors(self, store: MemoryStore, clock: FakeClock) -> None:
+        """P7: the pruner removes all answers whose window has passed, and continues after an error."""
         node = Node(store, clock)
         node.request_ids._window = 0.05
-        many = [RecordedAllocation(str(i), "orders", 1, 1, 1, 1, "", 0, "a", 50) for i in range(2 * PRUNE_ROWS + 1)]
+        many = [
+            RecordedAllocation(str(i), "orders", 1, 1, 1, 1, "", 0, "a", 50) for i in range(2 * PRUNE_BATCH_ROWS + 1)
+        ]
         await store.record(many)
         store.next("forget_recorded", unreachable())
         task = asyncio.create_task(node.request_ids.run())
@@ -48,7 +50,7 @@ class TestPruning:
         assert (await node.take(5)).first_id > 10
 
     @pytest.mark.parametrize("seconds", [365 * 86400.0, -365 * 86400.0])
-    async def test_a_wall_clock_that_is_set_changes_nothing(self, node: Node, clock: FakeClock, seconds: float) -> None:
+    async def test_setting_the_wall_clock_has_no_effect(self, node: Node, clock: FakeClock, seconds: float) -> None:
         """P7: only the boot clock counts."""
         await node.take(5)
         await prune(node)
@@ -74,7 +76,7 @@ class TestPruning:
         await prune(other_node)
         assert (await node.take(5, ONE)).first_id > 10
 
-    async def test_a_row_of_an_older_version_is_kept_for_long(
+    async def test_a_row_without_a_window_is_kept_for_the_default(
         self, node: Node, store: MemoryStore, clock: FakeClock
     ) -> None:
         """P7: a row without a window is kept for the default window or the node's own, whichever is longer."""
@@ -88,8 +90,8 @@ class TestPruning:
         await prune(node)
         assert ONE not in store.allocations
 
-    async def test_a_start_begins_anew(self, node: Node, store: MemoryStore, clock: FakeClock) -> None:
-        """P7: a process removes only what it saw itself for a whole window."""
+    async def test_a_restart_starts_a_new_window(self, node: Node, store: MemoryStore, clock: FakeClock) -> None:
+        """P7: a process removes only what it has seen for a whole window."""
         await node.take(5)
         await prune(node)
         clock.advance(WINDOW - 1)
@@ -99,8 +101,8 @@ class TestPruning:
         await prune(again)
         assert (await again.take(5)).first_id == 1
 
-    async def test_another_table_begins_anew(self, node: Node, store: MemoryStore, clock: FakeClock) -> None:
-        """P7: after the table was made anew or restored, what was seen before says nothing."""
+    async def test_a_replaced_table_starts_a_new_window(self, node: Node, store: MemoryStore, clock: FakeClock) -> None:
+        """P7: positions seen before the table was replaced or restored do not count."""
         for number in range(3):
             await node.take(5, f"{number:08x}-0000-4000-8000-000000000000")
         await prune(node)
@@ -113,8 +115,8 @@ class TestPruning:
 
 
 class TestSeenRecords:
-    def test_few_points_are_kept_however_long_it_runs(self) -> None:
-        """P7: memory is bounded, and an answer goes at most a fifth of its window too late."""
+    def test_few_positions_are_kept(self) -> None:
+        """P7: memory is bounded, and an answer is removed at most a fifth of its window late."""
         seen, now, step = SeenRecords(), 0.0, 0.1
         for number in range(50_000):
             now += step
@@ -129,7 +131,7 @@ class TestSeenRecords:
             assert retention.is_over(retention.last.number, 0, int(window * 1000))
 
     def test_a_row_of_a_later_term_is_later(self) -> None:
-        """P7: after a failover of CrateDB numbers may come again, in a higher term."""
+        """P7: after a failover of CrateDB, numbers may repeat in a higher term."""
         seen = SeenRecords()
         seen.note(RecordPosition(105, term=1), 0.0)
         retention = seen.retention(HOUR, 1.0)
@@ -139,20 +141,20 @@ class TestSeenRecords:
 
 
 class TestPilingUp:
-    async def test_very_many_are_warned_of_once(
+    async def test_very_many_answers_log_one_warning(
         self, node: Node, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """P7: answers that pile up are visible to the operator, in one line."""
-        monkeypatch.setattr(request_ids_module, "MANY_ROWS", 2)
+        """P7: many recorded answers log one warning."""
+        monkeypatch.setattr(allocator_module, "WARNING_ROWS", 2)
         await node.take(5, ONE)
         with capture_logs() as lines:
-            await node.request_ids._count()
+            await node.request_ids._warn_of_many()
             await node.take(5, OTHER)
-            await node.request_ids._count()  # within the same minute
+            await node.request_ids._warn_of_many()  # within the same minute
             assert not lines
             for _ in range(3):
                 clock.advance(61)
-                await node.request_ids._count()
+                await node.request_ids._warn_of_many()
         [line] = lines
         assert (line["event"], line["rows"], line["log_level"]) == ("request_ids_piling_up", 2, "warning")
         assert len(store.calls_of("count_recorded")) == 4

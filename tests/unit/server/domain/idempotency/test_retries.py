@@ -1,4 +1,4 @@
-"""A retry with the same request id gets the same ids, or learns that it may not (P7)."""
+"""A retry with the same request id gets the same ids, or an error if they may not be issued any more (P7)."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,8 @@ from tests.unit.server.domain.idempotency.conftest import LEASE_TTL, ONE, OTHER,
 
 
 class TestRetry:
-    async def test_the_answer_is_in_the_store_before_it_is_given(self, node: Node, store: MemoryStore) -> None:
+    async def test_the_answer_is_recorded_before_it_is_returned(self, node: Node, store: MemoryStore) -> None:
+        """P7: an answer is in the store before the caller gets it."""
         gate = store.hold("record")
         call = asyncio.create_task(node.take(5))
         await until(lambda: store.calls_of("record"))
@@ -37,21 +38,24 @@ class TestRetry:
         assert store.allocations[ONE].allocation == written
         assert not node.burned
 
-    async def test_on_the_same_node_it_gets_the_same(self, node: Node) -> None:
+    async def test_a_retry_on_the_same_node_gets_the_same_ids(self, node: Node) -> None:
+        """P7: a retry on the same node gets the same ids, and the new ones are burned."""
         taken = await node.take(5)
         assert await node.take(5) == taken
         assert node.burned == {BurnCause.REPEATED: 5}
         assert (await node.take(5, OTHER)).first_id == 11
 
-    async def test_on_another_node_it_gets_the_same(self, node: Node, other_node: Node) -> None:
+    async def test_a_retry_on_another_node_gets_the_same_ids(self, node: Node, other_node: Node) -> None:
+        """P7: a retry on another node gets the same ids."""
         taken = await node.take(5)
         assert (await other_node.take(5))[:4] == taken[:4]
         assert other_node.burned == {BurnCause.REPEATED: 5}
 
     @pytest.mark.parametrize("fault", [lost_reply, twice], ids=["applied, reply lost", "applied twice"])
-    async def test_what_was_applied_is_what_a_retry_gets(
+    async def test_a_retry_gets_an_applied_answer(
         self, node: Node, other_node: Node, store: MemoryStore, fault: Callable[[], Fault]
     ) -> None:
+        """P7: an answer that was recorded without a reply, or twice, is what a retry gets."""
         store.next("record", fault())
         with contextlib.suppress(StoreOutcomeUnknown):
             assert (await node.take(5)).first_id == 1
@@ -59,54 +63,59 @@ class TestRetry:
         assert (await node.take(5)).first_id == 1
 
     @pytest.mark.parametrize("fault", [lost_request, unreachable])
-    async def test_what_was_not_applied_is_burned(
+    async def test_an_answer_that_is_not_applied_is_burned(
         self, node: Node, store: MemoryStore, fault: Callable[[], Fault]
     ) -> None:
+        """P9: the ids of an answer that was not recorded are burned."""
         store.next("record", fault())
         assert isinstance(await node.refused(5), StoreUnavailable)
         assert node.burned == {BurnCause.UNKNOWN_OUTCOME: 5}
         assert (await node.take(5)).first_id == 6
 
-    async def test_a_write_that_hangs_ends_in_time_and_the_next_one_goes_on(
-        self, node: Node, store: MemoryStore
-    ) -> None:
-        store.hold("record")  # for ever
+    async def test_a_hanging_write_times_out(self, node: Node, store: MemoryStore) -> None:
+        """A write that hangs fails after store_timeout; the next one succeeds."""
+        store.hold("record")  # never released
         assert isinstance(await node.refused(5), StoreOutcomeUnknown)
         assert (await node.take(5)).first_id == 6
 
-    async def test_a_write_that_is_applied_late_wins(self, node: Node, store: MemoryStore) -> None:
+    async def test_an_answer_that_is_applied_late_wins(self, node: Node, store: MemoryStore) -> None:
+        """P7: an answer that the store applies late is what a retry gets."""
         store.next("record", lost_request())
         await node.refused(5)
         late = RecordedAllocation(ONE, "orders", 1, 5, 1, store.rows["orders"].generation, "", 7, "a")
         store.allocations[ONE] = Written(late, 1)
         assert (await node.take(5)).first_id == 1
 
-    async def test_a_crash_between_the_increment_and_the_record_burns(
+    async def test_a_crash_before_the_record_burns_the_ids(
         self, node: Node, other_node: Node, store: MemoryStore
     ) -> None:
+        """P1: ids that a node took before it crashed are not issued by the retry."""
         store.hold("record")
         crashed = asyncio.create_task(node.take(5))
         await until(lambda: store.calls_of("record"))
         assert (await other_node.take(5)).first_id == 6
         await asyncio.gather(crashed, return_exceptions=True)
 
-    async def test_what_the_store_does_not_tell_is_unknown(
+    async def test_an_answer_missing_from_the_reply_is_unknown(
         self, node: Node, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """P9: an answer that is missing from the store's reply counts as unknown, and burned."""
         monkeypatch.setattr(store, "_record", lambda allocations: {})
         assert isinstance(await node.refused(5), StoreOutcomeUnknown)
         assert node.burned == {BurnCause.UNKNOWN_OUTCOME: 5}
 
-    async def test_an_error_of_the_increment_writes_nothing_down(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_failed_allocation_records_nothing(self, node: Node, store: MemoryStore) -> None:
+        """A failed allocation records no answer."""
         store.down = True
         assert isinstance(await node.refused(5), StoreUnreachable)
         store.down = False
         assert not store.calls_of("record")
         assert (await node.take(5)).first_id == 1
 
-    async def test_it_is_answered_with_what_is_needed_for_the_same_texts(
+    async def test_a_retry_formats_the_same_texts(
         self, node: Node, other_node: Node, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P7: a retry gets the date and prefix of the first answer's texts."""
         store.rows["dated"] = Row(Sequence(format="{year}-{prefix}-{value:06d}"), 0)
         first = await node.request_ids.allocate("dated", 1, ONE, 7)
         clock.advance(170.0)
@@ -115,16 +124,18 @@ class TestRetry:
         assert first[0].period == again[0].period == "2023-11-14"
         assert first[1] == again[1] == 7
 
-    async def test_a_sequence_without_dates_in_its_texts_has_none(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_format_without_a_date_records_no_date(self, node: Node, store: MemoryStore) -> None:
+        """An answer has a date only if its format has one."""
         store.rows["plain"] = Row(Sequence(format="A-{value:06d}"), 0)
         assert (await node.take(1, sequence="plain")).period == ""
 
 
 class TestAnotherRequest:
     @pytest.mark.parametrize(("sequence", "count"), [("orders", 6), ("others", 5)])
-    async def test_the_same_request_id_is_refused(
+    async def test_a_reused_request_id_is_rejected(
         self, node: Node, other_node: Node, sequence: str, count: int
     ) -> None:
+        """P7: a request id that was used for another sequence or count is rejected on every node."""
         await node.take(5)
         for each in (node, other_node):
             refusal = await each.refused(count, sequence=sequence)
@@ -132,14 +143,14 @@ class TestAnotherRequest:
             assert ("5 ids of this sequence" if sequence == "orders" else "another sequence") in str(refusal)
             assert each.burned == {BurnCause.REPEATED: count}
 
-    async def test_also_where_both_come_at_once(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_concurrently_reused_request_id_is_rejected(self, node: Node, store: MemoryStore) -> None:
+        """P7: of two concurrent requests with one request id, the second is rejected."""
         answers = await asyncio.gather(node.take(5), node.take(6), return_exceptions=True)
         assert isinstance(answers[0], IdRange)
         assert isinstance(answers[1], RequestIdReused)
 
-    async def test_one_that_failed_without_a_trace_does_not_stand_in_the_way(
-        self, node: Node, store: MemoryStore
-    ) -> None:
+    async def test_a_failed_request_does_not_use_up_its_request_id(self, node: Node, store: MemoryStore) -> None:
+        """A request id whose request recorded nothing may be used again."""
         store.next("record", unreachable())
         answers = await asyncio.gather(node.take(5), node.take(6), return_exceptions=True)
         assert isinstance(answers[0], StoreUnreachable)
@@ -147,7 +158,8 @@ class TestAnotherRequest:
 
 
 class TestChangedSequence:
-    async def test_a_change_in_between_burns_the_earlier_ids(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_change_of_the_sequence_burns_earlier_ids(self, node: Node, store: MemoryStore) -> None:
+        """P5: a retry after a change of the sequence gets no ids of the old generation."""
         await node.take(5)
         settings_changed(store)
         await node.allocator.forget("orders")
@@ -157,9 +169,10 @@ class TestChangedSequence:
         assert isinstance(await node.refused(5), RequestIdBurned)
         assert (await node.take(5, OTHER)).generation == store.rows["orders"].generation
 
-    async def test_until_it_takes_effect_a_node_that_does_not_know_of_a_change_gives_them(
+    async def test_an_old_generation_is_replayed_until_its_lease_ends(
         self, node: Node, other_node: Node, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P5: a node that has not seen a change replays old ids until its lease expires."""
         await warm(node)
         taken = await node.take(5)
         settings_changed(store)
@@ -169,9 +182,10 @@ class TestChangedSequence:
         clock.advance(LEASE_TTL)
         assert isinstance(await node.refused(5), RequestIdBurned)
 
-    async def test_ids_of_a_change_that_this_node_does_not_know_are_given_with_their_own_settings(
+    async def test_a_newer_generation_is_replayed_with_its_settings(
         self, node: Node, other_node: Node, store: MemoryStore
     ) -> None:
+        """P7: a node that has not seen a change replays newer ids with their own settings."""
         await warm(node)
         settings_changed(store, Sequence(format="B{value}"))
         newer = await other_node.take(5)
@@ -180,12 +194,14 @@ class TestChangedSequence:
         assert (again.first_id, again.generation) == (newer.first_id, newer.generation)
         assert again.sequence.format == "B{value}"
 
-    async def test_ids_of_a_generation_that_the_store_has_lost_are_burned(self, node: Node, store: MemoryStore) -> None:
+    async def test_ids_of_a_lost_generation_are_burned(self, node: Node, store: MemoryStore) -> None:
+        """P3: ids of a generation that a restored store has lost are not issued."""
         ahead = RecordedAllocation(ONE, "orders", 100, 5, 1, 2**60, "", 7, "a")
         store.allocations[ONE] = Written(ahead, 1)
         assert isinstance(await node.refused(5), RequestIdBurned)
 
-    async def test_a_deleted_sequence_burns_them(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_deleted_sequence_burns_earlier_ids(self, node: Node, store: MemoryStore) -> None:
+        """P5: a retry after the sequence is deleted gets no ids."""
         await node.take(5)
         settings_changed(store)
         store.rows["orders"].deleted = True
@@ -193,9 +209,10 @@ class TestChangedSequence:
         assert isinstance(await node.refused(5), RequestIdBurned)
         assert isinstance(await node.refused(5, OTHER), SequenceDeleted)
 
-    async def test_another_period_repeats_numbers_but_not_ids(
+    async def test_a_retry_in_the_next_period_gets_the_old_period(
         self, node: Node, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P7: a retry in the next period gets the ids of the old period."""
         store.rows["orders"] = Row(Sequence(reset=Reset.YEARLY, format="{year}-{value:06d}"), 0)
         first = await node.take(5)
         assert (first.first_id, first.period) == (1, "2023")
@@ -208,6 +225,7 @@ class TestChangedSequence:
 
 class TestAtTheBound:
     async def test_a_retry_of_the_last_ids_gets_them(self, node: Node, other_node: Node, store: MemoryStore) -> None:
+        """P7: a retry gets the last ids of an exhausted sequence."""
         store.rows["orders"] = Row(Sequence(max_value=5), 0)
         taken = await node.take(5)
         assert (await other_node.take(5))[:4] == taken[:4]
@@ -215,20 +233,23 @@ class TestAtTheBound:
         assert isinstance(await node.refused(5, OTHER), SequenceExhausted)
         assert isinstance(await node.refused(4), RequestIdReused)
 
-    async def test_unless_the_sequence_was_changed_since(
+    async def test_a_changed_sequence_burns_its_last_ids(
         self, node: Node, other_node: Node, store: MemoryStore
     ) -> None:
+        """P5: a retry gets no last ids after the sequence is changed."""
         store.rows["orders"] = Row(Sequence(max_value=5), 0)
         await node.take(5)
         settings_changed(store)
         assert isinstance(await other_node.refused(5), RequestIdBurned)
 
-    async def test_the_largest_ids_of_all(self, node: Node, other_node: Node, store: MemoryStore) -> None:
+    async def test_the_largest_ids_are_replayed(self, node: Node, other_node: Node, store: MemoryStore) -> None:
+        """P7: a retry gets ids at the largest id."""
         store.rows["orders"] = Row(Sequence(), MAX_ID - 5)
         assert (await node.take(5)).last_id == MAX_ID
         assert (await other_node.take(5)).last_id == MAX_ID
 
-    async def test_downwards(self, node: Node, other_node: Node, store: MemoryStore) -> None:
+    async def test_a_falling_sequence_is_replayed(self, node: Node, other_node: Node, store: MemoryStore) -> None:
+        """P7: a retry gets ids of a sequence with a negative step."""
         store.rows["orders"] = Row(Sequence(start=-1, step=-3, min_value=-100, max_value=-1), 2)
         taken = await node.take(3)
         assert [taken.first_id, taken.last_id, taken.step] == [-1, -7, -3]
@@ -236,9 +257,10 @@ class TestAtTheBound:
 
 
 class TestLease:
-    async def test_one_that_ended_while_the_answer_was_written_down_is_not_given_late(
+    async def test_an_expired_lease_is_not_answered_after_the_record(
         self, node: Node, other_node: Node, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P4: ids whose lease expires while the answer is recorded are not issued."""
         gate = store.hold("record")
         call = asyncio.create_task(node.take(5))
         await until(lambda: store.calls_of("record"))
@@ -247,12 +269,13 @@ class TestLease:
         with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert node.burned == {BurnCause.EXPIRED: 5}
-        # The retry has the store say anew that the generation stands.
+        # The retry gets a new proof of the generation.
         assert (await other_node.take(5)).first_id == 1
 
-    async def test_nor_is_a_repetition(
+    async def test_an_expired_lease_is_not_answered_after_a_replay(
         self, node: Node, other_node: Node, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P4: recorded ids are not replayed with an expired proof."""
         await node.take(5)
         gate = store.hold("record")
         call = asyncio.create_task(other_node.take(5))
@@ -265,26 +288,28 @@ class TestLease:
 
 
 class TestLateCaller:
-    """The process may be paused between the answer and the moment when its caller runs."""
+    """Callers that resume after the lease has expired, since the process was paused."""
 
-    async def paused_at_the_answer(self, node: Node, clock: FakeClock) -> "asyncio.Task[IdRange]":
+    async def pause_after_the_answer(self, node: Node, clock: FakeClock) -> "asyncio.Task[IdRange]":
         call = asyncio.create_task(node.take(5))
         await until(lambda: node.request_ids._calls)
         node.request_ids._calls[ONE].task.add_done_callback(lambda _: clock.advance(LEASE_TTL))
         return call
 
-    async def test_it_gets_no_ids_of_a_lease_that_ended(self, node: Node, other_node: Node, clock: FakeClock) -> None:
-        """P4: the lease's end is checked again right before the answer; the ids count as burned."""
-        call = await self.paused_at_the_answer(node, clock)
+    async def test_a_late_caller_gets_no_ids_of_an_expired_lease(
+        self, node: Node, other_node: Node, clock: FakeClock
+    ) -> None:
+        """P4: the lease is checked again right before the answer; the ids count as burned."""
+        call = await self.pause_after_the_answer(node, clock)
         with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert node.burned == {BurnCause.EXPIRED: 5}
-        assert (await other_node.take(5)).first_id == 1  # after the store proved the generation anew
+        assert (await other_node.take(5)).first_id == 1  # with a new proof of the generation
 
-    async def test_nor_ids_of_an_earlier_call(self, node: Node, other_node: Node, clock: FakeClock) -> None:
-        """P4: the same for ids that another node took; they are not this node's to burn."""
+    async def test_a_late_caller_gets_no_replayed_ids(self, node: Node, other_node: Node, clock: FakeClock) -> None:
+        """P4: the same holds for ids of another node, which this node does not count as burned."""
         await other_node.take(5)
-        call = await self.paused_at_the_answer(node, clock)
+        call = await self.pause_after_the_answer(node, clock)
         with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert node.burned == {BurnCause.REPEATED: 5}
@@ -293,24 +318,24 @@ class TestLateCaller:
     async def test_ids_that_another_caller_has_are_not_burned(
         self, node: Node, clock: FakeClock, first_in_time: bool
     ) -> None:
-        """P9: of several callers of one call one is enough to have issued its ids, and they burn once."""
+        """P9: ids that one of several callers has received are not burned; others burn once."""
 
-        async def take_and_pause() -> IdRange:
+        async def take_then_pause() -> IdRange:
             try:
                 return await node.take(5)
             finally:
                 clock.advance(LEASE_TTL)
 
         if first_in_time:
-            calls = [asyncio.create_task(each) for each in (take_and_pause(), node.take(5), node.take(5))]
+            calls = [asyncio.create_task(each) for each in (take_then_pause(), node.take(5), node.take(5))]
         else:
-            calls = [await self.paused_at_the_answer(node, clock), *(asyncio.create_task(node.take(5)) for _ in "23")]
+            calls = [await self.pause_after_the_answer(node, clock), *(asyncio.create_task(node.take(5)) for _ in "23")]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert [isinstance(answer, IdRange) for answer in answers] == [first_in_time, False, False]
         assert node.burned == ({} if first_in_time else {BurnCause.EXPIRED: 5})
 
-    async def test_a_cancelled_one_burns_no_ids_that_another_has(self, node: Node) -> None:
-        """P9: a caller who is cancelled right after the answer leaves the ids to those who have them."""
+    async def test_a_cancelled_caller_burns_no_ids_of_another(self, node: Node) -> None:
+        """P9: a caller that is cancelled after the answer does not burn ids that another one has."""
         calls = [asyncio.create_task(node.take(5)) for _ in range(2)]
         calls[0].add_done_callback(lambda _: calls[1].cancel())
         answers = await asyncio.gather(*calls, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Periods of sequences with a reset: which one it is, and when it ends, also where clocks are set around midnight."""
+"""Periods of sequences with a reset: the period of a time, and its end, also where clocks change around midnight."""
 
 import math
 from datetime import date, datetime
@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.sequences.calendar import check_period, date_at, period_at, period_end, zone
+from idalloc_server.domain.sequences.calendar import check_period, date_at, load_zone, period_at, period_end
 from idalloc_server.domain.sequences.model import Reset, Sequence
 
 RESETS = [Reset.YEARLY, Reset.MONTHLY, Reset.DAILY]
@@ -41,10 +41,12 @@ class TestPeriodAt:
         ("reset", "period"),
         [(Reset.NEVER, ""), (Reset.YEARLY, "2026"), (Reset.MONTHLY, "2026-11"), (Reset.DAILY, "2026-11-21")],
     )
-    def test_is_as_much_of_the_date_as_the_reset_needs(self, reset: Reset, period: str) -> None:
+    def test_is_the_year_month_or_day_of_the_reset(self, reset: Reset, period: str) -> None:
+        """A reset's period is the year, month or day of the date."""
         assert period_at(sequence(reset), at("2026-11-21T12:00Z")) == period
 
-    def test_is_that_of_the_sequences_time_zone(self) -> None:
+    def test_is_in_the_time_zone_of_the_sequence(self) -> None:
+        """The period is the one of the sequence's time zone, not of UTC."""
         silvester = at("2026-12-31T23:30Z")
         assert period_at(sequence(Reset.YEARLY), silvester) == "2026"
         assert period_at(sequence(Reset.YEARLY, "Europe/Vienna"), silvester) == "2027"
@@ -52,9 +54,11 @@ class TestPeriodAt:
         assert period_at(sequence(Reset.DAILY, "America/New_York"), at("2027-01-01T04:59Z")) == "2026-12-31"
 
     def test_has_years_of_four_digits(self) -> None:
+        """A year is written with four digits."""
         assert date_at(Sequence(), at("0999-01-02T00:00Z")) == "0999-01-02"
 
-    def test_does_not_come_early_by_rounding(self) -> None:
+    def test_is_not_rounded_up_before_midnight(self) -> None:
+        """A fraction of a second before midnight still belongs to the old day."""
         assert date_at(Sequence(), math.nextafter(at("2027-01-01T00:00Z"), 0)) == "2026-12-31"
 
 
@@ -83,13 +87,16 @@ class TestPeriodEnd:
             (Reset.DAILY, "Pacific/Apia", "2011-12-29T12:00-10:00", "2011-12-31T00:00+14:00"),
         ],
     )
-    def test_is_the_first_moment_of_another_period(self, reset: Reset, time_zone: str, now: str, end: str) -> None:
+    def test_is_the_first_second_of_the_next_period(self, reset: Reset, time_zone: str, now: str, end: str) -> None:
+        """The period ends at its local midnight, also where clocks change around it."""
         assert period_end(sequence(reset, time_zone), at(now)) == at(end)
 
-    def test_never_comes_without_a_reset(self) -> None:
+    def test_is_infinite_without_a_reset(self) -> None:
+        """A sequence without a reset has no end of a period."""
         assert period_end(Sequence(), 0.0) == math.inf
 
-    def test_never_comes_after_the_year_9999(self) -> None:
+    def test_is_infinite_in_the_year_9999(self) -> None:
+        """The last period that a date can express has no end."""
         assert period_end(sequence(Reset.YEARLY), at("9999-06-01T00:00Z")) == math.inf
 
     @given(
@@ -99,9 +106,8 @@ class TestPeriodEnd:
         share=st.floats(0, 1, exclude_max=True),
     )
     @example(reset=Reset.DAILY, time_zone="America/St_Johns", wall=int(at("2009-11-01T00:00-02:30")), share=0.5)
-    def test_comes_later_and_not_before_the_period_changes(
-        self, reset: Reset, time_zone: str, wall: int, share: float
-    ) -> None:
+    def test_is_when_the_period_changes(self, reset: Reset, time_zone: str, wall: int, share: float) -> None:
+        """In any zone and at any time, the period changes at its end and not before."""
         of = sequence(reset, time_zone)
         period, end = period_at(of, wall), period_end(of, wall)
         assert end > wall
@@ -112,7 +118,8 @@ class TestPeriodEnd:
     @settings(max_examples=15)
     @given(time_zone=st.sampled_from(ZONES), year=st.integers(1990, 2050))
     @example(time_zone="Pacific/Apia", year=2011)
-    def test_leads_through_all_the_days_of_a_year(self, time_zone: str, year: int) -> None:
+    def test_visits_every_day_of_a_year(self, time_zone: str, year: int) -> None:
+        """Going from one end to the next visits each day of a year."""
         of = sequence(Reset.DAILY, time_zone)
         wall, seen = datetime(year, 1, 1, tzinfo=ZoneInfo(time_zone)).timestamp(), set()
         while period_at(of, wall).startswith(str(year)):
@@ -135,7 +142,8 @@ class TestCheckPeriod:
             (Reset.NEVER, ""),
         ],
     )
-    def test_lets_periods_pass(self, reset: Reset, text: str) -> None:
+    def test_accepts_periods_of_the_reset(self, reset: Reset, text: str) -> None:
+        """A well-formed period of the sequence's reset is accepted."""
         check_period(sequence(reset), text)
 
     @pytest.mark.parametrize(
@@ -154,17 +162,19 @@ class TestCheckPeriod:
             (Reset.DAILY, "2026-11-21 "),
         ],
     )
-    def test_refuses_everything_else(self, reset: Reset, text: str) -> None:
+    def test_rejects_other_texts(self, reset: Reset, text: str) -> None:
+        """Any other text is rejected with the field ``period``."""
         with pytest.raises(InvalidRequest) as refusal:
             check_period(sequence(reset), text)
         assert refusal.value.field == "period"
 
 
-class TestZone:
+class TestLoadZone:
     @pytest.mark.parametrize(
         "name", ["", "Europe", "Europe/Wien", "../../etc/passwd", "/etc/localtime", "localtime", "a\0b", "Europe/", "ü"]
     )
-    def test_refuses_what_is_none(self, name: str) -> None:
+    def test_rejects_unknown_zones(self, name: str) -> None:
+        """A name that is not in the IANA database is rejected, and never read as a path."""
         with pytest.raises(InvalidRequest, match="Europe/Vienna") as refusal:
-            zone(name)
+            load_zone(name)
         assert refusal.value.field == "time_zone"

@@ -1,4 +1,4 @@
-"""Formats: different ids give different texts, a text gives its parts back, and mistyped ones are found."""
+"""Formats: texts of different ids differ, parsing reverses formatting, and check digits detect typing errors."""
 
 from itertools import product
 
@@ -7,13 +7,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.sequences.formats import Parts, compile_format
+from idalloc_server.domain.sequences.formats import ParsedId, compile_format
 from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Reset, Sequence
 
 DATE = "2026-11-21"
 DATES = ["2026-11-21", "2026-11-20", "2026-01-21", "2025-11-21", "1999-12-31", "2028-02-29"]
-# Their digits run together to the same ones in many ways.
-NEAR = [1, 11, 111, 1111, 16, 17, 33, 1057, 10, 101]
+# Numbers whose concatenations are ambiguous in many ways.
+AMBIGUOUS = [1, 11, 111, 1111, 16, 17, 33, 1057, 10, 101]
 LENGTHS = {Reset.NEVER: 10, Reset.YEARLY: 4, Reset.MONTHLY: 7, Reset.DAILY: 10}
 CHECKS = ["luhn", "damm", "verhoeff", "mod11_10", "mod37_36", "mod97_10", "mod11_2", "mod37_2"]
 SPECS = ["", ":06d", ":08x", ":1d", ":d", ":x", ":decimal", ":decimal:5", ":hex", ":hex:9", ":crockford"]
@@ -21,19 +21,19 @@ SPECS += [":crockford:8", ":b36", ":b36:7", ":20d"]
 
 
 def text(template: str, value: int, date: str = DATE, prefix: int = 0) -> str:
-    return compile_format(template).texts(range(value, value + 1), date, prefix)[0]
+    return compile_format(template).format_ids(range(value, value + 1), date, prefix)[0]
 
 
 def refusal(template: str, sequence: Sequence | None = None) -> str:
     with pytest.raises(InvalidRequest) as refused:
-        compile_format(template).check(sequence or Sequence())
+        compile_format(template).check_sequence(sequence or Sequence())
     assert refused.value.field == "format"
     return refused.value.rule
 
 
 @st.composite
 def templates(draw: st.DrawFn) -> str:
-    """Templates, most of them good, but not all: every field, in any order, with and without something between."""
+    """Draws templates, most of them valid: any fields in any order, with and without literal text between."""
     fields = ["{value" + draw(st.sampled_from(SPECS)) + "}"]
     fields += draw(st.lists(st.sampled_from(["{year}", "{month}", "{day}"]), unique=True))
     if draw(st.booleans()):
@@ -48,18 +48,18 @@ VALUES = st.one_of(st.integers(0, 40), st.integers(0, 2**21), st.sampled_from([2
 IDS = st.tuples(VALUES, st.sampled_from(DATES), st.sampled_from([0, 1, 11, 255, 256, 1023, 65535]))
 
 
-def checked(template: str, reset: Reset = Reset.NEVER) -> Sequence | None:
-    """A sequence that the format was let pass for; None where there is none."""
+def valid_sequence(template: str, reset: Reset = Reset.NEVER) -> Sequence | None:
+    """Returns a sequence for which the format is valid, or None."""
     try:
         room = compile_format(template).largest_value
         sequence = Sequence(min_value=0, max_value=MAX_ID if room is None else room, format=template, reset=reset)
-        compile_format(template).check(sequence)
+        compile_format(template).check_sequence(sequence)
     except InvalidRequest:
         return None
     return sequence
 
 
-class TestTexts:
+class TestFormatIds:
     @pytest.mark.parametrize(
         ("template", "value", "expected"),
         [
@@ -91,36 +91,42 @@ class TestTexts:
             ("{check:damm}-{value}", 572, "4-572"),
         ],
     )
-    def test_are_as_the_template_says(self, template: str, value: int, expected: str) -> None:
+    def test_follows_the_template(self, template: str, value: int, expected: str) -> None:
+        """Each notation, width and field gives the text that its template defines."""
         assert text(template, value, prefix=0xABCD) == expected
 
-    def test_are_in_the_order_of_the_values(self) -> None:
-        assert compile_format("{value:02d}").texts(range(30, 0, -10), "", 0) == ["30", "20", "10"]
-        assert compile_format("{value}{check:luhn}").texts(range(1, 4), "", 0) == ["18", "26", "34"]
+    def test_keeps_the_order_of_the_values(self) -> None:
+        """The texts are in the order of the values."""
+        assert compile_format("{value:02d}").format_ids(range(30, 0, -10), "", 0) == ["30", "20", "10"]
+        assert compile_format("{value}{check:luhn}").format_ids(range(1, 4), "", 0) == ["18", "26", "34"]
 
-    def test_of_nothing_are_none(self) -> None:
-        assert compile_format("{value:02d}").texts(range(0), "", 0) == []
+    def test_of_an_empty_range_is_empty(self) -> None:
+        """An empty range gives no texts."""
+        assert compile_format("{value:02d}").format_ids(range(0), "", 0) == []
 
-    def test_take_as_much_of_the_date_as_they_need(self) -> None:
+    def test_needs_the_date_of_its_fields_only(self) -> None:
+        """A date may be as short as the date fields allow, and not shorter."""
         assert text("{year}-{value}", 1, "2026") == "2026-1"
         with pytest.raises(ValueError, match="needs more"):
             text("{year}{month}-{value}", 1, "2026")
 
     @pytest.mark.parametrize(("template", "value"), [("{value:02d}", 100), ("{value}x", -1)])
-    def test_are_never_of_values_that_do_not_fit(self, template: str, value: int) -> None:
+    def test_rejects_values_that_do_not_fit(self, template: str, value: int) -> None:
+        """A value that does not fit in its field is never formatted."""
         with pytest.raises(ValueError, match="does not fit"):
             text(template, value)
 
-    def test_include_all_fields_in_the_check_but_no_literal_text(self) -> None:
+    def test_check_digits_cover_fields_and_no_literals(self) -> None:
+        """Check characters cover all fields and no literal text."""
         assert text("{year}-{value:04d}-{check:damm}", 1)[-1] == text("{value}{check:damm}", 20260001)[-1]
         assert text("x{value:08x}{check}", 0xA)[-1] == text("{value:b36:8}{check}", 10)[-1]
 
 
-class TestRefusals:
+class TestValidation:
     @pytest.mark.parametrize(
         ("template", "rule"),
         [
-            ("INV", "must have {value}"),
+            ("INV", "must have the field {value}"),
             ("{value}{value}", "only once"),
             ("{value}{check}{check}", "only once"),
             ("{year}{year}{value}", "only once"),
@@ -128,12 +134,12 @@ class TestRefusals:
             ("{}", "unknown field {}"),
             ("{Value}", "unknown field"),
             ("{value!r}", "unknown field"),
-            ("{value", "brace at character 1"),
-            ("{value}}", "brace at character 8"),
-            ("a{{{value}}", "brace at character 11"),
-            ("{{value}}", "must have {value}"),
-            ("{value:}", "unknown ''"),
-            ("{value:6d}", "unknown '6d'"),
+            ("{value", "unmatched brace at character 1"),
+            ("{value}}", "unmatched brace at character 8"),
+            ("a{{{value}}", "unmatched brace at character 11"),
+            ("{{value}}", "must have the field {value}"),
+            ("{value:}", "unknown notation ''"),
+            ("{value:6d}", "unknown notation '6d'"),
             ("{value:06X}", "unknown"),
             ("{value:base64}", "unknown"),
             ("{value:hex:}", "unknown"),
@@ -151,7 +157,8 @@ class TestRefusals:
             ("{value}" + "x" * 194, "at most 200"),
         ],
     )
-    def test_are_of_templates_that_are_none(self, template: str, rule: str) -> None:
+    def test_rejects_invalid_templates(self, template: str, rule: str) -> None:
+        """An invalid template is rejected with the rule that it breaks."""
         assert rule in refusal(template)
 
     @pytest.mark.parametrize(
@@ -166,17 +173,20 @@ class TestRefusals:
             ("{year}{day}-{value}", Reset.DAILY),
         ],
     )
-    def test_are_of_a_reset_without_its_period(self, template: str, reset: Reset) -> None:
-        assert "come again in each period" in refusal(template, Sequence(reset=reset))
+    def test_rejects_a_reset_without_its_date_fields(self, template: str, reset: Reset) -> None:
+        """P1: a format must show the period of the reset, since values repeat in each."""
+        assert "repeat in each period" in refusal(template, Sequence(reset=reset))
 
-    def test_are_of_a_date_that_the_period_does_not_tell(self) -> None:
-        assert "no part of that" in refusal("{year}{month}-{value}", Sequence(reset=Reset.YEARLY))
+    def test_rejects_a_date_finer_than_the_period(self) -> None:
+        """A format must not have a date field that the period does not determine."""
+        assert "not part of the period" in refusal("{year}{month}-{value}", Sequence(reset=Reset.YEARLY))
 
-    def test_are_of_values_without_room(self) -> None:
+    def test_rejects_values_that_do_not_fit(self) -> None:
+        """The sequence's bounds must fit in the width of the value."""
         assert "up to 999" in refusal("{value:03d}", Sequence(max_value=1000))
-        compile_format("{value:03d}").check(Sequence(max_value=999))
+        compile_format("{value:03d}").check_sequence(Sequence(max_value=999))
         assert "sign" in refusal("A{value}", Sequence(min_value=-1))
-        compile_format("").check(Sequence(min_value=MIN_ID))
+        compile_format("").check_sequence(Sequence(min_value=MIN_ID))
 
     @pytest.mark.parametrize(
         "template",
@@ -189,7 +199,8 @@ class TestRefusals:
             "{value:crockford}o{prefix:crockford}",
         ],
     )
-    def test_are_of_neighbours_that_run_together(self, template: str) -> None:
+    def test_rejects_ambiguous_adjacent_fields(self, template: str) -> None:
+        """P1: adjacent fields of varying width must not give one text for two ids."""
         assert "does not show where" in refusal(template)
 
     @pytest.mark.parametrize(
@@ -206,8 +217,9 @@ class TestRefusals:
             "{prefix}a{value}",
         ],
     )
-    def test_are_not_of_neighbours_that_do_not(self, template: str) -> None:
-        compile_format(template).check(Sequence(max_value=999_999))
+    def test_accepts_separated_fields(self, template: str) -> None:
+        """Fields with a separator or a width are accepted."""
+        compile_format(template).check_sequence(Sequence(max_value=999_999))
 
     @pytest.mark.parametrize(
         ("template", "largest"),
@@ -222,10 +234,12 @@ class TestRefusals:
             ("{value:018d}", 10**18 - 1),
         ],
     )
-    def test_tell_the_room_that_there_is(self, template: str, largest: int | None) -> None:
+    def test_largest_value_follows_the_width(self, template: str, largest: int | None) -> None:
+        """The largest value is what fits in the width of the value."""
         assert compile_format(template).largest_value == largest
 
-    def test_date(self) -> None:
+    def test_has_date_with_a_date_field(self) -> None:
+        """A format has a date if it has a date field."""
         assert compile_format("{day}{value}").has_date
         assert not compile_format("{prefix}-{value}").has_date
 
@@ -235,8 +249,8 @@ class TestProperties:
     def test_different_ids_have_different_texts(
         self, template: str, reset: Reset, ids: list[tuple[int, str, int]]
     ) -> None:
-        """Whatever the prefixes are: the periods and values alone must tell the texts apart."""
-        sequence = checked(template, reset)
+        """P1: the period and value alone make the texts of different ids different."""
+        sequence = valid_sequence(template, reset)
         assume(sequence)
         assert sequence
         periodic = reset != Reset.NEVER
@@ -247,14 +261,15 @@ class TestProperties:
             assert texts.setdefault(text(template, meant[1], period, prefix), meant) == meant
 
     @given(template=templates(), id=IDS)
-    def test_a_text_gives_its_parts_back(self, template: str, id: tuple[int, str, int]) -> None:
-        sequence = checked(template)
+    def test_parse_reverses_format_ids(self, template: str, id: tuple[int, str, int]) -> None:
+        """Parsing a formatted id gives its fields back."""
+        sequence = valid_sequence(template)
         assume(sequence)
         assert sequence
         value, date, prefix = min(id[0], sequence.max_value), *id[1:]
         parts = compile_format(template).parse(text(template, value, date, prefix))
         year, month, day = (int(part) for part in date.split("-"))
-        assert parts == Parts(
+        assert parts == ParsedId(
             value,
             year if "{year}" in template else None,
             month if "{month}" in template else None,
@@ -264,21 +279,22 @@ class TestProperties:
         )
         assert bool(parts.check) == ("{check" in template)
 
-    def test_small_numbers_side_by_side_never_meet(self) -> None:
-        """All of the near ones, of every pair of notations and of what may stand between."""
+    def test_adjacent_small_numbers_never_collide(self) -> None:
+        """P1: no two ids share a text, for any pair of notations and text between them."""
         for spec, other, between in product(SPECS, ["", ":05d", ":x", ":crockford"], ["", "-", "1", "{year}", "a"]):
             template = f"{{value{spec}}}{between}{{prefix{other}}}"
-            sequence = checked(template)
+            sequence = valid_sequence(template)
             if sequence is None:
                 continue
             seen: dict[str, int] = {}
-            for value, prefix in product(NEAR, NEAR):
+            for value, prefix in product(AMBIGUOUS, AMBIGUOUS):
                 if value <= sequence.max_value:
                     assert seen.setdefault(text(template, value, DATE, prefix), value) == value
 
     @pytest.mark.parametrize("name", CHECKS)
     @given(value=st.integers(0, 10**9 - 1), data=st.data())
-    def test_one_wrong_character_is_found(self, name: str, value: int, data: st.DataObject) -> None:
+    def test_detects_one_wrong_character(self, name: str, value: int, data: st.DataObject) -> None:
+        """Each algorithm detects one wrong character."""
         template = f"{{value:09d}}-{{check:{name}}}"
         right = text(template, value)
         at = data.draw(st.sampled_from([at for at, letter in enumerate(right) if letter != "-"]))
@@ -291,7 +307,8 @@ class TestProperties:
     @given(
         value=st.integers(0, 32**8 - 1), at=st.integers(0, 8), wrong=st.sampled_from("0123456789ABCDEFGHJKMNPQRSTVWXYZ")
     )
-    def test_one_wrong_letter_is_found(self, value: int, at: int, wrong: str) -> None:
+    def test_detects_one_wrong_letter(self, value: int, at: int, wrong: str) -> None:
+        """The default algorithm detects one wrong Crockford letter."""
         right = text("{value:crockford:8}{check}", value)
         assume(right[at] != wrong)
         with pytest.raises(InvalidRequest, match="wrong check characters"):
@@ -299,11 +316,14 @@ class TestProperties:
 
 
 class TestParse:
-    def test_takes_crockford_as_people_type_it(self) -> None:
-        assert compile_format("{value:crockford:4}").parse("oLi0") == Parts(1 * 32**2 + 1 * 32)
+    def test_accepts_lower_case_crockford_and_look_alikes(self) -> None:
+        """Crockford's decoding accepts lower case, I and L as 1, and O as 0."""
+        assert compile_format("{value:crockford:4}").parse("oLi0") == ParsedId(1 * 32**2 + 1 * 32)
         assert compile_format("{value:crockford}").parse("1z").value == 63
         right = text("{value:crockford:8}{check}", 123_456_789)
-        assert compile_format("{value:crockford:8}{check}").parse(right.lower()) == Parts(123_456_789, check=right[-1])
+        assert compile_format("{value:crockford:8}{check}").parse(right.lower()) == ParsedId(
+            123_456_789, check=right[-1]
+        )
 
     @pytest.mark.parametrize(
         ("template", "wrong"),
@@ -337,12 +357,14 @@ class TestParse:
             ("{value:06d}{check}", "0000010"),
         ],
     )
-    def test_refuses_what_no_id_is_written_like(self, template: str, wrong: str) -> None:
+    def test_rejects_texts_of_no_id(self, template: str, wrong: str) -> None:
+        """A text that no id of the format has is rejected, with a short message."""
         with pytest.raises(InvalidRequest) as refused:
             compile_format(template).parse(wrong)
         assert refused.value.field == "text"
         assert len(refused.value.rule) < 400
 
     @given(value=st.integers(MIN_ID, MAX_ID))
-    def test_reads_plain_numbers(self, value: int) -> None:
-        assert compile_format("").parse(text("", value)) == Parts(value)
+    def test_reverses_plain_numbers(self, value: int) -> None:
+        """Decimal digits give any id back."""
+        assert compile_format("").parse(text("", value)) == ParsedId(value)

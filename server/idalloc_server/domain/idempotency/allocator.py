@@ -1,0 +1,354 @@
+"""Allocates ids for requests with a request id, so that a retry gets the same ids (P7)."""
+
+import asyncio
+import math
+from typing import NamedTuple
+
+import structlog
+
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import (
+    Refusal,
+    RequestIdBurned,
+    RequestIdReused,
+    SequenceAheadOfClock,
+    SequenceDeleted,
+    SequenceExhausted,
+    ServerDraining,
+    StoreUnavailable,
+)
+from idalloc_server.domain.idempotency.answer_log import AnswerLog
+from idalloc_server.domain.records import RecordedAllocation
+from idalloc_server.domain.retention import SeenRecords
+from idalloc_server.domain.sequences.calendar import date_at
+from idalloc_server.domain.sequences.formats import compile_format
+from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.store import Store, within_timeout
+
+# The most answers that one statement removes, and how often old answers are removed.
+PRUNE_BATCH_ROWS = 1000
+MAX_PRUNE_INTERVAL = 60.0
+PRUNES_PER_WINDOW = 10
+# The number of recorded answers that logs a warning, and how often they are counted.
+WARNING_ROWS = 1_000_000
+COUNT_INTERVAL = 60.0
+
+_log = structlog.get_logger("idalloc.request_ids")
+
+
+def with_date(taken: IdRange, wall: float) -> IdRange:
+    """Returns the range with its date as period, if its format has a date and the sequence has no reset."""
+    if taken.period or not taken.sequence.format or not compile_format(taken.sequence.format).has_date:
+        return taken
+    return taken._replace(period=date_at(taken.sequence, wall))
+
+
+class _Request(NamedTuple):
+    request_id: str
+    sequence: str
+    id_count: int
+    prefix: int
+
+
+class _GenerationProof(NamedTuple):
+    """Proof that a generation was current: its ids, and those of newer ones, may be issued until ``expires_at``.
+
+    A change that ends the generation was made after the proof, so it is effective later.
+    """
+
+    generation: int
+    sequence: Sequence
+    expires_at: float
+
+
+class _Call:
+    """A request in progress, shared by all callers that sent it to this node."""
+
+    def __init__(self, request: _Request) -> None:
+        self.request = request
+        self.callers = 0
+        # The allocated ids.
+        self.taken: IdRange | None = None
+        self.task: asyncio.Task[tuple[IdRange, int]]
+
+
+class IdempotentAllocator:
+    """Allocates ids for requests with a request id; records each answer in the store before it is returned.
+
+    The first recorded answer wins: if the store has an earlier one, its ids are returned and the new ones burned.
+    Not thread-safe: call all methods on one event loop.
+
+    Args:
+        allocator: Issues the ids.
+        store: Records the answers.
+        clock: The clock for leases and for dates in texts.
+        node: Name of this node in the recorded answers.
+        window: How long answers are kept, in seconds.
+        store_timeout: Timeout of a store call, in seconds.
+    """
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        store: Store,
+        clock: Clock,
+        *,
+        node: str,
+        window: float,
+        store_timeout: float,
+    ) -> None:
+        self._allocator = allocator
+        self._store = store
+        self._clock = clock
+        self._node = node
+        self._window = window
+        self._store_timeout = store_timeout
+        self._calls: dict[str, _Call] = {}
+        # Calls whose ids no caller has received yet.
+        self._undelivered: set[_Call] = set()
+        self._abandoned = False
+        self._seen_records = SeenRecords()
+        self._next_count_at = -math.inf
+        self._has_warned = False
+        self._answers = AnswerLog(store, store_timeout)
+
+    async def allocate(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[IdRange, int]:
+        """Allocates ids, or returns those of an earlier call with the same request id.
+
+        A call that is cancelled before it has ids takes none. Later, its answer is recorded for a retry.
+
+        Args:
+            sequence: The sequence's name.
+            count: Number of ids, at least 1.
+            request_id: The request id, in canonical form.
+            prefix: The node prefix.
+
+        Returns:
+            The ids, with the period or date of their texts, and the prefix of their texts.
+
+        Raises:
+            RequestIdReused: The request id was used for another sequence or count.
+            RequestIdBurned: The ids of an earlier call may not be issued any more.
+            Refusal: See ``Allocator.allocate``.
+        """
+        call = self._calls.get(request_id)
+        while call is not None and (call.request.sequence, call.request.id_count) != (sequence, count):
+            # The answer that it records decides this one.
+            await asyncio.wait({call.task})
+            call = self._calls.get(request_id)
+        if call is None:
+            call = self._start(_Request(request_id, sequence, count, prefix))
+        call.callers += 1
+        try:
+            await asyncio.wait({call.task})
+        except asyncio.CancelledError:
+            call.callers -= 1
+            if not call.callers:
+                self._abandon_call(call)
+            raise
+        if call.task.cancelled():
+            raise ServerDraining
+        if error := call.task.exception():
+            raise error.with_traceback(None)  # each raise by a waiting caller would extend it
+        taken, recorded_prefix = call.task.result()
+        if self._abandoned:
+            raise ServerDraining  # the ids are counted as burned
+        if self._clock.boot() >= taken.expires_at:
+            # The process was paused after the answer was recorded, so the lease has expired for all callers.
+            self._burn(call, BurnCause.EXPIRED)
+            raise _lease_expired(call.request)
+        self._undelivered.discard(call)
+        return taken, recorded_prefix
+
+    async def close(self) -> None:
+        """Waits for answers that are still being recorded for cancelled callers."""
+        if self._calls:
+            await asyncio.wait([call.task for call in self._calls.values()])
+
+    def abandon(self) -> None:
+        """Burns the ids that no caller has received, for a stop that cannot wait. Nothing may be allocated later."""
+        self._abandoned = True
+        for call in list(self._undelivered):
+            self._burn(call, BurnCause.CANCELLED if call.task.done() else BurnCause.UNKNOWN_OUTCOME)
+
+    async def run(self) -> None:
+        """Removes answers whose window has passed, in batches, until cancelled."""
+        while True:
+            try:
+                await self._prune()
+                await self._warn_of_many()
+            except Refusal as error:
+                _log.warning("request_ids_not_pruned", error=str(error))
+            await asyncio.sleep(min(self._window / PRUNES_PER_WINDOW, MAX_PRUNE_INTERVAL))
+
+    async def _prune(self) -> None:
+        """Removes answers that this process saw for at least their window, by its boot clock."""
+        newest = await within_timeout(self._store_timeout, self._store.newest_recorded())
+        now = self._clock.boot()
+        self._seen_records.note(newest, now)
+        retention = self._seen_records.retention(now, self._window)
+        if retention is None:
+            return
+        while await within_timeout(self._store_timeout, self._store.forget_recorded(retention, PRUNE_BATCH_ROWS)):
+            pass  # remove the next batch
+
+    async def _warn_of_many(self) -> None:
+        """Logs one warning if the store keeps very many answers."""
+        now = self._clock.boot()
+        if now < self._next_count_at:
+            return
+        self._next_count_at = now + COUNT_INTERVAL
+        rows = await within_timeout(self._store_timeout, self._store.count_recorded(WARNING_ROWS))
+        if rows >= WARNING_ROWS and not self._has_warned:
+            _log.warning(
+                "request_ids_piling_up",
+                rows=rows,
+                request_id_window=self._window,
+                next_step="lower request_id_window, or send fewer calls with a request_id; "
+                "each start of a node keeps all answers for another window",
+            )
+        self._has_warned = rows >= WARNING_ROWS
+
+    def _start(self, request: _Request) -> _Call:
+        call = self._calls[request.request_id] = _Call(request)
+        call.task = asyncio.get_running_loop().create_task(self._run(call), name=f"request {request.request_id}")
+        call.task.add_done_callback(_retrieve_exception)
+        return call
+
+    def _abandon_call(self, call: _Call) -> None:
+        """Cancels a call without callers, unless it has ids: their answer is recorded for a retry."""
+        if call.task.done():
+            self._burn(call, BurnCause.CANCELLED)
+        elif call.taken is None:
+            self._remove(call)
+            call.task.cancel()
+
+    def _remove(self, call: _Call) -> None:
+        if self._calls.get(call.request.request_id) is call:
+            del self._calls[call.request.request_id]
+
+    async def _run(self, call: _Call) -> tuple[IdRange, int]:
+        try:
+            return await self._allocate_and_record(call)
+        finally:
+            self._remove(call)
+
+    async def _allocate_and_record(self, call: _Call) -> tuple[IdRange, int]:
+        request = call.request
+        try:
+            taken = self._allocator.take(request.sequence, request.id_count)
+            if taken is None:
+                taken = await self._allocator.allocate(request.sequence, request.id_count)
+        except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
+            return await self._replay_or_raise(request, refusal)
+        call.taken = taken = with_date(taken, self._clock.wall())
+        self._undelivered.add(call)
+        allocation = RecordedAllocation(
+            request_id=request.request_id,
+            sequence=request.sequence,
+            first_id=taken.first_id,
+            id_count=taken.id_count,
+            step=taken.step,
+            generation=taken.generation,
+            period=taken.period,
+            prefix=request.prefix,
+            node=self._node,
+            window_ms=math.ceil(self._window * 1000),
+        )
+        try:
+            recorded = await self._answers.write(allocation)
+        except BaseException:
+            self._burn(call, BurnCause.UNKNOWN_OUTCOME)
+            raise
+        if _identity(recorded) != _identity(allocation):
+            self._burn(call, BurnCause.REPEATED)
+            return await self._replay(
+                request, recorded, _GenerationProof(taken.generation, taken.sequence, taken.expires_at)
+            )
+        if self._clock.boot() >= taken.expires_at:
+            self._burn(call, BurnCause.EXPIRED)
+            raise _lease_expired(request)
+        if not call.callers:
+            self._burn(call, BurnCause.CANCELLED)
+        return taken, request.prefix
+
+    async def _replay_or_raise(self, request: _Request, refusal: Refusal) -> tuple[IdRange, int]:
+        """Returns the ids of an earlier call with the same request id, such as the last ids, or raises ``refusal``."""
+        recorded = await within_timeout(self._store_timeout, self._store.recorded(request.request_id))
+        if recorded is None:
+            raise refusal
+        _check_same_request(request, recorded)
+        if isinstance(refusal, SequenceDeleted):
+            raise _burned(recorded)
+        return await self._replay(request, recorded, await self._prove_generation(recorded))
+
+    async def _replay(
+        self, request: _Request, recorded: RecordedAllocation, proof: _GenerationProof
+    ) -> tuple[IdRange, int]:
+        """Returns the recorded ids again, if they may still be issued."""
+        _check_same_request(request, recorded)
+        if recorded.generation > proof.generation:
+            # This node has not seen the change that began the generation, so its settings are outdated.
+            await self._allocator.forget(recorded.sequence)
+            proof = await self._prove_generation(recorded)
+        if recorded.generation != proof.generation:
+            raise _burned(recorded)
+        if self._clock.boot() >= proof.expires_at:
+            raise _lease_expired(request)
+        repeated = IdRange(
+            first_id=recorded.first_id,
+            id_count=recorded.id_count,
+            step=recorded.step,
+            generation=recorded.generation,
+            expires_at=proof.expires_at,
+            sequence=proof.sequence,
+            period=recorded.period,
+        )
+        return repeated, recorded.prefix
+
+    async def _prove_generation(self, recorded: RecordedAllocation) -> _GenerationProof:
+        try:
+            proof = await self._allocator.proof(recorded.sequence)
+        except SequenceDeleted:
+            raise _burned(recorded) from None
+        return _GenerationProof(proof.generation, proof.sequence, proof.expires_at)
+
+    def _burn(self, call: _Call, cause: BurnCause) -> None:
+        """Counts the ids of a call as burned, unless they are counted already or a caller has received them."""
+        taken = call.taken
+        if taken is not None and call in self._undelivered:
+            period = taken.period if taken.sequence.reset != Reset.NEVER else ""  # else it is the date of the texts
+            self._allocator.burned.add(call.request.sequence, period, cause, taken.id_count)
+        self._undelivered.discard(call)
+
+
+def _retrieve_exception(task: asyncio.Task[tuple[IdRange, int]]) -> None:
+    """Marks the task's exception as retrieved, so that asyncio does not log it if all callers are cancelled."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _identity(allocation: RecordedAllocation) -> tuple[str, int, str, int]:
+    """Returns what identifies the ids: numbers repeat in each period."""
+    return (allocation.sequence, allocation.generation, allocation.period, allocation.first_id)
+
+
+def _check_same_request(request: _Request, recorded: RecordedAllocation) -> None:
+    if (recorded.sequence, recorded.id_count) != (request.sequence, request.id_count):
+        # The caller may have no access to the other sequence, so the error does not name it.
+        ids = "1 id" if recorded.id_count == 1 else f"{recorded.id_count} ids"
+        same = recorded.sequence == request.sequence
+        raise RequestIdReused(request.request_id, f"{ids} of this sequence" if same else "another sequence")
+
+
+def _burned(recorded: RecordedAllocation) -> RequestIdBurned:
+    return RequestIdBurned(
+        recorded.request_id, recorded.first_id, recorded.first_id + (recorded.id_count - 1) * recorded.step
+    )
+
+
+def _lease_expired(request: _Request) -> StoreUnavailable:
+    return StoreUnavailable(f"the lease of sequence {request.sequence!r} expired before the reply")

@@ -1,0 +1,87 @@
+"""Records answers of idempotent requests in the store, with group commit (P7)."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import structlog
+
+from idalloc_server.domain.errors import Refusal, ServerDraining, StoreOutcomeUnknown
+from idalloc_server.domain.records import RecordedAllocation
+from idalloc_server.domain.store import Store, within_timeout
+
+# The most answers that one statement records.
+MAX_BATCH_ROWS = 200
+
+_log = structlog.get_logger("idalloc.request_ids")
+
+
+class _PendingAnswer(NamedTuple):
+    allocation: RecordedAllocation
+    recorded: asyncio.Future[RecordedAllocation]
+
+
+class AnswerLog:
+    """Records answers. One statement runs at a time; answers that arrive meanwhile share the next one.
+
+    Args:
+        store: The store.
+        store_timeout: Timeout of a store call, in seconds.
+    """
+
+    def __init__(self, store: Store, store_timeout: float) -> None:
+        self._store = store
+        self._store_timeout = store_timeout
+        self._waiting: deque[_PendingAnswer] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def write(self, allocation: RecordedAllocation) -> RecordedAllocation:
+        """Records an answer, unless its request id has one, and returns the recorded answer.
+
+        Raises:
+            StoreFailure: The write failed, or may have been applied.
+            ServerDraining: The server is stopping.
+        """
+        loop = asyncio.get_running_loop()
+        pending = _PendingAnswer(allocation, loop.create_future())
+        self._waiting.append(pending)
+        if self._task is None:
+            self._task = loop.create_task(self._run(), name="record answers")
+        return await pending.recorded
+
+    async def _run(self) -> None:
+        batch: list[_PendingAnswer] = []
+        try:
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH_ROWS))]
+                await self._write(batch)
+        finally:
+            # Answers are left only if the task was cancelled.
+            self._task = None
+            _fail([*batch, *self._waiting], ServerDraining())
+            self._waiting.clear()
+
+    async def _write(self, batch: list[_PendingAnswer]) -> None:
+        try:
+            recorded = await within_timeout(
+                self._store_timeout, self._store.record([pending.allocation for pending in batch])
+            )
+        except Refusal as refusal:
+            _fail(batch, refusal)
+            return
+        except Exception as error:
+            _log.exception("record_failed")
+            _fail(batch, error)
+            return
+        for pending in batch:
+            if not pending.recorded.done() and pending.allocation.request_id in recorded:
+                pending.recorded.set_result(recorded[pending.allocation.request_id])
+        _fail(batch, StoreOutcomeUnknown("the store did not return the answer recorded for the request_id"))
+
+
+def _fail(batch: Iterable[_PendingAnswer], error: Exception) -> None:
+    """Fails the answers that are still pending."""
+    for pending in batch:
+        if not pending.recorded.done():
+            pending.recorded.set_exception(error)
