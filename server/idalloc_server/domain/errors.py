@@ -264,7 +264,7 @@ class PermissionDenied(Refusal):
     def __init__(self, identity: str, role: str, sequence: str | None) -> None:
         where = "" if sequence is None else f" for sequence {sequence!r}"
         about = {} if sequence is None else {"sequence": sequence}
-        super().__init__(f"{identity!r} has not the role {role!r}{where}", identity=identity, role=role, **about)
+        super().__init__(f"identity {identity!r} lacks role {role!r}{where}", identity=identity, role=role, **about)
 
 
 class WorkerFailed(Refusal):
