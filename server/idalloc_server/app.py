@@ -25,9 +25,9 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc_server.auth.access import AccessPolicy
+from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.auth.client_certificates import ClientCertificates
-from idalloc_server.auth.door import Door
 from idalloc_server.config import Settings
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
@@ -93,15 +93,15 @@ async def serve(settings: Settings, role: ProcessMode) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, role.reloading.set)
     clock = SystemClock()
     access_file = AccessFile(settings.access) if settings.access else None
-    door = Door(
+    access_control = AccessControl(
         clock,
         settings.max_ids_per_call,
         access_file.read(may_be_empty=role.asks) if access_file else None,
-        asks=role.asks,
+        requires_authentication=role.asks,
         metadata_of=transport.metadata_reader(settings.transport),
         certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
     )
-    transport.check(settings, asks=door.asks)
+    transport.check(settings, asks=access_control.requires_authentication)
     certificates = None
     if settings.tls_cert:
         certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
@@ -127,9 +127,8 @@ async def serve(settings: Settings, role: ProcessMode) -> None:
             store_timeout=settings.store_timeout,
         )
         files = _Files(access_file, certificates)
-        node = _Node(
-            settings, role, clock, store, server, start_timestamps, await start_timestamps.start(), name, door, files
-        )
+        start = await start_timestamps.start()
+        node = _Node(settings, role, clock, store, server, start_timestamps, start, name, access_control, files)
         if role.shares_port:
             _bind(server, address, credentials)
         welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
@@ -186,14 +185,14 @@ class _Node:
         start_timestamps: StartTimestamps,
         start: StartTimestamp,
         name: str,
-        door: Door,
+        access_control: AccessControl,
         files: _Files,
     ) -> None:
         self._role = role
         self._server = server
         self._can_turn_away = transport.can_turn_away(settings.transport)
         self._start_timestamps = start_timestamps
-        self._door = door
+        self._access_control = access_control
         self._files = files
         allocation_config = AllocationConfig(
             settings.lease_ttl,
@@ -214,12 +213,12 @@ class _Node:
         self._metrics = CallMetrics()
         self._calls = RpcLayer(
             self._metrics,
-            door,
+            access_control,
             self._allocator.store_health,
             log_each=settings.log_level == "debug",
             push_back=transport.can_push_back(settings.transport),
         )
-        self._health = HealthServicer(_SERVICES, door.certificates)
+        self._health = HealthServicer(_SERVICES, access_control.certificates)
 
         self._request_ids = IdempotentAllocator(
             self._allocator,
@@ -251,7 +250,7 @@ class _Node:
         self._calls.wrap(node, _NODE)
         node_pb2_grpc.add_NodeServiceServicer_to_server(node, added)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, added)
-        self._reflection = reflection.enable(added, [*_SERVICES, SERVICE_NAME], door, self._calls)
+        self._reflection = reflection.enable(added, [*_SERVICES, SERVICE_NAME], access_control, self._calls)
 
     async def run(self, welcome: str) -> None:
         """Serves until a signal says stop, then drains. Before this such signals end the process at once."""
@@ -263,18 +262,18 @@ class _Node:
                 watches = [
                     self._role.watch(self._counts),
                     watch_burned(self._allocator.burned.pop_new),
-                    self._door.log_totals(),
+                    self._access_control.log_totals(),
                     self._calls.failed.run(),
-                    self._allocator.store_health.run(lambda error: self._health.turn_store(works=not error)),
+                    self._allocator.store_health.run(lambda error: self._health.set_store_serving(serving=not error)),
                     self._reload(),
                 ]
                 if self._files.access:
                     watches.append(self._files.access.follow(self._use))
                 background = [tasks.create_task(job) for job in (*jobs, *watches)]
                 await self._server.start()
-                await self._role.join(self._doc_ids, self._door, welcome)
-                self._health.turn(serving=True)
-                self._health.turn_store(works=True)  # it was opened, and a start timestamp was claimed
+                await self._role.join(self._doc_ids, self._access_control, welcome)
+                self._health.set_serving(serving=True)
+                self._health.set_store_serving(serving=True)  # it was opened, and a start timestamp was claimed
                 # What is here now stays: collections need not look at it again for every few calls.
                 gc.collect()
                 gc.freeze()
@@ -298,8 +297,8 @@ class _Node:
                 await asyncio.to_thread(self._files.certificates.reload)
 
     def _use(self, access: AccessPolicy) -> None:
-        self._door.use(access)
-        if self._door.asks:
+        self._access_control.use(access)
+        if self._access_control.requires_authentication:
             self._role.ask()
 
     def _counts(self) -> Counts:
@@ -316,12 +315,12 @@ class _Node:
             return max(0.0, began + timeout * share - loop.time())
 
         _log.info("draining", calls=self._metrics.in_flight, drain_timeout=timeout)
-        self._health.turn(serving=False)
+        self._health.set_serving(serving=False)
         if self._can_turn_away:
             self._calls.hold()
         else:
             self._calls.drain()
-        await self._calls.fall_silent(SILENT_SECONDS, within=min(FALL_SILENT_SECONDS, timeout / 2))
+        await self._calls.wait_until_quiet(SILENT_SECONDS, timeout=min(FALL_SILENT_SECONDS, timeout / 2))
         leaving = None
         if self._can_turn_away:
             leaving = asyncio.create_task(self._server.stop(left()))
@@ -329,9 +328,9 @@ class _Node:
         with suppress(TimeoutError):  # one that hangs is killed later
             await asyncio.wait_for(self._role.closed(), FALL_SILENT_SECONDS)
         self._calls.drain()
-        if not await self._calls.all_ended(within=left(STREAMS_SHARE)):
+        if not await self._calls.wait_for_calls(timeout=left(STREAMS_SHARE)):
             self._calls.end_streams()
-            await self._calls.all_ended(within=left())
+            await self._calls.wait_for_calls(timeout=left())
         self._health.end()
         self._reflection.end()
         if leaving:
@@ -343,12 +342,12 @@ class _Node:
         if leaving:
             await leaving
         # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count what they burn.
-        await self._calls.all_ended(within=1)
+        await self._calls.wait_for_calls(timeout=1)
 
     async def _release(self) -> None:
         """Gives back to the store what it may have back."""
         in_time = await self._has_released(self._close())
-        self._door.audit.log_totals()
+        self._access_control.audit.log_totals()
         self._calls.failed.log()
         for burn in self._allocator.burned.pop_new():
             log_burned(*burn)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from idalloc_server.auth.door import Door
+from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
 from idalloc_server.listen.address import Address
 from idalloc_server.rpc.node import Workers
@@ -65,7 +65,7 @@ class ProcessMode(Protocol):
         """
         ...
 
-    async def join(self, doc_ids: DocIdGenerator, door: Door, welcome: str) -> None:
+    async def join(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
         """Waits until the whole server serves, once this process does."""
         ...
 
@@ -125,7 +125,7 @@ class SingleProcess:
         """See ``ProcessMode.take``."""
         self._address = Address(listen)
 
-    async def join(self, doc_ids: DocIdGenerator, door: Door, welcome: str) -> None:
+    async def join(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
         """See ``ProcessMode.join``."""
         self._welcome = welcome
 

@@ -1,4 +1,4 @@
-"""Errors of the domain as google.rpc.Status."""
+"""The google.rpc.Status of the domain's errors."""
 
 import math
 from typing import NamedTuple
@@ -40,7 +40,7 @@ CODES = {
 
 
 class Status(NamedTuple):
-    """What a failed call is answered with."""
+    """The status and trailers of a failed call."""
 
     code: grpc.StatusCode
     message: str
@@ -48,7 +48,7 @@ class Status(NamedTuple):
 
 
 def from_refusal(refusal: Refusal) -> Status:
-    """Returns the status of a refused call, with the details that AIP-193 asks for."""
+    """Return the status of a refused call, with the details of AIP-193."""
     details: list[Message] = []
     trailers: list[tuple[str, str | bytes]] = []
     if isinstance(refusal, InvalidRequest):
@@ -64,16 +64,16 @@ def from_refusal(refusal: Refusal) -> Status:
         milliseconds = math.ceil(min(refusal.retry_after, LONGEST_RETRY_SECONDS) * 1000)
         retry.retry_delay.FromMilliseconds(milliseconds)
         details.append(retry)
-        # gRPC's own retry policy heeds this trailer and not RetryInfo. A caller who would only wait until its deadline
-        # is better told at once: -1 means not to retry.
+        # gRPC's own retry policy reads this trailer, not RetryInfo. -1 forbids a retry: a caller that would wait until
+        # its deadline fails at once instead.
         soon = refusal.retry_after <= LONGEST_PUSHBACK_SECONDS
         trailers.append((PUSHBACK, str(milliseconds if soon else -1)))
     return _status(refusal.reason, str(refusal), refusal.metadata, details, trailers)
 
 
 def internal() -> Status:
-    """Returns the status of a call that failed by a fault of the server."""
-    return _status("INTERNAL", "the server failed; its log says more", {}, [], [])
+    """Return the status of a call that failed by a fault of the server."""
+    return _status("INTERNAL", "internal error of the server; see its log", {}, [], [])
 
 
 def _status(

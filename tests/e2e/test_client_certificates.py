@@ -119,7 +119,7 @@ def test_an_ended_certificate_is_refused_on_resumption(tmp_path: Path, asks: boo
                 answer_of(lambda: list(messages)),
             ):
                 assert ended[0] == grpc.StatusCode.UNAUTHENTICATED, ended
-                assert "the client certificate ended at 20" in ended[1]
+                assert "the client certificate expired at 20" in ended[1]
         assert place.server.stop() == 0
 
 

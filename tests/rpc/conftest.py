@@ -20,8 +20,8 @@ from idalloc.v1 import (
     sequences_pb2_grpc,
 )
 from idalloc_server.auth.access import AccessPolicy
+from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.client_certificates import ClientCertificates
-from idalloc_server.auth.door import Door
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
@@ -60,7 +60,7 @@ class Served:
     doc_ids: DocIdGenerator
     calls: RpcLayer
     metrics: CallMetrics
-    door: Door
+    access_control: AccessControl
     health: HealthServicer
 
 
@@ -98,7 +98,7 @@ async def serving(
     access: AccessPolicy | None = None,
     *,
     credentials: grpc.ServerCredentials | None = None,
-    door_clock: Clock | None = None,
+    auth_clock: Clock | None = None,
     max_ids: int = MAX_IDS_PER_CALL,
 ) -> AsyncIterator[Served]:
     """Serves until the end of the block.
@@ -108,12 +108,14 @@ async def serving(
         access: Who may do what; None asks nobody.
         credentials: The server's, for TLS with certificates of clients; its port is localhost's then, and ``channel``
             cannot be used.
-        door_clock: The clock of quotas, and of certificates' ends; None for the machine's own.
+        auth_clock: The clock of quotas, and of certificates' ends; None for the machine's own.
         max_ids: The most ids of a call.
     """
     clock = SystemClock()
-    certificates = ClientCertificates(door_clock or clock) if credentials else None
-    door = Door(door_clock or clock, max_ids, access, metadata_of=metadata_reader(transport), certificates=certificates)
+    certificates = ClientCertificates(auth_clock or clock) if credentials else None
+    access_control = AccessControl(
+        auth_clock or clock, max_ids, access, metadata_of=metadata_reader(transport), certificates=certificates
+    )
     store = MemoryStore(clock)
     start_timestamps = StartTimestamps(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)
     start = await start_timestamps.start()
@@ -122,7 +124,7 @@ async def serving(
         store, clock, AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
     )
     metrics = CallMetrics()
-    calls = RpcLayer(metrics, door, allocator.store_health, log_each=True, push_back=can_push_back(transport))
+    calls = RpcLayer(metrics, access_control, allocator.store_health, log_each=True, push_back=can_push_back(transport))
     server = make_server(transport, reuse_port=False)
 
     request_ids = IdempotentAllocator(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
@@ -137,10 +139,10 @@ async def serving(
     sequences = SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0))
     calls.wrap(sequences, sequences_pb2.DESCRIPTOR.services_by_name["SequenceService"])
     sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, added)
-    reflection.enable(added, services, door, calls)
+    reflection.enable(added, services, access_control, calls)
     health = HealthServicer(services, certificates)
-    health.turn(serving=True)
-    health.turn_store(works=True)
+    health.set_serving(serving=True)
+    health.set_store_serving(serving=True)
     health_pb2_grpc.add_HealthServicer_to_server(health, added)
 
     if credentials is None:
@@ -161,7 +163,7 @@ async def serving(
             doc_ids=doc_ids,
             calls=calls,
             metrics=metrics,
-            door=door,
+            access_control=access_control,
             health=health,
         )
     await server.stop(None)

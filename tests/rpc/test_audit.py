@@ -102,7 +102,7 @@ class TestSequences:
                     await guarded.ids.AllocateRange(
                         id_allocator_pb2.AllocateRangeRequest(sequence="orders"), metadata=bearer("read"), timeout=20
                     )
-            guarded.door.audit.log_totals()
+            guarded.access_control.audit.log_totals()
         *single, last = events(logs)
         assert BURST <= len(single) < BURST + 20
         assert (last["subject"], last["reason"]) == ("identity:read", "PERMISSION_DENIED")

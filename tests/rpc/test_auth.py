@@ -24,7 +24,7 @@ from idalloc.v1 import (
 )
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, ROLES, AccessPolicy, Role
-from idalloc_server.auth.door import RULES
+from idalloc_server.auth.authorize import RULES
 from idalloc_server.domain.administration import paging
 from tests.rpc.conftest import Served
 from tests.support.identities import TOKENS, bearer, known
@@ -217,7 +217,7 @@ async def test_another_file_lets_others_in_and_ends_the_streams_of_those_who_are
     other = guarded.ids.StreamRanges(request, metadata=bearer("narrow"))
     for each in (stream, other):
         await anext(aiter(each))
-    guarded.door.use(AccessPolicy([known("narrow", allocate=["mine"])]))
+    guarded.access_control.use(AccessPolicy([known("narrow", allocate=["mine"])]))
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         async with asyncio.timeout(20):
             async for _ in stream:
@@ -232,5 +232,5 @@ async def test_another_file_lets_others_in_and_ends_the_streams_of_those_who_are
     path = "/idalloc.v1.IdAllocatorService/AllocateRange"
     assert await ask(guarded, path, bearer("allocate")) == "UNAUTHENTICATED"
     assert await ask(guarded, path, bearer("narrow")) == ""
-    guarded.door.use(AccessPolicy())
+    guarded.access_control.use(AccessPolicy())
     assert await ask(guarded, path, bearer("narrow")) == "UNAUTHENTICATED"

@@ -125,14 +125,14 @@ async def test_a_draining_server_refuses_new_calls_and_lets_streams_end(served: 
     details = details_of(failed.value)
     assert (details.code, details.info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVER_DRAINING")
     assert details.retry.retry_delay.ToMilliseconds() > 0
-    assert not await served.calls.all_ended(within=0.05)
+    assert not await served.calls.wait_for_calls(timeout=0.05)
     served.calls.end_streams()
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         async for reply in stream:
             assert reply.range.first_id > received
             received = reply.range.last_id
     assert details_of(failed.value).info.reason == "SERVER_DRAINING"
-    assert await served.calls.all_ended(within=1)
+    assert await served.calls.wait_for_calls(timeout=1)
     assert served.metrics.in_flight == 0
 
 
@@ -141,7 +141,7 @@ async def test_a_held_call_waits_for_its_refusal(served: Served) -> None:
     served.calls.hold()
     call = asyncio.ensure_future(served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders")))
     await until(lambda: served.metrics.started == 1)
-    assert await served.calls.all_ended(within=0)  # of those that run
+    assert await served.calls.wait_for_calls(timeout=0)  # of those that run
     assert not call.done()
     served.calls.drain()
     with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -172,4 +172,4 @@ async def test_many_cancelled_calls_leave_nothing_in_flight(served: Served) -> N
     for call in calls:
         call.cancel()
     served.calls.drain()
-    assert await served.calls.all_ended(within=2)
+    assert await served.calls.wait_for_calls(timeout=2)

@@ -154,7 +154,7 @@ async def test_a_name_matches_with_its_type_only(
 async def test_every_call_sees_that_a_certificate_has_ended(authority: trustme.CA, access: AccessPolicy | None) -> None:
     """Each kind of method, a stream that runs, and a right token are refused on a connection that was made before."""
     clock = FakeClock(wall=time())
-    async with serving("grpcio", access, credentials=server_credentials(authority), door_clock=clock) as served:
+    async with serving("grpcio", access, credentials=server_credentials(authority), auth_clock=clock) as served:
         credentials = issue(authority, x509.DNSName("billing.example.org"), seconds=600).trust(authority)
         async with grpc.aio.secure_channel(served.address, credentials) as channel:
             ids: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
@@ -177,10 +177,10 @@ async def test_every_call_sees_that_a_certificate_has_ended(authority: trustme.C
             clock.wall_seconds += 2
             # The first ten refusals of a host say why; later ones are counted.
             for call in (*calls, lambda: calls[0](bearer("allocate"))):
-                with pytest.raises(grpc.aio.AioRpcError, match="the client certificate ended at 20") as failed:
+                with pytest.raises(grpc.aio.AioRpcError, match="the client certificate expired at 20") as failed:
                     await call()
                 assert details_of(failed.value).info.reason == "UNAUTHENTICATED"
-            with pytest.raises(grpc.aio.AioRpcError, match="the client certificate ended at 20"):
+            with pytest.raises(grpc.aio.AioRpcError, match="the client certificate expired at 20"):
                 while await stream.read():
                     pass
 
@@ -192,7 +192,7 @@ def shown(pem: bytes, name: str) -> Any:
 
 def test_a_certificate_is_read_once_and_few_are_kept(authority: trustme.CA) -> None:
     """What is known of certificates is bounded, and costs no parsing at each call."""
-    certificates = ClientCertificates(FakeClock(wall=time()), most=2)
+    certificates = ClientCertificates(FakeClock(wall=time()), max_certificates=2)
     first, second, third = (issue(authority, x509.DNSName("x")).cert for _ in range(3))
     assert certificates.check(shown(first, "read")) == ("dns:read",)
     assert certificates.check(shown(first, "known by its bytes")) == ("dns:read",)
@@ -200,7 +200,7 @@ def test_a_certificate_is_read_once_and_few_are_kept(authority: trustme.CA) -> N
     assert certificates.check(shown(first, "known by its bytes")) == ("dns:read",)
     certificates.check(shown(third, "x"))
     assert certificates.check(shown(first, "read again")) == ("dns:read again",)
-    assert len(certificates._known) == 2
+    assert len(certificates._parsed) == 2
 
 
 def of_version_7() -> bytes:

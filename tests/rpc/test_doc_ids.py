@@ -124,4 +124,4 @@ async def test_an_endless_stream_can_be_cancelled(served: Served) -> None:
     assert first.runs[0].id_count == 10_000
     stream.cancel()
     served.calls.drain()
-    assert await served.calls.all_ended(within=2)
+    assert await served.calls.wait_for_calls(timeout=2)

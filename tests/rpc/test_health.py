@@ -31,7 +31,7 @@ def asked(service: str = "") -> health_pb2.HealthCheckRequest:
 async def test_each_service_is_told_and_no_other(stub: Any, guarded: Served) -> None:
     listed = (await stub.List(health_pb2.HealthListRequest(), timeout=20)).statuses  # type: ignore[attr-defined]
     assert {name: each.status for name, each in listed.items()} == dict.fromkeys(SERVICES | {"store"}, SERVING)
-    guarded.health.turn(serving=False)
+    guarded.health.set_serving(serving=False)
     for service in SERVICES:
         assert (await stub.Check(asked(service), timeout=20)).status == NOT_SERVING
     with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -43,7 +43,7 @@ async def test_health_names_the_check_that_fails(stub: Any, guarded: Served) -> 
     """A store that fails is a check of its own: the server may still serve from its leases."""
     replies = aiter(stub.Watch(asked("store"), timeout=20))
     assert (await anext(replies)).status == SERVING
-    guarded.health.turn_store(works=False)
+    guarded.health.set_store_serving(serving=False)
     assert (await anext(replies)).status == NOT_SERVING
     listed = (await stub.List(health_pb2.HealthListRequest(), timeout=20)).statuses  # type: ignore[attr-defined]
     assert {name for name, each in listed.items() if each.status != SERVING} == {"store"}
@@ -54,10 +54,10 @@ async def test_who_watches_learns_each_change_once(stub: Any, guarded: Served) -
     unknown = aiter(stub.Watch(asked("none"), timeout=20))
     assert (await anext(unknown)).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     assert (await anext(replies)).status == SERVING
-    guarded.health.turn(serving=True)
-    guarded.health.turn(serving=False)
+    guarded.health.set_serving(serving=True)
+    guarded.health.set_serving(serving=False)
     assert (await anext(replies)).status == NOT_SERVING
-    guarded.health.turn(serving=True)
+    guarded.health.set_serving(serving=True)
     assert (await anext(replies)).status == SERVING
 
 
@@ -73,7 +73,7 @@ async def test_who_reads_nothing_keeps_no_other_waiting(stub: Any, guarded: Serv
             stack.enter_context(await asyncio.to_thread(watch_and_read_nothing))
         replies = aiter(stub.Watch(asked(), timeout=20))
         assert (await anext(replies)).status == SERVING
-        guarded.health.turn(serving=False)
+        guarded.health.set_serving(serving=False)
         assert (await anext(replies)).status == NOT_SERVING
 
 

@@ -54,7 +54,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 async def metered(transport: str, clock: FakeClock) -> AsyncIterator[Served]:
-    async with serving(transport, ACCESS, door_clock=clock) as served:
+    async with serving(transport, ACCESS, auth_clock=clock) as served:
         yield served
 
 
@@ -139,7 +139,7 @@ async def test_requests_that_cannot_be_read_count_as_calls(metered: Served) -> N
 
 
 async def test_no_kind_of_call_has_more_ids_than_are_counted(transport: str, clock: FakeClock) -> None:
-    async with serving(transport, ACCESS, door_clock=clock, max_ids=100) as served:
+    async with serving(transport, ACCESS, auth_clock=clock, max_ids=100) as served:
         call: Any
         for call, request in (
             (served.ids.GenerateDocId, pb.GenerateDocIdRequest(id_count=101)),
@@ -169,7 +169,7 @@ async def test_each_question_to_reflection_counts_and_asks_who_calls(metered: Se
         for _ in range(2):
             await call.write(question)
             assert await call.read()
-        metered.door.use(access)
+        metered.access_control.use(access)
         await call.write(question)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await call.read()
@@ -240,11 +240,11 @@ async def test_a_stream_that_waits_ends_when_the_server_stops(metered: Served) -
 
 async def test_where_another_process_asks_who_calls_running_streams_are_asked_too(transport: str) -> None:
     access = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
-    async with serving(transport, access, door_clock=FakeClock()) as served:
+    async with serving(transport, access, auth_clock=FakeClock()) as served:
         request = pb.StreamRangesRequest(sequence="orders", total_id_count=10**12, chunk_id_count=1)
         replies = aiter(served.ids.StreamRanges(request, timeout=20))
         await anext(replies)
-        served.door.ask()
+        served.access_control.require_authentication()
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             while True:
                 await anext(replies)
@@ -271,7 +271,7 @@ async def test_too_many_wrong_tokens_are_limited_and_the_right_one_still_opens(
             assert details.info.metadata["subject"] == "host:127.0.0.1"
             assert 0 < details.retry.retry_delay.ToMilliseconds() <= 1000
         await allocate(metered, "free")
-        metered.door.audit.log_totals()
+        metered.access_control.audit.log_totals()
         clock.advance(1)
         assert (await refused(metered, SECRET)).info.reason == "UNAUTHENTICATED"
     audited = [line for line in logs if line["event"] == "audit"]
@@ -285,8 +285,8 @@ async def test_quota_refusals_are_told_in_sum(metered: Served) -> None:
         await allocate(metered, "billing", 200)
         for _ in range(5):
             await refused(metered, "billing")
-        metered.door.audit.log_totals()
-        metered.door.audit.log_totals()
+        metered.access_control.audit.log_totals()
+        metered.access_control.audit.log_totals()
     [line] = [line for line in logs if line["event"] == "audit"]
     assert line["count"] == 5
     assert (line["identity"], line["code"], line["reason"]) == ("billing", "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
@@ -295,7 +295,7 @@ async def test_quota_refusals_are_told_in_sum(metered: Served) -> None:
 
 async def test_quotas_of_sequences_are_kept_where_nobody_is_asked(transport: str) -> None:
     access = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
-    async with serving(transport, access, door_clock=FakeClock()) as served:
+    async with serving(transport, access, auth_clock=FakeClock()) as served:
         for _ in range(3):
             await allocate(served, "nobody", sequence="orders")
         await allocate(served, "nobody", sequence="shared")

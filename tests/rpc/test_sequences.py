@@ -13,7 +13,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
-from idalloc_server.auth.door import Door
+from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
@@ -52,8 +52,8 @@ async def served() -> AsyncIterator[Served]:
         store, clock, AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
     )
     servicer = SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0))
-    door = Door(clock, max_ids_per_call=1_000)
-    calls = RpcLayer(CallMetrics(), door, allocator.store_health, log_each=False)
+    access_control = AccessControl(clock, max_ids_per_call=1_000)
+    calls = RpcLayer(CallMetrics(), access_control, allocator.store_health, log_each=False)
     calls.wrap(servicer, pb.DESCRIPTOR.services_by_name["SequenceService"])
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     sequences_pb2_grpc.add_SequenceServiceServicer_to_server(servicer, server)
@@ -293,7 +293,7 @@ async def test_a_row_that_cannot_be_read_is_named_and_not_left_out_of_a_list(ser
     details = await refused(served.sequences.ListSequences(pb.ListSequencesRequest()))
     assert (details.code, details.info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_INVALID")
     assert details.info.metadata["sequence"] == "bills"
-    for word in ("'bills'", "GetSequence", "mend", "name_prefix"):
+    for word in ("'bills'", "GetSequence", "repair", "name_prefix"):
         assert word in details.message
 
 

@@ -12,11 +12,11 @@ import structlog
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from idalloc_server.auth.door import Context
 from idalloc_server.config import Settings
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences.model import MAX_ID
+from idalloc_server.grpc_types import Context
 from idalloc_server.listen import transport as transports
 from tests.rpc.conftest import Served
 from tests.support.rpc_errors import details_of
@@ -62,7 +62,7 @@ class TestSlowReaders:
                 streams = [stub.StreamDocIds(ENDLESS) for _ in range(READERS)]
                 await until_stalled(served, len(streams))
             served.calls.drain()
-            assert await served.calls.all_ended(within=10)
+            assert await served.calls.wait_for_calls(timeout=10)
         assert served.metrics.method("/idalloc.v1.IdAllocatorService/StreamDocIds").handled == {"CANCELLED": READERS}
         assert not [line for line in logs if line["log_level"] == "error"]
 
@@ -78,7 +78,7 @@ class TestSlowReaders:
         streams = [served.ids.StreamDocIds(ENDLESS) for _ in range(READERS)]
         await until_stalled(served, len(streams))
         await asyncio.wait_for(served.server.stop(None), 10)
-        assert await served.calls.all_ended(within=1)
+        assert await served.calls.wait_for_calls(timeout=1)
         assert served.metrics.in_flight == 0
 
 
@@ -97,7 +97,7 @@ class TestClientsThatLeave:
             await asyncio.to_thread(read_some_and_leave)
             await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=10)
             served.calls.drain()
-            assert await served.calls.all_ended(within=10)
+            assert await served.calls.wait_for_calls(timeout=10)
         assert served.metrics.method("/idalloc.v1.IdAllocatorService/StreamDocIds").handled == {"CANCELLED": 4}
         assert not [line for line in logs if line["log_level"] == "error"]
 
@@ -112,7 +112,7 @@ class TestDeadlines:
         assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert issued
         served.calls.drain()
-        assert await served.calls.all_ended(within=5)
+        assert await served.calls.wait_for_calls(timeout=5)
         assert served.metrics.method("/idalloc.v1.IdAllocatorService/StreamRanges").handled == {"CANCELLED": 1}
         assert served.allocator.burned.by_cause[BurnCause.CANCELLED] in (0, 100)
 

@@ -6,7 +6,7 @@ from math import ceil
 
 from idalloc._core import defaults, pool, requests, resumption
 from idalloc_server import app
-from idalloc_server.auth import door, rejected_callers
+from idalloc_server.auth import authorize, rejected_callers
 from idalloc_server.config import Settings, load
 from idalloc_server.domain import generations, retention
 from idalloc_server.domain.administration import paging, summary
@@ -73,7 +73,9 @@ def of_protos() -> Claims:
     id_range = f"{power(model.MIN_ID)} to {power(model.MAX_ID)}"
     lease_sizes = f"0 to {number(validation.MAX_LEASE_SIZE)}"
     texts, chunk = number(id_allocator.MAX_TEXTS_PER_MESSAGE), number(id_allocator.DEFAULT_CHUNK)
-    default_of = {method.rpartition("/")[2]: rule.default for method, rule in door.RULES.items() if rule.ids}
+    default_of = {
+        method.rpartition("/")[2]: rule.default_count for method, rule in authorize.RULES.items() if rule.count_field
+    }
     assert default_of["StreamRanges"] == default_of["StreamDocIds"] == id_allocator.DEFAULT_CHUNK
     mysql = f"1 to {generator.MAX_STEP}"
     assert mysql == bounds("auto_increment_offset") == bounds("auto_increment_increment")
@@ -246,7 +248,7 @@ def copies() -> list[tuple[float, float]]:
     return [
         *of_terms,
         (retention.OLD_WINDOW, default("request_id_window")),
-        (door.DEFAULT_CHUNK, id_allocator.DEFAULT_CHUNK),
+        (authorize.DEFAULT_CHUNK, id_allocator.DEFAULT_CHUNK),
         (requests.MOST_UUIDS, id_allocator.MAX_TEXTS_PER_MESSAGE),
         (pool.LARGEST, default("max_ids_per_call")),
     ]

@@ -1,4 +1,4 @@
-"""Who may do what: identities, their roles, and for which sequences."""
+"""The access policy: identities, their roles on sequences, and quotas."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from idalloc_server.domain.sequences.patterns import ANY, Patterns
 
-# What a call is for. No Enum: looking one up in a dict costs a call several times as much.
+# Not an Enum: it costs several times as much as a dict key.
 Role = Literal["allocate", "read", "admin"]
 ALLOCATE: Final = "allocate"
 READ: Final = "read"
@@ -18,17 +18,16 @@ ROLES: tuple[Role, ...] = (ALLOCATE, READ, ADMIN)
 
 @dataclass(frozen=True)
 class Identity:
-    """Somebody who calls.
+    """A caller that the access file names.
 
     Attributes:
-        name: The name, for people and logs.
-        tokens: SHA-256 of each token. They are random and long, so that nobody can try all: a hash that is slow on
-            purpose, as for passwords, would cost each call and protect nothing more.
+        name: The name, for errors and the audit log.
+        tokens: The SHA-256 of each token. Tokens are long and random, so a slow password hash would add no protection.
         certificates: Names in client certificates (SANs) with their types, such as ``dns:billing.example.org``.
-        roles: For which sequences it has each role.
-        ids_per_second: How many ids it may take, None for any number.
-        calls_per_second: How many calls it may make.
-        streams: How many streams it may have at a time.
+        roles: The sequences on which the identity has each role.
+        ids_per_second: The quota of ids, None for no limit.
+        calls_per_second: The quota of calls, None for no limit.
+        streams: The largest number of open streams, None for no limit.
     """
 
     name: str
@@ -39,29 +38,24 @@ class Identity:
     calls_per_second: int | None = None
     streams: int | None = None
 
-    def may(self, role: Role, sequence: str | None) -> bool:
-        """Tells whether it has a role.
-
-        Args:
-            role: The role.
-            sequence: For which sequence; None for what belongs to none, as document ids: for any one, then.
-        """
+    def has_role(self, role: Role, sequence: str | None) -> bool:
+        """Return whether the identity has a role on a sequence; on any one if ``sequence`` is None."""
         patterns = self.roles[role]
         return bool(patterns) if sequence is None else patterns.match(sequence)
 
 
-# Who calls where nobody is asked.
+# Every caller, if authentication is not required.
 ANONYMOUS = Identity("anonymous", roles=dict.fromkeys(ROLES, Patterns([ANY])))
 
 
 @dataclass(frozen=True)
 class SequenceQuota:
-    """What all callers together may take of each sequence whose name matches.
+    """The quota that all callers share on each matching sequence.
 
     Attributes:
-        sequence: The pattern.
-        ids_per_second: How many ids, None for any number.
-        calls_per_second: How many calls.
+        sequence: The pattern of the sequences' names.
+        ids_per_second: The quota of ids, None for no limit.
+        calls_per_second: The quota of calls, None for no limit.
     """
 
     sequence: Patterns
@@ -70,11 +64,11 @@ class SequenceQuota:
 
 
 class AccessPolicy:
-    """All identities and quotas, as they are at the moment. Nothing in it changes.
+    """All identities and quotas. Immutable: a reload makes another policy.
 
     Args:
-        identities: Those who may call; no two have a name, a token or a certificate in common.
-        quotas: Quotas of sequences; the first one that matches counts.
+        identities: The identities. No two share a name, a token or a certificate.
+        quotas: The quotas of sequences. The first matching one applies.
     """
 
     def __init__(self, identities: Iterable[Identity] = (), quotas: Iterable[SequenceQuota] = ()) -> None:
@@ -85,20 +79,20 @@ class AccessPolicy:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has neither an identity nor a quota, as an access file without entries."""
+        """Whether the policy has neither an identity nor a quota."""
         return not self.identities and not self.quotas
 
-    def by_token(self, token: str) -> Identity | None:
-        """Returns whose token it is.
+    def find_by_token(self, token: str) -> Identity | None:
+        """Return the identity that has a token.
 
-        How long this takes tells nothing of the tokens: what is looked up is a digest, of which nobody who guesses can
-        choose a part, and then it is compared in constant time.
+        The time that this takes reveals nothing about the tokens: the lookup key is a digest, of which an attacker
+        cannot choose a part, and digests are compared in constant time.
         """
         digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
         found = self._by_token.get(digest)
         return found[1] if found is not None and compare_digest(found[0], digest) else None
 
-    def by_certificate(self, names: Iterable[str]) -> Identity | None:
-        """Returns whose certificate has these names, types included; None where several identities share them."""
+    def find_by_certificate(self, names: Iterable[str]) -> Identity | None:
+        """Return the identity that has any of a certificate's typed names; None if several identities match."""
         found = {id(each): each for name in names if (each := self._by_certificate.get(name)) is not None}
         return found.popitem()[1] if len(found) == 1 else None

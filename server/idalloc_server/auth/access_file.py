@@ -1,9 +1,9 @@
-"""The access file: who may do what, in TOML. Read at the start, and again whenever it changes."""
+"""The access file: identities, roles and quotas in TOML. The server reads it at the start and after each change."""
 
 import asyncio
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -20,49 +20,49 @@ from idalloc_server.domain.errors import StartRefused, unreadable
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.text import is_safe
 
-# How often it is looked whether the file has changed.
-LOOK_SECONDS = 1.0
-# A file that is wrong is told again after so many looks: until it is mended, nobody is shut out by it.
-LOOKS_UNTIL_TOLD_AGAIN = 60
+# How often the server checks whether the file has changed.
+POLL_SECONDS = 1.0
+# After how many checks the log repeats the error of an invalid file. The previous file stays active until then.
+POLLS_UNTIL_LOGGED_AGAIN = 60
 
-# What a name in a certificate is: the types of names (SANs) that are compared.
+# The types of names in certificates (SANs).
 NAME_TYPES = ("dns", "uri", "ip", "email")
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# As `idalloc token new` makes them.
+# The form of the tokens that `idalloc token new` makes.
 _TOKEN = re.compile(r"idalloc_[\w-]{43}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# What tells that a file was changed: inode, size, times of its content and of its state; empty where it is missing.
-_Stat = tuple[int, ...]
+# The state of a file that changes with its content: inode, size, mtime and ctime; empty if the file is missing.
+_State = tuple[int, ...]
 _log = structlog.get_logger("idalloc")
 
 
-def _digest(value: str) -> str:
+def _check_digest(value: str) -> str:
     value = value.lower()
     if not _DIGEST.fullmatch(value):
-        # What stands there may be the token itself: it is never repeated.
-        raise ValueError("must be the SHA-256 of a token, 64 hexadecimal digits, as `idalloc token new` prints it")
+        # The value may be the token itself: never print it.
+        raise ValueError("must be the SHA-256 of a token: 64 hexadecimal digits, as `idalloc token new` prints it")
     return value
 
 
-def _pattern(value: str) -> str:
+def _check_pattern(value: str) -> str:
     if not 0 < len(value) <= 255 or _CONTROL.search(value):
-        raise ValueError("must be 1 to 255 characters, and no control characters")
+        raise ValueError("must be 1 to 255 characters without control characters")
     return value
 
 
-def _name(value: str) -> str:
-    if not is_safe(_pattern(value)):
-        raise ValueError("must not have line separators or bidirectional marks: it goes into errors and the audit")
+def _check_name(value: str) -> str:
+    if not is_safe(_check_pattern(value)):
+        raise ValueError("must not contain line separators or bidirectional marks: errors and the audit log show it")
     return value
 
 
-def _certificates(values: tuple[str, ...]) -> tuple[str, ...]:
-    for value in map(_name, values):
+def _check_certificates(values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in map(_check_name, values):
         if _TOKEN.search(value):
-            # A token is never repeated.
+            # Never print a token.
             raise ValueError("must be names in certificates; a token's SHA-256 goes into token_sha256")
-    typed = tuple(map(_typed, values))
+    typed = tuple(map(_add_type, values))
     for value in values:
         if value.partition(":")[0] not in NAME_TYPES:
             line = ", ".join(map(dumps, typed))
@@ -70,23 +70,23 @@ def _certificates(values: tuple[str, ...]) -> tuple[str, ...]:
     return typed
 
 
-def _typed(value: str) -> str:
-    """Returns a name in a certificate with its type, or with the one that it most likely has."""
-    kind, _, name = value.partition(":")
-    if kind == "ip":
+def _add_type(value: str) -> str:
+    """Return a name in a certificate with its type; a missing type is guessed."""
+    name_type, _, name = value.partition(":")
+    if name_type == "ip":
         try:
             return f"ip:{ip_address(name)}"
         except ValueError:
-            raise ValueError(f"{value!r} is no IP address") from None
-    if kind.lower() in NAME_TYPES:
-        return f"{kind.lower()}:{name}"
+            raise ValueError(f"{value!r} is not an IP address") from None
+    if name_type.lower() in NAME_TYPES:
+        return f"{name_type.lower()}:{name}"
     with suppress(ValueError):
         return f"ip:{ip_address(value)}"
     return f"{'uri' if '://' in value else 'email' if '@' in value else 'dns'}:{value}"
 
 
-# A sequence that was created by an older version may have what no new name may have, so patterns may have it too.
-_Names = tuple[Annotated[str, AfterValidator(_pattern)], ...]
+# Patterns may contain what names may not: an older version may have created a sequence with such a name.
+_Patterns = tuple[Annotated[str, AfterValidator(_check_pattern)], ...]
 _Limit = Annotated[int, Field(ge=1, le=2**53, strict=True)]
 
 
@@ -94,220 +94,218 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class _Identity(_Entry):
-    name: Annotated[str, AfterValidator(_name)]
-    token_sha256: tuple[Annotated[str, AfterValidator(_digest)], ...] = ()
-    certificate: Annotated[tuple[str, ...], AfterValidator(_certificates)] = ()
-    allocate: _Names = ()
-    read: _Names = ()
-    admin: _Names = ()
+class _IdentityEntry(_Entry):
+    name: Annotated[str, AfterValidator(_check_name)]
+    token_sha256: tuple[Annotated[str, AfterValidator(_check_digest)], ...] = ()
+    certificate: Annotated[tuple[str, ...], AfterValidator(_check_certificates)] = ()
+    allocate: _Patterns = ()
+    read: _Patterns = ()
+    admin: _Patterns = ()
     ids_per_second: _Limit | None = None
     calls_per_second: _Limit | None = None
     streams: _Limit | None = None
 
     @model_validator(mode="after")
-    def _can_be_known(self) -> "_Identity":
+    def _check_credentials(self) -> "_IdentityEntry":
         if not self.token_sha256 and not self.certificate:
-            raise ValueError("token_sha256: must be given, or certificate: how else is the caller to be known?")
+            raise ValueError("token_sha256 or certificate is required")
         if self.name == ANONYMOUS.name:
-            raise ValueError(f"name: {self.name!r} means those whom nobody knows; take another one")
+            raise ValueError(f"name: {self.name!r} is reserved for unauthenticated callers; choose another name")
         return self
 
 
-class _Quota(_Entry):
-    sequence: Annotated[str, AfterValidator(_pattern)]
+class _QuotaEntry(_Entry):
+    sequence: Annotated[str, AfterValidator(_check_pattern)]
     ids_per_second: _Limit | None = None
     calls_per_second: _Limit | None = None
 
     @model_validator(mode="after")
-    def _limits(self) -> "_Quota":
+    def _check_limits(self) -> "_QuotaEntry":
         if self.ids_per_second is None and self.calls_per_second is None:
-            raise ValueError("ids_per_second: must be given, or calls_per_second")
+            raise ValueError("ids_per_second or calls_per_second is required")
         return self
 
 
 class AccessFile:
-    """The file at a path.
+    """The access file at a path.
 
     Args:
-        path: Where it is.
+        path: The path.
     """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        # What was read last, as a stat shows it; None before, and where that failed.
-        self._seen: _Stat | None = None
-        self._reloading = asyncio.Event()
-        # Not the loop's own: slow readers may have all threads of that, see transport.py.
+        # The state of the file when it was last read; None before, and after a failure.
+        self._last_state: _State | None = None
+        self._reload_requested = asyncio.Event()
+        # Not the event loop's executor: slow readers may occupy all its threads, see transport.py.
         self._reader = ThreadPoolExecutor(1, "access")
 
     def read(self, *, may_be_empty: bool = False) -> AccessPolicy:
-        """Reads it.
+        """Read the file.
 
         Args:
-            may_be_empty: Whether a file that is missing, or has no entry, authorizes nobody; else it is refused.
+            may_be_empty: Whether a file that is missing or has no entry gives an empty policy, which rejects every
+                call; otherwise it is an error.
 
         Raises:
-            FileUnreadable: It cannot be read.
-            StartRefused: Something in it is wrong: the message names the entry and the fix, and nothing that may be
-                secret.
+            FileUnreadable: The file cannot be read.
+            StartRefused: The file is invalid. The message names the entry and the fix, and never contains a secret.
         """
-        self._seen = None  # until it was read: what fails now is tried again
+        self._last_state = None  # After a failure the next check tries again.
         try:
-            seen: _Stat = _stat(self._path)
+            state: _State = _state_of(self._path)
             content = self._path.read_bytes()
         except OSError as error:
             if not may_be_empty or not isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise unreadable("access", self._path, error) from None
-            seen, content = (), b""
-        self._seen = seen
+            state, content = (), b""
+        self._last_state = state
         return parse(content, str(self._path), may_be_empty=may_be_empty)
 
-    def read_again(self, *, forced: bool = False) -> AccessPolicy | None:
-        """Reads it if it has changed since it was last read; None where it has not.
+    def read_if_changed(self, *, forced: bool = False) -> AccessPolicy | None:
+        """Read the file if it has changed since it was last read; return None if it has not.
 
-        One that is missing or has no entry authorizes nobody, if the next call finds it so, too.
+        A file that is missing or has no entry gives an empty policy if two calls in a row find it so.
 
         Args:
-            forced: Whether to read it also where it has not changed.
+            forced: Whether to read an unchanged file too, and to accept an empty one at once.
 
         Raises:
             StartRefused: See ``read``.
         """
         try:
-            seen: _Stat | None = _stat(self._path)
+            state: _State | None = _state_of(self._path)
         except (FileNotFoundError, NotADirectoryError):
-            seen = ()
+            state = ()
         except OSError:
-            seen = None
-        before = self._seen
-        if not forced and seen is not None and seen == before:
+            state = None
+        before = self._last_state
+        if not forced and state is not None and state == before:
             return None
-        access = self.read(may_be_empty=True)
-        if access.is_empty and before is not None and not forced:
-            # Many editors remove or empty a file just before they write it: the next look decides.
-            self._seen = None
+        policy = self.read(may_be_empty=True)
+        if policy.is_empty and before is not None and not forced:
+            # Many editors remove or empty a file just before they write it: the next check decides.
+            self._last_state = None
             return None
-        return access
+        return policy
 
     def reload(self) -> None:
-        """Has ``follow`` read it now, also where it has not changed."""
-        self._reloading.set()
+        """Make ``follow`` read the file now, changed or not."""
+        self._reload_requested.set()
 
     async def follow(self, use: Callable[[AccessPolicy], None]) -> None:
-        """Has each change used, for ever. Its owner cancels it. A file that is wrong changes nothing."""
-        event, fault, looks = "", "", 0
+        """Pass each new policy to ``use`` until cancelled. While the file is invalid, the previous policy stays."""
+        event, error, polls = "", "", 0
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._reloading.wait(), LOOK_SECONDS)
-            forced = self._reloading.is_set()
-            self._reloading.clear()
-            logged, access = "" if forced else fault, None
-            looks += 1
+                await asyncio.wait_for(self._reload_requested.wait(), POLL_SECONDS)
+            forced = self._reload_requested.is_set()
+            self._reload_requested.clear()
+            logged, policy = "" if forced else error, None
+            polls += 1
             try:
-                reading = partial(self.read_again, forced=forced)
-                access = await asyncio.get_running_loop().run_in_executor(self._reader, reading)
+                read = partial(self.read_if_changed, forced=forced)
+                policy = await asyncio.get_running_loop().run_in_executor(self._reader, read)
             except StartRefused as refused:
-                event, fault = "access_not_reloaded", str(refused)
-            if access is not None:
-                use(access)
-                if access.is_empty:
-                    event, fault = "access_empty", f"{self._path} has no entry: no call is authorized"
+                event, error = "access_not_reloaded", str(refused)
+            if policy is not None:
+                use(policy)
+                if policy.is_empty:
+                    event, error = "access_empty", f"{self._path} has no entry: every call is rejected"
                 else:
-                    fault = ""
-                    _log.info("access_reloaded", identities=len(access.identities), quotas=len(access.quotas))
-            if fault and (fault != logged or looks % LOOKS_UNTIL_TOLD_AGAIN == 0):
-                looks = 0
-                _log.error(event, error=fault)
+                    error = ""
+                    _log.info("access_reloaded", identities=len(policy.identities), quotas=len(policy.quotas))
+            if error and (error != logged or polls % POLLS_UNTIL_LOGGED_AGAIN == 0):
+                polls = 0
+                _log.error(event, error=error)
 
 
-def _stat(path: Path) -> _Stat:
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _state_of(path: Path) -> _State:
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPolicy:
-    """Reads the content of an access file.
+    """Return the policy in the content of an access file.
 
     Args:
         content: The content.
-        path: Where it is from, for messages.
-        may_be_empty: Whether a file without an entry authorizes nobody; else it is refused.
+        path: The file's path, for errors.
+        may_be_empty: Whether a content without an entry gives an empty policy; otherwise it is an error.
 
     Raises:
-        StartRefused: Something in it is wrong.
+        StartRefused: The content is invalid.
     """
     try:
         tables = tomllib.loads(content.decode())
-    # ValueError is of TOML, of UTF-8, and of numbers with more digits than Python reads.
+    # ValueError: invalid TOML or UTF-8, or a number with more digits than Python reads.
     except (ValueError, RecursionError) as error:
-        raise StartRefused("access", f"{path} is not TOML: {_where(error)}") from None
+        raise StartRefused("access", f"{path} is not TOML: {_position_of(error)}") from None
     for name, value in tables.items():
         if name not in ("identity", "quota"):
-            raise StartRefused("access", f"{path}: there is no {name!r}; write [[identity]] or [[quota]]")
+            raise StartRefused("access", f"{path}: unknown table {name!r}; write [[identity]] or [[quota]]")
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-            raise StartRefused("access", f"{path}: write [[{name}]], with two brackets")
+            raise StartRefused("access", f"{path}: {name!r} must be tables; write [[{name}]] with two brackets")
     if not any(tables.values()) and not may_be_empty:
-        raise StartRefused("access", f"{path} has no [[identity]] and no [[quota]]: `idalloc token new` makes one")
-    identities = [_read(_Identity, "identity", each, number, path) for number, each in _numbered(tables, "identity")]
-    quotas = [_read(_Quota, "quota", each, number, path) for number, each in _numbered(tables, "quota")]
+        raise StartRefused("access", f"{path} has no [[identity]] and no [[quota]]; `idalloc token new` makes one")
+    identities = _parse_entries(_IdentityEntry, "identity", tables, path)
+    quotas = _parse_entries(_QuotaEntry, "quota", tables, path)
     _check_unique(identities, path)
-    return AccessPolicy([_identity(each) for each in identities], [_quota(each) for each in quotas])
+    return AccessPolicy(
+        [_to_identity(each) for each in identities],
+        [SequenceQuota(Patterns([each.sequence]), each.ids_per_second, each.calls_per_second) for each in quotas],
+    )
 
 
-def _where(error: Exception) -> str:
-    """Returns what is wrong with the TOML, without any of it: a secret may stand there."""
+def _position_of(error: Exception) -> str:
+    """Return the position of a TOML error, without the text there: it may be a secret."""
     match = re.search(r"\(at [^)]*\)$", str(error))
     return match[0].strip("()") if match else type(error).__name__
 
 
-def _numbered(tables: dict[str, Any], name: str) -> Iterable[tuple[int, dict[str, Any]]]:
-    return enumerate(tables.get(name, []), start=1)
+def _parse_entries(kind: type[Any], table: str, tables: dict[str, Any], path: str) -> list[Any]:
+    entries = []
+    for number, values in enumerate(tables.get(table, []), start=1):
+        try:
+            entries.append(kind(**values))
+        except ValidationError as error:
+            first = error.errors(include_input=False)[0]
+            message = first["msg"].removeprefix("Value error, ")
+            if first["type"] == "extra_forbidden":
+                message = f"unknown key; known keys: {', '.join(kind.model_fields)}"
+            if first["type"] == "tuple_type":
+                message = 'must be a list, such as ["…"]'
+            keys = [f"{part}: " if isinstance(part, str) else f"number {part + 1}: " for part in first["loc"]]
+            where = f"{path}: {_describe(table, number, values)}: {''.join(keys)}"
+            raise StartRefused("access", f"{where}{message[:1].lower()}{message[1:]}") from None
+    return entries
 
 
-def _read(kind: type[Any], table: str, values: dict[str, Any], number: int, path: str) -> Any:
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = f"there is no such key; there are {', '.join(kind.model_fields)}"
-        if first["type"] == "tuple_type":
-            message = 'must be a list, such as ["…"]'
-        where = ": ".join(str(part) if isinstance(part, str) else f"number {part + 1}" for part in first["loc"])
-        where = f"{where}: " if where else ""
-        raise StartRefused("access", f"{path}: {_entry(table, number, values)}: {where}{_lower(message)}") from None
-
-
-def _entry(table: str, number: int, values: dict[str, Any]) -> str:
+def _describe(table: str, number: int, values: dict[str, Any]) -> str:
     name = values.get("name")
     return f"[[{table}]] number {number}" + (f" ({name!r})" if isinstance(name, str) else "")
 
 
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]
-
-
-def _check_unique(identities: list[_Identity], path: str) -> None:
-    for what, of in (
+def _check_unique(identities: list[_IdentityEntry], path: str) -> None:
+    for key, values_of in (
         ("name", lambda each: (each.name,)),
         ("token_sha256", lambda each: each.token_sha256),
         ("certificate", lambda each: each.certificate),
     ):
-        owners: dict[str, _Identity] = {}
+        owners: dict[str, _IdentityEntry] = {}
         for number, each in enumerate(identities, start=1):
-            for value in of(each):
+            for value in values_of(each):
                 if value in owners:
-                    entry = _entry("identity", number, {"name": each.name})
-                    why = f"stands twice, {owners[value].name!r} has the same: no two may share one"
-                    if what == "name":
-                        why += " (a second token of one goes into its list token_sha256)"
-                    raise StartRefused("access", f"{path}: {entry}: {what}: {why}")
+                    entry = _describe("identity", number, {"name": each.name})
+                    why = f"duplicate: identity {owners[value].name!r} has the same"
+                    if key == "name":
+                        why += " (further tokens of one identity go into its list token_sha256)"
+                    raise StartRefused("access", f"{path}: {entry}: {key}: {why}")
                 owners[value] = each
 
 
-def _identity(entry: _Identity) -> Identity:
+def _to_identity(entry: _IdentityEntry) -> Identity:
     return Identity(
         entry.name,
         tuple(bytes.fromhex(digest) for digest in entry.token_sha256),
@@ -317,7 +315,3 @@ def _identity(entry: _Identity) -> Identity:
         entry.calls_per_second,
         entry.streams,
     )
-
-
-def _quota(entry: _Quota) -> SequenceQuota:
-    return SequenceQuota(Patterns([entry.sequence]), entry.ids_per_second, entry.calls_per_second)

@@ -1,4 +1,4 @@
-"""The audit: a record of every administrative call, and of every call that is refused at the door."""
+"""The audit log: a record of every administrative call, and of every call that access control rejects."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,84 +10,83 @@ from idalloc_server.domain.errors import Refusal
 from idalloc_server.status import CODES
 from idalloc_server.telemetry.logs import audit_log, refused_log
 
-# The most different records that are summed up in one second; what else comes then, is one more.
-MAX_SUMS = 1_000
+# The most different records that are counted within one second; further ones are counted together.
+MAX_COUNTED_RECORDS = 1_000
 
 
 class Audit:
-    """Writes the records. None ever has a token, or anything else of a request but what is named here.
+    """Writes audit records. A record has only the named fields of a request, and never a token.
 
-    A record of an administrative call has a share of the log's queue that neither the log nor refused callers can fill.
+    Administrative calls have a share of the log's queue that other log lines and rejected callers cannot fill.
     """
 
     def __init__(self) -> None:
-        self._sums: Counter[tuple[str | None, str, str, str]] = Counter()
+        self._counts: Counter[tuple[str | None, str, str, str]] = Counter()
 
-    def refused(self, refusal: Refusal, *, identity: str | None, peer: str, method: str, sequence: str | None) -> None:
-        """Records a call that was refused at the door."""
-        who = {"identity": identity, "peer": peer, "method": method}
-        refused_log.info("audit", **who, **_named(sequence), **_outcome(refusal), why=str(refusal))
+    def record_rejected(
+        self, refusal: Refusal, *, identity: str | None, peer: str, method: str, sequence: str | None
+    ) -> None:
+        """Record one rejected call."""
+        call = {"identity": identity, "peer": peer, "method": method}
+        named = {} if sequence is None else {"sequence": sequence}
+        refused_log.info("audit", **call, **named, **_outcome(refusal), why=str(refusal))
 
-    def count(self, refusal: Refusal, *, identity: str | None, method: str, subject: str) -> None:
-        """Counts one of those of which there may be very many: they are recorded once a second, in sum."""
+    def count_rejected(self, refusal: Refusal, *, identity: str | None, method: str, subject: str) -> None:
+        """Count a rejected call of which there may be many; ``log_totals`` records the counts."""
         key = (identity, method, refusal.reason, subject)
-        if key not in self._sums and len(self._sums) >= MAX_SUMS:
+        if key not in self._counts and len(self._counts) >= MAX_COUNTED_RECORDS:
             key = (None, "", refusal.reason, "others")
-        self._sums[key] += 1
+        self._counts[key] += 1
 
     def log_totals(self) -> None:
-        """Records what was counted since the last time."""
-        sums, self._sums = self._sums, Counter()
-        for (identity, method, reason, subject), count in sums.items():
+        """Record the calls counted since the last call of this method."""
+        counts, self._counts = self._counts, Counter()
+        for (identity, method, reason, subject), count in counts.items():
             outcome = {"code": CODES[reason].name, "reason": reason}
             refused_log.info("audit", identity=identity, method=method, subject=subject, **outcome, count=count)
 
     @contextmanager
-    def deed(self, *, identity: str, peer: str, method: str, **what: Any) -> Iterator[None]:
-        """Records an administrative call, at the end of this block.
+    def record_admin_call(self, *, identity: str, peer: str, method: str, **fields: Any) -> Iterator[None]:
+        """Record the administrative call that this block makes, when the block ends.
 
         Args:
-            identity: Who calls.
-            peer: From where.
-            method: What is called.
-            what: What it is about.
+            identity: The name of the caller's identity.
+            peer: The caller's address, as gRPC gives it.
+            method: The full name of the method.
+            fields: Fields of the request.
         """
-        deed = _Deed({"identity": identity, "peer": peer, "method": method, **what})
-        with listening(deed.changed):
+        record = _AdminCallRecord({"identity": identity, "peer": peer, "method": method, **fields})
+        with listening(record.set_changes):
             try:
                 yield
             except Refusal as refusal:
-                deed.end(**_outcome(refusal), why=str(refusal))
+                record.write(**_outcome(refusal), why=str(refusal))
                 raise
             except Exception:
-                deed.end(code="INTERNAL", reason="INTERNAL")
+                record.write(code="INTERNAL", reason="INTERNAL")
                 raise
             except BaseException:
-                deed.end(code="CANCELLED")
+                record.write(code="CANCELLED")
                 raise
-            deed.end(code="OK")
+            record.write(code="OK")
 
 
-class _Deed:
-    def __init__(self, what: dict[str, Any]) -> None:
-        self._what = what
+class _AdminCallRecord:
+    def __init__(self, call: dict[str, Any]) -> None:
+        self._call = call
         self._changes: dict[str, ChangedSettings] = {}
-        self._ended = False
+        self._written = False
 
-    def changed(self, before: ChangedSettings, after: ChangedSettings) -> None:
+    def set_changes(self, before: ChangedSettings, after: ChangedSettings) -> None:
         """See ``ChangeListener``."""
         self._changes = {"before": before, "after": after}
-        if self._ended:  # Its caller went away, and it was done all the same.
-            audit_log.info("audit", **self._what, **self._changes, code="OK", caller="left")
+        if self._written:  # The caller cancelled the call, and the change was made nevertheless.
+            audit_log.info("audit", **self._call, **self._changes, code="OK", caller="left")
 
-    def end(self, **outcome: str) -> None:
-        self._ended = True
-        audit_log.info("audit", **self._what, **self._changes, **outcome)
+    def write(self, **outcome: str) -> None:
+        self._written = True
+        audit_log.info("audit", **self._call, **self._changes, **outcome)
 
 
 def _outcome(refusal: Refusal) -> dict[str, str]:
     return {"code": CODES[refusal.reason].name, "reason": refusal.reason}
-
-
-def _named(sequence: str | None) -> dict[str, str]:
-    return {} if sequence is None else {"sequence": sequence}

@@ -1,4 +1,4 @@
-"""Client certificates: which names they have, and when they end."""
+"""Client certificates: their names and their expiry."""
 
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -9,83 +9,82 @@ import grpc
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import Unauthenticated
 
-# The most certificates that are remembered. Each costs some kB.
+# The most certificates that are kept in memory, at some kB each.
 MAX_CERTIFICATES = 1_000
 
-# Where gRPC has the names of each type (SANs), and how the access file calls that type.
+# gRPC's properties with the names (SANs) of each type, and the type's prefix in the access file.
 _TYPES = {"peer_dns": "dns", "peer_uri": "uri", "peer_ip": "ip", "peer_email": "email"}
 
 
 class ClientCertificate(NamedTuple):
-    """What is needed of a certificate.
+    """What authentication needs of a certificate.
 
     Attributes:
-        ends_at: Its last second, in seconds since 1970.
-        names: Its names with their types, as the access file has them.
+        expires_at: The end of its validity, in seconds since 1970.
+        names: Its names with their types, as the access file writes them.
     """
 
-    ends_at: float
+    expires_at: float
     names: tuple[str, ...]
 
 
 class ClientCertificates:
     """Checks the client certificate of each call.
 
-    TLS checks a certificate's end only in a full handshake. A client that resumes a session, which gRPC's server cannot
-    forbid, and one that keeps its connection could use an ended certificate for ever. A certificate is parsed once, and
-    then known by its bytes.
+    TLS checks the expiry only in a full handshake. A client that keeps its connection, or resumes its session, which a
+    gRPC server cannot forbid, could use an expired certificate for ever. Each certificate is parsed once.
 
     Args:
-        clock: Says what time it is.
-        most: How many certificates are remembered; beyond that the oldest entry is parsed again.
+        clock: The wall clock.
+        max_certificates: The most parsed certificates that are kept; the oldest one is dropped.
     """
 
-    def __init__(self, clock: Clock, most: int = MAX_CERTIFICATES) -> None:
-        # Servers without client certificates do without its 8 MB.
+    def __init__(self, clock: Clock, max_certificates: int = MAX_CERTIFICATES) -> None:
+        # Only servers with client certificates need these 8 MB of memory.
         from cryptography import x509
 
         self._x509 = x509
         self._now = clock.wall
-        self._most = most
-        self._known: dict[bytes, ClientCertificate] = {}
+        self._max_certificates = max_certificates
+        self._parsed: dict[bytes, ClientCertificate] = {}
 
     def check(self, context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, ...]:
-        """Returns the names in the certificate of a call's connection.
+        """Return the typed names in the certificate of a call's connection.
 
         Raises:
-            Unauthenticated: The certificate has ended, or cannot be read.
+            Unauthenticated: The certificate has expired or cannot be read.
         """
-        shown = context.auth_context()
-        pem = next(iter(shown.get("x509_pem_cert", ())), b"")
-        certificate = self._known.get(pem) or self._read(pem, shown)
-        if self._now() > certificate.ends_at:
-            end = datetime.fromtimestamp(certificate.ends_at, UTC)
-            raise Unauthenticated(f"the client certificate ended at {end:%Y-%m-%dT%H:%M:%SZ}")
+        properties = context.auth_context()
+        pem = next(iter(properties.get("x509_pem_cert", ())), b"")
+        certificate = self._parsed.get(pem) or self._parse(pem, properties)
+        if self._now() > certificate.expires_at:
+            expiry = datetime.fromtimestamp(certificate.expires_at, UTC)
+            raise Unauthenticated(f"the client certificate expired at {expiry:%Y-%m-%dT%H:%M:%SZ}")
         return certificate.names
 
-    def _read(self, pem: bytes, shown: Any) -> ClientCertificate:
+    def _parse(self, pem: bytes, properties: Any) -> ClientCertificate:
         x509 = self._x509
         try:
             parsed = x509.load_pem_x509_certificate(pem)
             extensions = parsed.extensions
         except (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
             raise Unauthenticated(f"the client certificate cannot be read: {error}") from None
-        # gRPC ends a name at its first NUL, so that an authority for evil.example could speak for billing.example.
+        # gRPC cuts a name at its first NUL, so a CA limited to evil.example could certify billing.example.
         lists = (each.value for each in extensions if isinstance(each.value, x509.SubjectAlternativeName))
         if any("\0" in str(name.value) for names in lists for name in names):
             raise Unauthenticated("the client certificate has a name with a NUL character")
         typed = (
-            f"{kind}:{_canonical(kind, name.decode(errors='replace'))}"
-            for key, kind in _TYPES.items()
-            for name in shown.get(key, ())
+            f"{name_type}:{_normalize(name_type, name.decode(errors='replace'))}"
+            for key, name_type in _TYPES.items()
+            for name in properties.get(key, ())
         )
         certificate = ClientCertificate(parsed.not_valid_after_utc.timestamp(), tuple(typed))
-        if len(self._known) >= self._most:
-            del self._known[next(iter(self._known))]
-        self._known[pem] = certificate
+        if len(self._parsed) >= self._max_certificates:
+            del self._parsed[next(iter(self._parsed))]
+        self._parsed[pem] = certificate
         return certificate
 
 
-def _canonical(kind: str, name: str) -> str:
-    """Returns an address as the access file has it; systems write some IPv6 addresses in other ways."""
-    return str(ip_address(name)) if kind == "ip" else name
+def _normalize(name_type: str, name: str) -> str:
+    """Return an address in the access file's form: systems write some IPv6 addresses in other forms."""
+    return str(ip_address(name)) if name_type == "ip" else name

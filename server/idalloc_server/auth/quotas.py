@@ -1,4 +1,7 @@
-"""Quotas: so many ids and calls a second, so many streams at a time. Counted in this process's memory."""
+"""Quotas: token buckets of ids and calls per second, and counts of open streams, in this process's memory.
+
+``limits.py`` charges each call to them.
+"""
 
 from collections.abc import Callable
 from heapq import nlargest
@@ -8,29 +11,28 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 
-# A bucket holds what a second gives: so much may be taken at once after a pause.
+# A bucket holds one second's worth: so much may be taken at once.
 BURST_SECONDS = 1.0
-# Nobody is told to come again sooner, however little is missing.
-LEAST_WAIT_SECONDS = 0.001
-# When to look again for a stream that has ended: nobody knows when one does.
-STREAMS_RETRY_SECONDS = 1.0
-# The most sequences whose buckets are in memory.
+# The shortest time until a retry that a caller is given.
+MIN_WAIT_SECONDS = 0.001
+# When to retry beyond the quota of streams: the server cannot know when one ends.
+STREAM_RETRY_SECONDS = 1.0
+# The most sequences whose budgets are kept in memory.
 MAX_SEQUENCES = 10_000
 
 
 class Bucket:
-    """Fills at a rate, up to what ``BURST_SECONDS`` give. Whoever finds something in it takes all they want.
+    """A token bucket that may go negative: if it is not empty, it admits the whole request.
 
-    So it may be in debt afterwards, which has to be filled before the next one finds something: in any time, no more is
-    taken than the rate times that time, plus the burst, plus one call's.
+    The debt must be repaid before the bucket admits another request. So in any time the bucket gives at most the rate
+    times that time, plus the burst, plus one request.
 
-    All that it remembers is when it will be full (the generic cell rate algorithm of ITU-T I.371): what is in it
-    follows from the time.
+    Its only state is the time at which it will be full (generic cell rate algorithm, ITU-T I.371).
 
     Args:
-        rate: How much a second.
-        now: The time on the clock that it is asked with.
-        burst: The most that it holds; None for that of ``BURST_SECONDS``.
+        rate: The tokens added per second.
+        now: The time, in seconds on the clock that all methods use.
+        burst: The capacity in tokens; None for the tokens of ``BURST_SECONDS``.
     """
 
     __slots__ = ("burst_seconds", "full_at", "rate")
@@ -40,39 +42,39 @@ class Bucket:
         self.burst_seconds = BURST_SECONDS if burst is None else burst / rate
         self.full_at = now
 
-    def wait(self, now: float) -> float:
-        """Returns in how many seconds there is something in it; 0 where there is."""
+    def seconds_to_wait(self, now: float) -> float:
+        """Return the seconds until the bucket is not empty; 0 if it is not empty now."""
         seconds = self.full_at - now - self.burst_seconds
-        return 0.0 if seconds < 0 else max(seconds, LEAST_WAIT_SECONDS)
+        return 0.0 if seconds < 0 else max(seconds, MIN_WAIT_SECONDS)
 
     def take(self, amount: float, now: float) -> None:
-        """Takes it, also where there is less."""
+        """Take tokens, even if the bucket has fewer."""
         full_at = self.full_at
-        # A call of max() would cost more than all else here.
+        # A call of max() costs more than the rest of this method.
         self.full_at = (full_at if full_at > now else now) + amount / self.rate  # noqa: FURB136
 
-    def give(self, amount: float) -> None:
-        """Gives back what was taken and not used."""
+    def refund(self, amount: float) -> None:
+        """Return tokens that were taken and not used."""
         self.full_at -= amount / self.rate
 
     def level(self, now: float) -> float:
-        """Returns how much is in it; less than 0 in debt."""
+        """Return the tokens in the bucket; negative if it is in debt."""
         return (self.burst_seconds - self.seconds_to_full(now)) * self.rate
 
     def seconds_to_full(self, now: float) -> float:
-        """Returns when forgetting it changes nothing."""
+        """Return the seconds until the bucket is full."""
         return max(0.0, self.full_at - now)
 
 
 class Budget:
-    """What an identity, or all callers of a sequence, may take.
+    """The quota of one identity, or of all callers of one sequence, and its use.
 
     Args:
-        subject: Whose it is, as ``QuotaFailure`` says it: ``identity:billing``, ``sequence:orders``.
-        ids_per_second: How many ids, None for any number.
-        calls_per_second: How many calls.
-        streams: How many streams at a time.
-        now: The time.
+        subject: The subject of ``QuotaFailure``: ``identity:billing``, ``sequence:orders``.
+        ids_per_second: The quota of ids, None for no limit.
+        calls_per_second: The quota of calls, None for no limit.
+        now: The time, in seconds.
+        streams: The largest number of open streams, None for no limit.
     """
 
     __slots__ = ("calls", "ids", "open_streams", "streams", "subject")
@@ -92,34 +94,35 @@ class Budget:
         self.open_streams = 0
 
     def check(self, now: float, ids: int) -> None:
-        """Sees that one more call may be made. One that takes no ids does not wait for a debt of them.
+        """Check that one more call is within the quota. A call without ids ignores a debt of ids.
 
         Raises:
-            QuotaExceeded: It may not yet.
+            QuotaExceeded: It is not.
         """
         calls, bucket = self.calls, self.ids
-        # As ``wait``, whose call would cost more than all else here.
+        # This repeats ``seconds_to_wait``: its call costs more than the rest of this method.
         if calls is not None and calls.full_at - now >= calls.burst_seconds:
-            raise QuotaExceeded(self.subject, "calls_per_second", calls.rate, calls.wait(now))
+            raise QuotaExceeded(self.subject, "calls_per_second", calls.rate, calls.seconds_to_wait(now))
         if ids and bucket is not None and bucket.full_at - now >= bucket.burst_seconds:
-            raise QuotaExceeded(self.subject, "ids_per_second", bucket.rate, bucket.wait(now))
+            raise QuotaExceeded(self.subject, "ids_per_second", bucket.rate, bucket.seconds_to_wait(now))
 
-    def change(self, other: "Budget", now: float) -> None:
-        """Takes on the limits of another one; what was taken lately goes on counting."""
-        self.ids = _changed(self.ids, other.ids, now)
-        self.calls = _changed(self.calls, other.calls, now)
+    def change_limits(self, other: "Budget", now: float) -> None:
+        """Adopt the limits of another budget, and keep the present use."""
+        self.ids = _transfer(self.ids, other.ids, now)
+        self.calls = _transfer(self.calls, other.calls, now)
         self.streams = other.streams
 
-    def end_stream(self) -> None:
-        """Counts a stream less."""
+    def close_stream(self) -> None:
+        """Count one open stream less."""
         self.open_streams -= 1
 
     def seconds_to_full(self, now: float) -> float:
-        """Returns when forgetting it changes nothing."""
+        """Return the seconds until all buckets are full: the budget can be forgotten then."""
         return max(bucket.seconds_to_full(now) for bucket in (self.ids, self.calls) if bucket is not None)
 
 
-def _changed(old: Bucket | None, new: Bucket | None, now: float) -> Bucket | None:
+def _transfer(old: Bucket | None, new: Bucket | None, now: float) -> Bucket | None:
+    """Return a bucket with the new rate and the old one's use."""
     if old is None or new is None:
         return new
     if old.rate == new.rate:
@@ -132,57 +135,56 @@ class Quotas:
     """The quotas of all identities and sequences.
 
     Args:
-        clock: Tells how much time has passed.
-        access: Who has which ones.
-        most_sequences: How many sequences' buckets are kept.
+        clock: The clock of the buckets.
+        policy: The identities and quotas.
+        max_sequences: The most sequences whose budgets are kept in memory.
     """
 
-    def __init__(self, clock: Clock, access: AccessPolicy, most_sequences: int = MAX_SEQUENCES) -> None:
+    def __init__(self, clock: Clock, policy: AccessPolicy, max_sequences: int = MAX_SEQUENCES) -> None:
         self._now = clock.boot
-        self._most = most_sequences
+        self._max_sequences = max_sequences
         self._identities: dict[str, Budget] = {}
         self._sequences: dict[str, Budget | None] = {}
-        self._access = access
-        self.use(access)
+        self.use(policy)
 
-    def use(self, access: AccessPolicy) -> None:
-        """Goes on with other limits. What was taken lately goes on counting."""
+    def use(self, policy: AccessPolicy) -> None:
+        """Apply the limits of a policy, and keep the present use."""
         now = self._now()
-        self._access = access
+        self._policy = policy
         old = self._identities
         self._identities = {}
-        for each in access.identities:
+        for each in policy.identities:
             if each.ids_per_second or each.calls_per_second or each.streams:
                 subject = f"identity:{each.name}"
                 wanted = Budget(subject, each.ids_per_second, each.calls_per_second, now, each.streams)
                 budget = old.get(each.name, wanted)
-                budget.change(wanted, now)
+                budget.change_limits(wanted, now)
                 self._identities[each.name] = budget
         for name, known in list(self._sequences.items()):
-            fresh = self._made(name, now)
+            fresh = self._new_budget(name, now)
             if known is None or fresh is None:
                 self._sequences[name] = fresh
             else:
-                known.change(fresh, now)
+                known.change_limits(fresh, now)
 
-    def of(self, identity: Identity, sequence: str | None) -> tuple[Budget, ...]:
-        """Returns what a call counts in.
+    def budgets_of(self, identity: Identity, sequence: str | None) -> tuple[Budget, ...]:
+        """Return the budgets to which a call is charged.
 
         Args:
-            identity: Who calls.
-            sequence: Of which sequence ids are taken; None for none.
+            identity: The caller.
+            sequence: The sequence of the ids; None if the call takes none of a sequence.
         """
-        whose = self._identities.get(identity.name)
-        shared = self._of_sequence(sequence) if sequence is not None and self._access.quotas else None
+        own = self._identities.get(identity.name)
+        shared = self._budget_of_sequence(sequence) if sequence is not None and self._policy.quotas else None
         if shared is None:
-            return () if whose is None else (whose,)
-        return (shared,) if whose is None else (whose, shared)
+            return () if own is None else (own,)
+        return (shared,) if own is None else (own, shared)
 
-    def take(self, budgets: tuple[Budget, ...], ids: int) -> None:
-        """Lets a call in, and takes what it asks for.
+    def charge(self, budgets: tuple[Budget, ...], ids: int) -> None:
+        """Charge one call and its ids.
 
         Raises:
-            QuotaExceeded: A quota is used up. Nothing was taken.
+            QuotaExceeded: A budget is exhausted. Nothing was charged.
         """
         now = self._now()
         for budget in budgets:
@@ -193,68 +195,64 @@ class Quotas:
             if budget.ids is not None:
                 budget.ids.take(ids, now)
 
-    def take_more(self, budgets: tuple[Budget, ...], ids: int) -> float:
-        """Takes ids for the next message of a stream.
+    def try_charge(self, budgets: tuple[Budget, ...], ids: int) -> float:
+        """Charge the ids of a stream's next message.
 
         Returns:
-            0 where they were taken; else nothing was, and it is the time in seconds until there may be some.
+            0 if they were charged; otherwise the seconds until the next attempt, and nothing was charged.
         """
         now = self._now()
-        wait = max([budget.ids.wait(now) for budget in budgets if budget.ids is not None], default=0.0)
+        wait = max([budget.ids.seconds_to_wait(now) for budget in budgets if budget.ids is not None], default=0.0)
         if not wait:
             for budget in budgets:
                 if budget.ids is not None:
                     budget.ids.take(ids, now)
         return wait
 
-    def give_back(self, budgets: tuple[Budget, ...], ids: int) -> None:
-        """Gives ids back that a call took, and did not get."""
+    def refund(self, budgets: tuple[Budget, ...], ids: int) -> None:
+        """Refund ids that a call did not get."""
         for budget in budgets:
             if budget.ids is not None:
-                budget.ids.give(ids)
+                budget.ids.refund(ids)
 
-    def begin_stream(self, identity: Identity) -> Callable[[], None]:
-        """Counts a stream.
+    def open_stream(self, identity: Identity) -> Callable[[], None]:
+        """Count an open stream.
 
         Returns:
-            What has to be called when it has ended.
+            A function to call when the stream has ended.
 
         Raises:
-            QuotaExceeded: The identity has as many as it may.
+            QuotaExceeded: The identity has as many open streams as its quota allows.
         """
         budget = self._identities.get(identity.name)
         if budget is None:
-            return _nothing
+            return lambda: None
         if budget.streams is not None and budget.open_streams >= budget.streams:
-            raise QuotaExceeded(budget.subject, "streams", budget.streams, STREAMS_RETRY_SECONDS)
+            raise QuotaExceeded(budget.subject, "streams", budget.streams, STREAM_RETRY_SECONDS)
         budget.open_streams += 1
-        return budget.end_stream
+        return budget.close_stream
 
-    def _of_sequence(self, name: str) -> Budget | None:
+    def _budget_of_sequence(self, name: str) -> Budget | None:
         try:
             return self._sequences[name]
         except KeyError:
             pass
         if len(name) > MAX_NAME_BYTES:
-            return None  # It is no sequence's, and too long to be kept.
+            return None  # No sequence has such a name, and it is too long to keep.
         now = self._now()
-        if len(self._sequences) >= self._most:
-            self._forget_some(now)
-        budget = self._sequences[name] = self._made(name, now)
+        if len(self._sequences) >= self._max_sequences:
+            self._evict(now)
+        budget = self._sequences[name] = self._new_budget(name, now)
         return budget
 
-    def _made(self, name: str, now: float) -> Budget | None:
-        for quota in self._access.quotas:
+    def _new_budget(self, name: str, now: float) -> Budget | None:
+        for quota in self._policy.quotas:
             if quota.sequence.match(name):
                 return Budget(f"sequence:{name}", quota.ids_per_second, quota.calls_per_second, now)
         return None
 
-    def _forget_some(self, now: float) -> None:
-        """Makes room for names: those that owe longest are kept."""
-        owing = ((budget.seconds_to_full(now), name) for name, budget in self._sequences.items() if budget)
-        kept = nlargest(self._most // 2, (each for each in owing if each[0] > 0))
+    def _evict(self, now: float) -> None:
+        """Keep the half of the budgets that take longest to be full."""
+        debts = ((budget.seconds_to_full(now), name) for name, budget in self._sequences.items() if budget)
+        kept = nlargest(self._max_sequences // 2, (each for each in debts if each[0] > 0))
         self._sequences = {name: self._sequences[name] for _, name in kept}
-
-
-def _nothing() -> None:
-    pass

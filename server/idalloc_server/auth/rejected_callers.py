@@ -1,4 +1,4 @@
-"""Calls that are refused for who makes them: how many of each caller, or host, are looked at one by one."""
+"""The rate limit of rejected callers: hosts with wrong credentials, and identities that lack a role."""
 
 from heapq import nlargest
 from ipaddress import IPv6Network, ip_address
@@ -7,49 +7,50 @@ from urllib.parse import unquote
 from idalloc_server.auth.quotas import Bucket
 from idalloc_server.domain.clock import Clock
 
-# So many tries at once, as of a service whose token was just replaced, and so many more a second.
+# The rejections allowed at once, such as of a service whose token was just replaced, and those allowed per second.
 BURST = 10
-TRIES_PER_SECOND = 1
-# The most callers that are remembered.
+ATTEMPTS_PER_SECOND = 1
+# The most callers that are kept in memory.
 MAX_CALLERS = 10_000
-# What one IPv6 customer has at least, and so can call from.
+# The smallest network that a provider assigns to one customer.
 IPV6_PREFIX = 64
 
 
 class RejectedCallers:
-    """Counts failures by who calls.
+    """Limits the rate of rejections by caller.
 
     Args:
-        clock: Tells how much time has passed.
-        most: How many of them are remembered.
+        clock: The clock of the buckets.
+        max_callers: The most callers that are kept in memory.
     """
 
-    def __init__(self, clock: Clock, most: int = MAX_CALLERS) -> None:
+    def __init__(self, clock: Clock, max_callers: int = MAX_CALLERS) -> None:
         self._now = clock.boot
-        self._most = most
+        self._max_callers = max_callers
         self._callers: dict[str, Bucket] = {}
 
-    def seconds_to_wait(self, caller: str) -> float:
-        """Counts a failure; returns 0, or where there were too many, when there may be more."""
+    def count_rejection(self, caller: str) -> float:
+        """Count a rejection; return 0, or beyond the limit the seconds until the next one is allowed."""
         now = self._now()
         bucket = self._callers.get(caller)
         if bucket is None:
-            if len(self._callers) >= self._most:
-                self._forget_some(now)
-            bucket = self._callers[caller] = Bucket(TRIES_PER_SECOND, now, burst=BURST)
-        seconds = bucket.wait(now)
+            if len(self._callers) >= self._max_callers:
+                self._evict(now)
+            bucket = self._callers[caller] = Bucket(ATTEMPTS_PER_SECOND, now, burst=BURST)
+        seconds = bucket.seconds_to_wait(now)
         if not seconds:
             bucket.take(1, now)
         return seconds
 
-    def _forget_some(self, now: float) -> None:
-        kept = ((bucket.seconds_to_full(now), caller) for caller, bucket in self._callers.items())
-        longest = nlargest(self._most // 2, (each for each in kept if each[0] > 0))
-        self._callers = {caller: self._callers[caller] for _, caller in longest}
+    def _evict(self, now: float) -> None:
+        """Keep the half of the callers that have the longest to wait."""
+        debts = ((bucket.seconds_to_full(now), caller) for caller, bucket in self._callers.items())
+        kept = nlargest(self._max_callers // 2, (each for each in debts if each[0] > 0))
+        self._callers = {caller: self._callers[caller] for _, caller in kept}
 
 
 def host_of(peer: str) -> str:
-    """Returns the host of a peer as gRPC names it, such as ``ipv4:10.0.0.7:51234``; of an IPv6 address its network."""
+    """Return the host of a gRPC peer such as ``ipv4:10.0.0.7:51234``; for an IPv6 address its /64 network."""
     kind, _, address = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return kind

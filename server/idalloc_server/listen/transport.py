@@ -11,9 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
-from idalloc_server.auth.door import MetadataReader, invocation_metadata
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import StartRefused
+from idalloc_server.grpc_types import MetadataReader, invocation_metadata
 from idalloc_server.listen_address import unix_path
 
 # The most calls that one connection has under way; its client keeps further ones to itself until one has ended. Calls
@@ -124,7 +124,7 @@ def metadata_reader(transport: str) -> MetadataReader:
 
 
 def _native_metadata(context: Any) -> Iterable[tuple[str, Any]]:
-    # Its own method makes named tuples of them first, which costs a call more than all else of the door.
+    # Its own method makes named tuples of them first, which costs a call more than the rest of the authentication.
     call = getattr(context, "_call", None)
     return invocation_metadata(context) if call is None else call.metadata
 

@@ -1,7 +1,7 @@
-"""Requests whose bytes are no message of the method: INVALID_ARGUMENT from every service, on each transport.
+"""Undecodable requests: INVALID_ARGUMENT from every service, on each transport.
 
-By itself grpcio answers UNKNOWN, which tells of a fault of the server, and native INTERNAL, both with
-a traceback in the log for each: anyone who sends noise could fill it.
+By default grpcio answers UNKNOWN and native INTERNAL, as for faults of the server. Both log a traceback for each such
+request, so a caller could fill the log.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from idalloc_server import status
-from idalloc_server.auth.door import Context
 from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.grpc_types import Context
 
-# What stands for a request that cannot be read.
+# Takes the place of a request that cannot be decoded.
 UNREADABLE: Any = object()
 
 
 def unreadable() -> InvalidRequest:
-    """Returns how such a request is refused."""
-    return InvalidRequest("request", "is not a message that this method takes")
+    """Return the refusal of such a request."""
+    return InvalidRequest("request", "cannot be decoded as this method's request message")
 
 
-_ANSWER = status.from_refusal(unreadable())
+_FAILURE = status.from_refusal(unreadable())
 
 
 def decoding(server: grpc.aio.Server, own: Collection[str]) -> grpc.aio.Server:
-    """Returns what stands for a server where servicers are added to it, and only there.
+    """Return a stand-in for a server, to which servicers can be added and nothing else.
 
     Args:
         server: The server.
-        own: The services that refuse ``UNREADABLE`` themselves; of the others that is done here.
+        own: The services whose handlers reject ``UNREADABLE``. The handlers of others are wrapped to reject it.
     """
     return cast(grpc.aio.Server, _Decoding(server, own))
 
@@ -45,30 +45,30 @@ class _Decoding:
         self._own = own
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        """Takes none: generated code gives the same ones once more, by their names."""
+        """Ignore them: generated code also calls ``add_registered_method_handlers`` with the same handlers."""
 
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
-        """Adds the methods of a service."""
-        refusing = service not in self._own
-        kind = {name: _tolerant(handler, refusing) for name, handler in handlers.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, kind),))
-        self._server.add_registered_method_handlers(service, kind)
+        """Add the methods of a service."""
+        rejects = service not in self._own
+        tolerant = {name: _make_tolerant(handler, rejects) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, tolerant),))
+        self._server.add_registered_method_handlers(service, tolerant)
 
 
-def _tolerant(handler: Any, refusing: bool) -> grpc.RpcMethodHandler[Any, Any]:
+def _make_tolerant(handler: Any, rejects: bool) -> grpc.RpcMethodHandler[Any, Any]:
     if handler.request_streaming:
-        make, behave, around = grpc.stream_stream_rpc_method_handler, handler.stream_stream, _streams
+        make, behavior, wrap = grpc.stream_stream_rpc_method_handler, handler.stream_stream, _wrap_stream
     elif handler.response_streaming:
-        make, behave, around = grpc.unary_stream_rpc_method_handler, handler.unary_stream, _one
+        make, behavior, wrap = grpc.unary_stream_rpc_method_handler, handler.unary_stream, _wrap_unary
     else:
-        make, behave, around = grpc.unary_unary_rpc_method_handler, handler.unary_unary, _one
-    behave = around(behave) if refusing else behave
-    return make(behave, _decoder(handler.request_deserializer), handler.response_serializer)
+        make, behavior, wrap = grpc.unary_unary_rpc_method_handler, handler.unary_unary, _wrap_unary
+    behavior = wrap(behavior) if rejects else behavior
+    return make(behavior, _make_decoder(handler.request_deserializer), handler.response_serializer)
 
 
-def _decoder(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _make_decoder(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     def decode(content: bytes) -> Any:
         try:
             return deserialize(content)
@@ -78,31 +78,31 @@ def _decoder(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return decode
 
 
-def _one(behave: Any) -> Any:
-    # A coroutine, or the transports would run it in a thread.
+def _wrap_unary(behavior: Any) -> Any:
+    # A coroutine function: transports run other functions in a thread.
     async def call(request: Any, context: Context) -> Any:
         if request is UNREADABLE:
-            await _refuse(context)
-        return await behave(request, context)
+            await _reject(context)
+        return await behavior(request, context)
 
     return call
 
 
-def _streams(behave: Any) -> Any:
+def _wrap_stream(behavior: Any) -> Any:
     async def call(requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
-        async with aclosing(behave(_readable(requests, context), context)) as replies:
+        async with aclosing(behavior(_check(requests, context), context)) as replies:
             async for reply in replies:
                 yield reply
 
     return call
 
 
-async def _readable(requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
+async def _check(requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
     async for request in requests:
         if request is UNREADABLE:
-            await _refuse(context)
+            await _reject(context)
         yield request
 
 
-async def _refuse(context: Context) -> None:
-    await context.abort(_ANSWER.code, _ANSWER.message, _ANSWER.trailers)
+async def _reject(context: Context) -> None:
+    await context.abort(_FAILURE.code, _FAILURE.message, _FAILURE.trailers)

@@ -1,4 +1,4 @@
-"""gRPC's health service: whether this server serves. Open to all, so nobody may hold up others in it."""
+"""gRPC's health service. It needs no authentication, so no caller may delay others in it."""
 
 import asyncio
 from collections import Counter
@@ -9,33 +9,33 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from idalloc_server.auth.client_certificates import ClientCertificates
-from idalloc_server.auth.door import Context
 from idalloc_server.auth.rejected_callers import host_of
 from idalloc_server.domain.errors import ServerDraining, Unauthenticated
+from idalloc_server.grpc_types import Context
 
-# The most that watch at a time, and of these the most from one host. Each costs some kB, and the size of its request,
-# for as long as it likes, and need not say who it is.
+# The most open watches, and the most of one host. Each costs some kB and the size of its request, without an end and
+# without authentication.
 MAX_WATCHES = 2_000
 MAX_WATCHES_OF_HOST = 200
 MAX_REQUEST_BYTES = 1_000
 
-# The name of the check of the store: where that fails, a server may still serve from its leases.
+# The name of the store's health. While it is NOT_SERVING, the server may still serve from its leases.
 STORE = "store"
 
 _Response = health_pb2.HealthCheckResponse
-# Older packages have neither this nor the method.
+# Older packages lack this message and its method.
 _ListResponse: Any = getattr(health_pb2, "HealthListResponse", None)
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """See health.proto. One status for all services, and one for the store; NOT_SERVING at first.
+    """Serves one status for all services, and one for the store; both are NOT_SERVING at first. See health.proto.
 
-    That of the package grpcio-health-checking writes while it holds a lock: a client that never reads would keep the
-    others, and the server's stop, waiting for it.
+    The servicer of grpcio-health-checking writes while it holds a lock: a client that never reads would block other
+    clients and the server's stop.
 
     Args:
-        services: The names it is asked for, besides the empty one.
-        certificates: Checks client certificates; None where clients show none.
+        services: The names of the services, besides the empty one.
+        certificates: Checks client certificates; None if clients present none.
     """
 
     def __init__(self, services: Iterable[str], certificates: ClientCertificates | None = None) -> None:
@@ -46,15 +46,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._ending = False
         self._watches: Counter[str] = Counter()
 
-    def turn(self, *, serving: bool) -> None:
-        """Tells all who watch, and all who ask from now on."""
-        self._turn(self._services, serving)
+    def set_serving(self, *, serving: bool) -> None:
+        """Set the status of all services, and notify their watches."""
+        self._set(self._services, serving)
 
-    def turn_store(self, *, works: bool) -> None:
-        """Does the same for the store."""
-        self._turn([STORE], works)
+    def set_store_serving(self, *, serving: bool) -> None:
+        """Set the status of the store, and notify its watches."""
+        self._set([STORE], serving)
 
-    def _turn(self, names: Iterable[str], serving: bool) -> None:
+    def _set(self, names: Iterable[str], serving: bool) -> None:
         statuses = self._statuses | dict.fromkeys(names, _Response.SERVING if serving else _Response.NOT_SERVING)
         if statuses != self._statuses:
             self._statuses = statuses
@@ -62,7 +62,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             self._changed = asyncio.Event()
 
     def end(self) -> None:
-        """Ends all watches, which would last as long as their clients."""
+        """End all watches: a watch has no end of its own."""
         self._ending = True
         self._changed.set()
 
@@ -70,7 +70,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """See health.proto."""
         await self._check_certificate(context)
         if request.service not in self._statuses:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return _Response(status=self._statuses[request.service])
 
     async def List(self, request: Any, context: Context) -> Any:
@@ -84,17 +84,17 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request has over {MAX_REQUEST_BYTES} bytes")
         host = host_of(context.peer())
         if self._watches[host] >= MAX_WATCHES_OF_HOST or self._watches.total() >= MAX_WATCHES:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already: ask with Check")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many open watches: use Check")
         self._watches[host] += 1
         try:
-            told = None
+            sent = None
             while True:
                 changed = self._changed
                 status = self._statuses.get(request.service, _Response.SERVICE_UNKNOWN)
-                if status != told:
+                if status != sent:
                     await self._check_certificate(context)
                     await context.write(_Response(status=status))
-                    told = status
+                    sent = status
                 if self._ending:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, str(ServerDraining()))
                 await changed.wait()
@@ -104,7 +104,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                 del self._watches[host]
 
     async def _check_certificate(self, context: Context) -> None:
-        """Ends the call where the client's certificate has ended."""
+        """Abort the call if the client's certificate has expired."""
         if self._certificates is not None:
             try:
                 self._certificates.check(context)

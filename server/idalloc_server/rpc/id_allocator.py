@@ -1,4 +1,4 @@
-"""idalloc.v1.IdAllocatorService."""
+"""The servicer of idalloc.v1.IdAllocatorService."""
 
 import re
 from collections.abc import AsyncGenerator
@@ -6,7 +6,6 @@ from typing import Any
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from idalloc_server.auth.door import Context
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
@@ -17,6 +16,7 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, wit
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
+from idalloc_server.grpc_types import Context
 from idalloc_server.xproto import notice
 
 DEFAULT_CHUNK = 10_000
@@ -31,16 +31,16 @@ _NIL_UUID = "00000000-0000-0000-0000-000000000000"
 
 
 class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
-    """Ranges, document ids and UUIDs.
+    """Translates requests and replies of ranges, document ids and UUIDs.
 
     Args:
         allocator: Issues ranges.
-        doc_ids: Makes document ids, and knows the node's prefix.
-        clock: Tells how long a range may be kept.
-        max_ids_per_call: The most ids of a range, or of a batch of document ids.
-        request_ids: Issues ranges for requests with a request id.
-        uuids: Makes UUIDs.
-        node: Which process this is, as its replies name it.
+        doc_ids: Generates document ids, and has the node's prefix.
+        clock: The clock of leases and dates.
+        max_ids_per_call: The largest number of ids per range, or per batch of document ids.
+        request_ids: Issues ranges to requests with a request id.
+        uuids: Generates UUIDs.
+        node_id: The id of this process in its replies.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         self._doc_ids = doc_ids
         self._clock = clock
         self._max_ids = max_ids_per_call
-        self._most_texts = min(max_ids_per_call, MAX_TEXTS_PER_MESSAGE)
+        self._max_texts = min(max_ids_per_call, MAX_TEXTS_PER_MESSAGE)
         self._request_ids = request_ids
         self._uuids = uuids
         self._node_id = node_id
@@ -67,18 +67,18 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         view = request.view
         if view not in _RANGE_VIEWS:
             raise InvalidRequest("view", f"{view} is not a RangeView")
-        most = self._most_ids(view) if view else self._max_ids
-        count = self._count("id_count", request.id_count, default=1, most=most)
+        most = self._max_ids_in(view) if view else self._max_ids
+        count = self._check_count("id_count", request.id_count, default=1, most=most)
         if request.request_id:
-            return await self._allocate_once(request, count)
-        taken = self._allocator.take(request.sequence, count)
+            return await self._allocate_idempotent(request, count)
+        id_range = self._allocator.take(request.sequence, count)
         reply = pb.AllocateRangeResponse()
-        if taken is None:
-            taken = await self._allocator.allocate(request.sequence, count)
+        if id_range is None:
+            id_range = await self._allocator.allocate(request.sequence, count)
             reply.created = self._allocator.pop_created(request.sequence)
-        self._fill(reply, taken)
+        self._fill(reply, id_range)
         if view > pb.RANGE_VIEW_BASIC:
-            self._add_forms(reply, view, with_date(taken, self._clock.wall()), self._doc_ids.prefix)
+            self._add_view(reply, view, with_date(id_range, self._clock.wall()), self._doc_ids.prefix)
         return reply
 
     async def StreamRanges(
@@ -88,45 +88,45 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         view = request.view
         if view not in _RANGE_VIEWS or view == pb.RANGE_VIEW_NOTICE:
             raise InvalidRequest("view", f"{view} is not a RangeView for streams")
-        left = _total(request.total_id_count)
-        most = self._most_ids(view)
-        chunk = self._count("chunk_id_count", request.chunk_id_count, default=DEFAULT_CHUNK, most=most)
+        left = _check_total(request.total_id_count)
+        most = self._max_ids_in(view)
+        chunk = self._check_count("chunk_id_count", request.chunk_id_count, default=DEFAULT_CHUNK, most=most)
         while left:
             count = min(chunk, left)
-            taken = self._allocator.take(request.sequence, count)
+            id_range = self._allocator.take(request.sequence, count)
             reply = pb.StreamRangesResponse()
-            if taken is None:
-                taken = await self._allocator.allocate(request.sequence, count)
+            if id_range is None:
+                id_range = await self._allocator.allocate(request.sequence, count)
                 reply.created = self._allocator.pop_created(request.sequence)
-            self._fill(reply, taken)
+            self._fill(reply, id_range)
             if view == pb.RANGE_VIEW_TEXTS:
-                self._add_forms(reply, view, with_date(taken, self._clock.wall()), self._doc_ids.prefix)
+                self._add_view(reply, view, with_date(id_range, self._clock.wall()), self._doc_ids.prefix)
             try:
                 yield reply
             except GeneratorExit:
-                self._allocator.burned.add(request.sequence, taken.period, BurnCause.CANCELLED, count)
+                self._allocator.burned.add(request.sequence, id_range.period, BurnCause.CANCELLED, count)
                 raise
             left -= count
 
     async def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: Context) -> pb.GenerateDocIdResponse:
         """See id_allocator.proto."""
-        view = _doc_id_view(request.view)
-        count = self._count("id_count", request.id_count, default=1, most=self._most_doc_ids(view))
+        view = _check_doc_id_view(request.view)
+        count = self._check_count("id_count", request.id_count, default=1, most=self._max_doc_ids_in(view))
         runs = await self._generate(count, request)
-        return pb.GenerateDocIdResponse(**_forms(runs, view))
+        return pb.GenerateDocIdResponse(**_doc_id_fields(runs, view))
 
     async def StreamDocIds(
         self, request: pb.StreamDocIdsRequest, context: Context
     ) -> AsyncGenerator[pb.StreamDocIdsResponse, None]:
         """See id_allocator.proto."""
-        view = _doc_id_view(request.view)
-        left = _total(request.total_id_count)
-        most = self._most_doc_ids(view)
-        chunk = self._count("chunk_id_count", request.chunk_id_count, default=min(DEFAULT_CHUNK, most), most=most)
+        view = _check_doc_id_view(request.view)
+        left = _check_total(request.total_id_count)
+        most = self._max_doc_ids_in(view)
+        chunk = self._check_count("chunk_id_count", request.chunk_id_count, default=min(DEFAULT_CHUNK, most), most=most)
         while left:
             count = min(chunk, left)
             runs = await self._generate(count, request)
-            yield pb.StreamDocIdsResponse(**_forms(runs, view))
+            yield pb.StreamDocIdsResponse(**_doc_id_fields(runs, view))
             left -= count
 
     async def GenerateUuid(self, request: pb.GenerateUuidRequest, context: Context) -> pb.GenerateUuidResponse:
@@ -135,27 +135,27 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             raise InvalidRequest("version", f"must be 4 or 7, or 0 for the default, not {request.version}")
         if request.view not in _UUID_VIEWS:
             raise InvalidRequest("view", f"{request.view} is not a UuidView")
-        count = self._count("id_count", request.id_count, default=1, most=self._most_texts)
-        made = self._uuids.v4(count) if request.version == pb.UUID_VERSION_4 else self._uuids.v7(count)
+        count = self._check_count("id_count", request.id_count, default=1, most=self._max_texts)
+        uuids = self._uuids.v4(count) if request.version == pb.UUID_VERSION_4 else self._uuids.v7(count)
         if request.view == pb.UUID_VIEW_BYTES:
-            return pb.GenerateUuidResponse(uuid_bytes=made)
-        return pb.GenerateUuidResponse(uuids=_uuid_texts(made))
+            return pb.GenerateUuidResponse(uuid_bytes=uuids)
+        return pb.GenerateUuidResponse(uuids=_format_uuids(uuids))
 
-    async def _allocate_once(self, request: pb.AllocateRangeRequest, count: int) -> pb.AllocateRangeResponse:
+    async def _allocate_idempotent(self, request: pb.AllocateRangeRequest, count: int) -> pb.AllocateRangeResponse:
         request_id = request.request_id.lower()
         if not _UUID.fullmatch(request_id) or request_id == _NIL_UUID:
-            raise InvalidRequest("request_id", "must be a UUID of 36 characters, and not the nil one")
-        taken, prefix = await self._request_ids.allocate(request.sequence, count, request_id, self._doc_ids.prefix)
-        has_period = taken.sequence.reset != Reset.NEVER
+            raise InvalidRequest("request_id", "must be a UUID of 36 characters other than the nil UUID")
+        id_range, prefix = await self._request_ids.allocate(request.sequence, count, request_id, self._doc_ids.prefix)
+        has_period = id_range.sequence.reset != Reset.NEVER
         reply = pb.AllocateRangeResponse()
-        self._fill(reply, taken if has_period else taken._replace(period=""))
+        self._fill(reply, id_range if has_period else id_range._replace(period=""))
         reply.created = self._allocator.pop_created(request.sequence)
-        self._add_forms(reply, request.view, taken, prefix)
+        self._add_view(reply, request.view, id_range, prefix)
         return reply
 
-    def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, taken: IdRange) -> None:
-        """Sets the fields that both replies with a range have: one by one, which costs the least."""
-        first_id, id_count, step, generation, expires_at, sequence, period = taken
+    def _fill(self, reply: pb.AllocateRangeResponse | pb.StreamRangesResponse, id_range: IdRange) -> None:
+        """Set the fields that both replies with a range share, one by one: this is the fastest way."""
+        first_id, id_count, step, generation, expires_at, sequence, period = id_range
         issued = reply.range
         issued.first_id = first_id
         issued.last_id = first_id + (id_count - 1) * step
@@ -169,32 +169,32 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         if period:
             reply.period = period
 
-    def _add_forms(
+    def _add_view(
         self,
         reply: pb.AllocateRangeResponse | pb.StreamRangesResponse,
         view: pb.RangeView.ValueType,
-        taken: IdRange,
+        id_range: IdRange,
         prefix: int,
     ) -> None:
-        """Adds what the view asks for besides the range. The range's period is what its texts show."""
+        """Add what the view has besides the range. The range's texts show its period."""
         if view == pb.RANGE_VIEW_TEXTS:
-            values = range(taken.first_id, taken.first_id + taken.id_count * taken.step, taken.step)
-            reply.texts.extend(compile_format(taken.sequence.format).format_ids(values, taken.period, prefix))
+            values = range(id_range.first_id, id_range.first_id + id_range.id_count * id_range.step, id_range.step)
+            reply.texts.extend(compile_format(id_range.sequence.format).format_ids(values, id_range.period, prefix))
         elif view == pb.RANGE_VIEW_NOTICE and isinstance(reply, pb.AllocateRangeResponse):
-            reply.notice.CopyFrom(notice.insert_id_notice(taken.first_id))
+            reply.notice.CopyFrom(notice.insert_id_notice(id_range.first_id))
 
-    def _count(self, field: str, value: int, default: int, most: int) -> int:
+    def _check_count(self, field: str, value: int, default: int, most: int) -> int:
         if not value:
             return min(default, most)
         if not 0 < value <= most:
             raise InvalidRequest(field, f"must be between 1 and {most}, or 0 for the default, not {value}")
         return value
 
-    def _most_ids(self, view: pb.RangeView.ValueType) -> int:
-        return self._most_texts if view == pb.RANGE_VIEW_TEXTS else self._max_ids
+    def _max_ids_in(self, view: pb.RangeView.ValueType) -> int:
+        return self._max_texts if view == pb.RANGE_VIEW_TEXTS else self._max_ids
 
-    def _most_doc_ids(self, view: pb.DocIdView.ValueType) -> int:
-        return self._max_ids if view == pb.DOC_ID_VIEW_COMPACT else self._most_texts
+    def _max_doc_ids_in(self, view: pb.DocIdView.ValueType) -> int:
+        return self._max_ids if view == pb.DOC_ID_VIEW_COMPACT else self._max_texts
 
     async def _generate(self, count: int, request: pb.GenerateDocIdRequest | pb.StreamDocIdsRequest) -> list[DocIdRun]:
         offset, increment = request.auto_increment_offset, request.auto_increment_increment
@@ -204,38 +204,38 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         return runs
 
 
-def _total(value: int) -> int:
+def _check_total(value: int) -> int:
     if value < 1:
-        raise InvalidRequest("total_id_count", f"must be set, and at least 1, not {value}")
+        raise InvalidRequest("total_id_count", f"must be at least 1, not {value}")
     return value
 
 
-def _doc_id_view(view: pb.DocIdView.ValueType) -> pb.DocIdView.ValueType:
+def _check_doc_id_view(view: pb.DocIdView.ValueType) -> pb.DocIdView.ValueType:
     if view not in _DOC_ID_VIEWS:
         raise InvalidRequest("view", f"{view} is not a DocIdView")
     return view or pb.DOC_ID_VIEW_FULL
 
 
-def _forms(runs: list[DocIdRun], view: pb.DocIdView.ValueType) -> dict[str, Any]:
-    """Returns the fields that both replies with document ids have, as the view asks for them."""
-    forms: dict[str, Any] = {}
+def _doc_id_fields(runs: list[DocIdRun], view: pb.DocIdView.ValueType) -> dict[str, Any]:
+    """Return the fields that both replies with document ids share, as the view has them."""
+    fields: dict[str, Any] = {}
     if view in (pb.DOC_ID_VIEW_FULL, pb.DOC_ID_VIEW_COMPACT):
-        forms["runs"] = [
+        fields["runs"] = [
             pb.DocIdRun(first_doc_id=run.first_doc_id, step=run.step, id_count=run.id_count) for run in runs
         ]
     if view != pb.DOC_ID_VIEW_COMPACT:
         texts = [text for run in runs for text in run.texts()] if len(runs) > 1 else runs[0].texts()
         if view == pb.DOC_ID_VIEW_NOTICE_FRAME:
-            forms["notice_frame"] = notice.document_ids_frame(texts)
+            fields["notice_frame"] = notice.document_ids_frame(texts)
         else:
-            forms["doc_ids"] = texts
+            fields["doc_ids"] = texts
         if view == pb.DOC_ID_VIEW_FULL:
-            forms["notice"] = notice.document_ids_notice(texts)
-    return forms
+            fields["notice"] = notice.document_ids_notice(texts)
+    return fields
 
 
-def _uuid_texts(made: list[bytes]) -> list[str]:
-    digits = b"".join(made).hex()
+def _format_uuids(uuids: list[bytes]) -> list[str]:
+    digits = b"".join(uuids).hex()
     starts = range(0, len(digits), 2 * UUID_BYTES)
     each = (digits[start : start + 2 * UUID_BYTES] for start in starts)
     return [f"{one[:8]}-{one[8:12]}-{one[12:16]}-{one[16:20]}-{one[20:]}" for one in each]

@@ -1,54 +1,54 @@
-"""idalloc.v1.NodeService."""
+"""The servicer of idalloc.v1.NodeService."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Protocol
 
 from idalloc.v1 import node_pb2, node_pb2_grpc
-from idalloc_server.auth.door import Context
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
 from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.grpc_types import Context
 
-# What UpdateNode changes, and what it is called in the domain.
+# The fields that UpdateNode changes, and their names in the domain.
 _CHANGEABLE = {"prefix": "prefix", "auto_increment_offset": "offset", "auto_increment_increment": "increment"}
 
 
 class Workers(Protocol):
-    """The workers of a server that has several.
+    """The workers of a server with several processes.
 
     Attributes:
-        count: How many there are.
+        count: The number of workers.
     """
 
     count: int
 
     async def change(self, given: Mapping[str, int], *, persist: bool) -> None:
-        """Makes a change in all of them, or in none; see ``DocIdGenerator.change``.
+        """Change settings in all workers or in none; see ``DocIdGenerator.change``.
 
         Args:
-            given: What to change.
-            persist: Whether it is kept over restarts.
+            given: The settings to change.
+            persist: Whether to keep them across restarts.
 
         Raises:
-            Refusal: One of them cannot, or it cannot be kept.
+            Refusal: A worker cannot apply the settings, or they cannot be kept.
         """
         ...
 
     async def lease_count(self) -> int:
-        """Returns how many leases the others hold."""
+        """Return the number of leases that the other workers hold."""
         ...
 
 
 class NodeServicer(node_pb2_grpc.NodeServiceServicer):
-    """Tells about this server, and changes its settings.
+    """Describes this node, and changes its settings.
 
     Args:
         allocator: Issues ranges.
-        doc_ids: Makes document ids.
-        store: The store's address, without passwords.
-        node_settings: Who keeps settings over restarts; None where nobody does, or where the workers see to it.
-        workers: All workers of the server; None for one that is this process alone.
+        doc_ids: Generates document ids.
+        store: The store's address, without credentials.
+        node_settings: Keeps settings across restarts; None if they cannot be kept, or if ``workers`` does it.
+        workers: All workers of the server; None if it is a single process.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
 
     async def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: Context) -> node_pb2.UpdateNodeResponse:
         """See node.proto."""
-        given = {_CHANGEABLE[field]: getattr(request.node, field) for field in _to_change(request)}
+        given = {_CHANGEABLE[field]: getattr(request.node, field) for field in _fields_to_change(request)}
         if self._workers is not None:
             await self._workers.change(given, persist=request.persist)
         elif request.persist and self._node_settings is None:
-            raise InvalidRequest("persist", "this node keeps no settings")
+            raise InvalidRequest("persist", "this node cannot keep settings across restarts")
         else:
             await self._doc_ids.change(**given, node_settings=self._node_settings if request.persist else None)
         return node_pb2.UpdateNodeResponse(node=await self._node())
@@ -95,13 +95,15 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         )
 
 
-def _to_change(request: node_pb2.UpdateNodeRequest) -> list[str]:
+def _fields_to_change(request: node_pb2.UpdateNodeRequest) -> list[str]:
     if not request.HasField("node"):
-        raise InvalidRequest("node", "must be given")
+        raise InvalidRequest("node", "must be set")
     for path in request.update_mask.paths:
         if path not in _CHANGEABLE:
-            raise InvalidRequest("update_mask", f"{path!r} cannot be changed, but {', '.join(_CHANGEABLE)} can")
+            raise InvalidRequest(
+                "update_mask", f"{path!r} cannot be changed; fields that can: {', '.join(_CHANGEABLE)}"
+            )
     fields = list(request.update_mask.paths) or [field for field in _CHANGEABLE if getattr(request.node, field)]
     if not fields:
-        raise InvalidRequest("update_mask", "nothing is to be changed; to set prefix to 0, name it here")
+        raise InvalidRequest("update_mask", "names no field, and node has none set; to set prefix to 0, name it here")
     return fields

@@ -1,4 +1,4 @@
-"""Server reflection that ghz and grpcurl both understand."""
+"""Server reflection that works with both ghz and grpcurl."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
@@ -9,44 +9,47 @@ import grpc
 from google.protobuf import descriptor_pool
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from idalloc_server.auth.door import Context, Door
+from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.errors import Refusal, ServerDraining
+from idalloc_server.grpc_types import Context
 from idalloc_server.rpc.calls import RpcLayer
 
-# Its own annotations say that it is a coroutine, which it is not.
+# Its annotations declare a coroutine, but it is an async generator.
 _Base: Any = reflection.aio.ReflectionServicer
 _METHOD = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
-def enable(server: grpc.aio.Server, services: Sequence[str], door: Door, calls: RpcLayer) -> "_Guarded":
-    """Lets clients ask a server for the protos of these services, and of reflection itself.
+def enable(
+    server: grpc.aio.Server, services: Sequence[str], access_control: AccessControl, calls: RpcLayer
+) -> "AuthenticatedReflection":
+    """Serve the protos of services, and of reflection itself.
 
     Args:
-        server: Where it is added.
-        services: The services.
-        door: Knows who may: whoever it knows.
-        calls: Answers those who may not.
+        server: The server.
+        services: The full names of the services.
+        access_control: Authenticates callers; they need no role.
+        calls: Answers rejected callers.
 
     Returns:
-        Its streams, which a server that stops has to end.
+        The servicer. A server that stops must end its streams.
     """
-    servicer = _Guarded([*services, reflection.SERVICE_NAME], door, calls)
+    servicer = AuthenticatedReflection([*services, reflection.SERVICE_NAME], access_control, calls)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     return servicer
 
 
-class _Guarded(_Base):  # type: ignore[misc]
-    """Reflection for those whom the door knows."""
+class AuthenticatedReflection(_Base):  # type: ignore[misc]
+    """Reflection for authenticated callers."""
 
-    def __init__(self, names: Sequence[str], door: Door, calls: RpcLayer) -> None:
+    def __init__(self, names: Sequence[str], access_control: AccessControl, calls: RpcLayer) -> None:
         super().__init__(names, pool=_MethodAwarePool())
-        self._door = door
+        self._access_control = access_control
         self._calls = calls
         self._waiting: set[asyncio.Task[Any]] = set()
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """Ends all streams, which would last as long as their clients."""
+        """End all streams: a stream has no end of its own."""
         self._ending.set()
         for stream in self._waiting:
             stream.cancel()
@@ -54,20 +57,20 @@ class _Guarded(_Base):  # type: ignore[misc]
     async def ServerReflectionInfo(self, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
         """See reflection.proto."""
         try:
-            self._door.identify(_METHOD, context)
-            async with aclosing(super().ServerReflectionInfo(self._admitted(requests, context), context)) as replies:
+            self._access_control.authenticate(_METHOD, context)
+            async with aclosing(super().ServerReflectionInfo(self._charge(requests, context), context)) as replies:
                 async for reply in replies:
                     yield reply
         except Refusal as refusal:
-            await self._calls.refuse(refusal, context)
+            await self._calls.reject(refusal, context)
 
-    async def _admitted(self, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
-        coming = aiter(requests)
+    async def _charge(self, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
+        incoming = aiter(requests)
         stream: Any = asyncio.current_task()
         while not self._ending.is_set():
             self._waiting.add(stream)
             try:
-                request = await anext(coming, None)
+                request = await anext(incoming, None)
             except asyncio.CancelledError:
                 if self._ending.is_set():
                     break
@@ -76,7 +79,7 @@ class _Guarded(_Base):  # type: ignore[misc]
                 self._waiting.discard(stream)
             if request is None:
                 return
-            self._door.admit(_METHOD, context)
+            self._access_control.charge_call(_METHOD, context)
             yield request
         raise ServerDraining
 
@@ -84,8 +87,7 @@ class _Guarded(_Base):  # type: ignore[misc]
 class _MethodAwarePool:
     """The default descriptor pool, which also finds the file of a method.
 
-    ghz asks for the file of ``idalloc.v1.NodeService.GetNode``. Protobuf's pool knows no methods by name, only
-    the service, one name up.
+    ghz requests the file of ``idalloc.v1.NodeService.GetNode``. Protobuf's pool finds services by name, but no methods.
     """
 
     def __init__(self) -> None:

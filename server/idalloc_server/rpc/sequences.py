@@ -1,4 +1,4 @@
-"""idalloc.v1.SequenceService."""
+"""The servicer of idalloc.v1.SequenceService."""
 
 import base64
 import json
@@ -13,16 +13,17 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1 import sequences_pb2_grpc
-from idalloc_server.auth.door import Context, readable
+from idalloc_server.auth.authorize import readable_sequences
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.administration.service import ChangeResult, SequenceService
 from idalloc_server.domain.administration.summary import SequenceSummary
 from idalloc_server.domain.errors import InvalidRequest, SequenceInvalid
 from idalloc_server.domain.sequences.model import Kind, Ordering, Reset
+from idalloc_server.grpc_types import Context
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000
-# The most bytes of a page's sequences, unless the first one alone has more. gRPC's clients take 4 MiB by default.
+# The most bytes of a page, unless its first sequence alone has more. gRPC clients accept 4 MiB by default.
 MAX_PAGE_BYTES = 1_000_000
 MAX_INT64 = 2**63 - 1
 
@@ -31,7 +32,7 @@ _ENUMS: dict[str, tuple[str, type[Kind] | type[Ordering] | type[Reset]]] = {
     "ordering": ("Ordering", Ordering),
     "reset": ("Reset", Reset),
 }
-# What may be set, besides the name.
+# The fields that callers may set, besides the name.
 _SETTINGS = (
     "description",
     "labels",
@@ -50,92 +51,92 @@ _SETTINGS = (
     "reset",
     "time_zone",
 )
-# Ways to say other settings, which a sequence does not keep: "all" does not put them back to a default.
+# Fields that only derive other settings and are not stored: the mask "*" does not reset them.
 _INPUT_ONLY = frozenset({"json_safe", "offset", "increment"})
 _WITH_PRESENCE = frozenset({"start", "step", "min_value", "max_value"})
 _FIELDS = frozenset(field.name for field in pb.Sequence.DESCRIPTOR.fields)
 
 
 class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
-    """Makes, shows, changes, advances and deletes sequences.
+    """Translates requests and replies of sequences.
 
     Args:
-        registry: Does it.
+        service: Administers the sequences.
     """
 
-    def __init__(self, registry: SequenceService) -> None:
-        self._registry = registry
+    def __init__(self, service: SequenceService) -> None:
+        self._service = service
 
     async def CreateSequence(self, request: pb.CreateSequenceRequest, context: Context) -> pb.CreateSequenceResponse:
         """See sequences.proto."""
         change_token = self._change_token(request, request.request_id)
-        with _inside("sequence"):
-            given = _given(request.sequence, _set_fields(request.sequence))
-            created = await self._registry.create(request.sequence.name, given, change_token)
-        return pb.CreateSequenceResponse(sequence=_message(created))
+        with _prefix_fields("sequence"):
+            given = _settings_of(request.sequence, _set_fields(request.sequence))
+            created = await self._service.create(request.sequence.name, given, change_token)
+        return pb.CreateSequenceResponse(sequence=_to_message(created))
 
     async def GetSequence(self, request: pb.GetSequenceRequest, context: Context) -> pb.GetSequenceResponse:
         """See sequences.proto."""
-        return pb.GetSequenceResponse(sequence=_message(await self._registry.get(request.name, request.period)))
+        return pb.GetSequenceResponse(sequence=_to_message(await self._service.get(request.name, request.period)))
 
     async def ListSequences(self, request: pb.ListSequencesRequest, context: Context) -> pb.ListSequencesResponse:
         """See sequences.proto."""
         if request.page_size < 0:
             raise InvalidRequest("page_size", f"must be at least 1, or 0 for the default, not {request.page_size}")
         size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
-        after = _after(request)
-        shows = readable()
+        after = _last_listed(request)
+        readable = readable_sequences()
         try:
-            found, goes_on_after = await self._registry.list(
-                request.name_prefix, after, size, deleted=request.show_deleted, visible=shows
+            found, last_name = await self._service.list(
+                request.name_prefix, after, size, deleted=request.show_deleted, visible=readable
             )
         except SequenceInvalid as invalid:
             name = invalid.metadata["sequence"]
-            # No row is left out, so that nobody takes a sequence that has spoiled for one that was never there.
+            # A list without the corrupt row would make callers believe that the sequence does not exist.
             raise SequenceInvalid(
-                name if shows is None or shows.match(name) else "(a name that you may not see)",
-                "it stands in the way of this list (GetSequence says why): mend its row in the store, or choose a "
-                "name_prefix that it does not have",
+                name if readable is None or readable.match(name) else "(a name that you may not read)",
+                "its row in the store is corrupt (GetSequence has the details), so this list ends with an error; "
+                "repair the row, or choose a name_prefix that excludes it",
             ) from invalid
         page = pb.ListSequencesResponse()
         size = 0
-        for shown in found:
-            sequence = _message(shown)
+        for summary in found:
+            sequence = _to_message(summary)
             size += sequence.ByteSize()
             if page.sequences and size > MAX_PAGE_BYTES:
-                goes_on_after = page.sequences[-1].name
+                last_name = page.sequences[-1].name
                 break
             page.sequences.append(sequence)
-        if goes_on_after:
-            page.next_page_token = _page_token(request, goes_on_after)
+        if last_name:
+            page.next_page_token = _make_page_token(request, last_name)
         return page
 
     async def UpdateSequence(self, request: pb.UpdateSequenceRequest, context: Context) -> pb.UpdateSequenceResponse:
         """See sequences.proto."""
         change_token = self._change_token(request, request.request_id)
         fields = _masked_fields(request)
-        with _inside("sequence"):
-            given = _given(request.sequence, fields)
-            changed = await self._registry.update(request.sequence.name, given, request.sequence.etag, change_token)
-        return pb.UpdateSequenceResponse(**_change(changed))
+        with _prefix_fields("sequence"):
+            given = _settings_of(request.sequence, fields)
+            changed = await self._service.update(request.sequence.name, given, request.sequence.etag, change_token)
+        return pb.UpdateSequenceResponse(**_to_reply(changed))
 
     async def DeleteSequence(self, request: pb.DeleteSequenceRequest, context: Context) -> pb.DeleteSequenceResponse:
         """See sequences.proto."""
         change_token = self._change_token(request, request.request_id)
-        changed = await self._registry.delete(request.name, request.etag, change_token)
-        return pb.DeleteSequenceResponse(**_change(changed))
+        changed = await self._service.delete(request.name, request.etag, change_token)
+        return pb.DeleteSequenceResponse(**_to_reply(changed))
 
     async def AdvanceSequence(self, request: pb.AdvanceSequenceRequest, context: Context) -> pb.AdvanceSequenceResponse:
         """See sequences.proto."""
         change_token = self._change_token(request, request.request_id)
         if not request.HasField("past"):
-            raise InvalidRequest("past", "must be set, also where it is 0")
-        changed = await self._registry.advance(request.name, request.past, request.period, request.etag, change_token)
-        return pb.AdvanceSequenceResponse(**_change(changed))
+            raise InvalidRequest("past", "must be set, even if it is 0")
+        changed = await self._service.advance(request.name, request.past, request.period, request.etag, change_token)
+        return pb.AdvanceSequenceResponse(**_to_reply(changed))
 
     async def ParseId(self, request: pb.ParseIdRequest, context: Context) -> pb.ParseIdResponse:
         """See sequences.proto."""
-        parts = await self._registry.parse(request.sequence, request.text)
+        parts = await self._service.parse(request.sequence, request.text)
         return pb.ParseIdResponse(
             value=parts.value,
             year=parts.year,
@@ -147,12 +148,12 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
 
     def _change_token(self, request: Message, request_id: str) -> ChangeToken:
         content = request.DESCRIPTOR.full_name.encode() + b"\0" + request.SerializeToString(deterministic=True)
-        return self._registry.change_token(request_id, content)
+        return self._service.change_token(request_id, content)
 
 
 @contextmanager
-def _inside(message: str) -> Iterator[None]:
-    """Names the fields that are refused by their path in the request."""
+def _prefix_fields(message: str) -> Iterator[None]:
+    """Name invalid fields by their path in the request."""
     try:
         yield
     except InvalidRequest as refused:
@@ -164,24 +165,24 @@ def _set_fields(sequence: pb.Sequence) -> list[str]:
 
 
 def _masked_fields(request: pb.UpdateSequenceRequest) -> Iterable[str]:
-    """Returns the settings that an update is to change."""
+    """Return the settings that an update changes."""
     paths = list(request.update_mask.paths)
     set_fields = _set_fields(request.sequence)
     if not paths:
         return set_fields
     if "*" in paths:
         if len(paths) > 1:
-            raise InvalidRequest("update_mask", '"*" must stand alone')
+            raise InvalidRequest("update_mask", '"*" must be the only path')
         return [field for field in _SETTINGS if field not in _INPUT_ONLY or field in set_fields]
     for path in paths:
         if path not in _FIELDS:
-            within = " (fields are changed as a whole)" if path.partition(".")[0] in _FIELDS else ""
+            within = " (only whole fields can be changed)" if path.partition(".")[0] in _FIELDS else ""
             raise InvalidRequest("update_mask", f"a sequence has no field {path!r}{within}")
     return [field for field in _SETTINGS if field in paths]
 
 
-def _given(sequence: pb.Sequence, fields: Iterable[str]) -> dict[str, Any]:
-    """Returns what was said of these fields, as the rules want it: None where a field is not set."""
+def _settings_of(sequence: pb.Sequence, fields: Iterable[str]) -> dict[str, Any]:
+    """Return the values of fields as the domain takes them: None for a field that is not set."""
     given: dict[str, Any] = {}
     for field in fields:
         value = getattr(sequence, field)
@@ -202,18 +203,18 @@ def _enum(field: str, value: int) -> Kind | Ordering | Reset | None:
         raise InvalidRequest(field, f"{value} is not a value of {name}") from None
 
 
-def _page_token(request: pb.ListSequencesRequest, after: str) -> str:
+def _make_page_token(request: pb.ListSequencesRequest, after: str) -> str:
     text = json.dumps([after, request.name_prefix, request.show_deleted])
     return base64.urlsafe_b64encode(text.encode()).decode()
 
 
-def _after(request: pb.ListSequencesRequest) -> str:
-    """Returns the name behind which the page begins; empty for the first one."""
+def _last_listed(request: pb.ListSequencesRequest) -> str:
+    """Return the last name of the previous page; empty for the first page."""
     if not request.page_token:
         return ""
     try:
         after, *other = json.loads(base64.b64decode(request.page_token, altchars=b"-_", validate=True))
-        # Not check_name: an adopted table may have names that no new sequence can have.
+        # Not check_name: an adopted table may have names that are invalid for new sequences.
         if not after.encode():
             raise ValueError
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -221,21 +222,21 @@ def _after(request: pb.ListSequencesRequest) -> str:
     if len(other) != 2:
         raise InvalidRequest("page_token", "must be the next_page_token of a reply")
     if other != [request.name_prefix, request.show_deleted]:
-        raise InvalidRequest("page_token", "is from a request with another name_prefix or show_deleted")
+        raise InvalidRequest("page_token", "is from a list with another name_prefix or show_deleted")
     return str(after)
 
 
-def _change(changed: ChangeResult) -> dict[str, Any]:
-    """Returns the fields that all replies to a change have."""
+def _to_reply(changed: ChangeResult) -> dict[str, Any]:
+    """Return the fields that all replies to a change share."""
     return {
-        "sequence": _message(changed.summary),
+        "sequence": _to_message(changed.summary),
         "effective_time": _timestamp(changed.effective_at),
         "effective_delay": _duration(changed.effective_delay),
     }
 
 
-def _message(shown: SequenceSummary) -> pb.Sequence:
-    row = shown.row
+def _to_message(summary: SequenceSummary) -> pb.Sequence:
+    row = summary.row
     sequence = row.sequence
     return pb.Sequence(
         name=row.name,
@@ -252,14 +253,14 @@ def _message(shown: SequenceSummary) -> pb.Sequence:
         format=sequence.format,
         reset=int(sequence.reset),  # type: ignore[arg-type]
         time_zone=sequence.time_zone,
-        last_value=shown.last_value,
-        remaining=min(shown.remaining, MAX_INT64),
-        used_ratio=shown.used_ratio,
-        ids_per_second=shown.ids_per_second,
-        exhaust_time=_timestamp(shown.exhaust_time),
+        last_value=summary.last_value,
+        remaining=min(summary.remaining, MAX_INT64),
+        used_ratio=summary.used_ratio,
+        ids_per_second=summary.ids_per_second,
+        exhaust_time=_timestamp(summary.exhaust_time),
         generation=row.generation,
-        period=shown.period,
-        etag=shown.etag,
+        period=summary.period,
+        etag=summary.etag,
         create_time=_timestamp(row.created_at),
         update_time=_timestamp(row.changed_at),
         delete_time=_timestamp(row.changed_at if row.deleted else None),

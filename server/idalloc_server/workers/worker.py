@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from idalloc_server import app
-from idalloc_server.auth.door import Door
+from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.config import Settings
 from idalloc_server.domain import change_events
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
@@ -55,7 +55,7 @@ class Worker:
         self.has_joined = False
         self._pipe = pipe
         self._doc_ids: DocIdGenerator | None = None
-        self._door: Door | None = None
+        self._access_control: AccessControl | None = None
         self._all_serve = asyncio.Event()
         self._all_stop = False
         self._all_closed = asyncio.Event()
@@ -73,8 +73,8 @@ class Worker:
                     self._all_serve.set()
                 case "asks":
                     self.asks = True
-                    if self._door is not None:
-                        self._door.ask()
+                    if self._access_control is not None:
+                        self._access_control.require_authentication()
                 case "change":
                     self._begin(self._change(message))
                 case "decide":
@@ -100,14 +100,14 @@ class Worker:
     def take(self, listen: str) -> None:
         """See ``Role.take``: the supervisor did it for all."""
 
-    async def join(self, doc_ids: DocIdGenerator, door: Door, welcome: str) -> None:
+    async def join(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
         """See ``Role.join``."""
         self.has_joined = True
         self._doc_ids = doc_ids
-        self._door = door
+        self._access_control = access_control
         if self.asks:  # it may have been told while it started
-            door.ask()
-        if door.asks:
+            access_control.require_authentication()
+        if access_control.requires_authentication:
             self.ask()
         self._pipe.tell("serves", welcome=welcome)
         stopping = asyncio.create_task(self.stopping.wait())

@@ -67,12 +67,12 @@ def test_a_pattern_of_many_stars_takes_no_time() -> None:
 def test_a_role_is_for_the_names_that_match_and_for_no_other_role() -> None:
     some = Patterns(["orders*", "invoices"])
     identity = Identity("billing", roles={ALLOCATE: some, READ: Patterns(["*"]), ADMIN: Patterns()})
-    assert identity.may(ALLOCATE, "orders.eu")
-    assert not identity.may(ALLOCATE, "customers")
-    assert identity.may(READ, "customers")
-    assert not identity.may(ADMIN, "orders")
-    assert [identity.may(role, None) for role in ROLES] == [True, True, False]
-    assert all(ANONYMOUS.may(role, name) for role in ROLES for name in ("orders", None))
+    assert identity.has_role(ALLOCATE, "orders.eu")
+    assert not identity.has_role(ALLOCATE, "customers")
+    assert identity.has_role(READ, "customers")
+    assert not identity.has_role(ADMIN, "orders")
+    assert [identity.has_role(role, None) for role in ROLES] == [True, True, False]
+    assert all(ANONYMOUS.has_role(role, name) for role in ROLES for name in ("orders", None))
 
 
 def test_who_calls_is_known_by_token_or_certificate() -> None:
@@ -80,11 +80,11 @@ def test_who_calls_is_known_by_token_or_certificate() -> None:
     billing = Identity("billing", digests, ("dns:billing.example.org", "ip:10.0.0.7"))
     other = Identity("other", (sha256(b"third").digest(),), ("dns:other.example.org",))
     access = AccessPolicy([billing, other])
-    assert access.by_token("old") is access.by_token("new") is billing
-    assert access.by_token("third") is other
+    assert access.find_by_token("old") is access.find_by_token("new") is billing
+    assert access.find_by_token("third") is other
     for wrong in ("", "ol", "old ", "OLD", digests[0].hex(), "\ud800"):
-        assert access.by_token(wrong) is None
-    assert access.by_certificate(["x", "ip:10.0.0.7"]) is billing
-    assert access.by_certificate(["dns:billing.example.org", "ip:10.0.0.7"]) is billing
-    assert access.by_certificate(["dns:billing.example.org", "dns:other.example.org"]) is None
-    assert access.by_certificate(["dns:*.example.org"]) is None
+        assert access.find_by_token(wrong) is None
+    assert access.find_by_certificate(["x", "ip:10.0.0.7"]) is billing
+    assert access.find_by_certificate(["dns:billing.example.org", "ip:10.0.0.7"]) is billing
+    assert access.find_by_certificate(["dns:billing.example.org", "dns:other.example.org"]) is None
+    assert access.find_by_certificate(["dns:*.example.org"]) is None

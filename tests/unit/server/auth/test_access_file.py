@@ -61,16 +61,16 @@ NUMBER_2 = r"access.toml: \[\[identity\]\] number 2 \('x'\): "
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", r"access.toml has no \[\[identity\]\] and no \[\[quota\]\]: `idalloc token new` makes one"),
+        ("", r"access.toml has no \[\[identity\]\] and no \[\[quota\]\]; `idalloc token new` makes one"),
         ("identity = []", "has no"),
         (f"{ENTRY}name = 'y'\n", "access.toml is not TOML: at line 4, column 11"),
-        (f"token = '{SECRET}'", r"there is no 'token'; write \[\[identity\]\] or \[\[quota\]\]"),
-        ("[identity]\nname = 'x'", r"write \[\[identity\]\], with two brackets"),
+        (f"token = '{SECRET}'", r"unknown table 'token'; write \[\[identity\]\] or \[\[quota\]\]"),
+        ("[identity]\nname = 'x'", r"'identity' must be tables; write \[\[identity\]\] with two brackets"),
         ("identity = 5", "with two brackets"),
-        (f"{GOOD}tokens = 1", r"\[\[quota\]\] number 1: tokens: there is no such key; there are sequence, ids_per"),
-        (f"{ENTRY}rolls = ['x']", r"\[\[identity\]\] number 1 \('x'\): rolls: there is no such key; there are name, "),
+        (f"{GOOD}tokens = 1", r"\[\[quota\]\] number 1: tokens: unknown key; known keys: sequence, ids_per"),
+        (f"{ENTRY}rolls = ['x']", r"\[\[identity\]\] number 1 \('x'\): rolls: unknown key; known keys: name, "),
         (f'[[identity]]\ntoken_sha256 = ["{A}"]', r"\[\[identity\]\] number 1: name: field required"),
-        ("[[identity]]\nname = 'x'", r"\('x'\): token_sha256: must be given, or certificate"),
+        ("[[identity]]\nname = 'x'", r"\('x'\): token_sha256 or certificate is required"),
         (f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{SECRET}']", "token_sha256: number 1: must be the SHA-256"),
         (f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{A}', 'ab']", "token_sha256: number 2: must be the SHA-256"),
         (f"[[identity]]\nname = 'x'\ntoken_sha256 = '{A}'", r'token_sha256: must be a list, such as \["…"\]'),
@@ -82,16 +82,19 @@ NUMBER_2 = r"access.toml: \[\[identity\]\] number 2 \('x'\): "
         (f"{ENTRY}streams = '5'", "streams: input should be a valid integer"),
         (
             f"[[identity]]\nname = 'anonymous'\ntoken_sha256 = ['{A}']",
-            "name: 'anonymous' means those whom nobody knows",
+            "name: 'anonymous' is reserved for unauthenticated callers; choose another",
         ),
-        (f'[[identity]]\nname = "a\\nb"\ntoken_sha256 = ["{A}"]', "name: must be 1 to 255 characters, and no control"),
-        (f"{ENTRY}[[identity]]\nname = 'x'\ntoken_sha256 = ['{B}']", f"{NUMBER_2}name: stands twice"),
+        (f'[[identity]]\nname = "a\\nb"\ntoken_sha256 = ["{A}"]', "name: must be 1 to 255 characters without control"),
+        (f"{ENTRY}[[identity]]\nname = 'x'\ntoken_sha256 = ['{B}']", f"{NUMBER_2}name: duplicate: identity"),
         (
             f"{GOOD}[[identity]]\nname = 'x'\ntoken_sha256 = ['{A}']",
-            "token_sha256: stands twice, 'billing' has the same",
+            "token_sha256: duplicate: identity 'billing' has the same",
         ),
-        (f"{GOOD}[[identity]]\nname = 'x'\ntoken_sha256 = ['{B}']", "token_sha256: stands twice, 'billing'"),
-        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['ip:10.0.0.7']", "certificate: stands twice, 'auditor'"),
+        (f"{GOOD}[[identity]]\nname = 'x'\ntoken_sha256 = ['{B}']", "token_sha256: duplicate: identity 'billing'"),
+        (
+            f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['ip:10.0.0.7']",
+            "certificate: duplicate: identity 'auditor'",
+        ),
         (
             "[[identity]]\nname = 'x'\ncertificate = ['billing.example.org', 'uri:spiffe://x/y']",
             r"certificate: 'billing.example.org' has no type, such as dns: or uri:; "
@@ -101,11 +104,11 @@ NUMBER_2 = r"access.toml: \[\[identity\]\] number 2 \('x'\): "
             "[[identity]]\nname = 'x'\ncertificate = ['spiffe://x/y', 'a@b.at', '10.0.0.7', '2001:db8::7', 'DNS:z']",
             r'\["uri:spiffe://x/y", "email:a@b.at", "ip:10.0.0.7", "ip:2001:db8::7", "dns:z"\]$',
         ),
-        ("[[identity]]\nname = 'x'\ncertificate = ['ip:10.0.0']", "certificate: 'ip:10.0.0' is no IP address"),
+        ("[[identity]]\nname = 'x'\ncertificate = ['ip:10.0.0']", "certificate: 'ip:10.0.0' is not an IP address"),
         (f"[[identity]]\nname = 'x'\ncertificate = ['{TOKEN}']", "a token's SHA-256 goes into token_sha256"),
-        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['ip:010.0.0.7']", "'ip:010.0.0.7' is no IP address"),
+        (f"{GOOD}[[identity]]\nname = 'x'\ncertificate = ['ip:010.0.0.7']", "'ip:010.0.0.7' is not an IP address"),
         ("[[quota]]\nids_per_second = 1", r"\[\[quota\]\] number 1: sequence: field required"),
-        ("[[quota]]\nsequence = '*'", "ids_per_second: must be given, or calls_per_second"),
+        ("[[quota]]\nsequence = '*'", "ids_per_second or calls_per_second is required"),
     ],
 )
 def test_a_mistake_names_the_entry_and_the_mend_and_no_secret(content: str, message: str) -> None:
@@ -152,12 +155,12 @@ class TestChanges:
     def test_only_a_file_that_has_changed_is_read_again(self, path: Path) -> None:
         file = AccessFile(str(path))
         assert len(file.read().identities) == 1
-        assert file.read_again() is None
+        assert file.read_if_changed() is None
         path.write_text(GOOD)
-        changed = file.read_again()
+        changed = file.read_if_changed()
         assert changed is not None
         assert len(changed.identities) == 2
-        assert file.read_again() is None
+        assert file.read_if_changed() is None
 
     def test_one_of_the_same_size_and_time_is_known_by_being_another_file(self, path: Path) -> None:
         file = AccessFile(str(path))
@@ -166,7 +169,7 @@ class TestChanges:
         other.write_text(ENTRY.replace("x", "y"))
         os.utime(other, ns=(0, path.stat().st_mtime_ns))
         other.replace(path)
-        changed = file.read_again()
+        changed = file.read_if_changed()
         assert changed is not None
         assert changed.identities[0].name == "y"
 
@@ -178,7 +181,7 @@ class TestChanges:
         path.write_text(ENTRY.replace("x", "y"))
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
-        changed = file.read_again()
+        changed = file.read_if_changed()
         assert changed is not None
         assert changed.identities[0].name == "y"
 
@@ -187,12 +190,12 @@ class TestChanges:
         file.read()
         path.write_text("[[identity]]")
         with pytest.raises(StartRefused):
-            file.read_again()
-        assert file.read_again() is None
+            file.read_if_changed()
+        assert file.read_if_changed() is None
         with pytest.raises(StartRefused):
-            file.read_again(forced=True)
+            file.read_if_changed(forced=True)
         path.write_text(ENTRY)
-        assert file.read_again() is not None
+        assert file.read_if_changed() is not None
 
     def test_one_that_cannot_be_read_is_tried_until_it_is(self, path: Path) -> None:
         """A failed read loses no change, whatever made it fail."""
@@ -202,11 +205,11 @@ class TestChanges:
         path.mkdir()
         for _ in range(3):
             with pytest.raises(FileUnreadable, match="Is a directory"):
-                file.read_again()
+                file.read_if_changed()
         path.rmdir()
         path.write_text(ENTRY)
-        assert file.read_again() is not None
-        assert file.read_again() is None
+        assert file.read_if_changed() is not None
+        assert file.read_if_changed() is None
 
     @pytest.mark.parametrize("content", ["", " \n", "# nothing\n", "identity = []\n", None])
     def test_one_without_entries_authorizes_nobody(self, path: Path, content: str | None) -> None:
@@ -216,16 +219,16 @@ class TestChanges:
         path.unlink()
         if content is not None:
             path.write_text(content)
-        assert file.read_again() is None  # the second look decides
-        access = file.read_again()
+        assert file.read_if_changed() is None  # the second look decides
+        access = file.read_if_changed()
         assert access is not None
         assert access.is_empty
-        assert file.read_again() is None
+        assert file.read_if_changed() is None
         with pytest.raises(StartRefused):
             AccessFile(str(path)).read()
         assert AccessFile(str(path)).read(may_be_empty=True).is_empty
         path.write_text(ENTRY)
-        assert file.read_again() is not None
+        assert file.read_if_changed() is not None
 
     @pytest.mark.parametrize("emptied", [True, False])
     def test_an_edit_that_is_seen_halfway_locks_out_nobody(self, path: Path, emptied: bool) -> None:
@@ -237,9 +240,9 @@ class TestChanges:
                 path.write_text("")
             else:
                 path.rename(f"{path}~")
-            assert file.read_again() is None
+            assert file.read_if_changed() is None
             path.write_text(content)
-            access = file.read_again()
+            access = file.read_if_changed()
             assert access is not None
             assert access.identities
 
@@ -248,15 +251,15 @@ class TestChanges:
         file = AccessFile(str(path))
         file.read()
         path.write_text("")
-        access = file.read_again(forced=True)
+        access = file.read_if_changed(forced=True)
         assert access is not None
         assert access.is_empty
 
     async def test_a_running_server_keeps_the_old_one_until_there_is_a_right_one(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(access_file, "LOOK_SECONDS", 0.01)
-        monkeypatch.setattr(access_file, "LOOKS_UNTIL_TOLD_AGAIN", 10**6)
+        monkeypatch.setattr(access_file, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(access_file, "POLLS_UNTIL_LOGGED_AGAIN", 10**6)
         file = AccessFile(str(path))
         file.read()
         used: asyncio.Queue[AccessPolicy] = asyncio.Queue()
@@ -276,8 +279,8 @@ class TestChanges:
     async def test_a_wrong_one_is_told_again_until_it_is_mended(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(access_file, "LOOK_SECONDS", 0.01)
-        monkeypatch.setattr(access_file, "LOOKS_UNTIL_TOLD_AGAIN", 3)
+        monkeypatch.setattr(access_file, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(access_file, "POLLS_UNTIL_LOGGED_AGAIN", 3)
         file = AccessFile(str(path))
         file.read()
         used: asyncio.Queue[AccessPolicy] = asyncio.Queue()
@@ -306,7 +309,7 @@ class TestTokens:
         assert token not in entry
         [values] = tomllib.loads(entry)["identity"]
         assert values["token_sha256"] == [sha256(token.encode()).hexdigest()]
-        identity = parse(entry.encode(), "x").by_token(token)
+        identity = parse(entry.encode(), "x").find_by_token(token)
         assert identity is not None
         assert identity.name == 'the "new" one'
         assert identity.roles[ALLOCATE].patterns == ("orders*", "größe")
@@ -318,7 +321,7 @@ class TestTokens:
             assert main(["token", "new", "billing", "--json"]) == 0
             made.append(json.loads(capsys.readouterr().out))
         assert made[0]["token"] != made[1]["token"]
-        assert parse(made[0]["entry"].encode(), "x").by_token(made[0]["token"]) is not None
+        assert parse(made[0]["entry"].encode(), "x").find_by_token(made[0]["token"]) is not None
 
     def test_a_name_that_the_file_would_refuse_makes_no_token(self, capsys: pytest.CaptureFixture[str]) -> None:
         for name in ("", "a\nb", "anonymous"):

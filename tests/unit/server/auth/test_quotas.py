@@ -24,7 +24,7 @@ def quota(pattern: str, ids: int | None = None, calls: int | None = None) -> Seq
 
 
 def take(quotas: Quotas, who: Identity, sequence: str | None, ids: int = 1) -> None:
-    quotas.take(quotas.of(who, sequence), ids)
+    quotas.charge(quotas.budgets_of(who, sequence), ids)
 
 
 def refused(quotas: Quotas, who: Identity, sequence: str | None, ids: int = 1) -> QuotaExceeded:
@@ -41,7 +41,7 @@ def test_in_any_time_no_more_is_taken_than_rate_burst_and_one_call(rate: int, ca
     bucket = Bucket(rate, 0.0)
     taken: list[tuple[float, int]] = []
     for at, (_, amount) in zip(accumulate(wait for wait, _ in calls), calls, strict=True):
-        if not bucket.wait(at):
+        if not bucket.seconds_to_wait(at):
             bucket.take(amount, at)
             taken.append((at, amount))
     for first, (begin, _) in enumerate(taken):
@@ -55,11 +55,11 @@ def test_in_any_time_no_more_is_taken_than_rate_burst_and_one_call(rate: int, ca
 @given(st.integers(1, 10**6), st.integers(1, 10**9))
 def test_who_waits_as_long_as_is_said_is_let_in(rate: int, amount: int) -> None:
     bucket = Bucket(rate, 0.0)
-    assert bucket.wait(0.0) == 0
+    assert bucket.seconds_to_wait(0.0) == 0
     bucket.take(rate + amount, 0.0)
-    seconds = bucket.wait(0.0)
+    seconds = bucket.seconds_to_wait(0.0)
     assert seconds == pytest.approx(max(amount / rate, 0.001))
-    assert not bucket.wait(seconds + 0.001)
+    assert not bucket.seconds_to_wait(seconds + 0.001)
 
 
 def test_an_identity_has_one_bucket_for_all_its_calls() -> None:
@@ -122,9 +122,9 @@ def test_ids_that_a_call_did_not_get_are_given_back() -> None:
     billing = identity(ids_per_second=10)
     quotas = Quotas(FakeClock(), AccessPolicy([billing]))
     for _ in range(5):
-        budgets = quotas.of(billing, "a")
-        quotas.take(budgets, 1000)
-        quotas.give_back(budgets, 1000)
+        budgets = quotas.budgets_of(billing, "a")
+        quotas.charge(budgets, 1000)
+        quotas.refund(budgets, 1000)
     take(quotas, billing, "a", 10)
     refused(quotas, billing, "a")
 
@@ -132,29 +132,29 @@ def test_ids_that_a_call_did_not_get_are_given_back() -> None:
 def test_streams_are_counted_while_they_run() -> None:
     billing = identity(streams=2)
     quotas = Quotas(FakeClock(), AccessPolicy([billing]))
-    first = quotas.begin_stream(billing)
-    quotas.begin_stream(billing)
+    first = quotas.open_stream(billing)
+    quotas.open_stream(billing)
     with pytest.raises(QuotaExceeded, match="streams = 2"):
-        quotas.begin_stream(billing)
+        quotas.open_stream(billing)
     quotas.use(AccessPolicy([identity(streams=2)]))
     first()
-    quotas.begin_stream(billing)
+    quotas.open_stream(billing)
     with pytest.raises(QuotaExceeded):
-        quotas.begin_stream(billing)
+        quotas.open_stream(billing)
     quotas.use(AccessPolicy([identity()]))
-    quotas.begin_stream(identity())
+    quotas.open_stream(identity())
 
 
 def test_a_stream_waits_for_its_next_message_and_is_never_refused() -> None:
     clock = FakeClock()
     billing = identity(ids_per_second=100)
     quotas = Quotas(clock, AccessPolicy([billing], [quota("a", ids=50)]))
-    budgets = quotas.of(billing, "a")
-    quotas.take(budgets, 100)
-    assert quotas.take_more(budgets, 10) == pytest.approx(1.0)
+    budgets = quotas.budgets_of(billing, "a")
+    quotas.charge(budgets, 100)
+    assert quotas.try_charge(budgets, 10) == pytest.approx(1.0)
     clock.advance(1.01)
-    assert quotas.take_more(budgets, 10) == 0
-    assert quotas.take_more((), 10) == 0
+    assert quotas.try_charge(budgets, 10) == 0
+    assert quotas.try_charge((), 10) == 0
 
 
 def test_other_limits_do_not_forget_what_was_taken() -> None:
@@ -174,7 +174,7 @@ def test_other_limits_do_not_forget_what_was_taken() -> None:
 def test_memory_is_bounded_and_who_is_in_debt_is_remembered_longest() -> None:
     clock = FakeClock()
     who = identity()
-    quotas = Quotas(clock, AccessPolicy([who], [quota("*", ids=10)]), most_sequences=100)
+    quotas = Quotas(clock, AccessPolicy([who], [quota("*", ids=10)]), max_sequences=100)
     take(quotas, who, "busy", 10_000)
     for number in range(1000):
         take(quotas, who, f"s{number}", 1)
@@ -186,7 +186,7 @@ def test_memory_is_bounded_and_who_is_in_debt_is_remembered_longest() -> None:
 def test_the_longest_debt_is_not_forgotten_for_many_small_ones() -> None:
     clock = FakeClock()
     who = identity()
-    quotas = Quotas(clock, AccessPolicy([who], [quota("*", ids=1)]), most_sequences=100)
+    quotas = Quotas(clock, AccessPolicy([who], [quota("*", ids=1)]), max_sequences=100)
     take(quotas, who, "busy", 1_000_000)
     for number in range(300):
         take(quotas, who, f"s{number}", 1_000)
@@ -194,18 +194,18 @@ def test_the_longest_debt_is_not_forgotten_for_many_small_ones() -> None:
     refused(quotas, who, "s299")
 
 
-def test_failures_are_counted_by_caller_in_bounded_memory() -> None:
+def test_rejected_are_counted_by_caller_in_bounded_memory() -> None:
     clock = FakeClock()
-    failures = RejectedCallers(clock, most=100)
-    assert [failures.seconds_to_wait("a") for _ in range(BURST)] == [0] * BURST
-    assert failures.seconds_to_wait("a") > 0
-    assert failures.seconds_to_wait("b") == 0
+    rejected = RejectedCallers(clock, max_callers=100)
+    assert [rejected.count_rejection("a") for _ in range(BURST)] == [0] * BURST
+    assert rejected.count_rejection("a") > 0
+    assert rejected.count_rejection("b") == 0
     clock.advance(1.0)
-    assert failures.seconds_to_wait("a") == 0
-    assert failures.seconds_to_wait("a") > 0
+    assert rejected.count_rejection("a") == 0
+    assert rejected.count_rejection("a") > 0
     for number in range(1000):
-        failures.seconds_to_wait(f"h{number}")
-        assert len(failures._callers) <= 100
+        rejected.count_rejection(f"h{number}")
+        assert len(rejected._callers) <= 100
 
 
 @pytest.mark.parametrize(

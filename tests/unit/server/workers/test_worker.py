@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from idalloc_server.auth.access import AccessPolicy
-from idalloc_server.auth.door import Door
+from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain import change_events
 from idalloc_server.domain.change_events import ChangedSettings
 from idalloc_server.domain.errors import WorkerFailed
@@ -31,7 +31,7 @@ async def test_a_change_that_fails_by_a_fault_of_the_worker_is_replied_to() -> N
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.hear())
         supervisor.tell("serve")
-        await worker.join(broken, Door(FakeClock(), 1), "here")
+        await worker.join(broken, AccessControl(FakeClock(), 1), "here")
         assert await supervisor.hear() == {"what": "serves", "welcome": "here"}
         supervisor.tell("change", offset=5)
         reply = await supervisor.hear()
@@ -52,7 +52,7 @@ async def test_a_change_of_all_workers_is_witnessed_also_where_the_caller_leaves
     supervisor.tell("stop")
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         hearing = tasks.create_task(worker.hear())
-        await worker.join(doc_ids, Door(FakeClock(), 1), "here")
+        await worker.join(doc_ids, AccessControl(FakeClock(), 1), "here")
         await supervisor.hear()
         with change_events.listening(lambda *change: told.append(change)):
             calls = [tasks.create_task(worker.change({"prefix": prefix}, persist=False)) for prefix in (2, 3)]
@@ -81,20 +81,20 @@ async def pipes() -> AsyncIterator[tuple[Pipe, Pipe]]:
 @pytest.mark.parametrize("told", ["before", "after"])
 async def test_a_worker_asks_who_calls_when_another_one_does(pipes: tuple[Pipe, Pipe], told: str) -> None:
     supervisor, ours = pipes
-    worker, door, doc_ids = Worker(ours, 2, 1.0), Door(FakeClock(), 1, AccessPolicy()), Any
+    worker, access_control, doc_ids = Worker(ours, 2, 1.0), AccessControl(FakeClock(), 1, AccessPolicy()), Any
     supervisor.tell("asks")
     supervisor.tell("stop")  # so that it is known what was heard, and joining does not wait
     async with asyncio.timeout(10):
         if told == "after":
             worker.stopping.set()
-            await worker.join(doc_ids, door, "here")  # type: ignore[arg-type]
+            await worker.join(doc_ids, access_control, "here")  # type: ignore[arg-type]
             worker.stopping.clear()
-            assert not door.asks
+            assert not access_control.requires_authentication
         hearing = asyncio.create_task(worker.hear())
         await worker.stopping.wait()
         if told == "before":
-            await worker.join(doc_ids, door, "here")  # type: ignore[arg-type]
-        assert door.asks
+            await worker.join(doc_ids, access_control, "here")  # type: ignore[arg-type]
+        assert access_control.requires_authentication
         worker.ask()
         worker.joined()
         assert [(await supervisor.hear() or {})["what"] for _ in range(2)] == ["serves", "joined"]  # it was known
@@ -105,7 +105,7 @@ async def test_a_worker_tells_once_that_it_asks_who_calls(pipes: tuple[Pipe, Pip
     supervisor, ours = pipes
     worker, doc_ids = Worker(ours, 2, 1.0), Any
     worker.stopping.set()  # so that joining does not wait
-    await worker.join(doc_ids, Door(FakeClock(), 1, AccessPolicy(), asks=True), "here")  # type: ignore[arg-type]
+    await worker.join(doc_ids, AccessControl(FakeClock(), 1, AccessPolicy(), requires_authentication=True), "here")  # type: ignore[arg-type]
     worker.ask()
     worker.joined()
     assert [(await supervisor.hear() or {})["what"] for _ in range(3)] == ["asks", "serves", "joined"]

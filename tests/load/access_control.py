@@ -1,6 +1,6 @@
-"""Measures what the door costs a call: open servers, such that want a token, and such with quotas take turns.
+"""Measures the cost of access control per call: servers without it, with tokens, and with quotas take turns.
 
-python -m tests.load.door    (ghz makes the calls)
+python -m tests.load.access_control    (ghz makes the calls)
 """
 
 import argparse
@@ -18,12 +18,12 @@ from tests.load.servers import running
 
 TOKEN = "idalloc_this-is-no-secret-but-as-long-as-one-is"
 PLENTY = 10**12
-# The most that it may cost.
+# The largest ratio of CPU time per call to a server without access control.
 TARGET = 1.05
 
 
 def drive(address: str, calls: int, concurrency: int) -> Unary:
-    """Makes unary calls that show the token, whether it is asked for or not."""
+    """Make unary calls with the token, whether the server requires it or not."""
     flags = {
         "config": "examples/ghz/allocate_range_flat.json",
         "proto": "protos/idalloc/v1/id_allocator.proto",
@@ -42,7 +42,7 @@ def drive(address: str, calls: int, concurrency: int) -> Unary:
 
 
 def access_file(folder: Path, name: str, quotas: bool) -> Path:
-    """Writes an access file that lets the token in."""
+    """Write an access file whose identity has the token."""
     file = folder / f"{name}.toml"
     limits = f"ids_per_second = {PLENTY}\ncalls_per_second = {PLENTY}\n"
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
@@ -54,7 +54,7 @@ def access_file(folder: Path, name: str, quotas: bool) -> Path:
 
 
 def measure(transport: str, rounds: int, calls: int) -> None:
-    """Lets three servers of one transport take turns."""
+    """Measure three servers of one transport in turns."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         contenders: dict[str, Contender] = {}
         for name in ("open", "token", "quotas"):

@@ -1,0 +1,108 @@
+"""Authentication: find the identity of a caller by its bearer token or its client certificate."""
+
+from typing import NoReturn
+
+from idalloc_server.auth.access import ANONYMOUS, AccessPolicy, Identity
+from idalloc_server.auth.client_certificates import ClientCertificates
+from idalloc_server.auth.limits import Limits
+from idalloc_server.domain.errors import Unauthenticated
+from idalloc_server.grpc_types import Context, MetadataReader
+
+
+class Authenticator:
+    """Authenticates calls.
+
+    Once authentication is required it stays required. A policy without identities then rejects every call.
+
+    Args:
+        policy: The identities, with their tokens and the names in their certificates.
+        limits: Counts rejected calls by host.
+        required: Whether authentication is required even if the policy has no identity.
+        metadata_of: Reads the metadata of a call.
+        certificates: Checks client certificates; None if clients present none.
+
+    Attributes:
+        policy: The current policy. A new object means that open streams must authenticate again.
+        required: Whether authentication is required. If not, every caller is ``ANONYMOUS``.
+    """
+
+    def __init__(
+        self,
+        policy: AccessPolicy,
+        limits: Limits,
+        required: bool,
+        metadata_of: MetadataReader,
+        certificates: ClientCertificates | None,
+    ) -> None:
+        self.policy = policy
+        self.required = required or bool(policy.identities)
+        self._limits = limits
+        self._metadata_of = metadata_of
+        self._certificates = certificates
+        # By the value of the metadata: hashing a token costs more than the rest of the authentication.
+        self._authenticated: dict[str, Identity] = {}
+
+    def use(self, policy: AccessPolicy) -> None:
+        """Apply another policy."""
+        self.policy = policy
+        self._authenticated = {}
+        self.required = self.required or bool(policy.identities) or policy.is_empty
+
+    def require(self) -> None:
+        """Require authentication from now on, including on open streams."""
+        self.required = True
+        self.policy = AccessPolicy(self.policy.identities, self.policy.quotas)
+
+    def authenticate(self, method: str, context: Context) -> Identity:
+        """Return the identity that calls.
+
+        Raises:
+            Unauthenticated: The credentials are missing or invalid.
+            QuotaExceeded: The credentials are invalid, and this host sent such calls too often.
+        """
+        names = self.check_certificate(method, context)
+        if not self.required:
+            return ANONYMOUS
+        authorization = None
+        for key, value in self._metadata_of(context):
+            if key == "authorization":
+                if authorization is not None:
+                    self._reject(method, context, "metadata 'authorization' was sent more than once; send one token")
+                authorization = value
+        if authorization is not None:
+            # Python's hashes of strings are keyed: the time of this lookup reveals nothing about other tokens.
+            return self._authenticated.get(authorization) or self._check_token(method, context, authorization)
+        if names:
+            identity = self.policy.find_by_certificate(names)
+            if identity is None:
+                self._reject(method, context, "the client certificate matches no identity, or more than one")
+            return identity
+        refusal = Unauthenticated("authentication is required: send a token or a client certificate")
+        self._limits.record_unauthenticated(method, context, refusal)
+        raise refusal
+
+    def check_certificate(self, method: str, context: Context) -> tuple[str, ...]:
+        """Return the names in the client certificate; none if clients present no certificates.
+
+        Raises:
+            Refusal: The certificate has expired or cannot be read; see ``authenticate``.
+        """
+        if self._certificates is None:
+            return ()
+        try:
+            return self._certificates.check(context)
+        except Unauthenticated as refusal:
+            self._reject(method, context, str(refusal))
+
+    def _check_token(self, method: str, context: Context, authorization: str) -> Identity:
+        if authorization[:7].lower() != "bearer ":
+            self._reject(method, context, "metadata 'authorization' must have the form: Bearer TOKEN")
+        identity = self.policy.find_by_token(authorization[7:])
+        if identity is None:
+            self._reject(method, context, "the token matches no identity")
+        self._authenticated[authorization] = identity
+        return identity
+
+    def _reject(self, method: str, context: Context, why: str) -> NoReturn:
+        refusal = Unauthenticated(why)
+        raise self._limits.record_unauthenticated(method, context, refusal) or refusal

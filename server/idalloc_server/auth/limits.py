@@ -1,0 +1,83 @@
+"""Limits of callers: charge each call to the quotas, and limit the rate of rejected callers.
+
+``quotas.py`` has the token buckets behind ``charge``, ``rejected_callers.py`` those of rejected callers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from idalloc_server.auth.access import AccessPolicy, Identity
+from idalloc_server.auth.audit import Audit
+from idalloc_server.auth.quotas import Budget, Quotas
+from idalloc_server.auth.rejected_callers import ATTEMPTS_PER_SECOND, RejectedCallers, host_of
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.errors import QuotaExceeded, Refusal, Unauthenticated
+from idalloc_server.grpc_types import Context
+
+
+class Limits:
+    """The limits of all callers of this process. A call that exceeds one raises ``QuotaExceeded`` and is audited.
+
+    Args:
+        clock: The clock of the token buckets.
+        policy: The quotas of identities and sequences.
+        audit: Records rejected calls.
+
+    Attributes:
+        quotas: The token buckets of identities and sequences.
+    """
+
+    def __init__(self, clock: Clock, policy: AccessPolicy, audit: Audit) -> None:
+        self.quotas = Quotas(clock, policy)
+        self._audit = audit
+        self._unauthenticated_hosts = RejectedCallers(clock)
+        self._denied_identities = RejectedCallers(clock)
+
+    def charge(self, method: str, identity: Identity, budgets: tuple[Budget, ...], ids: int) -> None:
+        """Charge one call and its ids to budgets: to all of them or, if one is exhausted, to none."""
+        try:
+            self.quotas.charge(budgets, ids)
+        except QuotaExceeded as refusal:
+            self._count(method, identity, refusal)
+            raise
+
+    def charge_call(self, method: str, identity: Identity) -> None:
+        """Charge a call that takes no ids to the budget of its identity."""
+        self.charge(method, identity, self.quotas.budgets_of(identity, None), 0)
+
+    @contextmanager
+    def open_stream(self, method: str, identity: Identity) -> Iterator[None]:
+        """Count an open stream of an identity while this block runs."""
+        try:
+            close = self.quotas.open_stream(identity)
+        except QuotaExceeded as refusal:
+            self._count(method, identity, refusal)
+            raise
+        try:
+            yield
+        finally:
+            close()
+
+    def record_unauthenticated(self, method: str, context: Context, refusal: Unauthenticated) -> QuotaExceeded | None:
+        """Record an unauthenticated call; if its host sends such calls too often, return the error that says so."""
+        peer = context.peer()
+        host = host_of(peer)
+        seconds = self._unauthenticated_hosts.count_rejection(host)
+        if not seconds:
+            self._audit.record_rejected(refusal, identity=None, peer=peer, method=method, sequence=None)
+            return None
+        self._audit.count_rejected(refusal, identity=None, method=method, subject=f"host:{host}")
+        return QuotaExceeded(f"host:{host}", "failures_per_second", ATTEMPTS_PER_SECOND, seconds)
+
+    def record_denied(
+        self, method: str, context: Context, identity: Identity, refusal: Refusal, sequence: str | None
+    ) -> None:
+        """Record a call that was denied to an identity; beyond a rate, only count it."""
+        name = identity.name
+        if self._denied_identities.count_rejection(name):
+            self._audit.count_rejected(refusal, identity=name, method=method, subject=f"identity:{name}")
+        else:
+            self._audit.record_rejected(refusal, identity=name, peer=context.peer(), method=method, sequence=sequence)
+
+    def _count(self, method: str, identity: Identity, refusal: QuotaExceeded) -> None:
+        self._audit.count_rejected(refusal, identity=identity.name, method=method, subject=refusal.subject)

@@ -1,0 +1,16 @@
+"""Types of gRPC handlers, and of the call's context that every transport passes to them."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
+StreamHandler = Callable[[Any, Context], AsyncGenerator[Any, None]]
+MetadataReader = Callable[[Context], Iterable[tuple[str, Any]]]
+
+
+def invocation_metadata(context: Context) -> Iterable[tuple[str, Any]]:
+    """Return the metadata of a call."""
+    return context.invocation_metadata() or ()
