@@ -132,6 +132,6 @@ def test_without_its_package_it_is_refused_in_one_line_that_says_how_to_install_
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "idalloc: transport: native needs a package of its own: pip install 'idalloc[native]'"
+        "idalloc: transport: native is not installed: pip install 'idalloc[native]'"
     ]
     assert not (tmp_path / "ids.db").exists()
