@@ -41,7 +41,7 @@ def _open(*args: Any) -> _Slow:
 
 if __name__ == "__main__":
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    settings, _, persisted = load({"listen": "127.0.0.1:0", "store": sys.argv[1]}, None, os.environ)
+    settings, _, node_settings = load({"listen": "127.0.0.1:0", "store": sys.argv[1]}, None, os.environ)
     logs.configure(settings.log_level)
     app.open_store = _open  # type: ignore[assignment, attr-defined]
-    uvloop.run(app.serve(settings, SingleProcess(persisted, settings.drain_timeout)))
+    uvloop.run(app.serve(settings, SingleProcess(node_settings, settings.drain_timeout)))
