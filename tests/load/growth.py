@@ -257,8 +257,8 @@ def main() -> None:
         parts = [
             _part(
                 "Sequences in the store",
-                f"Time from process start to the line with the address (median of {STARTS}), and memory then. After that"
-                f"\nmemory after serving one id of each name: at most {chosen.names:,} names, for at most "
+                f"Time from process start to the line with the address (median of {STARTS}), and memory then. After"
+                f" that\nmemory after serving one id of each name: at most {chosen.names:,} names, for at most "
                 f"{chosen.name_seconds:g} s, from a store\nin memory without other names, so that the disk does not "
                 "limit them.",
                 ("in the store", "start, s", "memory, MB", "names served", "memory then, MB", "kB a name"),
