@@ -62,7 +62,7 @@ OPEN_RETRY_SECONDS = 1.0
 # A stop closes the port after no call came for so long and none runs: grpc answers a call that arrives during the close
 # with CANCELLED, which callers do not retry.
 QUIET_SECONDS = 0.1
-# The longest wait for that, since calls may run long, and callers may not wait for earlier calls.
+# The longest wait for that: calls may run long, and callers may send without a pause.
 MAX_QUIET_WAIT_SECONDS = 1.0
 # The longest wait for clients to read the last replies and to acknowledge that their connection closes.
 LAST_REPLIES_SECONDS = 5.0
@@ -208,12 +208,8 @@ class _Node:
         self._door = door
         self._files = files
         self._allocator = Allocator(store, clock, _allocation_config(settings))
-        self._doc_ids = DocIdGenerator(
-            start_timestamps,
-            start,
-            offset=settings.auto_increment_offset,
-            increment=settings.auto_increment_increment,
-        )
+        offset, increment = settings.auto_increment_offset, settings.auto_increment_increment
+        self._doc_ids = DocIdGenerator(start_timestamps, start, offset=offset, increment=increment)
         self._metrics = CallMetrics()
         self._calls = RpcLayer(
             self._metrics,
@@ -231,7 +227,7 @@ class _Node:
             window=settings.request_id_window,
             store_timeout=settings.store_timeout,
         )
-        self._registry = SequenceService(
+        self._sequence_service = SequenceService(
             store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
         )
         self._add_servicers(settings, clock, store, start)
@@ -249,7 +245,7 @@ class _Node:
         )
         self._calls.wrap(id_allocator, _ID_ALLOCATOR)
         id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, server)
-        sequences = SequencesServicer(self._registry)
+        sequences = SequencesServicer(self._sequence_service)
         self._calls.wrap(sequences, _SEQUENCES)
         sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)
         node = NodeServicer(self._allocator, self._doc_ids, store.address, self._mode.node_settings, self._mode.workers)
@@ -343,9 +339,7 @@ class _Node:
             # It ends when each client has read all replies and its connection is closed.
             await asyncio.wait({closing}, timeout=min(LAST_REPLIES_SECONDS, remaining()))
         else:
-            await asyncio.sleep(
-                QUIET_SECONDS
-            )  # Native's stop does not wait for the threads that write the last replies.
+            await asyncio.sleep(QUIET_SECONDS)  # Native's stop does not wait for threads that write the last replies.
         await self._server.stop(None)
         if closing:
             await closing
@@ -368,7 +362,10 @@ class _Node:
         # Concurrently, so that none delays the others. The first two need no ids from the allocator any more.
         try:
             await asyncio.gather(
-                self._registry.close(), self._request_ids.close(), self._allocator.close(), self._doc_ids.close()
+                self._sequence_service.close(),
+                self._request_ids.close(),
+                self._allocator.close(),
+                self._doc_ids.close(),
             )
         finally:  # after a timeout, burn what is left
             self._request_ids.abandon()

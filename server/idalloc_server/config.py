@@ -101,9 +101,7 @@ class Settings(BaseModel):
         100_000_000, description="Maximum number of ids of a sequence held in memory; a crash burns them."
     )
     store_timeout: _Positive = Field(40.0, description="Timeout of a store call.")
-    max_clock_skew: _Positive = Field(
-        60.0, description="Maximum difference between the clocks of node and store at startup."
-    )
+    max_clock_skew: _Positive = Field(60.0, description="Maximum clock difference to the store at startup.")
     workers: Annotated[int, Field(ge=1, le=256)] = Field(
         1, description="Number of processes that share the port, each with its own leases; more than 1 on Linux only."
     )
@@ -121,11 +119,10 @@ class Settings(BaseModel):
     tls_cert: str = Field("", description="File of the server's certificate chain, in PEM; empty disables TLS.")
     tls_key: str = Field("", description="File of the certificate's private key, in PEM.")
     tls_client_ca: str = Field(
-        "",
-        description="File of CA certificates, in PEM; every client must present a certificate signed by one of them.",
+        "", description="File of CA certificates, in PEM; clients must present a certificate signed by one of them."
     )
     access: str = Field(
-        "", description="Access file in TOML: identities, roles and quotas; empty disables authentication."
+        "", description="Access file in TOML: identities, roles, quotas; empty disables authentication."
     )
     insecure: bool = Field(
         False, description="Whether other machines may reach a server without authentication or without TLS."

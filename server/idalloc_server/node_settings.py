@@ -48,19 +48,16 @@ class NodeSettingsFile:
         if self.path is None:
             return {}
         try:
-            persisted = json.loads(self.path.read_bytes())
+            saved = json.loads(self.path.read_bytes())
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise StartRefused("persisted", f"cannot read {self.path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8
             raise StartRefused("persisted", f"{self.path} is not JSON: {error}; correct or remove it") from None
-        if not isinstance(persisted, dict) or not all(
-            name in NAMES and type(value) is int for name, value in persisted.items()
-        ):
-            allowed = ", ".join(NAMES)
-            raise StartRefused("persisted", f"{self.path} may have integers for {allowed} only; correct or remove it")
-        return persisted
+        if not isinstance(saved, dict) or not all(name in NAMES and type(saved[name]) is int for name in saved):
+            raise StartRefused("persisted", f"{self.path} may have integers of {', '.join(NAMES)} only: correct it")
+        return saved
 
     def set_overrides(self, settings: Mapping[str, str]) -> None:
         """Set which flag or variable overrides each setting: ``check`` rejects these settings."""

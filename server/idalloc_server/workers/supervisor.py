@@ -43,9 +43,7 @@ _log = structlog.get_logger("idalloc.supervisor")
 
 
 class Supervisor:
-    """Runs a server of several workers.
-
-    ``_supervise`` replaces a worker that exits.
+    """Runs a server of several workers; ``_supervise`` replaces one that exits.
 
     Args:
         settings: All settings.
@@ -103,10 +101,8 @@ class Supervisor:
             for number in numbers:
                 loop.add_signal_handler(number, self._on_stop_signal, number)
             print_welcome(f"{self._welcome}, {self._settings.workers} workers", self._created)
-            supervising = (self._supervise(each) for each in range(1, self._settings.workers + 1))
-            self._background = [
-                self._create_task(job) for job in (*supervising, log_calls(lambda: self.counts().calls))
-            ]
+            loops = (self._supervise(each) for each in range(1, self._settings.workers + 1))
+            self._background = [self._create_task(job) for job in (*loops, log_calls(lambda: self.counts().calls))]
             await self._stop_requested.wait()
         finally:
             code = await self._stop_all()
@@ -155,12 +151,8 @@ class Supervisor:
         worker = await WorkerProcess.start(number)
         self._workers[number] = worker
         self._exits[number] = asyncio.create_task(worker.receive_until_exit(self))
-        worker.send(
-            "start",
-            number=number,
-            settings=dict(self._settings),
-            requires_authentication=self._requires_authentication,
-        )
+        state = {"settings": dict(self._settings), "requires_authentication": self._requires_authentication}
+        worker.send("start", number=number, **state)
         reply = await worker.wait_reply(self._reply_timeout(START_CALLS))
         if reply["kind"] == "start_failed":
             raise decode_error(reply["error"])
@@ -225,9 +217,8 @@ class Supervisor:
     async def _change_workers(self, given: dict[str, int], *, persist: bool) -> None:
         """Change all workers or none, in two phases.
 
-        To prepare may fail: a new prefix needs a start timestamp. The commit cannot fail. A worker that exits meanwhile
-        is replaced by one with the new settings. An unresponsive worker is killed; before the commit it also aborts the
-        change.
+        A prepare may fail, since a new prefix needs a start timestamp; a commit cannot. The replacement of a worker
+        that exits meanwhile has the new settings. An unresponsive worker is killed; its prepare counts as failed.
         """
         settings = {_SETTINGS[name]: value for name, value in given.items()}
         if persist:
@@ -288,12 +279,11 @@ class Supervisor:
             each.send("stop")
             if not each.is_serving:
                 each.kill()
-        timeout = self._settings.drain_timeout + STOP_MARGIN_SECONDS
+        timeout, second = self._settings.drain_timeout + STOP_MARGIN_SECONDS, self._second_signal
         stop = asyncio.create_task(asyncio.wait_for(self._drain_all(workers), timeout))
-        waiting: set[asyncio.Future[Any]] = {stop, *([self._second_signal] if self._second_signal else [])}
+        waiting: set[asyncio.Future[Any]] = {stop, *([second] if second else [])}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         late = [each.number for each in workers if not self._exits[each.number].done()]
-        second = self._second_signal
         code = 128 + second.result() if second and second.done() else int(bool(late))
         if late:
             _log.warning("workers_killed", workers=late, exit_code=code)
