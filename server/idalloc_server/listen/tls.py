@@ -55,18 +55,18 @@ class Certificates:
         """Reload the files now, changed or not."""
         with self._lock:
             self._logged_error = ""
-            self._reload(self._stat())
+            self._reload_files(self._stat())
 
     def _take_change(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new configuration if the files changed, or None."""
         with self._lock:
             states = self._stat()
             if states != self._states:
-                self._reload(states)
+                self._reload_files(states)
             new, self._new = self._new, None
             return new
 
-    def _reload(self, states: _FileStates) -> None:
+    def _reload_files(self, states: _FileStates) -> None:
         """Reload the files; log each error once."""
         try:
             self._new = self._read()
@@ -85,11 +85,11 @@ class Certificates:
         states: _FileStates = []
         for path in self._paths.values():
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:
                 states.append(None)
             else:
-                states.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+                states.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
         return states
 
     def _read(self) -> grpc.ServerCertificateConfiguration:

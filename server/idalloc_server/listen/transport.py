@@ -18,7 +18,7 @@ from idalloc_server.listen_address import unix_path
 
 # The most concurrent calls of a connection (HTTP/2's MAX_CONCURRENT_STREAMS); a client queues further ones. All calls
 # wait in one queue, and each takes 5 kB or more from its arrival. Native has the least that RFC 9113 recommends. grpcio
-# rejects some calls (UNAVAILABLE) of a client at the limit, so it leaves room for a thousand callers on one connection.
+# rejects some calls (UNAVAILABLE) of a client at the limit; a thousand callers on one connection stay below it.
 MAX_STREAMS_PER_CONNECTION = {"grpcio": 1_250, "native": 100}
 # The most calls that wait for a handler. Past grpcio's default, 1,000, it rejects calls of any client.
 MAX_WAITING_CALLS = 100_000
@@ -46,7 +46,7 @@ def check(settings: Settings, *, authenticates: bool = False) -> None:
 
     Args:
         settings: All settings.
-        authenticates: Whether the server requires a token or client certificate.
+        authenticates: Whether callers must authenticate.
 
     Raises:
         StartRefused: A check failed; the message has the next step.
@@ -143,13 +143,13 @@ class BlockedWrites(ThreadPoolExecutor):
     """A thread pool that ends idle threads, which ``ThreadPoolExecutor`` never does; an event loop requires that base.
 
     Args:
-        most: The most threads.
+        max_threads: The most threads.
         kept: The most idle threads.
     """
 
-    def __init__(self, most: int, kept: int) -> None:
-        super().__init__(most)
-        self._most = most
+    def __init__(self, max_threads: int, kept: int) -> None:
+        super().__init__(max_threads)
+        self._max_threads = max_threads
         self._kept = kept
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = Lock()
@@ -166,7 +166,7 @@ class BlockedWrites(ThreadPoolExecutor):
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._jobs.put(lambda: _run(future, fn, *args, **kwargs))
             self._free -= 1
-            if self._free < 0 and len(self._started) < self._most:
+            if self._free < 0 and len(self._started) < self._max_threads:
                 thread = Thread(target=self._work, name="native-write", daemon=True)
                 thread.start()
                 self._started.add(thread)

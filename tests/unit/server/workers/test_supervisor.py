@@ -372,7 +372,7 @@ class TestStopping:
             await worker.expect("stop")
         one.pipe.send("closed")
         one.request("lease_count")
-        await one.response()  # and no "refuse" before it
+        await one.response()  # and no "all_closed" before it
         await other.exit()
         await one.expect("all_closed")
         one.pipe.send("drained")
