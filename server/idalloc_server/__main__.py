@@ -38,7 +38,7 @@ else:
 # The most characters of --moved-to, so that it fits into every error.
 MAX_MOVED_TO_LENGTH = 300
 
-config = typer.Typer(no_args_is_help=True, add_completion=False, help="Inspect the server's settings.")
+config = typer.Typer(no_args_is_help=True, add_completion=False, help="Show the server's settings.")
 
 _ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="PATH", help="TOML file with settings; also IDALLOC_CONFIG.")
@@ -108,7 +108,7 @@ def show(*, config_file: _ConfigFile = None, json: _Json = False, **flags: str |
 
 @config.callback()
 def _keep_show_a_subcommand() -> None:
-    """Inspect the server's settings."""
+    """Show the server's settings."""
 
 
 def _with_store_as_flags(command: Any) -> Any:
@@ -138,7 +138,7 @@ def export(
     config_file: _ConfigFile = None,
     **flags: str | None,
 ) -> None:
-    """Print all sequences of a store, and the start timestamps of document ids, as JSON lines.
+    """Export all sequences of a store, and the start timestamps of document ids, as JSON lines.
 
     Servers may run: no counter in the export is behind an id issued before it.
     """
