@@ -1,9 +1,9 @@
-"""Measures how many keys a second each strategy of docs/strategies.md gives: one client, one run, a Markdown table.
+"""Measure how many keys a second each strategy of docs/strategies.md gives; print a Markdown table.
 
     .venv/bin/python scripts/measure_strategies.py --store 'crate://crate@127.0.0.1:4200/?schema=strategies'
 
-It starts a server of its own on that store; without --store on SQLite in a temporary folder, and then without the
-rows of CrateDB's own recipe. The figures are for comparison within one run: client, server and store share the machine.
+It starts a server on that store. The default is SQLite in a temporary folder, without the rows of CrateDB's own
+recipe. Client, server and store share the machine, so compare figures of one run only.
 """
 
 import argparse
@@ -27,7 +27,7 @@ THREADS = 8
 
 @contextmanager
 def serving(store: str) -> Iterator[str]:
-    """Runs a server; yields its address."""
+    """Run a server; yield its address."""
     command = [sys.executable, "-m", "idalloc_server", "--listen=127.0.0.1:0", f"--store={store}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout
@@ -38,8 +38,8 @@ def serving(store: str) -> Iterator[str]:
 
 
 def rate(take: Callable[[], int], seconds: float) -> float:
-    """How many keys a second a function gives, which returns how many it gave."""
-    take()  # connections, and leases that grow
+    """Return the keys a second of a function that returns how many keys it took."""
+    take()  # It opens connections and lets leases grow.
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         count += take()
@@ -47,13 +47,13 @@ def rate(take: Callable[[], int], seconds: float) -> float:
 
 
 def in_threads(take: Callable[[], int], seconds: float) -> float:
-    """The same from several threads at once."""
+    """Return the keys a second of several concurrent threads."""
     with ThreadPoolExecutor(THREADS) as threads:
         return sum(threads.map(lambda _: rate(take, seconds), range(THREADS)))
 
 
 class Recipe:
-    """The sequence table of CrateDB's guide: read the row and its version, write it back on condition."""
+    """The sequence table of CrateDB's guide: read the row with its version, and write it back if that is unchanged."""
 
     def __init__(self, store: str) -> None:
         parts = urlsplit(store)
@@ -64,7 +64,7 @@ class Recipe:
         self._sql(f"INSERT INTO {self._table} (name, last_value) VALUES ('orders', 0) ON CONFLICT (name) DO NOTHING")
 
     def next(self) -> int:
-        """One id; 1 where it was had, 0 where five attempts were in vain."""
+        """Take one id; return 1, or 0 after five failed attempts."""
         pause = 0.1
         for _ in range(5):
             rows = self._sql(f"SELECT last_value, _seq_no, _primary_term FROM {self._table} WHERE name = 'orders'")
@@ -91,7 +91,7 @@ class Recipe:
 
 
 def measure(client: idalloc.Client, store: str, seconds: float) -> Iterator[tuple[str, float]]:
-    """Yields each strategy with its keys a second."""
+    """Yield each strategy with its keys a second."""
     run = uuid.uuid4().hex[:8]
     names = {kind: f"{kind}-{run}" for kind in ("counter", "rising", "timestamp", "text")}
     client.sequences.create(names["rising"], ordering="rising")
@@ -129,8 +129,8 @@ def measure(client: idalloc.Client, store: str, seconds: float) -> Iterator[tupl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--store", help="the store of the server that is measured; SQLite by default")
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long each is measured")
+    parser.add_argument("--store", help="store of the measured server; SQLite by default")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of each measurement")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = chosen.store or f"sqlite://{folder}/ids.db"

@@ -6,7 +6,6 @@ from hypothesis import settings
 settings.register_profile("idalloc", deadline=None)
 settings.load_profile("idalloc")
 
-# A shell without job control starts a background job with SIGINT ignored, and the job's processes inherit that: Ctrl-C
-# would do nothing in the processes under test.
+# A shell without job control starts background jobs with SIGINT ignored, and the processes under test inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,10 +1,10 @@
-"""Inserts rows into a CrateDB table, with ids from a range: two calls for any number of rows.
+"""Insert rows into a CrateDB table with ids from one range: two calls for any number of rows.
 
     pip install 'idalloc[crate]'
     python insert_rows.py [ROWS]
 
-IDALLOC_SERVER is the idalloc server (127.0.0.1:50051), IDALLOC_TOKEN_FILE and IDALLOC_CA say who this is, and whom to
-trust, where it asks for that; CRATEDB is the database (http://127.0.0.1:4200).
+IDALLOC_SERVER is the idalloc server (127.0.0.1:50051); IDALLOC_TOKEN_FILE and IDALLOC_CA are the token and the CA, if
+the server needs them; CRATEDB is the database (http://127.0.0.1:4200).
 """
 
 import argparse
@@ -24,14 +24,14 @@ def main(rows: int) -> None:
         cursor = database.cursor()
         cursor.execute("CREATE TABLE IF NOT EXISTS doc.idalloc_orders (id BIGINT PRIMARY KEY, what TEXT)")
 
-        # The ids are known before anything is written: other tables' rows may already point at these.
+        # The ids are known before the insert, so rows of other tables can refer to them.
         numbers = ids.allocate_range("idalloc_orders", rows)
         results = cursor.executemany(
             "INSERT INTO doc.idalloc_orders (id, what) VALUES (?, ?)",
             [(number, f"thing {number}") for number in numbers],
         )
 
-        # A bulk statement fails row by row: -2 stands for a row that was not written.
+        # A bulk statement fails row by row: rowcount -2 means that a row was not written.
         written = sum(result["rowcount"] == 1 for result in results)
         print(f"{written} of {rows} rows, ids {numbers[0]} to {numbers[-1]}")
         if written < rows:
@@ -46,7 +46,7 @@ if __name__ == "__main__":
         parser.error("ROWS must be at least 1")
     try:
         main(rows)
-    except (idalloc.IdallocError, ValueError) as error:  # ValueError: what the environment says is wrong
+    except (idalloc.IdallocError, ValueError) as error:  # ValueError: an invalid environment variable
         sys.exit(f"idalloc: {error}")
     except crate.Error as error:
         sys.exit(f"CrateDB: {error}")

@@ -1,10 +1,10 @@
-"""Inserts SQLAlchemy's models into CrateDB; their ids come from an idalloc sequence by themselves.
+"""Insert SQLAlchemy models into CrateDB; their ids come from an idalloc sequence.
 
     pip install 'idalloc[sqlalchemy]' sqlalchemy-cratedb
     python sqlalchemy_models.py [ROWS]
 
-IDALLOC_SERVER is the idalloc server (127.0.0.1:50051), IDALLOC_TOKEN_FILE and IDALLOC_CA say who this is, and whom to
-trust, where it asks for that; DATABASE is any database that SQLAlchemy knows (crate://crate@127.0.0.1:4200).
+IDALLOC_SERVER is the idalloc server (127.0.0.1:50051); IDALLOC_TOKEN_FILE and IDALLOC_CA are the token and the CA, if
+the server needs them; DATABASE is any database that SQLAlchemy supports (crate://crate@127.0.0.1:4200).
 """
 
 import argparse
@@ -33,11 +33,11 @@ def main(rows: int) -> None:
     engine = create_engine(os.environ.get("DATABASE", "crate://crate@127.0.0.1:4200"))
     Base.metadata.create_all(engine)
     with Session(engine) as session:
-        invoice = Invoice(what="by itself")
+        invoice = Invoice(what="single")
         session.add(invoice)
         session.flush()
         print(f"one row, id {invoice.id}")
-        session.execute(insert(Invoice), [{"what": f"thing {n}"} for n in range(rows)])  # one statement
+        session.execute(insert(Invoice), [{"what": f"thing {n}"} for n in range(rows)])  # one INSERT
         session.commit()
         print(f"{rows} rows more")
 
@@ -50,5 +50,5 @@ if __name__ == "__main__":
         parser.error("ROWS must be at least 1")
     try:
         main(rows)
-    except SQLAlchemyError as error:  # also where idalloc gave no id: then it names the IdallocError
+    except SQLAlchemyError as error:  # SQLAlchemy wraps an IdallocError, too.
         sys.exit(str(error).partition("\n")[0])

@@ -1,4 +1,4 @@
-"""The server's verbs: `idalloc serve`, `config show`, `export` and `import`."""
+"""The server's commands: `idalloc serve`, `config show`, `export` and `import`."""
 
 import asyncio
 import inspect
@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.markup import escape
 
-# Before gRPC is imported: its core would log, in its own form, what is told here in one line, such as a port in use.
+# Before gRPC is imported: its core would log errors, such as a port in use, that this module prints in one line.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc_server import app
@@ -35,10 +35,10 @@ if sys.platform == "win32":
 else:
     from uvloop import run
 
-# The most characters of --moved-to, so that every error has room for it.
-MOST_MOVED_TO = 300
+# The most characters of --moved-to, so that it fits into every error.
+MAX_MOVED_TO_LENGTH = 300
 
-config = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at the server's settings.")
+config = typer.Typer(no_args_is_help=True, add_completion=False, help="Show the server's settings.")
 
 _ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="PATH", help="TOML file with settings; also IDALLOC_CONFIG.")
@@ -48,14 +48,14 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _with_settings_as_flags(command: Any, only: Iterable[str] = tuple(Settings.model_fields)) -> Any:
-    """Gives a command one option for each setting, so that settings are listed in one place alone."""
+    """Add an option for each setting to a command, so that ``Settings`` is the only list of them."""
     *parameters, _ = inspect.signature(command).parameters.values()
     defaults = Settings().model_dump()
     for name in only:
         default = defaults[name]
         option = typer.Option(
             f"--{name.replace('_', '-')}",
-            # Typer's help takes [native] for markup.
+            # Typer would parse [native] as markup.
             help=escape(f"{Settings.model_fields[name].description} Default: {default}"),
             metavar="VALUE",
         )
@@ -71,17 +71,17 @@ def _with_settings_as_flags(command: Any, only: Iterable[str] = tuple(Settings.m
 
 @_with_settings_as_flags
 def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
-    """Serves ids until SIGTERM or Ctrl-C.
+    """Serve ids until SIGTERM or Ctrl-C.
 
-    Settings: flag > environment (IDALLOC_NODE_PREFIX, …) > kept by `node set --persist` > TOML file > default.
+    Settings: flag > environment (IDALLOC_NODE_PREFIX, …) > persisted by `node set --persist` > TOML file > default.
     """
     try:
-        settings, _, persisted = load(flags, config_file, os.environ)
+        settings, _, node_settings = load(flags, config_file, os.environ)
         logs.configure(settings.log_level)
-        created = _created(open_store(settings.store, SystemClock()))
+        created = _created_line(open_store(settings.store, SystemClock()))
         if settings.workers == 1:
-            run(app.serve(settings, SingleProcess(persisted, settings.drain_timeout, created)))
-        elif code := run(Supervisor(settings, persisted, created).run()):
+            run(app.serve(settings, SingleProcess(node_settings, settings.drain_timeout, created)))
+        elif code := run(Supervisor(settings, node_settings, created).run()):
             raise typer.Exit(code)
     except StartRefused as error:
         _fail(str(error), 2)
@@ -92,7 +92,7 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
 @config.command("show")
 @_with_settings_as_flags
 def show(*, config_file: _ConfigFile = None, json: _Json = False, **flags: str | None) -> None:
-    """Prints the settings that `serve` would run with, and where from, as TOML without passwords."""
+    """Print the settings of `serve` and their origins, as TOML without passwords."""
     try:
         settings, origins, _ = load(flags, config_file, os.environ)
         store = open_store(settings.store, SystemClock()).address
@@ -107,8 +107,8 @@ def show(*, config_file: _ConfigFile = None, json: _Json = False, **flags: str |
 
 
 @config.callback()
-def _keep_show_a_verb() -> None:
-    """Look at the server's settings."""
+def _keep_show_a_subcommand() -> None:
+    """Show the server's settings."""
 
 
 def _with_store_as_flags(command: Any) -> Any:
@@ -122,8 +122,8 @@ def export(
         bool,
         typer.Option(
             "--retire",
-            help="End all sequences first, and wait for all leases: to move for good. The store then refuses to create "
-            "sequences, and servers refuse to start on it, until `import --unretire`.",
+            help="Delete all sequences first and wait for all leases to expire, to move to another store. The retired "
+            "store rejects new sequences, and servers do not start on it, until `import --unretire`.",
         ),
     ] = False,
     moved_to: Annotated[
@@ -131,76 +131,76 @@ def export(
         typer.Option(
             "--moved-to",
             metavar="TEXT",
-            help="With --retire: where to go on, in words. Refused callers read it: no password, no token. "
+            help="With --retire: a text for rejected callers about the new store, without passwords or tokens. "
             f"Default: {exporter.DEFAULT_MOVED_TO}",
         ),
     ] = "",
     config_file: _ConfigFile = None,
     **flags: str | None,
 ) -> None:
-    """Writes all sequences of a store, and the start timestamps of document ids, as JSON lines.
+    """Export all sequences of a store, and the start timestamps of document ids, as JSON lines.
 
-    Every id issued so far is at or before what is written, while servers run, too.
+    Servers may run: no counter in the export is behind an id issued before it.
     """
     if moved_to:
         _check_moved_to(moved_to, retire=retire)
 
-    async def work(store: Store) -> None:
+    async def run_export(store: Store) -> None:
         if not await store.list("", "", 1, deleted=True, periods=True) and not await store.claimed_starts():
             _fail(f"there is nothing in {store.address} to export", 1)
         if retire:
-            ended = await exporter.retire(store, SystemClock(), moved_to)
-            print(f"idalloc: ended {ended} sequences", file=sys.stderr)
+            deleted = await exporter.retire(store, SystemClock(), moved_to)
+            print(f"idalloc: deleted {deleted} sequences", file=sys.stderr)
         async for line in exporter.export_lines(store):
             print(line)
         sys.stdout.flush()
 
-    _with_store(work, config_file, flags, must_exist=True)
+    _with_store(run_export, config_file, flags, must_exist=True)
 
 
 @_with_store_as_flags
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What `idalloc export` wrote; - for standard input.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The output of `idalloc export`; - for standard input.")],
     *,
     unretire: Annotated[
         bool,
         typer.Option(
             "--unretire",
-            help="Use a store again that `export --retire` retired. FILE must be the newest export of the store that "
-            "served since.",
+            help="Reactivate a store that `export --retire` retired. FILE must be the newest export of the store used "
+            "since then.",
         ),
     ] = False,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Bring what can be read, where some lines cannot.")
+        bool, typer.Option("--partial", help="Import the valid lines of a file with invalid ones.")
     ] = False,
     config_file: _ConfigFile = None,
     **flags: str | None,
 ) -> None:
-    """Brings exported sequences to a store. A counter is never lowered."""
+    """Import exported sequences into a store. It never lowers a counter."""
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         _fail(f"cannot read {file}: {error.strerror}", 2)
-    found = export_file.read_export(content.splitlines())
-    _tell(found.problems + found.notes)
-    if found.problems and not partial:
-        _fail("nothing was imported; mend these lines, or leave them out with --partial", 1)
+    export_data = export_file.read_export(content.splitlines())
+    _print_problems(export_data.problems + export_data.notes)
+    if export_data.problems and not partial:
+        _fail("nothing was imported; correct these lines, or skip them with --partial", 1)
     clock = SystemClock()
-    brought = []
+    importers = []
 
-    async def work(store: Store) -> None:
+    async def run_import(store: Store) -> None:
         if unretire:
             await exporter.unretire(store, clock)
-        brought.append(importer.Importer(store, clock))
-        await brought[0].run(found)
+        importers.append(importer.Importer(store, clock))
+        await importers[0].run(export_data)
 
     try:
-        _with_store(work, config_file, flags)
+        _with_store(run_import, config_file, flags)
     finally:
-        for each in brought:
-            _tell(each.problems)
-            _summarize(each, clock.wall())
-    if found.problems or brought[0].problems:
+        for each in importers:
+            _print_problems(each.problems)
+            _print_summary(each, clock.wall())
+    if export_data.problems or importers[0].problems:
         raise typer.Exit(1)
 
 
@@ -211,7 +211,7 @@ def _with_store(
     *,
     must_exist: bool = False,
 ) -> None:
-    async def open_and_work(settings: Settings) -> None:
+    async def run_on_store(settings: Settings) -> None:
         store = open_store(settings.store, SystemClock(), settings.store_timeout)
         if must_exist:
             _check_exists(store)
@@ -224,7 +224,7 @@ def _with_store(
     try:
         settings = load(flags, config_file, os.environ).settings
         logs.configure(settings.log_level)
-        run(open_and_work(settings))
+        run(run_on_store(settings))
     except StartRefused as error:
         _fail(str(error), 2)
     except StoreFailure as error:
@@ -237,15 +237,15 @@ def _with_store(
 
 def _check_moved_to(text: str, *, retire: bool) -> None:
     if not retire:
-        _fail("--moved-to: only with --retire", 2)
-    if not text.strip() or not text.isprintable() or len(text) > MOST_MOVED_TO:
-        _fail(f"--moved-to: must be one line of 1 to {MOST_MOVED_TO} characters", 2)
+        _fail("--moved-to: requires --retire", 2)
+    if not text.strip() or not text.isprintable() or len(text) > MAX_MOVED_TO_LENGTH:
+        _fail(f"--moved-to: must be one line of 1 to {MAX_MOVED_TO_LENGTH} characters", 2)
     if "://" in text and has_secret(text):
-        _fail("--moved-to: must not have a password or a token, since refused callers read it", 2)
+        _fail("--moved-to: must not have a password or a token, since rejected callers read it", 2)
 
 
 def _check_exists(store: Store) -> None:
-    """Sees that the file of a SQLite store is there: opening would make it."""
+    """Check that the file of a SQLite store exists: opening the store would create it."""
     if file := _file(store):
         try:
             file.stat()
@@ -253,8 +253,8 @@ def _check_exists(store: Store) -> None:
             raise StartRefused("store", f"cannot read {file}: {error.strerror}") from None
 
 
-def _created(store: Store) -> str:
-    """Return what to print once a store is open whose file is missing now; else an empty text."""
+def _created_line(store: Store) -> str:
+    """Return the line to print once the store is open if its file is missing now, or an empty text."""
     file = _file(store)
     return f"store created at {file}" if file and not os.path.lexists(file) else ""
 
@@ -264,21 +264,21 @@ def _file(store: Store) -> Path | None:
     return Path(path) if kind == "sqlite" else None
 
 
-def _tell(problems: list[export_file.Problem]) -> None:
+def _print_problems(problems: list[export_file.Problem]) -> None:
     for problem in problems:
         print(escaped(f"idalloc: line {problem.line}: {problem.message}"), file=sys.stderr)
 
 
-def _summarize(done: importer.Importer, now: float) -> None:
+def _print_summary(done: importer.Importer, now: float) -> None:
     print(
         f"created {done.created}, raised or changed {done.raised}, unchanged {done.unchanged}, "
         f"refused {len(done.problems)}; {done.claims} start timestamps"
     )
     if done.effective_at is not None:
-        # Rounded up: it must not be told too early.
+        # Rounded up, so that it is not too early.
         at = datetime.fromtimestamp(ceil(done.effective_at), UTC).isoformat()
-        left = max(0, ceil(done.effective_at - now))
-        print(f"effective at {at}, in {left} s: until then nodes may use ids from before")
+        remaining = max(0, ceil(done.effective_at - now))
+        print(f"effective at {at}, in {remaining} s: until then nodes may issue ids of earlier leases")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Wires everything, starts it and stops it. The only place that knows all parts."""
+"""The composition root: builds all parts of a server, starts them and stops them."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen import transport
-from idalloc_server.listen.address import refused
+from idalloc_server.listen.address import cannot_bind
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.listen_address import unix_path
 from idalloc_server.process_mode import ProcessMode
@@ -55,20 +55,20 @@ from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 
-# The share of drain_timeout after which streams that still run are told to go elsewhere.
+# The share of drain_timeout after which running streams are ended.
 STREAMS_SHARE = 0.8
-# How soon a store that was away at the start is tried again.
-OPEN_AGAIN_SECONDS = 1.0
-# A stop closes the port when no call came for so long, and none runs: grpc answers one that comes just then with
-# CANCELLED, which its caller need not try again.
-SILENT_SECONDS = 0.1
-# How long it waits for that, where calls last or callers do not wait for earlier calls.
-FALL_SILENT_SECONDS = 1.0
-# How long clients may take to read the last replies, and to acknowledge that their connection ends.
+# The pause between attempts to open an unavailable store at startup.
+OPEN_RETRY_SECONDS = 1.0
+# A stop closes the port after no call came for so long and none runs: grpc answers a call that arrives during the close
+# with CANCELLED, which callers do not retry.
+QUIET_SECONDS = 0.1
+# The longest wait for that: calls may run long, and callers may send without a pause.
+MAX_QUIET_WAIT_SECONDS = 1.0
+# The longest wait for clients to read the last replies and to acknowledge that their connection closes.
 LAST_REPLIES_SECONDS = 5.0
-# A Unix socket is for the server's user and group.
+# A Unix socket is accessible to the server's user and group.
 SOCKET_UMASK = 0o117
-# How long a stop waits for the store to take unused ids back.
+# The longest wait at a stop for the store to take unused ids back.
 RELEASE_SECONDS = 5.0
 
 _ID_ALLOCATOR = id_allocator_pb2.DESCRIPTOR.services_by_name["IdAllocatorService"]
@@ -78,41 +78,41 @@ _SERVICES = (_ID_ALLOCATOR.full_name, _SEQUENCES.full_name, _NODE.full_name)
 _log = structlog.get_logger("idalloc")
 
 
-async def serve(settings: Settings, role: ProcessMode) -> None:
-    """Serves until a signal says stop, then drains and gives unused ids back.
+async def serve(settings: Settings, mode: ProcessMode) -> None:
+    """Serve until a stop signal, then drain and return unused ids to the store.
 
     Args:
         settings: All settings.
-        role: Whether this process is the server, or one of its workers.
+        mode: Whether this process is the whole server or one of its workers.
 
     Raises:
-        StartRefused: A setting does not allow a start, or the store does not.
-        StoreFailure: The store could not be reached within ``store_timeout``, or refused a statement.
+        StartRefused: A setting or the store prevents the start.
+        StoreFailure: The store was not reached within ``store_timeout``, or rejected a statement.
     """
-    if signal.SIGHUP not in role.stop_signals:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, role.reloading.set)
+    if signal.SIGHUP not in mode.stop_signals:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, mode.reload_requested.set)
     clock = SystemClock()
     access_file = AccessFile(settings.access) if settings.access else None
     access_control = AccessControl(
         clock,
         settings.max_ids_per_call,
-        access_file.read(may_be_empty=role.asks) if access_file else None,
-        requires_authentication=role.asks,
+        access_file.read(may_be_empty=mode.requires_authentication) if access_file else None,
+        requires_authentication=mode.requires_authentication,
         metadata_of=transport.metadata_reader(settings.transport),
         certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
     )
-    transport.check(settings, asks=access_control.requires_authentication)
+    transport.check(settings, authenticates=access_control.requires_authentication)
     certificates = None
     if settings.tls_cert:
         certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     credentials = certificates.credentials() if certificates else None
     server = transport.make_server(
-        settings.transport, reuse_port=role.shares_port, max_connection_age=settings.max_connection_age
+        settings.transport, reuse_port=mode.shares_port, max_connection_age=settings.max_connection_age
     )
-    role.take(settings.listen)
-    # Before the store is touched, so that a taken port costs it nothing. A worker's port is taken by its supervisor: it
-    # would be given connections that wait until it serves, while others could answer them.
-    address = settings.listen if role.shares_port else _bind(server, settings.listen, credentials)
+    mode.reserve_address(settings.listen)
+    # Bind before the store is opened, so that a port in use costs no store call. A worker binds later, since
+    # connections to its port would wait for it while other workers could answer. Its supervisor has reserved the port.
+    address = settings.listen if mode.shares_port else _bind(server, settings.listen, credentials)
     store = open_store(settings.store, clock, settings.store_timeout)
     try:
         await _open(store, settings.store_timeout)
@@ -127,9 +127,19 @@ async def serve(settings: Settings, role: ProcessMode) -> None:
             store_timeout=settings.store_timeout,
         )
         files = _Files(access_file, certificates)
-        start = await start_timestamps.start()
-        node = _Node(settings, role, clock, store, server, start_timestamps, start, name, access_control, files)
-        if role.shares_port:
+        node = _Node(
+            settings,
+            mode,
+            clock,
+            store,
+            server,
+            start_timestamps,
+            await start_timestamps.start(),
+            name,
+            access_control,
+            files,
+        )
+        if mode.shares_port:
             _bind(server, address, credentials)
         welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
         await node.run(f"{welcome}, prefix {settings.node_prefix}")
@@ -139,46 +149,58 @@ async def serve(settings: Settings, role: ProcessMode) -> None:
 
 
 def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
-    """Takes the address; it answers only once the server is started."""
+    """Bind the address and return it with the port in use; the server answers once started."""
     before = os.umask(SOCKET_UMASK)
     try:
-        taken = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
+        port = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
     except RuntimeError as error:
-        raise refused(listen, error) from None
+        raise cannot_bind(listen, error) from None
     finally:
         os.umask(before)
-    return listen if unix_path(listen) else f"{listen.rpartition(':')[0]}:{taken}"
+    return listen if unix_path(listen) else f"{listen.rpartition(':')[0]}:{port}"
 
 
-async def _open(store: Store, patience: float) -> None:
-    """Opens the store; one that is away may come within ``patience`` seconds."""
+async def _open(store: Store, timeout: float) -> None:
+    """Open the store; retry while it is unavailable, for ``timeout`` seconds at most."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience
+    deadline = loop.time() + timeout
     while True:
         try:
             await store.open()
             return
         except StoreUnavailable as error:
-            if loop.time() + OPEN_AGAIN_SECONDS > deadline:
+            if loop.time() + OPEN_RETRY_SECONDS > deadline:
                 raise
             _log.warning("store_unavailable", store=store.address, error=str(error))
-        await asyncio.sleep(OPEN_AGAIN_SECONDS)
+        await asyncio.sleep(OPEN_RETRY_SECONDS)
+
+
+def _allocation_config(settings: Settings) -> AllocationConfig:
+    return AllocationConfig(
+        settings.lease_ttl,
+        settings.store_timeout,
+        settings.auto_create_sequences,
+        max_clock_skew=settings.max_clock_skew,
+        outage_reserve=settings.outage_reserve,
+        max_reserved_ids=settings.max_reserved_ids,
+        max_sequences=settings.max_sequences,
+    )
 
 
 class _Files(NamedTuple):
-    """The files that a server reads again while it runs."""
+    """The files that a running server reloads."""
 
     access: AccessFile | None
     certificates: Certificates | None
 
 
 class _Node:
-    """A server on a store that is open, with a start timestamp of its own."""
+    """A server process on an open store, with its own start timestamp."""
 
     def __init__(
         self,
         settings: Settings,
-        role: ProcessMode,
+        mode: ProcessMode,
         clock: Clock,
         store: Store,
         server: grpc.aio.Server,
@@ -188,28 +210,15 @@ class _Node:
         access_control: AccessControl,
         files: _Files,
     ) -> None:
-        self._role = role
+        self._mode = mode
         self._server = server
-        self._can_turn_away = transport.can_turn_away(settings.transport)
+        self._can_send_goaway = transport.can_send_goaway(settings.transport)
         self._start_timestamps = start_timestamps
         self._access_control = access_control
         self._files = files
-        allocation_config = AllocationConfig(
-            settings.lease_ttl,
-            settings.store_timeout,
-            settings.auto_create_sequences,
-            max_clock_skew=settings.max_clock_skew,
-            outage_reserve=settings.outage_reserve,
-            max_reserved_ids=settings.max_reserved_ids,
-            max_sequences=settings.max_sequences,
-        )
-        self._allocator = Allocator(store, clock, allocation_config)
-        self._doc_ids = DocIdGenerator(
-            start_timestamps,
-            start,
-            offset=settings.auto_increment_offset,
-            increment=settings.auto_increment_increment,
-        )
+        self._allocator = Allocator(store, clock, _allocation_config(settings))
+        offset, increment = settings.auto_increment_offset, settings.auto_increment_increment
+        self._doc_ids = DocIdGenerator(start_timestamps, start, offset=offset, increment=increment)
         self._metrics = CallMetrics()
         self._calls = RpcLayer(
             self._metrics,
@@ -219,7 +228,6 @@ class _Node:
             push_back=transport.can_push_back(settings.transport),
         )
         self._health = HealthServicer(_SERVICES, access_control.certificates)
-
         self._request_ids = IdempotentAllocator(
             self._allocator,
             store,
@@ -228,7 +236,13 @@ class _Node:
             window=settings.request_id_window,
             store_timeout=settings.store_timeout,
         )
-        added = decoding(server, _SERVICES)
+        self._sequence_service = SequenceService(
+            store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
+        )
+        self._add_servicers(settings, clock, store, start)
+
+    def _add_servicers(self, settings: Settings, clock: Clock, store: Store, start: StartTimestamp) -> None:
+        server = decoding(self._server, _SERVICES)
         id_allocator = IdAllocatorServicer(
             self._allocator,
             self._doc_ids,
@@ -239,28 +253,25 @@ class _Node:
             start.node,
         )
         self._calls.wrap(id_allocator, _ID_ALLOCATOR)
-        id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, added)
-        self._registry = SequenceService(
-            store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
-        )
-        sequences = SequencesServicer(self._registry)
+        id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, server)
+        sequences = SequencesServicer(self._sequence_service)
         self._calls.wrap(sequences, _SEQUENCES)
-        sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, added)
-        node = NodeServicer(self._allocator, self._doc_ids, store.address, role.node_settings, role.workers)
+        sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)
+        node = NodeServicer(self._allocator, self._doc_ids, store.address, self._mode.node_settings, self._mode.workers)
         self._calls.wrap(node, _NODE)
-        node_pb2_grpc.add_NodeServiceServicer_to_server(node, added)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, added)
-        self._reflection = reflection.enable(added, [*_SERVICES, SERVICE_NAME], access_control, self._calls)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(node, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self._reflection = reflection.enable(server, [*_SERVICES, SERVICE_NAME], self._access_control, self._calls)
 
     async def run(self, welcome: str) -> None:
-        """Serves until a signal says stop, then drains. Before this such signals end the process at once."""
-        for number in self._role.stop_signals:
-            asyncio.get_running_loop().add_signal_handler(number, self._role.stopping.set)
+        """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once."""
+        for number in self._mode.stop_signals:
+            asyncio.get_running_loop().add_signal_handler(number, self._mode.stop_requested.set)
         try:
             async with asyncio.TaskGroup() as tasks:
                 jobs = (self._start_timestamps.run(), self._allocator.run(), self._request_ids.run())
-                watches = [
-                    self._role.watch(self._counts),
+                monitors = [
+                    self._mode.report_counts(self._counts),
                     watch_burned(self._allocator.burned.pop_new),
                     self._access_control.log_totals(),
                     self._calls.failed.run(),
@@ -268,17 +279,17 @@ class _Node:
                     self._reload(),
                 ]
                 if self._files.access:
-                    watches.append(self._files.access.follow(self._use))
-                background = [tasks.create_task(job) for job in (*jobs, *watches)]
+                    monitors.append(self._files.access.follow(self._apply_access))
+                background = [tasks.create_task(job) for job in (*jobs, *monitors)]
                 await self._server.start()
-                await self._role.join(self._doc_ids, self._access_control, welcome)
+                await self._mode.wait_all_ready(self._doc_ids, self._access_control, welcome)
                 self._health.set_serving(serving=True)
-                self._health.set_store_serving(serving=True)  # it was opened, and a start timestamp was claimed
-                # What is here now stays: collections need not look at it again for every few calls.
+                self._health.set_store_serving(serving=True)  # The start used it.
+                # Exempt the long-lived objects from further collections.
                 gc.collect()
                 gc.freeze()
-                self._role.joined()
-                await self._role.stopping.wait()
+                self._mode.report_serving()
+                await self._mode.stop_requested.wait()
                 await self._drain()
                 for task in background:
                     task.cancel()
@@ -286,93 +297,95 @@ class _Node:
             await self._release()
 
     async def _reload(self) -> None:
-        """Has the files read again each time that it is asked for, for ever."""
+        """Reload the files on each request, until cancelled."""
         while True:
-            await self._role.reloading.wait()
-            self._role.reloading.clear()
+            await self._mode.reload_requested.wait()
+            self._mode.reload_requested.clear()
             _log.info("reloading")
             if self._files.access:
                 self._files.access.reload()
             if self._files.certificates:
                 await asyncio.to_thread(self._files.certificates.reload)
 
-    def _use(self, access: AccessPolicy) -> None:
+    def _apply_access(self, access: AccessPolicy) -> None:
         self._access_control.use(access)
         if self._access_control.requires_authentication:
-            self._role.ask()
+            self._mode.require_authentication()
 
     def _counts(self) -> Counts:
         burned = Counter({str(cause): count for cause, count in self._allocator.burned.by_cause.items()})
         return Counts(self._metrics, burned, self._allocator.lease_count, lost_lines())
 
     async def _drain(self) -> None:
-        """Refuses new calls, sends connections elsewhere, and lets running calls end; streams that last are ended."""
-        timeout = self._role.drain_timeout
+        """Reject new calls, close connections, and wait for running calls; end streams near ``drain_timeout``."""
+        timeout = self._mode.drain_timeout
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        start = loop.time()
 
-        def left(share: float = 1.0) -> float:
-            return max(0.0, began + timeout * share - loop.time())
+        def remaining(share: float = 1.0) -> float:
+            return max(0.0, start + timeout * share - loop.time())
 
         _log.info("draining", calls=self._metrics.in_flight, drain_timeout=timeout)
         self._health.set_serving(serving=False)
-        if self._can_turn_away:
+        if self._can_send_goaway:
             self._calls.hold()
         else:
             self._calls.drain()
-        await self._calls.wait_until_quiet(SILENT_SECONDS, timeout=min(FALL_SILENT_SECONDS, timeout / 2))
-        leaving = None
-        if self._can_turn_away:
-            leaving = asyncio.create_task(self._server.stop(left()))
-            await asyncio.sleep(0)  # It has sent GOAWAY: refusals arrive after it, and their callers connect anew.
-        with suppress(TimeoutError):  # one that hangs is killed later
-            await asyncio.wait_for(self._role.closed(), FALL_SILENT_SECONDS)
+        await self._calls.wait_until_quiet(QUIET_SECONDS, timeout=min(MAX_QUIET_WAIT_SECONDS, timeout / 2))
+        closing = None
+        if self._can_send_goaway:
+            closing = asyncio.create_task(self._server.stop(remaining()))
+            await asyncio.sleep(0)  # It has sent GOAWAY: rejections arrive after it, so their callers reconnect.
+        with suppress(TimeoutError):  # The supervisor kills an unresponsive worker later.
+            await asyncio.wait_for(self._mode.wait_all_closed(), MAX_QUIET_WAIT_SECONDS)
         self._calls.drain()
-        if not await self._calls.wait_for_calls(timeout=left(STREAMS_SHARE)):
+        if not await self._calls.wait_for_calls(timeout=remaining(STREAMS_SHARE)):
             self._calls.end_streams()
-            await self._calls.wait_for_calls(timeout=left())
+            await self._calls.wait_for_calls(timeout=remaining())
         self._health.end()
         self._reflection.end()
-        if leaving:
-            # It ends when each client has read all that was written to it, and its connection is closed.
-            await asyncio.wait({leaving}, timeout=min(LAST_REPLIES_SECONDS, left()))
+        if closing:
+            # It ends when each client has read all replies and its connection is closed.
+            await asyncio.wait({closing}, timeout=min(LAST_REPLIES_SECONDS, remaining()))
         else:
-            await asyncio.sleep(SILENT_SECONDS)  # Native's threads write the last replies; its stop does not wait.
+            await asyncio.sleep(QUIET_SECONDS)  # Native's stop does not wait for threads that write the last replies.
         await self._server.stop(None)
-        if leaving:
-            await leaving
-        # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count what they burn.
+        if closing:
+            await closing
+        # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count burned ids.
         await self._calls.wait_for_calls(timeout=1)
 
     async def _release(self) -> None:
-        """Gives back to the store what it may have back."""
-        in_time = await self._has_released(self._close())
+        """Return unused ids to the store, and release the prefix with the last worker."""
+        in_time = await self._release_in_time(self._close())
         self._access_control.audit.log_totals()
         self._calls.failed.log()
         for burn in self._allocator.burned.pop_new():
             log_burned(*burn)
-        if await self._role.leave() and in_time:
-            # Workers hold the prefix under one name: it is given up when none of them needs it any more.
-            await self._has_released(self._start_timestamps.release())
-        self._role.left(self._counts())
+        if await self._mode.wait_all_drained() and in_time:
+            # All workers hold the prefix under one name.
+            await self._release_in_time(self._start_timestamps.release())
+        self._mode.report_final_counts(self._counts())
 
     async def _close(self) -> None:
-        # At once, so that none uses up the time of the others. None needs another one to be open: what the first two
-        # still ask of the allocator is to forget a lane, or for the generation, which takes no ids.
+        # Concurrently, so that none delays the others. The first two need no ids from the allocator any more.
         try:
             await asyncio.gather(
-                self._registry.close(), self._request_ids.close(), self._allocator.close(), self._doc_ids.close()
+                self._sequence_service.close(),
+                self._request_ids.close(),
+                self._allocator.close(),
+                self._doc_ids.close(),
             )
-        finally:  # nothing is left, unless the time was too short
+        finally:  # after a timeout, burn what is left
             self._request_ids.abandon()
             self._allocator.abandon()
 
-    async def _has_released(self, work: Coroutine[None, None, None]) -> bool:
-        """Does what the store may be too slow for, and returns whether it was not."""
+    async def _release_in_time(self, work: Coroutine[None, None, None]) -> bool:
+        """Await store calls of a stop; return whether they ended within ``RELEASE_SECONDS``."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await work
         except TimeoutError:
-            _log.warning("not_released", error=f"the store took over {RELEASE_SECONDS:g} s")
+            _log.warning("release_timed_out", timeout=RELEASE_SECONDS)
             return False
         return True

@@ -1,4 +1,4 @@
-"""Settings: flag > environment > kept by UpdateNode > TOML file > default."""
+"""Settings: flag > environment > persisted by UpdateNode > TOML file > default."""
 
 import os
 import re
@@ -26,22 +26,22 @@ from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.store.urls import has_secret
 
 ENV_PREFIX = "IDALLOC_"
-# Variables with our prefix that are not settings of the server: the client's, the tests', and those that
-# Kubernetes makes for a service of that name.
-_NOT_OURS = re.compile(
+# Variables with this prefix that are not settings of the server: those of the client and the tests, and those that
+# Kubernetes sets for a service named idalloc.
+_NOT_SETTINGS = re.compile(
     r"SERVER(_NAME)?|TIMEOUT|TLS|CA|CERT|KEY|TOKEN(_FILE|_INSECURE)?|CONFIG|TEST_\w+"
     r"|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)"
 )
 _DAY = 86_400.0
-# What no address and no path of a file can have; half characters are what Python makes of bytes that are no UTF-8.
-_NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-# Settings whose value is never repeated: there may be a password in it, or a key in place of the file that it is in.
-_UNTOLD = frozenset({"store", "tls_cert", "tls_key", "tls_client_ca", "access"})
+# Characters that no address or path has. Python decodes bytes that are not UTF-8 to surrogates.
+_INVALID_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+# Settings whose value is in no error: it may have a password, or be a key instead of the key's file.
+_SECRET = frozenset({"store", "tls_cert", "tls_key", "tls_client_ca", "access"})
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def _seconds(value: object) -> object:
-    """Reads a duration such as 500ms, 30s, 2m."""
+    """Return the seconds of a duration such as 500ms, 30s or 2m."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("must be a duration such as 500ms, 30s or 2m")
@@ -59,90 +59,92 @@ _UInt16 = Annotated[int, Field(ge=1, le=65535)]
 def _state_folder(environ: Mapping[str, str]) -> Path | None:
     try:
         return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "idalloc")
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # The user has no home folder.
         return None
 
 
 def _default_store() -> str:
     folder = _state_folder(os.environ)
-    # Without a home the store refuses to open, and says what to write.
+    # Without a home folder, opening the store fails with the next step.
     return f"sqlite://{quote(str(folder / 'idalloc.db'))}" if folder else ""
 
 
 class Settings(BaseModel):
-    """All settings of a server. Durations are seconds here, and written ``30s`` outside."""
+    """All settings of a server. Durations are in seconds; users write ``30s``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     listen: Annotated[str, AfterValidator(check_listen_address)] = Field(
-        "127.0.0.1:50051", description="Address to serve on, HOST:PORT or unix:/PATH; port 0 takes a free one."
+        "127.0.0.1:50051", description="Listen address, HOST:PORT or unix:/PATH; port 0 selects a free port."
     )
     transport: Literal["grpcio", "native"] = Field(
-        "grpcio", description="What speaks HTTP/2: grpcio, or native (idalloc[native]), which serves more calls."
+        "grpcio", description="The gRPC transport: grpcio, or native (idalloc[native]), which serves more calls."
     )
     store: str = Field(
         default_factory=_default_store,
-        description="Where counters live: sqlite:///PATH or crate://USER@HOST:4200,HOST2:4200/?schema=doc&password_file=PATH.",
+        description="Where counters are stored: sqlite:///PATH or crate://USER@HOST:4200,HOST2:4200/?schema=doc&password_file=PATH.",
     )
     node_prefix: Annotated[int, Field(ge=0, le=65535)] = Field(
         0, description="Prefix of this node's document ids, 0 to 65535; give every node its own."
     )
     prefix_conflict: Literal["warn", "refuse"] = Field(
-        "warn", description="What to do when another live node holds the prefix: warn or refuse."
+        "warn", description="What to do if another live node holds the prefix: warn or refuse."
     )
     auto_increment_offset: _UInt16 = Field(1, description="MySQL's auto_increment_offset for document ids.")
     auto_increment_increment: _UInt16 = Field(1, description="MySQL's auto_increment_increment for document ids.")
     lease_ttl: _Positive = Field(180.0, description="How long ids stay in memory unless the lease is renewed.")
     outage_reserve: _Duration = Field(
         90.0,
-        description="How long the store may be away unnoticed: ids for so long, at the present rate, are in memory.",
+        description="How long a store outage goes unnoticed: the node holds ids for this time at the present rate.",
     )
     max_reserved_ids: Annotated[int, Field(ge=0, le=2**53)] = Field(
-        100_000_000, description="The most ids of a sequence to hold ahead; a crash burns them."
+        100_000_000, description="Maximum number of ids of a sequence held in memory; a crash burns them."
     )
-    store_timeout: _Positive = Field(40.0, description="When a store call is given up.")
-    max_clock_skew: _Positive = Field(60.0, description="How far the clock may be from the store's at start.")
+    store_timeout: _Positive = Field(40.0, description="Timeout of a store call.")
+    max_clock_skew: _Positive = Field(60.0, description="Maximum clock difference to the store at startup.")
     workers: Annotated[int, Field(ge=1, le=256)] = Field(
-        1, description="Processes that share the port, each with leases of its own; several on Linux only."
+        1, description="Number of processes that share the port, each with its own leases; more than 1 on Linux only."
     )
-    drain_timeout: _Duration = Field(20.0, description="How long running calls may go on after SIGTERM.")
+    drain_timeout: _Duration = Field(20.0, description="How long running calls may continue after SIGTERM.")
     max_ids_per_call: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
-        1_000_000, description="The most ids of one range, or of one chunk of a stream."
+        1_000_000, description="Maximum number of ids in a range, or in a chunk of a stream."
     )
     auto_create_sequences: bool = Field(True, description="Whether a sequence is created on first use.")
     max_sequences: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
-        1_000_000, description="The most sequences that a process serves until it is restarted; each takes memory."
+        1_000_000, description="Maximum number of sequences that a process serves until it restarts; each takes memory."
     )
     request_id_window: _Positive = Field(
-        3600.0, description="How long a request id is remembered; a repetition after that takes new ids."
+        3600.0, description="How long a request id is remembered; a later retry gets new ids."
     )
-    tls_cert: str = Field("", description="File of the server's certificate and its chain, in PEM; empty for no TLS.")
+    tls_cert: str = Field("", description="File of the server's certificate chain, in PEM; empty disables TLS.")
     tls_key: str = Field("", description="File of the certificate's private key, in PEM.")
     tls_client_ca: str = Field(
-        "", description="File of authorities in PEM: every client has to show a certificate of theirs."
+        "", description="File of CA certificates, in PEM; clients must present a certificate signed by one of them."
     )
-    access: str = Field("", description="File that says who may do what, in TOML; empty asks nobody who they are.")
+    access: str = Field(
+        "", description="Access file in TOML: identities, roles, quotas; empty disables authentication."
+    )
     insecure: bool = Field(
-        False, description="Whether others may reach this server though it asks for no identity, or speaks no TLS."
+        False, description="Whether other machines may reach a server without authentication or without TLS."
     )
     max_connection_age: _Duration = Field(
-        0.0, description="When a connection is ended, so that clients come anew; 0s for never."
+        0.0, description="Maximum age of a connection, so that clients reconnect; 0s disables it."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="debug logs a line a call, info one a second in sum."
+        "info", description="debug logs each call, info the sum of each second."
     )
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_text(cls, value: object) -> object:
-        if isinstance(value, str) and _NO_TEXT.search(value):
+    def _check_text(cls, value: object) -> object:
+        if isinstance(value, str) and _INVALID_TEXT.search(value):
             raise ValueError("must be UTF-8 without control characters")
         if isinstance(value, str) and "-----BEGIN " in value:
-            raise ValueError("must be the path of a file, not what is in it")
+            raise ValueError("must be the path of a file, not its content")
         return value
 
     @model_validator(mode="after")
-    def _certificate_is_whole(self) -> "Settings":
+    def _check_tls(self) -> "Settings":
         if bool(self.tls_cert) != bool(self.tls_key):
             missing, given = ("tls_key", "tls_cert") if self.tls_cert else ("tls_cert", "tls_key")
             raise ValueError(f"{missing}: must be given with {given}")
@@ -151,37 +153,37 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _lease_outlives_outage(self) -> "Settings":
-        least = 1.5 * self.outage_reserve + self.store_timeout
-        if self.lease_ttl < least:
-            raise ValueError(f"lease_ttl: must be at least 1.5 times outage_reserve plus store_timeout, {least:g}s")
+    def _check_lease_ttl(self) -> "Settings":
+        minimum = 1.5 * self.outage_reserve + self.store_timeout
+        if self.lease_ttl < minimum:
+            raise ValueError(f"lease_ttl: must be at least 1.5 times outage_reserve plus store_timeout, {minimum:g}s")
         return self
 
 
 class Loaded(NamedTuple):
-    """Settings, and where they come from.
+    """Settings and their origins.
 
     Attributes:
-        settings: All of them.
-        origins: For each one that is not its default, where it came from.
-        persisted: What the node of this listen address keeps.
+        settings: All settings.
+        origins: The origin of each setting that is not its default.
+        node_settings: The persisted settings of the node with this listen address.
     """
 
     settings: Settings
     origins: dict[str, str]
-    persisted: NodeSettingsFile
+    node_settings: NodeSettingsFile
 
 
 def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str]) -> Loaded:
-    """Puts the settings together.
+    """Load the settings from all sources.
 
     Args:
-        flags: Values from the command line, by setting; None where a flag was not given.
-        config: Path of the TOML file; None means the environment's IDALLOC_CONFIG, if any.
+        flags: The command line's value of each setting; None for a missing flag.
+        config: The path of the TOML file; None for IDALLOC_CONFIG, if it is set.
         environ: The environment.
 
     Raises:
-        StartRefused: A setting is unknown or malformed, a file cannot be read, or a password is in a flag.
+        StartRefused: A setting is unknown or invalid, a file cannot be read, or a flag has a password.
     """
     if has_secret(flags.get("store") or ""):
         raise StartRefused(
@@ -191,20 +193,20 @@ def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str
         )
     path = config or environ.get(f"{ENV_PREFIX}CONFIG")
     file: _Source = (_read_toml(path) if path else {}, lambda name: f"{name} in {path}")
-    stronger: list[_Source] = [
+    overrides: list[_Source] = [
         (_from_environment(environ), lambda name: f"{ENV_PREFIX}{name.upper()}"),
         ({n: v for n, v in flags.items() if v is not None}, lambda name: f"--{name.replace('_', '-')}"),
     ]
-    # What is kept depends on the address, which has to be known first.
-    settings, origins = _merge([file, *stronger])
-    persisted = NodeSettingsFile(_state_folder(environ), settings.listen)
-    persisted.fix({name: origins[name] for source, _ in stronger for name in source})
-    if kept := persisted.read():
-        settings, origins = _merge([file, (kept, lambda name: f"{name} in {persisted.path}"), *stronger])
-    return Loaded(settings, origins, persisted)
+    # The listen address selects the persisted settings.
+    settings, origins = _merge([file, *overrides])
+    node_settings = NodeSettingsFile(_state_folder(environ), settings.listen)
+    node_settings.set_overrides({name: origins[name] for source, _ in overrides for name in source})
+    if persisted := node_settings.read():
+        settings, origins = _merge([file, (persisted, lambda name: f"{name} in {node_settings.path}"), *overrides])
+    return Loaded(settings, origins, node_settings)
 
 
-# Values by setting, and how to say where one of them is from.
+# Values by setting, and a function that names the origin of a setting.
 _Source = tuple[Mapping[str, Any], Callable[[str], str]]
 
 
@@ -225,7 +227,7 @@ def _merge(sources: list[_Source]) -> tuple[Settings, dict[str, str]]:
             name, _, message = message.partition(": ")
         else:
             name = str(first["loc"][0])
-            if name not in _UNTOLD:
+            if name not in _SECRET:
                 message = f"{message}, not {first['input']!r}"
         raise StartRefused(origins.get(name, name), message[:1].lower() + message[1:]) from None
 
@@ -236,7 +238,7 @@ def _read_toml(path: str) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise StartRefused("config", f"cannot read {path}: {error.strerror}") from None
-    # ValueError is of TOML, of UTF-8, and of numbers with more digits than Python reads.
+    # ValueError: invalid TOML or UTF-8, or a number with too many digits for Python.
     except (ValueError, RecursionError) as error:
         raise StartRefused("config", f"{path} is not TOML: {error}") from None
 
@@ -245,5 +247,5 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name.removeprefix(ENV_PREFIX).lower(): value
         for name, value in environ.items()
-        if name.startswith(ENV_PREFIX) and not _NOT_OURS.fullmatch(name, len(ENV_PREFIX))
+        if name.startswith(ENV_PREFIX) and not _NOT_SETTINGS.fullmatch(name, len(ENV_PREFIX))
     }

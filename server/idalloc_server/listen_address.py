@@ -2,32 +2,32 @@
 
 import re
 
-# The kernel takes a path of 103 bytes on each system.
-_LONGEST_UNIX = 103 + len("unix:")
+# Every supported kernel allows 103 bytes.
+_MAX_UNIX_LENGTH = 103 + len("unix:")
 
 
 def check_listen_address(value: str) -> str:
-    """Return a listen address unchanged.
+    """Return a valid listen address unchanged.
 
     Raises:
         ValueError: It is neither HOST:PORT nor unix:/PATH.
     """
     if value.startswith("unix:"):
-        if not re.fullmatch(r"unix:(/[\w.@+-]+)+", value, re.ASCII) or len(value) > _LONGEST_UNIX:
+        if not re.fullmatch(r"unix:(/[\w.@+-]+)+", value, re.ASCII) or len(value) > _MAX_UNIX_LENGTH:
             raise ValueError(
-                f"must be unix:/PATH, at most {_LONGEST_UNIX} ASCII letters, digits and characters of /._@+-"
+                f"must be unix:/PATH, at most {_MAX_UNIX_LENGTH} ASCII letters, digits and characters of /._@+-"
             )
         return value
     match = re.fullmatch(r"([^\s:]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", value)
     if match is None or int(match[2]) > 65_535:
         raise ValueError("must be HOST:PORT such as 127.0.0.1:50051 or [::]:50051, or unix:/PATH")
     try:
-        match[1].encode("idna")  # as whoever looks up its address does, at the start
+        match[1].encode("idna")  # as the lookup at startup encodes it
     except UnicodeError:
-        raise ValueError("must be a name that can be looked up, or an address, and :PORT") from None
+        raise ValueError("must be HOST:PORT with a valid host name or address") from None
     return value
 
 
 def unix_path(listen: str) -> str:
-    """Returns the path of a Unix socket; empty where the address is HOST:PORT."""
+    """Return the path of a Unix socket, or an empty text for HOST:PORT."""
     return listen.removeprefix("unix:") if listen.startswith("unix:/") else ""

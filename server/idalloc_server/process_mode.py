@@ -1,4 +1,4 @@
-"""What differs between a server that is one process and one that has several workers."""
+"""The process mode: what differs between a single-process server and one with several workers."""
 
 import asyncio
 import os
@@ -19,10 +19,10 @@ _log = structlog.get_logger("idalloc")
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Returns the signals that stop a server.
+    """Return the signals that stop a server.
 
-    SIGHUP is one of them where it means that the terminal is closed which the server was started from; elsewhere, and
-    under nohup, it has files read again.
+    SIGHUP is one of them if the process has a controlling terminal, which sends it on close. Without a terminal, or
+    under nohup, SIGHUP reloads files.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -35,129 +35,129 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 class ProcessMode(Protocol):
-    """What a serving process is: all of a server, or one of its workers.
+    """How a serving process runs: as the whole server, or as one of its workers.
 
     Attributes:
-        shares_port: Whether others serve on the same port.
-        workers: All workers, where there are several.
-        node_settings: Who keeps settings over restarts; None where the process cannot do it alone.
-        stop_signals: The signals that drain and end the process; SIGHUP is ``reloading`` where it is none of them.
-        stopping: Set when the process is to drain and to end.
-        reloading: Set when it is to read its access file and its certificates again.
-        drain_timeout: How long running calls may then go on, in seconds.
-        asks: Whether it asks who calls even where the access file names nobody who may.
+        shares_port: Whether other processes listen on the same port.
+        workers: All workers; None for a single process.
+        node_settings: Persists settings over restarts; None if the supervisor does.
+        stop_signals: The signals that drain and end the process; SIGHUP requests a reload if it is none of them.
+        stop_requested: Set to drain and end the process.
+        reload_requested: Set to reload the access file and the certificates.
+        drain_timeout: How long running calls may continue after a stop, in seconds.
+        requires_authentication: Whether callers must authenticate even if the access file has no identities.
     """
 
     shares_port: bool
     workers: Workers | None
     node_settings: NodeSettings | None
     stop_signals: tuple[signal.Signals, ...]
-    stopping: asyncio.Event
-    reloading: asyncio.Event
+    stop_requested: asyncio.Event
+    reload_requested: asyncio.Event
     drain_timeout: float
-    asks: bool
+    requires_authentication: bool
 
-    def take(self, listen: str) -> None:
-        """Takes the address, so that no second server does.
+    def reserve_address(self, listen: str) -> None:
+        """Reserve the address for this server.
 
         Raises:
-            StartRefused: It is in use, or cannot be used.
+            StartRefused: It is in use, or cannot be bound.
         """
         ...
 
-    async def join(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
-        """Waits until the whole server serves, once this process does."""
+    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
+        """Report this process as ready, and wait until all workers are ready."""
         ...
 
-    def ask(self) -> None:
-        """Has the whole server ask who calls, for ever, since this process does."""
+    def require_authentication(self) -> None:
+        """Require authentication in all workers, until the server ends."""
         ...
 
-    def joined(self) -> None:
-        """Tells that health is SERVING."""
+    def report_serving(self) -> None:
+        """Report that health is SERVING."""
         ...
 
-    async def watch(self, counts: Callable[[], Counts]) -> None:
-        """Passes on what is counted, each second, for ever. Its owner cancels it."""
+    async def report_counts(self, counts: Callable[[], Counts]) -> None:
+        """Report the counts every second until cancelled."""
         ...
 
-    async def closed(self) -> None:
-        """Waits until the whole server takes no connection, once this process does not."""
+    async def wait_all_closed(self) -> None:
+        """Report that this process accepts no connections, and wait until no worker does if all stop."""
         ...
 
-    async def leave(self) -> bool:
-        """Waits until the whole server has drained, once this process has.
+    async def wait_all_drained(self) -> bool:
+        """Report that this process has drained, and wait for permission to end.
 
         Returns:
-            Whether the server is at its end: what its processes share may be given up.
+            Whether the whole server ends, so that the resources shared by its processes can be released.
         """
         ...
 
-    def left(self, counts: Counts) -> None:
-        """Passes on what was counted in all."""
+    def report_final_counts(self, counts: Counts) -> None:
+        """Report the final counts."""
         ...
 
 
 class SingleProcess:
-    """A server that is one process; see ``ProcessMode``.
+    """The mode of a server with one process; see ``ProcessMode``.
 
     Args:
-        node_settings: Who keeps settings over restarts.
-        drain_timeout: How long running calls may go on at the end, in seconds.
-        created: What to print of a store that this start creates; empty for one that exists.
+        node_settings: Persists settings over restarts.
+        drain_timeout: How long running calls may continue after a stop, in seconds.
+        created: The line to print about a store that this start creates; empty for an existing store.
     """
 
     shares_port = False
-    asks = False
+    requires_authentication = False
     workers: Workers | None = None
 
     def __init__(self, node_settings: NodeSettings, drain_timeout: float, created: str = "") -> None:
         self.node_settings: NodeSettings | None = node_settings
         self.stop_signals = stop_signals()
-        self.stopping = asyncio.Event()
-        self.reloading = asyncio.Event()
+        self.stop_requested = asyncio.Event()
+        self.reload_requested = asyncio.Event()
         self.drain_timeout = drain_timeout
         self._address: Address | None = None
         self._created = created
         self._welcome = ""
 
-    def take(self, listen: str) -> None:
-        """See ``ProcessMode.take``."""
+    def reserve_address(self, listen: str) -> None:
+        """See ``ProcessMode``."""
         self._address = Address(listen)
 
-    async def join(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
-        """See ``ProcessMode.join``."""
+    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
+        """See ``ProcessMode``."""
         self._welcome = welcome
 
-    def ask(self) -> None:
-        """See ``ProcessMode.ask``: there is no other process."""
+    def require_authentication(self) -> None:
+        """See ``ProcessMode``."""
 
-    def joined(self) -> None:
-        """See ``ProcessMode.joined``."""
-        say_welcome(self._welcome, self._created)
+    def report_serving(self) -> None:
+        """See ``ProcessMode``."""
+        print_welcome(self._welcome, self._created)
 
-    async def watch(self, counts: Callable[[], Counts]) -> None:
-        """See ``ProcessMode.watch``."""
+    async def report_counts(self, counts: Callable[[], Counts]) -> None:
+        """See ``ProcessMode``."""
         await log_calls(lambda: counts().calls)
 
-    async def closed(self) -> None:
-        """See ``ProcessMode.closed``: there is no other process."""
+    async def wait_all_closed(self) -> None:
+        """See ``ProcessMode``."""
 
-    async def leave(self) -> bool:
-        """See ``ProcessMode.leave``."""
+    async def wait_all_drained(self) -> bool:
+        """See ``ProcessMode``."""
         return True
 
-    def left(self, counts: Counts) -> None:
-        """See ``ProcessMode.left``."""
+    def report_final_counts(self, counts: Counts) -> None:
+        """See ``ProcessMode``."""
         log_stopped(counts)
 
 
-def say_welcome(welcome: str, created: str) -> None:
+def print_welcome(welcome: str, created: str) -> None:
     """Print that the server serves, and which store it created."""
     logs.print_line("\n".join(filter(None, (welcome, created))))
 
 
 def log_stopped(counts: Counts) -> None:
-    """Logs the end of a server, what it burned, and how many lines its log lost."""
+    """Log the end of a server, with its burned ids and lost log lines."""
     totals = {"burned": dict(counts.burned), "log_lines_lost": dict(counts.log_lines_lost)}
     _log.info("stopped", **{name: total for name, total in totals.items() if total})

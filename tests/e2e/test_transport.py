@@ -131,7 +131,5 @@ def test_without_its_package_it_is_refused_in_one_line_that_says_how_to_install_
     env = environment() | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "idalloc: transport: native needs a package of its own: pip install 'idalloc[native]'"
-    ]
+    assert done.stderr.splitlines() == ["idalloc: transport: native is not installed: pip install 'idalloc[native]'"]
     assert not (tmp_path / "ids.db").exists()

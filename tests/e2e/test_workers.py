@@ -259,7 +259,7 @@ class TestDying:
                 # One of them asks the worker that hangs, and the other is told of it.
                 assert grpc.StatusCode.INTERNAL in list(pool.map(changed, channels))
             wait_until(lambda: len(workers_of(server)) == 3)
-            assert [line["pid"] for line in lines(server, "worker_hangs")] == [hung]
+            assert [line["pid"] for line in lines(server, "worker_unresponsive")] == [hung]
             with one_channel_each(server) as channels:
                 assert [node_of(each).auto_increment_offset for each in channels] == [1, 1]
                 assert update(channels[0], auto_increment_offset=5).auto_increment_offset == 5

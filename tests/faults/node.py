@@ -322,7 +322,7 @@ def main(arguments: list[str]) -> None:
     arguments = arguments[:at] + arguments[at + 2 :]
     if arguments[0] == "--worker":
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        uvloop.run(worker.work(socket.socket(fileno=int(arguments[1]))))
+        uvloop.run(worker.run_worker(socket.socket(fileno=int(arguments[1]))))
     else:
         sys.argv[1:] = arguments
         typer.run(server.serve)

@@ -9,7 +9,7 @@ _OURS, _OTHERS = "#0072b2", "#999999"
 
 
 def bars(title: str, values: Sequence[tuple[str, float]]) -> str:
-    """Bars, the largest first. Those of idalloc have a colour of their own."""
+    """Return a chart of bars, the largest first; those of idalloc have their own colour."""
     values = sorted(values, key=lambda pair: -pair[1])
     low = math.floor(math.log10(min((value for _, value in values), default=1)))
     high = math.ceil(math.log10(max((value for _, value in values), default=10)))

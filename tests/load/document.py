@@ -1,6 +1,6 @@
-"""Writes docs/benchmarks.md and its chart from what the last runs left in .build/bench.
+"""Write docs/benchmarks.md and its chart from the results of the last runs in .build/bench.
 
-python -m tests.load.document    writes them anew, without measuring.
+python -m tests.load.document    writes them without measuring.
 """
 
 import json
@@ -21,34 +21,34 @@ Measured on one machine, by two commands that write this page: `make bench-peers
 """
 
 _WHAT = """\
-**Calls** are allocations that were asked for one by one. Where the client asks ahead in larger parts, single calls
-are not seen: there is no latency, and CPU is that of an id. All contenders took turns, {rounds} rounds of
-{seconds:g} s each; a figure is the median of the rounds. All of them have an acknowledged allocation on the disk:
-SQLite with `synchronous = FULL`, Redis with `appendonly yes` and `appendfsync always`, PostgreSQL with its
-defaults, CrateDB with `translog.durability = REQUEST`, its default.
+**Calls** are allocations of one request each. A client that prefetches ids makes no such calls: it has no latency,
+and CPU is given per id. All contenders took turns, {rounds} rounds of {seconds:g} s each; a figure is the median of
+the rounds. All contenders write an acknowledged allocation to disk: SQLite with `synchronous = FULL`, Redis with
+`appendonly yes` and `appendfsync always`, PostgreSQL with its defaults, CrateDB with
+`translog.durability = REQUEST`, its default.
 """
 
 _UNFAIR = """\
 ## What was not fair
 
 - {share}
-- One machine: there is no network between client and server, which every contender would pay for alike, and which
-  makes ranges and `ids()` worth more than they look here.
-- An fsync took {fsync_ms:g} ms on this disk (median, 4 kB, {file_system}). What writes for each call (the recipes,
-  Redis, PostgreSQL's segment table, `RISING`) is bound by that and does better on a quicker disk; what idalloc
-  serves from a lease is not.
-- ghz costs CPU, too, and ends at some rate of its own; where `native` comes near that, ghz is what was measured.
-  Its latencies include its own.
+- One machine: the network between client and server, missing here, would cost all contenders the same per call, which
+  favours ranges and `ids()`.
+- An fsync took {fsync_ms:g} ms on this disk (median, 4 kB, {file_system}). Contenders that write on each call (the
+  recipes, Redis, PostgreSQL's segment table, `RISING`) are limited by it and gain from a faster disk; calls that
+  idalloc serves from a lease are not.
+- ghz uses CPU, too, and has a maximum rate; near that rate the figures of `native` measure ghz. Its latencies include
+  its own time.
 - The clients differ: ghz in Go, pgbench and redis-benchmark in C, the SDK, the recipe's threads and Redis over a
-  socket in Python. Python's own cost is in the client's CPU.
-- Redis and PostgreSQL can give blocks as well (`INCRBY orders 1000`, a sequence with `INCREMENT 1000`), and a
-  client that counts through them itself has what `ids()` does, without the lease's end, generation and order. The
-  segment table shows that way.
+  socket in Python. The client's CPU includes the cost of Python.
+- Redis and PostgreSQL can allocate blocks as well (`INCRBY orders 1000`, a sequence with `INCREMENT 1000`). A client
+  that counts through a block has what `ids()` does, without expiry, generation and order. The segment table measures
+  this approach.
 - PostgreSQL writes a sequence to its log for every 32nd `nextval` only; the others need no disk.
-- Redis as it comes, with `appendfsync everysec` or none, is many times as fast; a power cut can then bring ids back.
-- The recipe gives up after five attempts in vain, as the guide has it: those count as calls, but give no id. Its
-  turns are of 3 s at least, for the sake of its pauses.
-- Shared machines are not quiet. Ratios are of turns in the same round; single figures move from run to run.
+- Redis by default, with `appendfsync everysec` or none, is many times as fast; a power cut can then repeat ids.
+- The recipe fails after five unsuccessful attempts, as in the guide; such a call counts without an id. Its turns take
+  3 s or more, because of its pauses.
+- Other load on a shared machine changes single figures from run to run. Ratios compare turns of the same round.
 """
 
 _REPEAT = """\
@@ -56,30 +56,32 @@ _REPEAT = """\
 
 ```sh
 make bench-peers                                   # about 7 minutes
-# with a CrateDB that runs, in a schema of its own:
+# with a running CrateDB, in a separate schema:
 IDALLOC_BENCH_CRATEDB_URL='crate://crate@127.0.0.1:4200/?schema=bench' make bench-peers
 make bench-growth                                  # about 5 minutes
 ```
 
-On Linux. With `ghz` on the PATH it makes the unary calls, otherwise `idalloc bench` does, which costs more than the
-servers and so flatters every ratio to the no-op server. Debian's packages `redis-server`, `redis-tools` and
-`postgresql` bring the others; what is missing is left out, and said so. Nothing that runs already is touched: all
-servers are started on free ports of loopback, with their files in a temporary folder, and ended. `ARGS="--rounds 3
+On Linux. `ghz` makes the unary calls if it is on the PATH. Otherwise `idalloc bench` does, which uses more CPU than
+the servers and so improves every ratio to the no-op server. Debian's packages `redis-server`, `redis-tools` and
+`postgresql` provide the others; the page lists missing ones. Running servers are not touched: all servers start on
+free ports of loopback, with their files in a temporary folder, and are stopped at the end. `ARGS="--rounds 3
 --seconds 1"` makes it shorter.
 """
 
 
 def write() -> None:
-    """Writes the page and the chart from what is there."""
-    found, grown = (json.loads(path.read_text()) if path.exists() else None for path in (PEERS, GROWTH))
+    """Write the page and the chart."""
+    peers_result, growth_result = (json.loads(path.read_text()) if path.exists() else None for path in (PEERS, GROWTH))
     parts = [_HEAD]
-    if found:
-        parts += [_chart(found), peers(found)]
+    if peers_result:
+        parts += [_chart(peers_result), peers(peers_result)]
     else:
         parts += ["## Beside others\n", _NOT_RUN]
-    parts += ["## Cost as work grows\n", growth(grown) if grown else _NOT_RUN]
+    parts += ["## Cost as work grows\n", growth(growth_result) if growth_result else _NOT_RUN]
     machines = [
-        (what, one["machine"]) for what, one in (("Beside others", found), ("Cost as work grows", grown)) if one
+        (what, result["machine"])
+        for what, result in (("Beside others", peers_result), ("Cost as work grows", growth_result))
+        if result
     ]
     parts += ["## The machine\n", *(_machine(what, each) for what, each in machines)]
     if machines:
@@ -88,40 +90,40 @@ def write() -> None:
     DOCUMENT.write_text("\n".join(parts))
 
 
-def peers(found: dict[str, Any]) -> str:
-    """What `make bench-peers` found, as Markdown."""
-    shown = [each for each in found["contenders"] if each["rounds"]]
+def peers(result: dict[str, Any]) -> str:
+    """Return the results of `make bench-peers` as Markdown."""
+    shown = [each for each in result["contenders"] if each["rounds"]]
     parts = [
         "## Targets\n",
-        _table(("what", "measured", "target", ""), "lrrl", (_target(each) for each in found["targets"])),
+        _table(("what", "measured", "target", ""), "lrrl", (_target(each) for each in result["targets"])),
         "## Beside others\n",
-        _WHAT.format(**found),
+        _WHAT.format(**result),
         _table(
             ("what", "in flight", "calls/s", "ids/s", "p50, ms", "p99, ms", "CPU of server", "CPU of client", "driver"),
             "lrrrrrrrl",
             (_row(each) for each in shown),
         ),
-        "CPU is in µs a call, or in ns an id where no calls are seen. - is not known, or not ours to look at.\n",
+        "CPU is in µs a call, or in ns an id without calls. - is unknown or was not measured.\n",
         "### Refills\n",
-        *(_refills(each) for each in found["refills"]),
+        *(_refills(each) for each in result["refills"]),
         "\n### Idle streams\n",
-        *(_idle(transport, kb) for transport, kb in found["idle_stream_kb"].items()),
+        *(_idle(transport, kb) for transport, kb in result["idle_stream_kb"].items()),
         "",
     ]
     missing = [
         f"{each['name']}, {each['in_flight']} in flight, in {len(each['failures'])} turns: {each['failures'][-1]}"
-        for each in found["contenders"]
+        for each in result["contenders"]
         if each["failures"]
     ]
-    if missing or found["skipped"]:
-        parts += ["### What did not run\n", *(f"- {each}" for each in [*found["skipped"], *missing]), ""]
+    if missing or result["skipped"]:
+        parts += ["### What did not run\n", *(f"- {each}" for each in [*result["skipped"], *missing]), ""]
     return "\n".join(parts)
 
 
-def growth(found: dict[str, Any]) -> str:
-    """What `make bench-growth` found, as Markdown."""
+def growth(result: dict[str, Any]) -> str:
+    """Return the results of `make bench-growth` as Markdown."""
     parts = []
-    for part in found["parts"]:
+    for part in result["parts"]:
         parts += [f"### {part['title']}\n", part["about"] + "\n"]
         if part["failure"]:
             parts.append(f"This part did not run: {part['failure']}\n")
@@ -130,16 +132,18 @@ def growth(found: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _chart(found: dict[str, Any]) -> str:
-    named = [(_bar(each), each["ids_rate"]) for each in found["contenders"] if each["ids_rate"]]
+def _chart(result: dict[str, Any]) -> str:
+    named = [(_bar(each), each["ids_rate"]) for each in result["contenders"] if each["ids_rate"]]
     CHART.write_text(chart.bars("Ids a second", named))
     return f"![Ids a second, on a logarithmic scale]({CHART.name})\n"
 
 
 def _bar(each: dict[str, Any]) -> str:
     name = each["name"].partition(" (")[0].replace("`", "")
-    told = name.endswith(("threads", "writers", "one by one", "stream_doc_ids", "on the wire", "pipelined 16"))
-    return name if told else f"{name}, {each['in_flight']} in flight"
+    names_concurrency = name.endswith(
+        ("threads", "writers", "one by one", "stream_doc_ids", "on the wire", "pipelined 16")
+    )
+    return name if names_concurrency else f"{name}, {each['in_flight']} in flight"
 
 
 def _table(head: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
@@ -154,23 +158,23 @@ def _target(row: dict[str, Any]) -> Sequence[str]:
 
 
 def _row(each: dict[str, Any]) -> Sequence[str]:
-    seen = each["sees_calls"]
+    has_calls = each["sees_calls"]
     return (
         each["name"],
         f"{each['in_flight']}",
-        number(each["rate"]) if seen else "-",
+        number(each["rate"]) if has_calls else "-",
         number(each["ids_rate"]),
         number(each["p50"], 1e3),
         number(each["p99"], 1e3),
-        *(_cost(each[name], seen) for name in ("server_cost", "client_cost")),
+        *(_cost(each[name], has_calls) for name in ("server_cost", "client_cost")),
         each["driver"],
     )
 
 
-def _cost(seconds: float | None, seen: bool) -> str:
+def _cost(seconds: float | None, has_calls: bool) -> str:
     if seconds is None:
         return "-"
-    return f"{number(seconds, 1e6)} µs" if seen else f"{number(seconds, 1e9)} ns"
+    return f"{number(seconds, 1e6)} µs" if has_calls else f"{number(seconds, 1e9)} ns"
 
 
 def _refills(each: dict[str, Any]) -> str:
@@ -201,16 +205,16 @@ def _machine(what: str, machine: dict[str, Any]) -> str:
 
 def _unfair(machine: dict[str, Any]) -> str:
     share = (
-        "The load generator had half of the cores to itself, the servers the other half."
+        "The load generator used half of the cores, the servers the other half."
         if machine["own_cores"]
-        else f"Client, server and store share {machine['cores']} cores, and each takes from the others. Two workers\n"
-        "  cannot show twice the calls then, so their CPU a call is compared."
+        else f"Client, server and store share {machine['cores']} cores. Two workers cannot serve twice the calls\n"
+        "  then, so their CPU a call is compared."
     )
     return _UNFAIR.format(share=share, **machine)
 
 
 def number(value: float | None, times: float = 1.0) -> str:
-    """A figure with three digits or all before the point; a dash for one that is not known."""
+    """Return a figure with three digits, or all digits before the point; a dash for None."""
     if value is None:
         return "-"
     value *= times

@@ -1,4 +1,4 @@
-"""What makes the calls: ghz or `idalloc bench` for unary gRPC, and loops in Python."""
+"""Load drivers: ghz or `idalloc bench` for unary gRPC, and loops in Python."""
 
 import json
 import resource
@@ -20,15 +20,15 @@ UNARY_DRIVER = "ghz" if shutil.which("ghz") else "idalloc bench"
 def unary(
     address: str, seconds: float, in_flight: int, sequence: str = "bench", connections: int = CONNECTIONS, rps: int = 0
 ) -> Turn:
-    """Makes unary calls of AllocateRange, one id each.
+    """Drive AllocateRange with one id a call.
 
     Args:
-        address: The server's.
-        seconds: How long.
-        in_flight: How many calls are under way at a time.
+        address: The server's address.
+        seconds: The duration.
+        in_flight: The number of concurrent calls.
         sequence: The sequence's name.
-        connections: Over how many connections, at most.
-        rps: How many calls a second are begun; 0 for as many as there can be. ghz alone can do that.
+        connections: The maximum number of connections.
+        rps: Calls a second; 0 for the maximum. Only ghz supports it.
     """
     connections = min(connections, in_flight)
     length = f"{round(seconds * 1000)}ms"
@@ -66,10 +66,10 @@ def unary(
 
 
 def read_ghz(output: str, cpu: float) -> Turn:
-    """Reads a report in ghz's form, of calls for one id each.
+    """Return the turn of a ghz report with calls for one id each.
 
     Raises:
-        RuntimeError: Not all calls were answered.
+        RuntimeError: A call failed.
     """
     report = json.loads(output)
     if set(report["statusCodeDistribution"]) != {"OK"}:
@@ -80,7 +80,7 @@ def read_ghz(output: str, cpu: float) -> Turn:
 
 
 def run(command: list[str], seconds: float) -> tuple[str, float]:
-    """Runs a load generator, and returns what it printed and its CPU seconds.
+    """Run a load generator; return its output and its CPU seconds.
 
     Raises:
         RuntimeError: It failed.
@@ -93,20 +93,20 @@ def run(command: list[str], seconds: float) -> tuple[str, float]:
 
 
 def loop(take: Callable[[], int], seconds: float, calls: int = 1) -> Turn:
-    """Takes ids over and over in this thread.
+    """Take ids repeatedly in this thread.
 
     Args:
-        take: Takes some, and returns how many.
-        seconds: How long.
-        calls: How many calls that makes; 0 where nobody knows.
+        take: Takes ids and returns their number.
+        seconds: The duration.
+        calls: How many calls ``take`` makes; 0 if unknown.
     """
     return in_threads([take], seconds, calls)
 
 
 def in_threads(takes: list[Callable[[], int]], seconds: float, calls: int = 1) -> Turn:
-    """The same in a thread for each of several functions; of several, what came after the time was over is left out.
+    """Take ids repeatedly in one thread per function.
 
-    One that pauses would else make the others' time longer.
+    With several threads, calls that end after ``seconds`` do not count: a pausing thread would lengthen the time.
     """
     latencies: list[float] = []
     alone = len(takes) == 1
@@ -118,10 +118,10 @@ def in_threads(takes: list[Callable[[], int]], seconds: float, calls: int = 1) -
         ready.wait()
         until = time.perf_counter() + seconds
         while (before := time.perf_counter()) < until:
-            came = take()
+            received = take()
             after = time.perf_counter()
             if alone or after <= until:
-                count += came
+                count += received
                 own.append(after - before)
         ids[number] = count
         latencies.extend(own)

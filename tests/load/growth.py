@@ -1,6 +1,6 @@
-"""Measures what grows with work: `make bench-growth`.
+"""Measure what grows with work: `make bench-growth`.
 
-Memory and start time against sequences, store calls against nodes on one sequence, calls against open connections.
+Memory and start time by sequences, store calls by nodes on one sequence, calls by open connections.
 """
 
 import argparse
@@ -38,14 +38,14 @@ NODES = (1, 2, 5, 10, 20, 50)
 CONNECTIONS = (1, 10, 100, 1_000)
 STARTS = 3
 IN_FLIGHT = 64
-# How fast each simulated node's callers ask for an id, one by one.
+# Calls a second of each simulated node, for one id each.
 CALLS_A_NODE = 100
-# Where names are served for their memory alone: without a disk a thousand times as many fit into the time.
+# For the memory of served names: without a disk, a thousand times as many fit into the time.
 _MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else machine.DISK
 
 
 def make_sequences(path: Path, count: int) -> None:
-    """Makes a store with so many sequences, all as the first one, which idalloc itself writes."""
+    """Create a store with ``count`` copies of a sequence that idalloc wrote."""
 
     async def first() -> None:
         store = SqliteStore(path, SystemClock())
@@ -68,7 +68,7 @@ def make_sequences(path: Path, count: int) -> None:
 
 
 def serve_names(address: str, count: int, until: float) -> int:
-    """Takes an id of each of so many sequences; returns how many that were when the time was over."""
+    """Take an id of each sequence until the time is over; return the number of sequences."""
 
     async def drive() -> int:
         numbers = iter(range(count))
@@ -91,10 +91,10 @@ def serve_names(address: str, count: int, until: float) -> int:
 
 
 def measure_sequences(names: int, seconds: float) -> Iterator[Sequence[str]]:
-    """Yields memory and start time for each number of sequences in the store, and memory after serving them."""
+    """Yield start time and memory for each number of stored sequences, and memory after serving them."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK)))
-        # What serves many names has its store in memory, and keeps what it served.
+        # The server of many names has its store in memory, and keeps its leases.
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=_MEMORY)))
         for count in SEQUENCES:
             times, resident = [], 0.0
@@ -135,7 +135,7 @@ class _Counted:
 
 
 async def count_store_calls(path: Path, warm_up: float, seconds: float) -> list[Sequence[str]]:
-    """Runs all numbers of nodes at once, each number on a sequence of its own."""
+    """Run all numbers of nodes concurrently, each on its own sequence."""
     clock, counted = SystemClock(), _Counted(SqliteStore(path, SystemClock()))
     await counted.open()
     allocation_config = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
@@ -174,7 +174,7 @@ async def count_store_calls(path: Path, warm_up: float, seconds: float) -> list[
 
 @contextmanager
 def idle_connections(address: str, count: int) -> Iterator[None]:
-    """Holds so many connections open, which speak HTTP/2 as far as a client must before its first call."""
+    """Open connections that have exchanged HTTP/2 settings, as before a first call."""
     host, _, port = address.rpartition(":")
     settings, acknowledged = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
     with ExitStack() as stack:
@@ -191,7 +191,7 @@ def idle_connections(address: str, count: int) -> Iterator[None]:
 
 
 def measure_connections(rounds: int, seconds: float) -> Iterator[Sequence[str]]:
-    """Yields calls a second, and memory, for each number of connections, by transport."""
+    """Yield calls a second and memory for each number of connections, by transport."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=machine.DISK)))
         contenders: dict[tuple[str, int], Contender] = {}
@@ -226,12 +226,12 @@ def _serving(path: Path, *flags: str) -> Iterator[Server]:
 
 
 def _part(title: str, about: str, head: Sequence[str], measure: Callable[[], Any]) -> dict[str, Any]:
-    """Measures a part; what came before a failure is kept."""
+    """Measure a part; keep the rows before a failure."""
     rows: list[Sequence[str]] = []
     failure = ""
     try:
         rows.extend(measure())
-    except Exception as error:  # said in the document
+    except Exception as error:  # The document shows it.
         failure = f"{type(error).__name__}: {error}"
     part = {"title": title, "about": about, "head": head, "rows": rows, "failure": failure}
     print(document.growth({"parts": [part]}), flush=True)
@@ -240,8 +240,8 @@ def _part(title: str, about: str, head: Sequence[str], measure: Callable[[], Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--names", type=int, default=100_000, help="the most names to serve for their memory")
-    parser.add_argument("--name-seconds", type=float, default=75.0, help="how long to serve names at most")
+    parser.add_argument("--names", type=int, default=100_000, help="maximum number of names to serve")
+    parser.add_argument("--name-seconds", type=float, default=75.0, help="maximum time to serve names")
     parser.add_argument("--warm-up", type=float, default=40.0, help="how long nodes run before store calls count")
     parser.add_argument("--node-seconds", type=float, default=60.0, help="how long store calls are counted")
     parser.add_argument("--rounds", type=int, default=3)
@@ -257,18 +257,18 @@ def main() -> None:
         parts = [
             _part(
                 "Sequences in the store",
-                "From the start of the process to the line that says where it serves (median of "
-                f"{STARTS}), and memory then; and memory\nafter an id of each of so many names was served: "
-                f"at most {chosen.names:,} of them, for at most {chosen.name_seconds:g} s, from a store that\n"
-                "is a file in memory, so that the disk does not hold them up, and has no other names.",
+                f"Time from process start to the line with the address (median of {STARTS}), and memory then. After"
+                f" that\nmemory after serving one id of each name: at most {chosen.names:,} names, for at most "
+                f"{chosen.name_seconds:g} s, from a store\nin memory without other names, so that the disk does not "
+                "limit them.",
                 ("in the store", "start, s", "memory, MB", "names served", "memory then, MB", "kB a name"),
                 lambda: measure_sequences(chosen.names, chosen.name_seconds),
             ),
             _part(
                 "Nodes on one sequence",
-                "Nodes are simulated in one process, with the settings that a server has by default; their store "
-                f"is one real SQLite file.\nThe callers of each take {CALLS_A_NODE} ids a second, one by one. "
-                f"Counted for {chosen.node_seconds:g} s, after {chosen.warm_up:g} s in which leases grow.",
+                "Nodes are simulated in one process with the default settings of a server; their store is one SQLite "
+                f"file.\nThe callers of each node take {CALLS_A_NODE} ids a second, one by one. Counted for "
+                f"{chosen.node_seconds:g} s, after {chosen.warm_up:g} s in which leases grow.",
                 ("nodes", "store calls/s", "a node", "ids/s in all", "callers that waited for the store"),
                 lambda: uvloop.run(nodes()),
             ),

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The machine that was measured."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.load.servers import cores
 
-# The folder for files that have to be on a disk; /tmp may be memory.
+# The folder for files on a disk; /tmp may be memory.
 DISK = Path("/var/tmp") if Path("/var/tmp").is_dir() else Path(tempfile.gettempdir())
 _PACKAGES = ("grpcio", "protobuf", "uvloop", "pygrpc-native")
 _PROGRAMS = {
@@ -26,7 +26,7 @@ _PROGRAMS = {
 
 
 def describe() -> dict[str, Any]:
-    """The processor, the disk and the versions."""
+    """Return the processor, the disk and the versions."""
     servers, generator = cores()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -54,7 +54,7 @@ def _cpu() -> str:
 
 
 def _fsync_seconds() -> float:
-    """The median time to write 4 kB and have them reach the disk."""
+    """Return the median time to write 4 kB to the disk."""
     times = []
     with tempfile.TemporaryFile(dir=DISK) as file:
         for _ in range(100):

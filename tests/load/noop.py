@@ -1,6 +1,6 @@
-"""The limit: a server on uvloop that answers AllocateRange with the same message, and does nothing for it.
+"""The upper limit: a server on uvloop that answers AllocateRange with a constant message.
 
-python -m tests.load.noop [--transport native]    prints its port, and serves until it is ended.
+python -m tests.load.noop [--transport native]    prints its address and serves until it is stopped.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.listen.transport import make_server
 
-# Both what a first reply looks like, and as long as a later one.
+# It has the fields of a first reply and the size of a later one.
 _REPLY = pb.AllocateRangeResponse(
     range=pb.IdRange(first_id=2_000_000, last_id=2_000_000, step=1, id_count=1),
     generation=1,

@@ -1,7 +1,7 @@
-"""Measures idalloc beside what people would use instead: `make bench-peers`.
+"""Measure idalloc beside alternatives: `make bench-peers`.
 
-All run on this machine and take turns in rounds; ratios are medians of what two did in the same round. Each of them
-has an acknowledged allocation on the disk before it answers. What is not installed is left out, by name.
+All run on this machine and take turns in rounds; ratios are medians of the turns in the same round. Each contender
+writes an allocation to disk before it answers. Missing programs are skipped and listed.
 IDALLOC_BENCH_CRATEDB_URL, such as 'crate://crate@127.0.0.1:4200/?schema=bench', adds CrateDB.
 """
 
@@ -27,11 +27,11 @@ IN_BULK = 64
 
 
 class Bench:
-    """All contenders, and what could not take part.
+    """All contenders.
 
     Attributes:
-        contenders: By a key that the targets know them by.
-        skipped: Why something is missing.
+        contenders: The contenders by key; ``targets`` uses the keys.
+        skipped: Why contenders are missing.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -41,17 +41,17 @@ class Bench:
         self._stack = stack
 
     def add_gRPC(self) -> dict[str, Server]:
-        """The servers of ours, and those that do nothing; returns ours."""
+        """Add idalloc servers and no-op servers; return those of idalloc."""
         ours: dict[str, Server] = {}
         for transport in ("grpcio", "native"):
             self._try(f"a no-op server, {transport}", partial(self._add_noop, transport))
             for workers in (1, 2):
                 name = f"{transport} {workers}"
-                self._try(f"idalloc, {name}", partial(self._add_ours, transport, workers, ours))
+                self._try(f"idalloc, {name}", partial(self._add_idalloc, transport, workers, ours))
         return ours
 
     def add_sdk(self, server: Server, what: str, key: str) -> None:
-        """What goes through the Python client."""
+        """Add contenders that use the Python client."""
         client = self._stack.enter_context(idalloc.Client(server.address, timeout=30))
         cpu = partial(_cpu, server)
         add = self._add
@@ -65,7 +65,7 @@ class Bench:
         add(f"calls {key}", name, sdk.ranges(client, writers), writers, "SDK", cpu)
 
     def add_doc_ids(self, server: Server, transport: str) -> None:
-        """Document ids, in both forms."""
+        """Add document ids as runs and as texts."""
         client = self._stack.enter_context(idalloc.Client(server.address, timeout=30))
         cpu, what = partial(_cpu, server), f"idalloc {transport}, document ids"
         self._add(f"doc ids {transport}", f"{what}: `stream_doc_ids`", sdk.doc_ids(client), 1, "SDK", cpu)
@@ -73,18 +73,18 @@ class Bench:
         self._add(f"doc id texts {transport}", f"{what}: texts on the wire", texts, 1, "generated stub", cpu)
 
     def add_shared_calls(self, server: Server) -> None:
-        """Many callers in one client for asyncio."""
+        """Add many callers of one asyncio client."""
         for key, how in (("shared", "calls shared"), ("each", "one call each")):
             name, drive = f"idalloc grpcio, asyncio: {how}", sdk.shared_calls(server.address, shared=key == "shared")
             self._add(f"asyncio {key}", name, drive, sdk.AT_ONCE, "SDK", partial(_cpu, server))
 
     def add_rivals(self) -> None:
-        """Redis and PostgreSQL."""
+        """Add Redis and PostgreSQL."""
         self._try("Redis", self._add_redis)
         self._try("PostgreSQL", self._add_postgres)
 
     def add_recipe(self, url: str | None) -> None:
-        """The recipe of CrateDB's guide, on the stores that idalloc has."""
+        """Add the recipe of CrateDB's guide, on SQLite and CrateDB."""
         writers = recipe.WRITERS
         name = f"CrateDB's recipe, but on SQLite, {writers} writers"
         on_sqlite = self._stack.enter_context(recipe.on_sqlite(self._folder / "recipe.db"))
@@ -94,13 +94,13 @@ class Bench:
             return
         name = f"CrateDB's recipe on CrateDB, {writers} writers"
         self._try(name, lambda: self._add_crate_recipe(name, url))
-        self._try("idalloc on CrateDB", lambda: self._add_ours_on_crate(url))
+        self._try("idalloc on CrateDB", lambda: self._add_idalloc_on_crate(url))
 
     def _add_noop(self, transport: str) -> None:
         server = self._stack.enter_context(running("tests.load.noop", f"--transport={transport}"))
         self._add_unary(f"noop {transport}", f"no-op server, {transport} (the limit)", server)
 
-    def _add_ours(self, transport: str, workers: int, ours: dict[str, Server]) -> None:
+    def _add_idalloc(self, transport: str, workers: int, ours: dict[str, Server]) -> None:
         flags = [f"--transport={transport}", f"--workers={workers}"]
         store = f"sqlite://{self._folder}/{transport}-{workers}.db"
         server = self._stack.enter_context(_serving(store, *flags))
@@ -115,7 +115,7 @@ class Bench:
             drive = lambda seconds: drivers.unary(server.address, seconds, IN_BULK, "rising")  # noqa: E731
             self._add("rising", name, drive, IN_BULK, drivers.UNARY_DRIVER, partial(_cpu, server))
 
-    def _add_ours_on_crate(self, url: str) -> None:
+    def _add_idalloc_on_crate(self, url: str) -> None:
         server = self._stack.enter_context(_serving(url))
         self._add_unary("crate", "idalloc grpcio, 1 worker, CrateDB", server, alone=False)
         self.add_sdk(server, "idalloc grpcio on CrateDB", "crate")
@@ -168,7 +168,7 @@ class Bench:
             add()
         except rivals.Missing as missing:
             self.skipped.append(f"{what}: {missing}")
-        except Exception as error:  # whatever it is, the others go on
+        except Exception as error:  # The other contenders go on.
             self.skipped.append(f"{what}: {type(error).__name__}: {error}")
 
 
@@ -181,7 +181,7 @@ def _cpu(server: Server) -> float:
 
 
 def measure_refills(folder: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """p99 at a steady rate where leases are small, beside a lease that lasts; on a quick store and on a slow one."""
+    """Measure p99 at a steady rate with small leases and with one large lease, on a fast and a slow store."""
     results = []
     for what, module, flags in (
         ("SQLite", "idalloc_server", ["--listen=127.0.0.1:0"]),
@@ -212,19 +212,19 @@ def measure_refills(folder: Path, rounds: int, seconds: float) -> list[dict[str,
                     "failure": failure,
                 }
             )
-        except Exception as error:  # said in the document
+        except Exception as error:  # The document shows it.
             results.append({"store": what, "failure": f"{type(error).__name__}: {error}"})
     return results
 
 
 def measure_idle_streams(folder: Path) -> dict[str, Any]:
-    """Memory for each open stream that nobody reads, by transport."""
+    """Measure the memory of an open stream whose client does not read, by transport."""
     results: dict[str, Any] = {}
     for transport in ("grpcio", "native"):
         try:
             with _serving(f"sqlite://{folder}/idle-{transport}.db", f"--transport={transport}") as server:
                 results[transport] = sdk.idle_stream_kb(server)
-        except Exception as error:  # said in the document
+        except Exception as error:  # The document shows it.
             results[transport] = f"{type(error).__name__}: {error}"
     return results
 
@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.2, help="how long a turn is")
     parser.add_argument("--refill-rounds", type=int, default=3)
     parser.add_argument("--refill-seconds", type=float, default=10.0, help="how long a turn with refills is")
-    parser.add_argument("--most", type=float, default=210.0, help="begin no round after so many seconds")
+    parser.add_argument("--most", type=float, default=210.0, help="begin no round after this many seconds")
     parser.add_argument("--output", type=Path, default=document.PEERS)
     chosen = parser.parse_args()
     began, found = time.monotonic(), machine.describe()

@@ -1,4 +1,4 @@
-"""The recipe of CrateDB's guide, in our words: read the counter, write the next value if nobody wrote in between."""
+"""The recipe of CrateDB's guide: read the counter, and write the next value if no other writer has changed it."""
 
 import base64
 import json
@@ -16,27 +16,27 @@ from tests.load.drivers import in_threads
 from tests.load.turns import Turn
 
 WRITERS = 16
-# As the guide has it: so many attempts, the pause between them twice as long each time.
+# As in the guide: five attempts, with a pause that doubles each time.
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.1
-# A turn is not shorter than this: all begin at once, and most then wait through pauses of up to 0.8 s.
-_LEAST_SECONDS = 3.0
+# The shortest turn: all writers begin at once, and most then pause for up to 0.8 s.
+_MIN_SECONDS = 3.0
 
 
 class Row(Protocol):
-    """The counter's row, for one writer."""
+    """The counter's row, as one writer sees it."""
 
     def advance(self) -> bool:
-        """Reads the counter and writes the next value; returns whether that was written."""
+        """Read the counter and write the next value; return whether the write succeeded."""
         ...
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         ...
 
 
 class SqliteRow:
-    """The row in SQLite, where the value itself is what it is compared by; each commit reaches the disk."""
+    """The row in SQLite, compared by value; each commit reaches the disk."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
@@ -60,7 +60,7 @@ class SqliteRow:
 
 
 class CrateRow:
-    """The row in CrateDB, over a connection that stays open."""
+    """The row in CrateDB, over a persistent connection."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -98,13 +98,13 @@ class CrateRow:
         answer = self._connection.getresponse()
         read = answer.read()
         if answer.status != 200:
-            raise RuntimeError(f"CrateDB said {answer.status}: {read[:200]!r}")
+            raise RuntimeError(f"CrateDB answered {answer.status}: {read[:200]!r}")
         rows: list[list[int]] = json.loads(read)["rows"]
         return rows
 
 
 def one_id(row: Row) -> int:
-    """Takes one id; returns 1, or 0 where all attempts were in vain."""
+    """Take one id; return 1, or 0 if all attempts failed."""
     pause = _FIRST_PAUSE
     for attempt in range(_ATTEMPTS):
         if row.advance():
@@ -116,20 +116,20 @@ def one_id(row: Row) -> int:
 
 
 class Writers:
-    """Several writers of one row, each with a connection of its own, in a thread of its own."""
+    """Several writers of one row, each with its own connection and thread."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
 
     def turn(self, seconds: float) -> Turn:
-        """Takes ids for so long, or longer. A call is one attempt to get an id, with its pauses."""
+        """Take ids for ``seconds`` or longer. A call is one attempt to get an id, including its pauses."""
         takes: list[Callable[[], int]] = [partial(one_id, row) for row in self._rows]
-        return in_threads(takes, max(seconds, _LEAST_SECONDS))
+        return in_threads(takes, max(seconds, _MIN_SECONDS))
 
 
 @contextmanager
 def on_sqlite(path: Path) -> Iterator[Writers]:
-    """The writers on SQLite."""
+    """Yield the writers on SQLite."""
     rows: list[Row] = [SqliteRow(path) for _ in range(WRITERS)]
     yield Writers(rows)
     for row in rows:
@@ -138,7 +138,7 @@ def on_sqlite(path: Path) -> Iterator[Writers]:
 
 @contextmanager
 def on_crate(url: str) -> Iterator[Writers]:
-    """The writers on CrateDB."""
+    """Yield the writers on CrateDB."""
     rows: list[Row] = [CrateRow(url) for _ in range(WRITERS)]
     yield Writers(rows)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Whether callers notice that leases are refilled: p99 of unary calls at a steady rate, with refills and without."""
+"""Whether callers notice refills of leases: p99 of unary calls at a steady rate, with and without refills."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ from tests.load.turns import Turn
 
 IN_FLIGHT = 16
 REFILLS = 100
-# Of so many ids a second a lease lasts for a quarter of a second. The next one is asked for when a fifth of it is used:
-# ten times a second and more, also of a store that takes 50 ms.
+# At this rate a lease lasts a quarter of a second. The refill starts when a fifth of it is used: ten or more refills a
+# second, even if the store takes 50 ms.
 RATE = 1_000
 _LEASE = 250
-# What no run uses up.
+# More ids than a run uses.
 _MANY = 10_000_000
 
 
 class Refills:
-    """Two sequences of one server: one whose leases are small, one whose lease lasts.
+    """Two sequences of one server: one with small leases, one with a lease for the whole run.
 
     Attributes:
-        counts: How many times the store was written for each, in each turn.
+        counts: Store writes for each sequence, in each turn.
     """
 
     def __init__(self, server: Server, path: Path) -> None:
@@ -36,7 +36,7 @@ class Refills:
             client.sequences.create("large", min_lease_size=_MANY)
 
     def turn(self, sequence: str, seconds: float) -> Turn:
-        """Calls at a steady rate for so long."""
+        """Call at a steady rate."""
         before = self._writes(sequence)
         done = drivers.unary(self._address, seconds, IN_FLIGHT, sequence, rps=RATE)
         self.counts[sequence].append(self._writes(sequence) - before)

@@ -1,4 +1,4 @@
-"""Redis and PostgreSQL, started on loopback with an fsync for each acknowledged write, and what takes ids from them."""
+"""Redis and PostgreSQL on loopback, with an fsync for each acknowledged write, and their drivers."""
 
 import csv
 import getpass
@@ -20,7 +20,7 @@ from tests.load.servers import Server, free_port, started
 from tests.load.turns import Turn, percentile
 
 _START_SECONDS = 30.0
-# What a row of the segment table is moved on by.
+# The ids of one block of the segment table.
 SEGMENT = 1_000
 
 
@@ -30,10 +30,10 @@ class Missing(Exception):
 
 @contextmanager
 def redis(folder: Path) -> Iterator[Server]:
-    """Runs Redis with an append-only file that is synced before each answer.
+    """Run Redis with an append-only file that is synced before each answer.
 
     Raises:
-        Missing: There is no redis-server.
+        Missing: redis-server is not installed.
     """
     program = _program("redis-server")
     port = free_port()
@@ -45,10 +45,10 @@ def redis(folder: Path) -> Iterator[Server]:
 
 
 class Redis:
-    """A connection to Redis that says INCRBY, in RESP.
+    """A connection to Redis that sends INCRBY, in RESP.
 
     Args:
-        address: The server's.
+        address: The server's address.
         pipeline: How many commands are sent before the first answer is read.
     """
 
@@ -61,24 +61,24 @@ class Redis:
         self._pipeline = pipeline
 
     def take(self) -> int:
-        """Sends the commands, reads all answers as numbers, and returns how many there were."""
+        """Send the commands and parse all answers; return their number."""
         self._socket.sendall(self._commands)
         for _ in range(self._pipeline):
             line = self._answers.readline()
             if line[:1] != b":":
-                raise RuntimeError(f"Redis said {line!r}")
+                raise RuntimeError(f"Redis answered {line!r}")
             int(line[1:])
         return self._pipeline
 
     def turn(self, seconds: float) -> Turn:
-        """Takes ids for so long."""
+        """Take ids for ``seconds``."""
         return loop(self.take, seconds, self._pipeline)
 
 
 def redis_benchmark(address: str, seconds: float, in_flight: int) -> Turn:
-    """Has Redis's own load generator say INCRBY over as many connections as calls are in flight."""
+    """Drive INCRBY with redis-benchmark, over ``in_flight`` connections."""
     _, _, port = address.rpartition(":")
-    # It counts calls instead of seconds: a short run says how many those are.
+    # It takes a number of calls instead of a duration, so a short run measures the rate first.
     command = [_program("redis-benchmark"), "-p", port, "-c", str(in_flight), "--csv"]
 
     def calls(number: int) -> tuple[dict[str, str], float, float]:
@@ -96,14 +96,14 @@ def redis_benchmark(address: str, seconds: float, in_flight: int) -> Turn:
 
 @contextmanager
 def postgres(folder: Path) -> Iterator[Server]:
-    """Runs PostgreSQL with its defaults, fsync and synchronous commit among them, and makes what ids come from.
+    """Run PostgreSQL with its defaults (fsync and synchronous commit are on), and create the sequence and the table.
 
     Raises:
-        Missing: It, or pgbench, is not installed.
+        Missing: PostgreSQL or pgbench is not installed.
     """
     programs = {name: _program(name, "/usr/lib/postgresql") for name in ("initdb", "postgres", "psql", "pgbench")}
     data, user = folder / "data", None
-    if os.geteuid() == 0:  # it refuses to run as root
+    if os.geteuid() == 0:  # PostgreSQL does not run as root.
         user = "nobody"
         shutil.chown(folder, user)
     owner = user or getpass.getuser()
@@ -126,7 +126,7 @@ NEXT_SEGMENT = f"UPDATE segments SET last_value = last_value + {SEGMENT} WHERE n
 
 
 def pgbench(address: str, seconds: float, in_flight: int, statement: str, ids: int = 1) -> Turn:
-    """Has PostgreSQL's own load generator run a statement, prepared, over as many connections as are in flight."""
+    """Drive a prepared statement with pgbench, over ``in_flight`` connections."""
     _, _, port = address.rpartition(":")
     owner = "nobody" if os.geteuid() == 0 else getpass.getuser()
     with tempfile.TemporaryDirectory() as folder:
@@ -146,10 +146,10 @@ def pgbench(address: str, seconds: float, in_flight: int, statement: str, ids: i
 
 
 def _program(name: str, elsewhere: str = "") -> str:
-    """A program on the PATH, or the newest one that Debian keeps elsewhere.
+    """Return the path of a program on the PATH, or of its newest version in Debian's folder.
 
     Raises:
-        Missing: There is none.
+        Missing: It is not installed.
     """
     found = shutil.which(name)
     if found is None and elsewhere:
@@ -161,7 +161,7 @@ def _program(name: str, elsewhere: str = "") -> str:
 
 
 def _wait(ready: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    """Waits until a server that was started answers."""
+    """Wait until a started server answers."""
     until = time.monotonic() + _START_SECONDS
     while True:
         try:

@@ -1,8 +1,8 @@
-"""Measures what the README says of speed and memory: `make load`.
+"""Measure the figures of speed and memory in the README: `make load`.
 
-Ratios are medians over rounds in which the contenders take turns, since single figures of a shared machine mean
-little. Servers are processes of their own; unary calls are made by ghz where it is on the PATH, else by
-Python clients, which are slower than the servers and so flatter the ratio: the report says which.
+Ratios are medians over rounds in which the contenders take turns, since single figures of a shared machine vary. Each
+server is a process. ghz makes the unary calls if it is on the PATH. Otherwise Python clients do, which are slower than
+the servers and so improve the ratio; the report names the driver.
 """
 
 import argparse
@@ -28,17 +28,17 @@ from tests.load.servers import Server, running
 CONCURRENCY = 64
 CONNECTIONS = 4
 TRANSPORTS = ("grpcio", "native")
-# The least share of the no-op server's calls, and the most of its latency.
+# The minimum share of the no-op server's calls, and the maximum of its latency.
 TARGETS = {"grpcio": 0.90, "native": 0.80}
 LATENCY_TARGET = 1.15
 
 
 class Unary(NamedTuple):
-    """What unary calls came to.
+    """The result of unary calls.
 
     Attributes:
         rate: Calls a second.
-        median: Half of the calls took at most so many seconds.
+        median: Median latency, in seconds.
     """
 
     rate: float
@@ -46,7 +46,7 @@ class Unary(NamedTuple):
 
 
 def unary_with_ghz(address: str, calls: int, concurrency: int) -> Unary:
-    """Makes unary calls with ghz, which costs less than the servers."""
+    """Make unary calls with ghz, which uses less CPU than the servers."""
     flags = {
         "config": "examples/ghz/allocate_range_flat.json",
         "proto": "protos/idalloc/v1/id_allocator.proto",  # the no-op server has no reflection
@@ -65,7 +65,7 @@ def unary_with_ghz(address: str, calls: int, concurrency: int) -> Unary:
 
 
 def unary_with_python(address: str, calls: int, concurrency: int) -> Unary:
-    """Makes unary calls with grpc.aio, which costs more than the servers."""
+    """Make unary calls with grpc.aio, which uses more CPU than the servers."""
 
     async def drive() -> Unary:
         channels = [
@@ -93,7 +93,7 @@ def unary_with_python(address: str, calls: int, concurrency: int) -> Unary:
 
 
 class Contender:
-    """A server that takes turns with others, and what came of each turn."""
+    """A server that takes turns with others, and its results."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -101,24 +101,24 @@ class Contender:
         self.costs: list[float] = []
 
     def take_turn(self, drive: Callable[[str, int, int], Unary], calls: int, concurrency: int) -> None:
-        """Serves some calls."""
+        """Serve some calls."""
         before = self._server.cpu_seconds
         self.results.append(drive(self._server.address, calls, concurrency))
         self.costs.append((self._server.cpu_seconds - before) / calls)
 
     def forget(self) -> None:
-        """Forgets what came before: in the first turn leases grow and caches fill."""
+        """Discard the results of the first turn, in which leases grow and caches fill."""
         self.results.clear()
         self.costs.clear()
 
 
 def ratio(above: Iterable[float], below: Iterable[float]) -> float:
-    """Returns the median of the rounds' ratios."""
+    """Return the median of the rounds' ratios."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
 def measure_unary(servers: Mapping[str, tuple[Server, Server]], rounds: int, calls: int) -> None:
-    """AllocateRange with all layers on, against a server of the same transport that does nothing."""
+    """Compare AllocateRange of a whole server with a no-op server on the same transport."""
     drive = unary_with_ghz if shutil.which("ghz") else unary_with_python
     contenders = {
         name: Contender(server)
@@ -148,7 +148,7 @@ def measure_unary(servers: Mapping[str, tuple[Server, Server]], rounds: int, cal
 
 
 def report_unary(transport: str, ours: Contender, noop: Contender, concurrency: int) -> None:
-    """Prints how near a server comes to one that does nothing."""
+    """Print the figures of a server relative to the no-op server."""
     if concurrency == 1:
         latency = ratio(*([result.median for result in one.results] for one in (ours, noop)))
         report(f"{transport}: p50 / no-op server's", latency, LATENCY_TARGET, most=True)
@@ -160,7 +160,7 @@ def report_unary(transport: str, ours: Contender, noop: Contender, concurrency: 
 
 
 def measure_doc_ids(server: Server, rounds: int, total: int) -> None:
-    """StreamDocIds as strings, decoded by a Python client."""
+    """Measure StreamDocIds with texts, decoded by a Python client."""
     walls, cpus = [], []
     with grpc.insecure_channel(server.address) as channel:
         stub = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
@@ -178,7 +178,7 @@ def measure_doc_ids(server: Server, rounds: int, total: int) -> None:
 
 
 def measure_client_ids(server: Server, rounds: int, total: int) -> None:
-    """One by one through Client.ids()."""
+    """Measure Client.ids(), one by one."""
     rates = []
     with idalloc.Client(server.address) as client:
         for _ in range(rounds):
@@ -190,7 +190,7 @@ def measure_client_ids(server: Server, rounds: int, total: int) -> None:
 
 
 def report(what: str, value: float, target: float, most: bool = False) -> None:
-    """Prints a figure beside its target."""
+    """Print a figure beside its target."""
     met = value <= target if most else value >= target
     digits = f"{value:,.2f}" if value < 1_000 else f"{value:,.0f}"
     print(f"  {what:36} {digits:>12}   target {'<=' if most else '>='} {target:,g}  {'met' if met else 'MISSED'}")
@@ -200,8 +200,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=20_000, help="unary calls a round")
-    parser.add_argument("--transport", choices=TRANSPORTS, help="measure unary calls of one alone; default: both")
-    parser.add_argument("--only-unary", action="store_true", help="leave the other scenarios out")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="measure only this transport; default: both")
+    parser.add_argument("--only-unary", action="store_true", help="skip the other scenarios")
     parser.add_argument("--total", type=int, default=10_000_000, help="ids a round of the other scenarios")
     arguments = parser.parse_args()
     transports = [arguments.transport] if arguments.transport else TRANSPORTS

@@ -1,4 +1,4 @@
-"""What takes ids through the Python client, in this process; and what idle streams cost a server."""
+"""Contenders that use the Python client in this process, and the memory of idle streams in a server."""
 
 import asyncio
 import time
@@ -19,31 +19,31 @@ from tests.load.turns import Turn, percentile
 
 AT_ONCE = 1_000
 IDLE_STREAMS = 1_000
-# No server takes more streams on a connection than this.
+# The most streams on a connection that all transports allow.
 _STREAMS_A_CONNECTION = 100
 _DOC_IDS = 1_000_000
 
 
 def ids(client: idalloc.Client, threads: int = 1) -> Callable[[float], Turn]:
-    """One by one, through ``ids()``; in several threads each has its own."""
+    """Take ids one by one with ``ids()``, one iterator per thread."""
     every = [client.ids("sdk") for _ in range(threads)]
     takes = [lambda one=one: sum(1 for _ in islice(one, 10_000)) for one in every]
     return lambda seconds: in_threads(takes, seconds, 0)  # type: ignore[arg-type]
 
 
 def ranges(client: idalloc.Client, threads: int) -> Callable[[float], Turn]:
-    """One id a call, in several threads."""
+    """Take one id per call, in several threads."""
     takes = [lambda: len(client.allocate_range("sdk"))] * threads
     return lambda seconds: in_threads(takes, seconds)
 
 
 def doc_ids(client: idalloc.Client) -> Callable[[float], Turn]:
-    """Through ``stream_doc_ids``, which asks for runs and makes the texts itself."""
+    """Take document ids with ``stream_doc_ids``, which requests runs and formats the texts itself."""
     return lambda seconds: loop(lambda: sum(map(len, client.stream_doc_ids(_DOC_IDS))), seconds, 0)
 
 
 def doc_id_texts(address: str) -> Callable[[float], Turn]:
-    """As texts on the wire, which the generated code decodes."""
+    """Take document ids as texts on the wire, decoded by the generated code."""
     request = pb.StreamDocIdsRequest(total_id_count=_DOC_IDS, view=pb.DOC_ID_VIEW_IDS)
 
     def turn(seconds: float) -> Turn:
@@ -55,7 +55,7 @@ def doc_id_texts(address: str) -> Callable[[float], Turn]:
 
 
 def shared_calls(address: str, *, shared: bool) -> Callable[[float], Turn]:
-    """A thousand calls at once of one client for asyncio, which shares calls among them; or one call each."""
+    """Make a thousand concurrent calls with one asyncio client, which merges them if ``shared``; else one RPC each."""
 
     async def drive(seconds: float) -> Turn:
         latencies: list[float] = []
@@ -83,8 +83,8 @@ def shared_calls(address: str, *, shared: bool) -> Callable[[float], Turn]:
 
 
 def idle_stream_kb(server: Server) -> float:
-    """How many kB of memory a stream costs a server that waits for its reader."""
-    # A window of a few bytes: one chunk arrives, and the next one waits in the server.
+    """Return the server memory of a stream whose client does not read, in kB."""
+    # With a window of a few bytes one chunk arrives, and the next one waits in the server.
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0)]
     request = pb.StreamRangesRequest(sequence="idle", total_id_count=10**9, chunk_id_count=1)
     connections = IDLE_STREAMS // _STREAMS_A_CONNECTION
@@ -93,15 +93,15 @@ def idle_stream_kb(server: Server) -> float:
         channels = [grpc.aio.insecure_channel(server.address, options=options) for _ in range(connections)]
         stubs = [id_allocator_pb2_grpc.IdAllocatorServiceStub(channel) for channel in channels]
 
-        async def opened(number: int) -> Any:
+        async def open_stream(number: int) -> Any:
             stream = stubs[number % connections].StreamRanges(request)
             await stream.read()
             return stream
 
         try:
-            warm = [await opened(number) for number in range(connections)]
+            warm = [await open_stream(number) for number in range(connections)]
             before = server.resident_mb
-            streams = [await opened(number) for number in range(IDLE_STREAMS)]
+            streams = [await open_stream(number) for number in range(IDLE_STREAMS)]
             used = server.resident_mb - before
             for stream in [*warm, *streams]:
                 stream.cancel()

@@ -1,4 +1,4 @@
-"""Servers under load: started, watched and ended by their process id."""
+"""Servers under load: start, measure and stop them by process id."""
 
 import os
 import select
@@ -14,12 +14,12 @@ from pathlib import Path
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CORES = sorted(os.sched_getaffinity(0))
 _START_SECONDS = 60.0
-# Servers and what drives them get cores of their own where there are at least so many.
+# From this many cores, the servers and the load generator do not share cores.
 _CORES_TO_SHARE = 4
 
 
 class Server:
-    """A server process under load, and the processes that it started."""
+    """A server process under load, with its child processes."""
 
     def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self.process = process
@@ -27,22 +27,22 @@ class Server:
 
     @property
     def cpu_seconds(self) -> float:
-        """User and system time so far, of all its processes, ended ones included."""
-        return sum(_cpu_seconds(pid) for pid in _family(self.process.pid))
+        """Total user and system time of all its processes, ended ones included."""
+        return sum(_cpu_seconds(pid) for pid in _process_tree(self.process.pid))
 
     @property
     def resident_mb(self) -> float:
-        """Resident memory in megabytes, of all its processes."""
-        return sum(_resident(pid) for pid in _family(self.process.pid)) / 1e6
+        """Resident memory of all its processes, in megabytes."""
+        return sum(_resident_bytes(pid) for pid in _process_tree(self.process.pid)) / 1e6
 
 
 @contextmanager
 def running(*command: str) -> Iterator[Server]:
-    """Starts a server of ours, a Python module that prints its address, and ends it."""
+    """Start a Python module that prints its address; stop it at the end of the block."""
     with started(sys.executable, "-m", *command, stdout=subprocess.PIPE) as process:
         assert process.stdout
-        came, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
-        line = process.stdout.readline() if came else ""
+        ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
+        line = process.stdout.readline() if ready else ""
         if "serves on " not in line:
             raise RuntimeError(f"`{' '.join(command)}` did not start")
         yield Server(process, line.split("serves on ")[1].split(",")[0].strip())
@@ -56,14 +56,14 @@ def started(
     stdout: int = subprocess.DEVNULL,
     stop: signal.Signals = signal.SIGTERM,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Starts a process on the servers' cores, and ends it.
+    """Start a process on the servers' cores; stop it at the end of the block.
 
     Args:
-        command: What to run.
-        folder: Where it runs.
-        user: Who runs it; None for who runs this.
-        stdout: What becomes of its output.
-        stop: The signal that ends it.
+        command: The command.
+        folder: Its working directory.
+        user: Its user; None for the present one.
+        stdout: Where its output goes.
+        stop: The signal that stops it.
     """
     process = subprocess.Popen(
         [*_on_cores(), *command],
@@ -88,7 +88,7 @@ def started(
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has at present."""
+    """Return a free port of loopback."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -96,16 +96,16 @@ def free_port() -> int:
 
 
 def cores() -> tuple[list[int], list[int]]:
-    """The servers' cores and the load generator's: half of them each, or all for both where they are few."""
+    """Return the cores of the servers and of the load generator: half each, or all for both on few cores."""
     half = len(_CORES) // 2
     enough = len(_CORES) >= _CORES_TO_SHARE and shutil.which("taskset")
     return (_CORES[:half], _CORES[half:]) if enough else (_CORES, _CORES)
 
 
 def prepare_to_drive() -> None:
-    """Leaves the servers' cores to them, and has SIGTERM end the servers as Ctrl-C does.
+    """Leave the servers' cores to them, and make SIGTERM stop the servers as Ctrl-C does.
 
-    For the process that drives the load, and, as to the cores, for those that it starts.
+    For the process that drives the load; its children inherit the cores.
     """
     os.sched_setaffinity(0, cores()[1])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -117,29 +117,29 @@ def _on_cores() -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Without the settings of a server that somebody has in mind for another one."""
+    """Return the environment without settings of another server."""
     return {name: value for name, value in os.environ.items() if not name.startswith("IDALLOC_")}
 
 
-def _family(pid: int) -> Iterator[int]:
+def _process_tree(pid: int) -> Iterator[int]:
     yield pid
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return
     for child in children:
-        yield from _family(int(child))
+        yield from _process_tree(int(child))
 
 
 def _cpu_seconds(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it ended: its parent's figure has it now
+    except OSError:  # It ended: the figure of its parent includes it.
         return 0.0
     return sum(map(int, fields[11:15])) / _TICKS
 
 
-def _resident(pid: int) -> int:
+def _resident_bytes(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

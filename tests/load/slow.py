@@ -1,6 +1,6 @@
-"""A server whose store takes longer than it does: 50 ms more for each grant of ids.
+"""A server with a slow store: each grant of ids takes 50 ms more.
 
-python -m tests.load.slow STORE    prints its port, and serves until it is ended.
+python -m tests.load.slow STORE    prints its address and serves until it is stopped.
 """
 
 import asyncio
@@ -18,30 +18,30 @@ from idalloc_server.process_mode import SingleProcess
 from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry import logs
 
-SECONDS = 0.05
+DELAY_SECONDS = 0.05
 
 
 class _Slow:
-    """A store that waits before it grants."""
+    """A store that delays grants."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def grant(self, name: str, wanted: int, lease_ms: int, *seen: Any) -> Grant | None:
-        await asyncio.sleep(SECONDS)
+        await asyncio.sleep(DELAY_SECONDS)
         return await self._store.grant(name, wanted, lease_ms, *seen)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
 
-def _open(*args: Any) -> _Slow:
+def _open_slow(*args: Any) -> _Slow:
     return _Slow(open_store(*args))
 
 
 if __name__ == "__main__":
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    settings, _, persisted = load({"listen": "127.0.0.1:0", "store": sys.argv[1]}, None, os.environ)
+    settings, _, node_settings = load({"listen": "127.0.0.1:0", "store": sys.argv[1]}, None, os.environ)
     logs.configure(settings.log_level)
-    app.open_store = _open  # type: ignore[assignment, attr-defined]
-    uvloop.run(app.serve(settings, SingleProcess(persisted, settings.drain_timeout)))
+    app.open_store = _open_slow  # type: ignore[assignment, attr-defined]
+    uvloop.run(app.serve(settings, SingleProcess(node_settings, settings.drain_timeout)))

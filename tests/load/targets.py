@@ -1,4 +1,4 @@
-"""What is wanted of the figures, and whether they are that."""
+"""Targets of the figures, and whether they are met."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from tests.load.turns import Contender, median, ratio
 def of(
     contenders: Mapping[str, Contender], own_cores: bool, refills: list[dict[str, Any]], idle: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """All targets, each with what was measured; None where that was not.
+    """Return all targets with the measured values, None for those not measured.
 
     Args:
-        contenders: By key.
-        own_cores: Whether the load generator had cores of its own: then calls are compared, otherwise CPU.
+        contenders: The contenders by key.
+        own_cores: Whether the load generator has its own cores: then calls are compared, otherwise CPU.
         refills: See ``peers.measure_refills``.
         idle: See ``peers.measure_idle_streams``.
     """
@@ -22,21 +22,21 @@ def of(
         return ratio(contenders.get(above), contenders.get(below), figure)
 
     rows = [
-        _least(f"unary calls/s, idalloc / no-op, {one}, 64 in flight", rate, over(ours, noop, "rate"))
+        _at_least(f"unary calls/s, idalloc / no-op, {one}, 64 in flight", rate, over(ours, noop, "rate"))
         for one, rate, ours, noop in (
             ("grpcio", 0.90, "ours grpcio 1 at 64", "noop grpcio at 64"),
             ("native", 0.80, "ours native 1 at 64", "noop native at 64"),
         )
     ]
     native = over("ours native 1 at 64", "ours grpcio 1 at 64", "rate")
-    rows.append(_least("unary calls/s, native / grpcio, 64 in flight", 4, native))
+    rows.append(_at_least("unary calls/s, native / grpcio, 64 in flight", 4, native))
     for one in ("grpcio", "native"):
         p50 = over(f"ours {one} 1 at 1", f"noop {one} at 1", "p50")
-        rows.append(_most(f"unary p50, idalloc / no-op, {one}, 1 in flight", 1.15, p50))
+        rows.append(_at_most(f"unary p50, idalloc / no-op, {one}, 1 in flight", 1.15, p50))
     incrby = over("ids grpcio", "redis pipelined", "ids_rate")
-    rows.append(_least("ids/s, `ids()` in one thread / Redis INCRBY one by one, pipelined 16", 3, incrby))
+    rows.append(_at_least("ids/s, `ids()` in one thread / Redis INCRBY one by one, pipelined 16", 3, incrby))
     rows += [
-        _least(f"document ids/s at the client, {how}, {one}", 5e6, _ids_rate(contenders, f"{key} {one}"))
+        _at_least(f"document ids/s at the client, {how}, {one}", 5e6, _ids_rate(contenders, f"{key} {one}"))
         for key, how in (("doc ids", "`stream_doc_ids`"), ("doc id texts", "as texts on the wire"))
         for one in ("grpcio", "native")
     ]
@@ -45,13 +45,13 @@ def of(
     ours = "writers crate" if store == "crate" else "writers grpcio"
     recipe = "CrateDB's recipe" if store == "crate" else "the recipe on SQLite"
     writers = over(ours, f"recipe {store}", "ids_rate")
-    rows.append(_least(f"ids/s at 16 writers, idalloc / {recipe}", 1_000, writers))
+    rows.append(_at_least(f"ids/s at 16 writers, idalloc / {recipe}", 1_000, writers))
     rows += [
-        _most(f"unary p99, over {each.get('refills', 0)} refills / without, {each['store']}", 1.5, each.get("ratio"))
+        _at_most(f"unary p99, over {each.get('refills', 0)} refills / without, {each['store']}", 1.5, each.get("ratio"))
         for each in refills
     ]
     rows += [
-        _most(f"kB for each idle open stream, {one}", 40, kb if isinstance(kb, float) else None)
+        _at_most(f"kB for each idle open stream, {one}", 40, kb if isinstance(kb, float) else None)
         for one, kb in idle.items()
     ]
     return rows
@@ -61,19 +61,19 @@ def _workers(contenders: Mapping[str, Contender], transport: str, own_cores: boo
     one, two = (contenders.get(f"ours {transport} {workers} at 64") for workers in (1, 2))
     if own_cores:
         twice = ratio(two, one, "rate")
-        return _least(f"calls/s, 2 workers / twice 1 worker, {transport}", 0.9, twice and twice / 2)
-    return _least(f"CPU a call, 1 worker / 2 workers, {transport}", 0.9, ratio(one, two, "server_cost"))
+        return _at_least(f"calls/s, 2 workers / twice 1 worker, {transport}", 0.9, twice and twice / 2)
+    return _at_least(f"CPU a call, 1 worker / 2 workers, {transport}", 0.9, ratio(one, two, "server_cost"))
 
 
 def _ids_rate(contenders: Mapping[str, Contender], key: str) -> float | None:
     return median(contenders[key].turns.values(), "ids_rate") if key in contenders else None
 
 
-def _least(what: str, target: float, value: float | None) -> dict[str, Any]:
+def _at_least(what: str, target: float, value: float | None) -> dict[str, Any]:
     met = None if value is None else value >= target
     return {"what": what, "target": target, "at": "least", "value": value, "met": met}
 
 
-def _most(what: str, target: float, value: float | None) -> dict[str, Any]:
+def _at_most(what: str, target: float, value: float | None) -> dict[str, Any]:
     met = None if value is None else value <= target
     return {"what": what, "target": target, "at": "most", "value": value, "met": met}

@@ -1,4 +1,4 @@
-"""Contenders that take turns, and what came of it: medians, and ratios of what two of them did in the same round."""
+"""Contenders that take turns, and their results: medians, and ratios of turns in the same round."""
 
 import math
 import statistics
@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-_MOST_FAILURES = 2
+_MAX_FAILURES = 2
 
 
 class Turn(NamedTuple):
-    """What one turn came to.
+    """The result of one turn.
 
     Attributes:
-        calls: Calls that were answered; 0 where single calls are not seen, since a client makes them ahead.
-        ids: How many ids came.
-        seconds: How long it took.
-        p50: Half of the calls took at most so many seconds; None where single calls are not seen.
-        p99: 99 of a hundred.
-        client_cpu: Seconds of CPU of what made the calls.
-        server_cpu: Seconds of CPU of the server; None where it is not ours to look at.
+        calls: Answered calls; 0 for a client that prefetches ids.
+        ids: Received ids.
+        seconds: The duration.
+        p50: Median latency in seconds; None without single calls.
+        p99: 99th percentile of the latency.
+        client_cpu: CPU seconds of the driver.
+        server_cpu: CPU seconds of the server; None if it cannot be measured.
     """
 
     calls: int
@@ -43,27 +43,27 @@ class Turn(NamedTuple):
 
     @property
     def server_cost(self) -> float | None:
-        """Seconds of the server's CPU for each call; for each id, where calls are not seen."""
+        """Server CPU seconds per call, or per id without single calls."""
         return None if self.server_cpu is None else self.server_cpu / (self.calls or self.ids)
 
     @property
     def client_cost(self) -> float:
-        """The same of the client's CPU."""
+        """Client CPU seconds per call, or per id without single calls."""
         return self.client_cpu / (self.calls or self.ids)
 
 
 @dataclass
 class Contender:
-    """One way to get ids, which takes turns with others.
+    """One way to get ids.
 
     Attributes:
-        name: What it is.
-        drive: Takes ids for so many seconds.
-        in_flight: How many calls are under way at a time.
-        driver: What makes the calls.
-        cpu_seconds: Tells the server's CPU time so far, where that can be seen.
-        turns: What it did in each round.
-        failures: Why it came to nothing in a turn, each time.
+        name: The name in the document.
+        drive: Takes ids for a number of seconds.
+        in_flight: The number of concurrent calls.
+        driver: The program that makes the calls.
+        cpu_seconds: Returns the server's total CPU time, if it can be measured.
+        turns: The result of each round.
+        failures: The errors of failed turns.
     """
 
     name: str
@@ -75,35 +75,35 @@ class Contender:
     failures: list[str] = field(default_factory=list)
 
     def take_turn(self, number: int, seconds: float) -> None:
-        """Takes its turn in a round. One that failed twice is left out from then on."""
-        if len(self.failures) >= _MOST_FAILURES:
+        """Take the turn of a round; a contender that failed twice is skipped."""
+        if len(self.failures) >= _MAX_FAILURES:
             return
         before = self.cpu_seconds() if self.cpu_seconds else 0.0
         try:
             turn = self.drive(seconds)
-        except Exception as error:  # whatever it is, the others go on
+        except Exception as error:  # the other contenders go on
             self.failures.append(f"{type(error).__name__}: {error}")
             return
         if not turn.ids:
-            self.failures.append("no id came")
+            self.failures.append("no id was received")
             return
         self.turns[number] = turn._replace(server_cpu=self.cpu_seconds() - before if self.cpu_seconds else None)
 
 
 def take_turns(contenders: Sequence[Contender], rounds: int, seconds: float, until: float) -> int:
-    """Has all take a turn in each round.
+    """Let all contenders take a turn in each round.
 
-    The first one, which is short, does not count: leases grow in it, and caches fill. No round but the first that
-    counts begins after ``until``.
+    A short first round does not count: leases grow in it, and caches fill. Only the first counted round may begin after
+    ``until``.
 
     Args:
-        contenders: Who takes turns.
+        contenders: The contenders.
         rounds: How many rounds count.
-        seconds: How long a turn is.
-        until: A point in time, by ``time.monotonic``.
+        seconds: The duration of a turn.
+        until: The end, by ``time.monotonic``.
 
     Returns:
-        How many rounds there were.
+        How many rounds counted.
     """
     for contender in contenders:
         contender.take_turn(0, min(seconds, 0.5))
@@ -117,13 +117,13 @@ def take_turns(contenders: Sequence[Contender], rounds: int, seconds: float, unt
 
 
 def median(turns: Iterable[Turn], figure: str) -> float | None:
-    """The median of a figure over the rounds; None where it is not known of all."""
+    """Return the median of a figure over the rounds; None if a round lacks it."""
     values = [getattr(turn, figure) for turn in turns]
     return None if not values or None in values else statistics.median(values)
 
 
 def ratio(above: Contender | None, below: Contender | None, figure: str, below_figure: str = "") -> float | None:
-    """The median of the rounds' ratios; None where there is no round in which both have the figure."""
+    """Return the median of the rounds' ratios; None without a round in which both have the figure."""
     if above is None or below is None:
         return None
     ratios = []
@@ -136,12 +136,12 @@ def ratio(above: Contender | None, below: Contender | None, figure: str, below_f
 
 
 def percentile(values: Sequence[float], percentage: float) -> float | None:
-    """The least value that so many of a hundred do not exceed; None where there are none."""
+    """Return the smallest value that is at least ``percentage`` percent of the values; None without values."""
     return sorted(values)[max(1, math.ceil(len(values) * percentage / 100)) - 1] if values else None
 
 
 def to_json(contender: Contender) -> dict[str, Any]:
-    """What the document shows of a contender: medians."""
+    """Return the medians that the document shows."""
     turns = contender.turns.values()
     figures = ("rate", "ids_rate", "p50", "p99", "server_cost", "client_cost")
     return {

@@ -1,4 +1,4 @@
-"""Certificates for one test, as objects and as files; nothing outlives it."""
+"""Certificates for one test, as objects and as files."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,17 +19,17 @@ class Issued(NamedTuple):
     key: bytes
 
     def trust(self, server: trustme.CA) -> grpc.ChannelCredentials:
-        """Credentials that show it to servers of this authority."""
+        """Return credentials that present it, to servers of this CA."""
         return grpc.ssl_channel_credentials(server.cert_pem.bytes(), self.key, self.cert)
 
 
 def issue(authority: trustme.CA, *names: x509.GeneralName, seconds: float = 3600) -> Issued:
-    """Issues a certificate of exactly these names (SANs), of any type: trustme chooses types by itself.
+    """Issue a certificate with exactly these names (SANs) of any type; trustme chooses the types itself.
 
     Args:
-        authority: Who signs it.
+        authority: The CA that signs it.
         names: The names.
-        seconds: How long it is valid from now on.
+        seconds: How long it is valid.
     """
     private, issuer = (
         ec.generate_private_key(ec.SECP256R1()),
@@ -50,11 +50,11 @@ def issue(authority: trustme.CA, *names: x509.GeneralName, seconds: float = 3600
 
 
 class Certificates:
-    """An authority, a server's certificate of it, and files for the command line.
+    """A CA, and certificates and files signed by it.
 
     Attributes:
-        authority: What clients are to trust.
-        ca: The file of it.
+        authority: The CA.
+        ca: The file with the CA's certificate.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,13 +65,13 @@ class Certificates:
 
     @property
     def trust(self) -> grpc.ChannelCredentials:
-        """A client's credentials that trust the authority."""
+        """The credentials of a client that trusts the CA."""
         return grpc.ssl_channel_credentials(self.authority.cert_pem.bytes())
 
     def server(
         self, *names: str, of_clients: trustme.CA | None = None, expired: bool = False
     ) -> grpc.ServerCredentials:
-        """A server's credentials, which ask clients for a certificate of an authority."""
+        """Return a server's credentials; with ``of_clients`` clients must present a certificate of that CA."""
         ended = datetime(2020, 1, 1, tzinfo=UTC) if expired else None
         leaf = self.authority.issue_cert(*(names or ("127.0.0.1",)), not_after=ended)
         pair = leaf.private_key_pem.bytes(), b"".join(blob.bytes() for blob in leaf.cert_chain_pems)
@@ -79,7 +79,7 @@ class Certificates:
         return grpc.ssl_server_credentials([pair], roots, require_client_auth=of_clients is not None)
 
     def client(self, name: str, authority: trustme.CA | None = None) -> "Shown":
-        """A client's certificate."""
+        """Return a client's certificate."""
         leaf = (authority or self.authority).issue_cert(name)
         cert, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         for blob in leaf.cert_chain_pems:

@@ -1,4 +1,4 @@
-"""Virtual environments for programs whose packages do not fit ours: one each, made where it is needed first."""
+"""Virtual environments for programs whose packages conflict with idalloc's, each created on first use."""
 
 import fcntl
 import shutil
@@ -11,17 +11,17 @@ import pytest
 
 from tests.support.paths import ROOT
 
-# What pip says where there is no network, or no registry in it.
+# Errors of pip without a network or registry.
 _OFFLINE = ("NewConnectionError", "ConnectTimeout", "name resolution", "Network is unreachable", "ProxyError")
 
 
 def mysqlx_python() -> Path:
-    """Returns a Python that has MySQL's client, whose protobuf does not fit ours."""
+    """Return a Python with MySQL's client, whose protobuf conflicts with idalloc's."""
     return _programs("mysqlx", "mysqlx-connector-python") / "python"
 
 
 def uwsgi() -> Path:
-    """Returns uWSGI, which is compiled when it is installed; this takes a C compiler."""
+    """Return uWSGI, which the installation compiles with a C compiler."""
     if shutil.which("gcc") is None:
         pytest.skip("uWSGI cannot be compiled: no gcc")
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -30,13 +30,13 @@ def uwsgi() -> Path:
 
 
 def _programs(name: str, package: str) -> Path:
-    """Returns the folder of an environment's programs; makes it first where it is missing or not what is locked now."""
+    """Return the folder of an environment's programs; create the environment if it is missing or outdated."""
     folder, locked = ROOT / f".venv-{name}", ROOT / "requirements" / f"{name}.txt"
     programs, installed = folder / "bin", folder / "installed.txt"
     lock_file = ROOT / ".build" / f"{name}.lock"
     lock_file.parent.mkdir(exist_ok=True)
     with lock_file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of this run need it too
+        fcntl.flock(lock, fcntl.LOCK_EX)  # pytest workers share the environment
         if not (installed.exists() and installed.read_text() == locked.read_text()):
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
             _install(programs / "python", locked, package)

@@ -1,4 +1,4 @@
-"""Workers that are no processes: what they tell their supervisor, a test says."""
+"""Fake workers: a test controls their messages to the supervisor."""
 
 import asyncio
 import socket
@@ -12,81 +12,86 @@ SECONDS = 10.0
 
 
 class FakeWorker:
-    """The worker's end of a pipe, and the process that it would be.
+    """The worker's end of a pipe, and its process.
 
     Attributes:
-        must_ask: Whether it was started as one that asks who calls.
+        requires_authentication: Whether the message ``start`` required authentication; None before it.
     """
 
     pid = 1
 
     def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
-        self.ended = asyncio.Event()
-        self.must_ask: bool | None = None
+        self.exited = asyncio.Event()
+        self.requires_authentication: bool | None = None
 
-    async def hears(self, what: str) -> Message:
-        """Returns the next message, which must be that one."""
-        message = await asyncio.wait_for(self.pipe.hear(), SECONDS)
+    async def expect(self, kind: str) -> Message:
+        """Return the next message, which must be of this kind."""
+        message = await asyncio.wait_for(self.pipe.receive(), SECONDS)
         assert message is not None
-        assert message["what"] == what
+        assert message["kind"] == kind
         return message
 
     async def serve(self) -> Message:
-        """Starts as a worker does; returns the settings that it got."""
-        start = await self.hears("start")
+        """Start as a worker does; return its settings."""
+        start = await self.expect("start")
         settings: Message = start["settings"]
-        self.must_ask = start["asks"]
-        self.pipe.tell("serves", welcome="here")
-        await self.hears("serve")
-        self.pipe.tell("joined")
+        self.requires_authentication = start["requires_authentication"]
+        self.pipe.send("ready", welcome="here")
+        await self.expect("serve")
+        self.pipe.send("serving")
         return settings
 
     async def change(self, reply: str, **values: object) -> tuple[Message, bool | None]:
-        """Is asked for a change and replies; returns what was asked for, and what was decided on a ``ready``."""
-        given = await self.hears("change")
-        self.pipe.tell(reply, **values)
-        if reply != "ready":
+        """Reply to a change; return its message, and the decision if the reply is ``prepared``."""
+        given = await self.expect("change")
+        self.pipe.send(reply, **values)
+        if reply != "prepared":
             return given, None
-        agreed = (await self.hears("decide"))["agreed"]
-        self.pipe.tell("changed" if agreed else "refused", error=encode_error(ServerDraining()))
-        return given, agreed
+        committed = (await self.expect("decide"))["commit"]
+        self.pipe.send("changed" if committed else "rejected", error=encode_error(ServerDraining()))
+        return given, committed
 
-    def asks(self, about: str, **values: object) -> None:
-        self.pipe.tell("ask", number=5, about=about, **values)
+    def request(self, method: str, **values: object) -> None:
+        self.pipe.send("request", id=5, method=method, **values)
 
-    async def answered(self) -> Message:
-        answer = await self.hears("answer")
-        assert answer["number"] == 5
-        return answer
+    async def response(self) -> Message:
+        message = await self.expect("response")
+        assert message["id"] == 5
+        return message
 
-    async def end(self) -> None:
+    async def exit(self) -> None:
         await self.pipe.close()
-        self.ended.set()
+        self.exited.set()
 
-    # What the supervisor does with a process.
+    # The interface of ``asyncio.subprocess.Process``.
 
     def kill(self) -> None:
-        self._killing = asyncio.create_task(self.end())
+        self._killing = asyncio.create_task(self.exit())
 
     async def wait(self) -> int:
-        await self.ended.wait()
+        await self.exited.wait()
         return 0
 
 
 class FakeWorkers:
-    """All workers that were started, the newest last."""
+    """All started workers, the newest last.
+
+    Attributes:
+        start_errors: The errors of the next starts, the last one first.
+        start_attempts: How many starts the supervisor attempted.
+    """
 
     def __init__(self) -> None:
         self.all: list[FakeWorker] = []
-        self.refused: list[OSError] = []  # what the next ones cannot be made for
-        self.tries = 0
+        self.start_errors: list[OSError] = []
+        self.start_attempts = 0
         self._new: asyncio.Queue[FakeWorker] = asyncio.Queue()
 
     async def start(self, number: int) -> WorkerProcess:
-        self.tries += 1
-        if self.refused:
-            raise self.refused.pop()
+        self.start_attempts += 1
+        if self.start_errors:
+            raise self.start_errors.pop()
         ours, theirs = socket.socketpair()
         worker = FakeWorker(await Pipe.over(theirs))
         self.all.append(worker)

@@ -1,4 +1,4 @@
-"""A disk that is full, for files of this process."""
+"""A full disk, simulated by a limit on the file size of this process."""
 
 import resource
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def room_for(path: Path, more: int) -> Iterator[None]:
-    """Lets no file grow beyond the size of this one and some bytes."""
+    """Limit every file to the size of this one plus ``more`` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = path.stat().st_size if path.exists() else 0
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + more, before[1]))

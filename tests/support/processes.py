@@ -1,4 +1,4 @@
-"""Starts real servers on free ports, and ends them by their process id."""
+"""Start real servers on free ports, and stop them by process id."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-# The command as it was installed beside this Python.
+# The installed command.
 IDALLOC = str(Path(sys.executable).with_name("idalloc"))
 
 
@@ -21,9 +21,9 @@ class Server:
 
     Attributes:
         process: The process.
-        address: What it serves on, host:port.
+        address: The address that it serves on, host:port.
         welcome: The line that it printed.
-        log: The file that its log goes to.
+        log: The file with its log.
     """
 
     process: subprocess.Popen[str]
@@ -32,21 +32,21 @@ class Server:
     log: Path
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal."""
+        """Send a signal."""
         os.kill(self.process.pid, number)
 
     def pause(self, database: Path) -> None:
-        """Stops it by SIGSTOP while it does not have the lock of its SQLite file."""
+        """Pause the server with SIGSTOP while it does not hold the lock of its SQLite file."""
         deadline = time.monotonic() + 60
         while not self.try_pause(database):
-            assert time.monotonic() < deadline, "the server always had the lock"
+            assert time.monotonic() < deadline, "the server always held the lock"
 
     def try_pause(self, database: Path) -> bool:
-        """The same once: lets it go on, and returns False, if it has the lock. Nobody else could write."""
+        """Try to pause once; resume the server and return False if it holds the lock."""
         self.send(signal.SIGSTOP)
-        # A thread of it may still go on for a moment, and take the lock.
+        # One of its threads may still run for a moment and take the lock.
         deadline = time.monotonic() + 60
-        while not self._stands_still():
+        while not self._is_stopped():
             assert time.monotonic() < deadline, "the server did not stop"
             time.sleep(0.01)
         with closing(sqlite3.connect(database, isolation_level=None, timeout=2)) as file:
@@ -57,24 +57,24 @@ class Server:
                 return False
         return True
 
-    def _stands_still(self) -> bool:
+    def _is_stopped(self) -> bool:
         stats = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
         return all(stat.read_text().rpartition(") ")[2].startswith("T") for stat in stats)
 
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout: float = 30) -> int:
-        """Ends the server and returns its exit code."""
+        """Stop the server; return its exit code."""
         self.send(number)
         return self.process.wait(timeout)
 
 
 def environment(**settings: str) -> dict[str, str]:
-    """Returns this process's environment without idalloc's own variables, and with ``settings``."""
+    """Return this process's environment without idalloc's variables, and with ``settings``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("IDALLOC_")}
     return clean | {f"IDALLOC_{name.upper()}": value for name, value in settings.items()}
 
 
 def serve_command(**settings: object) -> list[str]:
-    """Returns the command of a server with these settings, on a free port of loopback unless told otherwise.
+    """Return the command of a server with these settings, by default on a free port of loopback.
 
     Settings that are None are left out.
     """
@@ -88,13 +88,13 @@ def serve_command(**settings: object) -> list[str]:
 def running(
     folder: Path, environ: Mapping[str, str] | None = None, own_session: bool = False, /, **settings: object
 ) -> Iterator[Server]:
-    """Runs a server until the end of the block.
+    """Run a server until the end of the block.
 
     Args:
-        folder: Where its log goes, and its store unless ``store`` is among the settings.
-        environ: Its environment, without idalloc's own variables by default.
+        folder: The folder for its log, and for its store unless ``store`` is among the settings.
+        environ: Its environment; by default this process's, without idalloc's variables.
         own_session: Whether it has no terminal, as under a service manager.
-        settings: Settings to give as flags.
+        settings: Settings to pass as flags.
     """
     settings = {"store": f"sqlite://{folder}/ids.db"} | settings
     log = folder / f"server-{len(list(folder.glob('server-*.log')))}.log"

@@ -52,11 +52,10 @@ FACTS: Claims = {
     "Sequence.name": ["U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069"],
     # Of MySQL's own contract.
     "notice.proto": ["proto2", "type NOTICE (11)", "below 2^63", "28 characters"],
-    "listen": ["port 0 takes a free one", "mode 0660"],
+    "listen": ["port 0 selects a free port", "mode 0660"],
     "auto_create_sequences": ["starting at 1"],
     "workers": ["more than 1 on Linux only"],
-    "max_connection_age": ["`0s` for never", "0s for never"],
-    "transport": ["HTTP/2"],
+    "max_connection_age": ["`0s` disables it", "0s disables it"],
     "store": ["4200"],
     # Measured, or of others' contracts.
     "Limits": [

@@ -1,1 +1,1 @@
-"""Addresses, TLS and the transports that serve on them."""
+"""Listen addresses, TLS, and the gRPC transports."""

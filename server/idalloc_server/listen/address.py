@@ -1,4 +1,4 @@
-"""The address that a server serves on: one server alone has it, also where its workers share the port."""
+"""Reservation of the listen address: one server has it, even if its workers share the port."""
 
 import errno
 import os
@@ -11,102 +11,102 @@ from pathlib import Path
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen_address import unix_path
 
-# How many servers can be on one port, each on an address of its own.
-_PLACES = 16
+# How many servers can use one port, each on its own address.
+_SLOTS = 16
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound here
 
 
 class Address:
-    """An address that was taken for this server, until ``close`` or the end of the process.
+    """A listen address reserved for this server until ``close`` or the end of the process.
 
-    A port that several processes share (SO_REUSEPORT) takes any further one of the same user, silently. So a server
-    first sees that nobody listens there, and then keeps a name for the address that only one can have. A wildcard is
-    all addresses of the port: it keeps all places that the port has, where any other address keeps one of them.
+    With SO_REUSEPORT any process of the same user can bind the port. So a server first checks that nobody listens
+    there, and then holds an abstract socket name for the address. A wildcard address holds all slots of its port, any
+    other address holds one of them.
 
     Attributes:
-        name: HOST:PORT, with the port that was found where port 0 was asked for; or unix:/PATH.
+        name: HOST:PORT, with the port in use if port 0 was requested; or unix:/PATH.
 
     Args:
         listen: HOST:PORT or unix:/PATH.
-        shared: Whether workers will share the port. It is kept for them, also while none of them lives.
+        shared: Whether workers share the port. The port stays reserved even while no worker runs.
 
     Raises:
-        StartRefused: The address is in use, or cannot be used.
+        StartRefused: The address is in use, or cannot be bound.
     """
 
     def __init__(self, listen: str, *, shared: bool = False) -> None:
         host, _, port = listen.rpartition(":")
         self.name = listen
-        self._kept: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         path = unix_path(listen)
         if path and shared:
             raise StartRefused("workers", f"several processes can share a port, not {listen}; set it to 1")
         try:
             if path:
-                self._keep_path(path)
+                self._reserve_path(path)
                 return
             found = _addresses(host, int(port))
             _check_free(found)
             if shared:
-                self.name = f"{host}:{self._keep_port(found)}"
+                self.name = f"{host}:{self._reserve_port(found)}"
             if not self.name.endswith(":0"):
-                self._keep_name(_addresses(host, int(self.name.rpartition(":")[2])))
+                self._reserve_address(_addresses(host, int(self.name.rpartition(":")[2])))
         except OSError as error:
             self.close()
-            raise refused(listen, error) from None
+            raise cannot_bind(listen, error) from None
 
     def close(self) -> None:
-        """Leaves the address to others."""
-        for each in self._kept:
+        """Release the address."""
+        for each in self._sockets:
             each.close()
 
-    def _keep_path(self, path: str) -> None:
+    def _reserve_path(self, path: str) -> None:
         if sys.platform == "linux":
-            # Hashed, since a name of the kernel's may have no more than 107 bytes.
-            self._keep(sha256(bytes(Path(path).resolve())).hexdigest())
+            # Hashed, since the kernel limits a name to 107 bytes.
+            self._hold(sha256(bytes(Path(path).resolve())).hexdigest())
         _check_path_free(path)
 
-    def _keep_port(self, found: "list[_Found]") -> int:
-        """Binds, and does not listen: the kernel then gives the port to those only who share it."""
+    def _reserve_port(self, found: "list[_Found]") -> int:
+        """Bind without listening, so that only processes that share the port can bind it; return the port."""
         port = 0
         for family, kind, protocol, _, address in found:
-            keeper = socket.socket(family, kind, protocol)
-            self._kept.append(keeper)
-            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved = socket.socket(family, kind, protocol)
+            self._sockets.append(reserved)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             try:
-                keeper.bind((address[0], port or address[1], *address[2:]))
+                reserved.bind((address[0], port or address[1], *address[2:]))
             except OSError as error:
-                # As in `_check_free`: an address that this machine has not may be left out, if another one is left.
+                # As in `_check_free`: skip an address that this machine lacks, unless it is the only one.
                 if error.errno == errno.EADDRINUSE or (not port and address is found[-1][4]):
                     raise
             else:
-                port = keeper.getsockname()[1]
+                port = reserved.getsockname()[1]
         return port
 
-    def _keep_name(self, found: "list[_Found]") -> None:
-        if sys.platform != "linux":  # nor are there workers that share a port
+    def _reserve_address(self, found: "list[_Found]") -> None:
+        if sys.platform != "linux":  # Workers cannot share a port there.
             return
         for *_, address in found:
-            self._keep(f"{address[0]} {address[1]}")
-        places = [f"port {found[0][4][1]}, place {each}" for each in range(_PLACES)]
+            self._hold(f"{address[0]} {address[1]}")
+        slots = [f"port {found[0][4][1]}, place {each}" for each in range(_SLOTS)]
         if any(address[0] in _WILDCARDS for *_, address in found):
-            for place in places:
-                self._keep(place)
+            for slot in slots:
+                self._hold(slot)
         else:
-            self._keep_one(places)
+            self._hold_first_free(slots)
 
-    def _keep(self, name: str) -> None:
-        keeper = socket.socket(socket.AF_UNIX)
-        self._kept.append(keeper)
-        # An abstract name: it needs no file, belongs to the network that the port belongs to, and goes with us.
-        keeper.bind(f"\0idalloc serves on {name}")
+    def _hold(self, name: str) -> None:
+        reserved = socket.socket(socket.AF_UNIX)
+        self._sockets.append(reserved)
+        # An abstract name needs no file, is local to the port's network namespace, and ends with the process.
+        reserved.bind(f"\0idalloc serves on {name}")
 
-    def _keep_one(self, names: list[str]) -> None:
-        """Keeps the first that is free."""
+    def _hold_first_free(self, names: list[str]) -> None:
+        """Hold the first free name."""
         for name in names:
             try:
-                self._keep(name)
+                self._hold(name)
             except OSError:
                 if name is names[-1]:
                     raise
@@ -117,8 +117,8 @@ class Address:
 _Found = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
 
 
-def refused(listen: str, error: OSError | RuntimeError) -> StartRefused:
-    """Returns the refusal of a start whose address cannot be taken."""
+def cannot_bind(listen: str, error: OSError | RuntimeError) -> StartRefused:
+    """Return the error of a start whose address cannot be bound."""
     why = error.strerror if isinstance(error, OSError) else "no address can be bound"
     return StartRefused("listen", f"cannot serve on {listen}: {why}; choose another address or port")
 
@@ -128,10 +128,10 @@ def _addresses(host: str, port: int) -> list[_Found]:
 
 
 def _check_free(found: list[_Found]) -> None:
-    """Sees that the port is free on every address of a host: gRPC is content with one of them.
+    """Check that the port is free on every address of a host: gRPC requires only one of them.
 
     Raises:
-        OSError: It is in use on one, or the host has no address.
+        OSError: The port is in use on an address.
     """
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
@@ -145,12 +145,12 @@ def _check_free(found: list[_Found]) -> None:
 
 
 def _check_path_free(path: str) -> None:
-    """Sees that nobody listens on a path, and removes the socket of a server that was killed.
+    """Check that nobody listens on a path, and remove the socket of a killed server.
 
-    gRPC takes the path of a server that runs, silently.
+    gRPC silently takes over the path of a running server.
 
     Raises:
-        OSError: It is in use, is something else, or its folder is missing.
+        OSError: The path is in use or not a socket, or its folder is missing.
     """
     file = Path(path)
     file.parent.stat()

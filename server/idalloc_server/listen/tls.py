@@ -1,4 +1,4 @@
-"""The server's side of TLS: a certificate, its key and the clients' authorities, as the files say at the moment."""
+"""TLS of the server: its certificate and key, and the CA of client certificates, reloaded when the files change."""
 
 import ssl
 import threading
@@ -11,22 +11,20 @@ from idalloc_server.domain.errors import FileUnreadable, StartRefused, unreadabl
 
 _log = structlog.get_logger("idalloc")
 
-# What tells that a file was changed: inode, size, times of its content and of its state; None where it is missing. A
-# link that is turned round changes the inode.
-_Seen = list[tuple[int, int, int, int] | None]
+# The state of each file: inode, size, mtime and ctime; None if it is missing. The inode shows a switched symbolic link.
+_FileStates = list[tuple[int, int, int, int] | None]
 
 
 class Certificates:
-    """Reads the files of a server's TLS, again whenever one of them changed.
+    """Loads the TLS files of a server, and reloads them after a change. Safe for threads.
 
-    They are looked at as each connection comes, in a thread of gRPC's own. Files that do not fit together, such as a
-    new certificate beside a key that is yet to be replaced, change nothing: the ones before go on being used, and the
-    log says why. Connections that stand keep what they were made with.
+    Each new connection checks the files, in a thread of gRPC. Files that do not match, such as a new certificate with
+    the old key, are logged and the previous ones stay active. Open connections keep their certificate.
 
     Args:
-        tls_cert: The file of the server's certificate, and of those that lead to its authority.
+        tls_cert: The file of the server's certificate chain, in PEM.
         tls_key: The file of its private key, without a passphrase.
-        tls_client_ca: The file of the authorities whose certificates clients have to show; empty asks for none.
+        tls_client_ca: The file of the CAs that must sign client certificates; empty requires none.
     """
 
     def __init__(self, tls_cert: str, tls_key: str, tls_client_ca: str = "") -> None:
@@ -34,65 +32,65 @@ class Certificates:
         if tls_client_ca:
             self._paths["tls_client_ca"] = Path(tls_client_ca)
         self._lock = threading.Lock()
-        # What was read last; None where that failed.
-        self._seen: _Seen | None = None
-        # What was read and is yet to be used, from the next connection on.
+        # When the files were read last; None after a failure.
+        self._states: _FileStates | None = None
+        # The configuration for the next connection, if it changed.
         self._new: grpc.ServerCertificateConfiguration | None = None
-        self._fault = ""
+        self._logged_error = ""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Makes a server's credentials. TLS 1.2 is the oldest that gRPC speaks.
+        """Return the server's credentials. gRPC requires TLS 1.2 or newer.
 
         Raises:
-            StartRefused: A file cannot be read, or they do not fit together.
+            StartRefused: A file cannot be read, or the files do not match.
         """
-        self._seen = self._look()
+        self._states = self._stat()
         return grpc.dynamic_ssl_server_credentials(
             self._read(),
-            self._changed,  # type: ignore[arg-type]  # None stands for no change, which the stubs do not know
+            self._take_change,  # type: ignore[arg-type]  # The stubs lack None for no change.
             require_client_authentication="tls_client_ca" in self._paths,
         )
 
     def reload(self) -> None:
-        """Reads the files now, also where they have not changed."""
+        """Reload the files now, changed or not."""
         with self._lock:
-            self._fault = ""
-            self._read_again(self._look())
+            self._logged_error = ""
+            self._reload_files(self._stat())
 
-    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Reads the files if they changed; None leaves all as it is."""
+    def _take_change(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return the new configuration if the files changed, or None."""
         with self._lock:
-            seen = self._look()
-            if seen != self._seen:
-                self._read_again(seen)
+            states = self._stat()
+            if states != self._states:
+                self._reload_files(states)
             new, self._new = self._new, None
             return new
 
-    def _read_again(self, seen: _Seen) -> None:
-        """Reads the files; a fault is logged once, however many connections see it."""
+    def _reload_files(self, states: _FileStates) -> None:
+        """Reload the files; log each error once."""
         try:
             self._new = self._read()
-        except StartRefused as refused:
-            # Files that cannot be read now are tried again at the next connection, others when they change.
-            self._seen = None if isinstance(refused, FileUnreadable) else seen
-            if str(refused) != self._fault:
-                self._fault = str(refused)
-                _log.error("certificates_not_reloaded", error=self._fault)
+        except StartRefused as error:
+            # The next connection retries an unreadable file; invalid content is retried after a change.
+            self._states = None if isinstance(error, FileUnreadable) else states
+            if str(error) != self._logged_error:
+                self._logged_error = str(error)
+                _log.error("certificates_not_reloaded", error=self._logged_error)
         else:
-            self._seen = seen
-            self._fault = ""
+            self._states = states
+            self._logged_error = ""
             _log.info("certificates_reloaded", certificate=str(self._paths["tls_cert"]))
 
-    def _look(self) -> _Seen:
-        seen: _Seen = []
+    def _stat(self) -> _FileStates:
+        states: _FileStates = []
         for path in self._paths.values():
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:
-                seen.append(None)
+                states.append(None)
             else:
-                seen.append((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
-        return seen
+                states.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return states
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         content = {}
@@ -106,16 +104,16 @@ class Certificates:
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=content.get("tls_client_ca"))
 
     def _check(self) -> None:
-        """Sees that the files can be used: gRPC itself would refuse connection after connection, and not say why."""
+        """Check the files: gRPC would reject every connection without a reason."""
         certificate, key = self._paths["tls_cert"], self._paths["tls_key"]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # A passphrase would be asked for on the terminal.
+            # OpenSSL would ask for a passphrase on the terminal.
             context.load_cert_chain(certificate, key, password=_no_passphrase)
         except (OSError, ValueError) as error:
             _check_readable("tls_cert", certificate, error)
             raise StartRefused(
-                "tls_cert", f"{certificate} and {key} are no certificate and its key: {_why(error)}"
+                "tls_cert", f"{certificate} and {key} are not a certificate and its key: {_reason(error)}"
             ) from None
         if authorities := self._paths.get("tls_client_ca"):
             try:
@@ -123,18 +121,18 @@ class Certificates:
             except (OSError, ValueError) as error:
                 _check_readable("tls_client_ca", authorities, error)
                 raise StartRefused(
-                    "tls_client_ca", f"{authorities} has no certificates in PEM: {_why(error)}"
+                    "tls_client_ca", f"{authorities} has no certificates in PEM: {_reason(error)}"
                 ) from None
 
 
 def _check_readable(name: str, path: Path, error: Exception) -> None:
-    """Tells a file that cannot be read, of which OpenSSL gives the system's error, from one that is wrong."""
+    """Raise the error of an unreadable file, for which OpenSSL gives the error of the system."""
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
         raise unreadable(name, path, error) from None
 
 
-def _why(error: Exception) -> str:
-    """What OpenSSL says, without where in its source it says so."""
+def _reason(error: Exception) -> str:
+    """Return OpenSSL's reason without its source location."""
     reason = getattr(error, "reason", None)
     return reason.lower().replace("_", " ") if reason else str(error)
 

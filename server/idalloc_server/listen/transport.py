@@ -1,4 +1,4 @@
-"""What speaks HTTP/2 for the server: grpcio, or pygrpc-native behind the same interface."""
+"""The gRPC transports: grpcio, or pygrpc-native behind the same interface."""
 
 import asyncio
 import socket
@@ -16,74 +16,73 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.grpc_types import MetadataReader, invocation_metadata
 from idalloc_server.listen_address import unix_path
 
-# The most calls that one connection has under way; its client keeps further ones to itself until one has ended. Calls
-# wait in one line, whichever connection they came on: so many calls of one connection can be ahead of another's. A call
-# costs 5 kB and more from its arrival on. Native has the least that RFC 9113 advises. grpcio refuses some calls
-# (UNAVAILABLE) of a client that has as many to send, so a thousand callers on one connection fit with room to spare.
+# The most concurrent calls of a connection (HTTP/2's MAX_CONCURRENT_STREAMS); a client queues further ones. All calls
+# wait in one queue, and each takes 5 kB or more from its arrival. Native has the least that RFC 9113 recommends. grpcio
+# rejects some calls (UNAVAILABLE) of a client at the limit; a thousand callers on one connection stay below it.
 MAX_STREAMS_PER_CONNECTION = {"grpcio": 1_250, "native": 100}
-# The most calls that wait to be begun. grpcio's own limit is 1,000: of more it refuses some, whoever's they are.
+# The most calls that wait for a handler. Past grpcio's default, 1,000, it rejects calls of any client.
 MAX_WAITING_CALLS = 100_000
-# The largest request: names, labels and a format take some kB; what is larger is refused before it is read.
+# The largest request. Names, labels and a format take a few kB; a larger request is rejected before it is read.
 MAX_REQUEST_BYTES = 256 * 1024
-# The most metadata of a call, of which some is refused at random from the first size on, and all from the second one
-# on: a token of ours has 51 characters, a mesh adds a few headers.
+# The most metadata of a call. grpcio rejects some calls above the first limit, at random, and all above the second one.
+# A token has 51 characters; a service mesh adds a few headers.
 MAX_METADATA_BYTES, LARGEST_METADATA_BYTES = 8 * 1024, 16 * 1024
-# A client may ask this often whether the connection lives; after two questions too early it is hung up on. Ours asks
-# once a minute, while it has calls. Native answers all.
+# The shortest interval of a client's keepalive pings; the second early one closes the connection. The SDK sends one a
+# minute during calls. Native has no limit.
 MIN_PING_SECONDS = 20
-# How long the calls of a connection may go on when it has become too old.
+# How long calls may continue on a connection that reached its maximum age.
 MAX_CONNECTION_GRACE_SECONDS = 60
-# The most replies of native's streams that wait at a time for a client that is slow to read.
+# The most replies of native's streams that wait for slow clients at a time.
 MAX_BLOCKED_WRITES = 10_000
-# How many of the threads that they waited in are kept for later ones.
+# How many idle threads stay for such replies.
 KEPT_THREADS = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def check(settings: Settings, *, asks: bool = False) -> None:
-    """Sees that the chosen transport can do what the settings ask for, and that no stranger gets ids by oversight.
+def check(settings: Settings, *, authenticates: bool = False) -> None:
+    """Check that the transport supports the settings, and that other machines cannot get ids without authentication.
 
     Args:
         settings: All settings.
-        asks: Whether the server asks who calls.
+        authenticates: Whether callers must authenticate.
 
     Raises:
-        StartRefused: It cannot; the message says what can.
+        StartRefused: A check failed; the message has the next step.
     """
     if settings.transport == "native":
         _check_one_address(settings.listen)
         for name in ("tls_cert", "max_connection_age"):
             if getattr(settings, name):
-                raise StartRefused(name, "native cannot do that: leave it out, or choose --transport grpcio")
-    if not settings.insecure and _can_be_reached(settings.listen):
-        # A certificate of the right authority says who calls, too.
-        missing = [] if asks or settings.tls_client_ca else ["access"]
+                raise StartRefused(name, "is not supported by native: remove it, or use --transport grpcio")
+    if not settings.insecure and _is_reachable(settings.listen):
+        missing = [] if authenticates or settings.tls_client_ca else ["access"]
         if not settings.tls_cert:
             missing.append("tls_cert")
         if missing:
-            why = "nobody is asked who they are" if "access" in missing else "tokens and ids are not encrypted"
+            problem = "callers are not authenticated" if "access" in missing else "tokens and ids are not encrypted"
             steps = [
                 f"set {' and '.join(missing)}",
                 "listen on 127.0.0.1 or on unix:/PATH",
-                "say insecure = true (--insecure true)",
+                "set insecure = true (--insecure true)",
             ]
-            if settings.transport == "native":  # which would refuse tls_cert
-                why += ", and native unpacks requests of any size before it authenticates a caller"
-                steps = [*steps[1:], f"choose --transport grpcio and {steps[0]}"]
+            if settings.transport == "native":  # It does not support tls_cert.
+                problem += ", and native unpacks requests of any size before it authenticates a caller"
+                steps = [*steps[1:], f"use --transport grpcio and {steps[0]}"]
             raise StartRefused(
-                "listen", f"others can reach {settings.listen}, and {why}: {', '.join(steps[:-1])}, or {steps[-1]}"
+                "listen",
+                f"other machines can reach {settings.listen}, and {problem}: {', '.join(steps[:-1])}, or {steps[-1]}",
             )
 
 
 def make_server(transport: str, *, reuse_port: bool, max_connection_age: float = 0.0) -> grpc.aio.Server:
-    """Makes a server that has no port yet. It serves on the running event loop, which it may prepare for that.
+    """Return a server without a port, on the running event loop; native replaces the loop's default executor.
 
     Args:
         transport: ``grpcio`` or ``native``.
-        reuse_port: Whether other servers may share its port. Without that a second one is refused a taken port.
-        max_connection_age: When a connection is ended, in seconds; 0 for never.
+        reuse_port: Whether other processes may bind the same port.
+        max_connection_age: The longest life of a connection, in seconds; 0 for no limit.
 
     Raises:
         StartRefused: The package of the transport is not installed.
@@ -109,22 +108,22 @@ def make_server(transport: str, *, reuse_port: bool, max_connection_age: float =
 
 
 def can_push_back(transport: str) -> bool:
-    """Tells whether it sends trailers whose names begin with ``grpc-``: gRPC's own retry policy heeds one of them."""
+    """Return whether the transport sends trailers with the prefix ``grpc-``, as gRPC's retry pushback needs."""
     return transport != "native"
 
 
-def can_turn_away(transport: str) -> bool:
-    """Tells whether a stop sends connections elsewhere at once (HTTP/2's GOAWAY), while their running calls go on."""
+def can_send_goaway(transport: str) -> bool:
+    """Return whether a stop sends HTTP/2's GOAWAY at once and lets running calls continue."""
     return transport != "native"
 
 
 def metadata_reader(transport: str) -> MetadataReader:
-    """Returns what reads the metadata of a call."""
+    """Return the function that reads the metadata of a call."""
     return _native_metadata if transport == "native" else invocation_metadata
 
 
 def _native_metadata(context: Any) -> Iterable[tuple[str, Any]]:
-    # Its own method makes named tuples of them first, which costs a call more than the rest of the authentication.
+    # Native's public method creates named tuples, which costs more than the rest of the authentication.
     call = getattr(context, "_call", None)
     return invocation_metadata(context) if call is None else call.metadata
 
@@ -133,41 +132,41 @@ def _make_native(options: list[tuple[str, int]]) -> grpc.aio.Server:
     try:
         from pygrpc_native.aio import server
     except ImportError:
-        raise StartRefused("transport", "native needs a package of its own: pip install 'idalloc[native]'") from None
-    # It waits for a slow reader in a thread of the loop's executor. Of the usual few threads a handful of clients that
-    # stand still would take all, for ever: nothing could look up a name then, and not even its stop() would end.
+        raise StartRefused("transport", "native is not installed: pip install 'idalloc[native]'") from None
+    # Native waits for a slow client in a thread of the loop's executor. A few stalled clients would block all threads
+    # of the default executor, and with them name lookups and stop().
     asyncio.get_running_loop().set_default_executor(BlockedWrites(MAX_BLOCKED_WRITES, KEPT_THREADS))
     return server(options=options)
 
 
 class BlockedWrites(ThreadPoolExecutor):
-    """Threads of which most end with their work; those of its base, which an event loop asks for, never do.
+    """A thread pool that ends idle threads, which ``ThreadPoolExecutor`` never does; an event loop requires that base.
 
     Args:
-        most: The most threads.
-        kept: The most that stay when they have nothing to do.
+        max_threads: The most threads.
+        kept: The most idle threads.
     """
 
-    def __init__(self, most: int, kept: int) -> None:
-        super().__init__(most)
-        self._most = most
+    def __init__(self, max_threads: int, kept: int) -> None:
+        super().__init__(max_threads)
+        self._max_threads = max_threads
         self._kept = kept
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._guard = Lock()
+        self._lock = Lock()
         self._started: set[Thread] = set()
-        # How many threads are idle, less the jobs that none has taken up yet.
+        # Idle threads minus queued jobs.
         self._free = 0
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See ``Executor``."""
         future: Future[T] = Future()
-        with self._guard:
+        with self._lock:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._jobs.put(lambda: _run(future, fn, *args, **kwargs))
             self._free -= 1
-            if self._free < 0 and len(self._started) < self._most:
+            if self._free < 0 and len(self._started) < self._max_threads:
                 thread = Thread(target=self._work, name="native-write", daemon=True)
                 thread.start()
                 self._started.add(thread)
@@ -175,8 +174,8 @@ class BlockedWrites(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See ``Executor``; what was submitted is done all the same."""
-        with self._guard:
+        """See ``Executor``; submitted jobs still run."""
+        with self._lock:
             self._closed = True
             threads = list(self._started)
             for _ in threads:
@@ -187,8 +186,8 @@ class BlockedWrites(ThreadPoolExecutor):
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # or its reply would be kept for as long as this thread waits
-            with self._guard:
+            del job  # An idle thread must not keep the reply alive.
+            with self._lock:
                 if self._free >= self._kept:
                     self._started.discard(current_thread())
                     return
@@ -204,8 +203,8 @@ def _run(future: Future[T], fn: Callable[..., T], *args: Any, **kwargs: Any) -> 
         future.set_exception(error)
 
 
-def _can_be_reached(listen: str) -> bool:
-    """Tells whether others than this machine can connect. A name that leads nowhere is told by who takes the port."""
+def _is_reachable(listen: str) -> bool:
+    """Return whether other machines can connect. The later bind reports a host that has no address."""
     if unix_path(listen):
         return False
     host, _, port = listen.rpartition(":")
@@ -213,7 +212,7 @@ def _can_be_reached(listen: str) -> bool:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError:
         return False
-    # An address of IPv6 may name its interface behind a %.
+    # An IPv6 address may end with % and an interface.
     return not all(ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
@@ -224,11 +223,11 @@ def _check_one_address(listen: str) -> None:
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError:
-        return  # Who takes the port says it better.
+        return  # The later bind reports it.
     addresses = sorted({str(address[0]) for *_, address in found})
     if len(addresses) > 1:
         raise StartRefused(
             "listen",
-            f"native serves on one address, and {host} has {len(addresses)}: take one of {', '.join(addresses)}, "
+            f"native serves on one address, and {host} has {len(addresses)}: use one of {', '.join(addresses)}, "
             "or --transport grpcio",
         )

@@ -1,1 +1,1 @@
-"""What an operator sees of a running server."""
+"""Logs and metrics."""

@@ -1,8 +1,7 @@
-"""A bounded queue of log lines, and the thread that writes them: a reader that stalls blocks that thread alone.
+"""A bounded queue of log lines with a writer thread: a stalled reader blocks that thread alone.
 
-The standard library's ``QueueHandler`` and ``QueueListener`` are not used. With a full queue, ``QueueHandler`` prints a
-traceback to standard error for each record, which blocks again, and counts nothing. ``QueueListener.stop`` waits
-without a limit. structlog has no queue.
+The standard library has no equivalent. A full ``QueueHandler`` prints a traceback to standard error for each record,
+which blocks, and counts nothing; ``QueueListener.stop`` waits without a limit.
 """
 
 import os
@@ -13,63 +12,63 @@ from collections.abc import Callable
 from enum import StrEnum
 from queue import SimpleQueue
 
-# The most bytes of each share that wait to be written.
+# The most queued bytes of each share.
 MAX_QUEUED_BYTES = 2**20
-# How long the end of a process waits for the lines that are queued.
+# The longest wait of an exit for the queued lines.
 FLUSH_SECONDS = 2.0
 
 STDOUT, STDERR = 1, 2
 
 
 class Share(StrEnum):
-    """A part of the queue with a limit of its own: lines of one share never take another's place."""
+    """A part of the queue with its own limit, so that one kind of lines cannot displace another."""
 
     LOG = "log"
-    # What callers that are refused cause in the audit: strangers can cause very many.
+    # Audit lines of rejected callers: unauthenticated clients can cause very many.
     REFUSED = "refused"
-    # Administrative calls.
+    # Audit lines of administrative calls.
     AUDIT = "audit"
 
 
 class _Gap(Counter[str]):
-    """How many lines were lost at this place, by share."""
+    """The number of lines lost at one place in the queue, by share."""
 
 
 class LogQueue:
-    """Writes lines in a thread of its own, in order. Safe for threads, for ``__del__``, and for forks.
+    """Writes lines in order, in its own thread. Safe for threads, ``__del__`` and forks.
 
-    A line that finds its share full is lost, as is one that cannot be written. A line in their place says how many were
-    lost. The child of a fork begins with an empty queue: the parent writes what it had queued.
+    A line is lost if its share is full or the write fails; a line in its place has the number of lost lines. A forked
+    child starts with an empty queue, since the parent writes the queued lines.
 
     Args:
-        lost_line: Returns the line that says how many were lost, by share.
+        lost_line: Returns the line that reports lost lines by share.
 
     Attributes:
-        lost: How many lines were lost, by share.
+        lost: The number of lost lines, by share.
     """
 
     def __init__(self, lost_line: Callable[[Counter[str]], str]) -> None:
         self._lost_line = lost_line
-        self._begin()
-        if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork either
-            os.register_at_fork(after_in_child=self._begin)
+        self._reset()
+        if hasattr(os, "register_at_fork"):  # Windows has no fork.
+            os.register_at_fork(after_in_child=self._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.lost: Counter[str] = Counter()
-        # Both may be entered again by a __del__ amid their own methods.
+        # Reentrant: a __del__ may log inside their methods.
         self._lock = threading.RLock()
         self._entries: SimpleQueue[tuple[Share, bytes, int] | _Gap | threading.Event] = SimpleQueue()
         self._queued: Counter[str] = Counter()
-        self._gap: _Gap | None = None  # the last entry, if that is one
+        self._gap: _Gap | None = None  # the last entry, if it is a gap
         self._thread: threading.Thread | None = None
 
     def put(self, share: Share, text: str, stream: int = STDERR) -> None:
-        """Queues a line, without waiting.
+        """Queue a line without waiting.
 
         Args:
-            share: What it counts as.
-            text: The line, without its end.
-            stream: The descriptor to write it to.
+            share: The share that it uses.
+            text: The line without a newline.
+            stream: The file descriptor.
         """
         line = text.encode(errors="backslashreplace") + b"\n"
         with self._lock:
@@ -86,24 +85,24 @@ class LogQueue:
             if self._thread is None:
                 self._start()
 
-    def flush(self, within: float = FLUSH_SECONDS) -> None:
-        """Waits until the lines queued so far are written, for ``within`` seconds at most."""
+    def flush(self, timeout: float = FLUSH_SECONDS) -> None:
+        """Wait until the queued lines are written, for ``timeout`` seconds at most."""
         if self._thread is not None:
             written = threading.Event()
             self._entries.put(written)
-            written.wait(within)
+            written.wait(timeout)
 
     def _start(self) -> None:
-        # A daemon: the interpreter does not wait for it at its end.
+        # A daemon: the interpreter does not wait for it at exit.
         thread = threading.Thread(target=self._run, name="log", daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            return  # No thread can be made now: the next line tries again.
+            return  # The system has no thread left; the next line retries.
         self._thread = thread
 
     def _run(self) -> None:
-        owed = _Gap()
+        unreported = _Gap()
         while True:
             entry = self._entries.get()
             if isinstance(entry, threading.Event):
@@ -113,28 +112,28 @@ class LogQueue:
                 with self._lock:
                     if self._gap is entry:
                         self._gap = None
-                owed.update(entry)
-            if owed and _is_written(STDERR, self._lost_line(owed).encode() + b"\n"):
-                owed.clear()
+                unreported.update(entry)
+            if unreported and _write(STDERR, self._lost_line(unreported).encode() + b"\n"):
+                unreported.clear()
             if isinstance(entry, tuple):
                 share, line, stream = entry
-                is_written = _is_written(stream, line)
+                is_written = _write(stream, line)
                 with self._lock:
                     self._queued[share] -= len(line)
                     if not is_written:
                         self.lost[share] += 1
-                        owed[share] += 1
+                        unreported[share] += 1
 
 
-def _is_written(stream: int, line: bytes) -> bool:
-    """Writes a line, in one go where the stream has room: several processes may share it.
+def _write(stream: int, line: bytes) -> bool:
+    """Write a line, in one call if the stream has room, since processes may share it; return whether it succeeded.
 
-    Past ``sys.stderr``, whose lock the interpreter needs at its end.
+    It bypasses ``sys.stderr``, whose lock the interpreter needs at exit.
     """
     while line:
         try:
             line = line[os.write(stream, line) :]
-        except BlockingIOError:  # another process of a terminal may have made it so
+        except BlockingIOError:  # Another process may have made the terminal non-blocking.
             select.select([], [stream], [])
         except OSError:
             return False

@@ -1,4 +1,4 @@
-"""Logs: JSON lines, or colours on a terminal; always on standard error, written by a thread (``log_queue``)."""
+"""Logging to standard error through ``log_queue``: JSON lines, or colours on a terminal."""
 
 import asyncio
 import atexit
@@ -14,23 +14,23 @@ import structlog
 
 from idalloc_server.telemetry.log_queue import STDERR, STDOUT, LogQueue, Share
 
-# So many lines are queued in one go, so that very many do not hold up the event loop.
+# How many lines are queued before other tasks of the event loop run.
 LINES_AT_ONCE = 100
 
 _ALWAYS = structlog.make_filtering_bound_logger(logging.NOTSET)
 _log = structlog.get_logger("idalloc")
-# Why calls fail, and the audit, are written whatever ``log_level`` is.
+# Failed calls and the audit are logged at any ``log_level``.
 failed_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS)
 audit_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=(Share.AUDIT,))
 refused_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=(Share.REFUSED,))
 
 
 def configure(level: str, **always: object) -> None:
-    """Sets up logging for the whole process, also of what libraries log and of exceptions that nobody catches.
+    """Set up logging for the whole process, including libraries and uncaught exceptions.
 
     Args:
-        level: debug, info, warning or error; what lies below costs nothing.
-        always: What every line says.
+        level: debug, info, warning or error; calls below it cost nothing.
+        always: Fields of every line.
     """
     _open_streams()
     on_terminal = os.isatty(STDERR)
@@ -40,7 +40,7 @@ def configure(level: str, **always: object) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _printable if on_terminal else structlog.processors.format_exc_info,
-            # Plain: the local variables that it shows otherwise may be secrets.
+            # Plain: local variables may have secrets.
             structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
             if on_terminal
             else structlog.processors.JSONRenderer(),
@@ -49,7 +49,7 @@ def configure(level: str, **always: object) -> None:
         logger_factory=_Lines,
         cache_logger_on_first_use=True,
     )
-    # All of these print to standard error otherwise, and so wait for its reader.
+    # By default all of these write to standard error and block on its reader.
     logging.basicConfig(handlers=[_Records()], force=True)
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: _log.critical("crashed", exc_info=error)
@@ -57,14 +57,14 @@ def configure(level: str, **always: object) -> None:
 
 
 def _open_streams() -> None:
-    """Opens the standard streams that were closed at the start: a file or a socket would get their descriptors."""
+    """Open standard streams that are closed, so that no file or socket gets their descriptors."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(opened, True)
     os.close(opened)
 
 
 def print_line(text: str, stream: int = STDOUT) -> None:
-    """Prints a line as it is, without waiting for its reader.
+    """Print a line unchanged, without waiting for the reader.
 
     Args:
         text: The line.
@@ -74,12 +74,12 @@ def print_line(text: str, stream: int = STDOUT) -> None:
 
 
 def lost_lines() -> Counter[str]:
-    """Returns how many lines of this process's log were lost, by ``Share``."""
+    """Return how many log lines this process lost, by ``Share``."""
     return _queue.lost
 
 
 class _Lines:
-    """What structlog writes its lines to."""
+    """The logger that structlog wraps: puts lines into the queue."""
 
     def __init__(self, name: object = None) -> None:
         self._share = name if isinstance(name, Share) else Share.LOG
@@ -91,7 +91,7 @@ class _Lines:
 
 
 class _Records(logging.Handler):
-    """Logs what libraries give to the standard library's logging, such as asyncio and grpcio."""
+    """Forwards records of the standard library's logging, such as those of asyncio and grpcio."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -102,36 +102,36 @@ class _Records(logging.Handler):
         _log.log(level, "library", logger=record.name, message=message, exc_info=record.exc_info)
 
 
-def _log_unhandled(found: Any) -> None:
-    """Logs an exception that ended a thread, or that was raised where Python cannot pass it on."""
-    _log.error("unhandled", exc_info=(found.exc_type, found.exc_value, found.exc_traceback))
+def _log_unhandled(error: Any) -> None:
+    """Log an exception that ended a thread or cannot propagate."""
+    _log.error("unhandled_exception", exc_info=(error.exc_type, error.exc_value, error.exc_traceback))
 
 
 def _lost_line(lost: Counter[str]) -> str:
-    """Returns the line that says how many were lost: it has its own way to the stream."""
+    """Return the line that reports lost lines; it bypasses the queue."""
     line: str = _lost_log.warning("log_lines_lost", **lost)
     return line
 
 
 def _printable(logger: object, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Escapes what would move the cursor, or worse: some of it is what callers sent. JSON does so by itself."""
+    """Escape control characters, since callers choose some values. The JSON renderer escapes them itself."""
     return {
         name: value.encode("unicode_escape").decode() if isinstance(value, str) and not value.isprintable() else value
         for name, value in line.items()
     }
 
 
-# Returns each line instead of writing it.
+# Returns each line instead of queueing it.
 _lost_log = structlog.wrap_logger(structlog.testing.ReturnLogger(), wrapper_class=_ALWAYS)
 _queue = LogQueue(_lost_line)
 atexit.register(_queue.flush)
 
 
 async def watch_burned(pop_new: Callable[[], Iterable[tuple[str, str, str, int]]]) -> None:
-    """Logs each second which ids were burned, for ever. Its owner cancels it.
+    """Log burned ids every second, until cancelled.
 
     Args:
-        pop_new: Gives what is new, as ``log_burned`` takes it. What has not been taken of it stays new.
+        pop_new: Yields the arguments of ``log_burned`` for new burned ids; those not consumed stay new.
     """
     while True:
         await asyncio.sleep(1)
@@ -142,5 +142,5 @@ async def watch_burned(pop_new: Callable[[], Iterable[tuple[str, str, str, int]]
 
 
 def log_burned(sequence: str, period: str, cause: str, ids: int) -> None:
-    """Logs how many ids of a sequence, or of one period of it, were burned: no other line counts the same ones."""
+    """Log burned ids of a sequence or of one of its periods; each id is in one line only."""
     _log.info("burned", sequence=sequence, **({"period": period} if period else {}), cause=str(cause), ids=ids)

@@ -1,4 +1,4 @@
-"""What is counted, in memory: of one process, or of several in sum."""
+"""Counters in memory, of one process or summed over several."""
 
 import asyncio
 from bisect import bisect_left
@@ -11,10 +11,10 @@ import structlog
 
 from idalloc_server.telemetry.logs import failed_log
 
-# Upper bounds in seconds, those of Prometheus' own default histogram.
+# Upper bounds in seconds, as Prometheus' default histogram has them.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-# So many causes of a reason are logged each second; what else comes then, is one more.
+# The most causes of a reason that are logged a second; all others share one line.
 MAX_CAUSES = 5
 
 _log = structlog.get_logger("idalloc.rpc")
@@ -26,9 +26,9 @@ class MethodCalls:
     Attributes:
         started: How many began.
         handled: How many ended, by status code.
-        seconds: How long those took in all; without those that broke off with their process, see ``Counts.end``.
-        buckets: How many, without the same, took at most ``BUCKETS[i]`` and more than the bound before; the last one
-            took longer.
+        seconds: Their total duration, without calls that ended with their process, see ``Counts.end``.
+        buckets: How many of the timed calls took at most ``BUCKETS[i]`` and more than the bound before; the last bucket
+            has the longer ones.
     """
 
     __slots__ = ("buckets", "handled", "seconds", "started")
@@ -40,7 +40,7 @@ class MethodCalls:
         self.buckets = [0] * (len(BUCKETS) + 1)
 
     def end(self, code: str, seconds: float) -> None:
-        """Counts a call that ended."""
+        """Count a call that ended."""
         self.handled[code] += 1
         self.seconds += seconds
         self.buckets[bisect_left(BUCKETS, seconds)] += 1
@@ -53,7 +53,7 @@ class CallMetrics:
         self.methods: dict[str, MethodCalls] = {}
 
     def method(self, name: str) -> MethodCalls:
-        """Returns the counts of one RPC, from zero on if it is new."""
+        """Return the counts of an RPC; create them at the first use."""
         return self.methods.setdefault(name, MethodCalls())
 
     @property
@@ -63,32 +63,32 @@ class CallMetrics:
 
     @property
     def in_flight(self) -> int:
-        """How many calls began and have not ended."""
+        """How many calls are running."""
         return sum(calls.started - calls.handled.total() for calls in self.methods.values())
 
 
 class FailedCalls:
-    """Why calls failed since the last line about it."""
+    """Failed calls by cause, since the last log line."""
 
     def __init__(self) -> None:
         self._sums: Counter[tuple[str, str, str, str]] = Counter()
         self._causes: Counter[str] = Counter()
 
     def add(self, method: str, code: str, reason: str, why: str) -> bool:
-        """Counts a call that failed.
+        """Count a failed call.
 
         Args:
-            method: Its full name.
-            code: Its status code.
-            reason: Its reason in the catalogue; empty for none.
-            why: The cause, for people.
+            method: The full method name.
+            code: The status code.
+            reason: The error reason; empty for none.
+            why: The message for people.
 
         Returns:
-            Whether it is the first of its kind.
+            Whether it is the first of its kind since the last log line.
         """
         key = (method, code, reason, why)
         if key not in self._sums:
-            # Of each reason by itself: mistakes of callers, which may be very many, hide nothing of the store.
+            # The limit is per reason, so that many mistakes of callers do not hide errors of the store.
             if self._causes[reason] >= MAX_CAUSES:
                 key = (method, code, reason, "others")
             self._causes[reason] += 1
@@ -96,14 +96,14 @@ class FailedCalls:
         return self._sums[key] == 1
 
     def log(self) -> None:
-        """Logs what was counted since the last call, and forgets it."""
+        """Log the counts and reset them."""
         sums, self._sums, self._causes = self._sums, Counter(), Counter()
         for (method, code, reason, why), count in sums.items():
             named = {"reason": reason} if reason else {}
             failed_log.warning("calls_failed", method=method, code=code, **named, count=count, why=why)
 
     async def run(self) -> None:
-        """Logs each second, for ever. Its owner cancels it."""
+        """Log every second, until cancelled."""
         while True:
             await asyncio.sleep(1)
             self.log()
@@ -111,13 +111,13 @@ class FailedCalls:
 
 @dataclass
 class Counts:
-    """What is counted of a server.
+    """All counters of a server or process.
 
     Attributes:
-        calls: Its calls.
-        burned: The ids that it took and did not issue, by cause.
-        lease_count: How many leases it holds.
-        log_lines_lost: How many lines its log lost, by ``Share``.
+        calls: The calls.
+        burned: Ids taken from the store and not issued, by cause.
+        lease_count: How many leases are live.
+        log_lines_lost: How many log lines were lost, by ``Share``.
     """
 
     calls: CallMetrics = field(default_factory=CallMetrics)
@@ -126,7 +126,7 @@ class Counts:
     log_lines_lost: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all as JSON can say it."""
+        """Return all counters as JSON values."""
         methods = {
             name: [calls.started, dict(calls.handled), calls.seconds, calls.buckets]
             for name, calls in self.calls.methods.items()
@@ -139,7 +139,7 @@ class Counts:
         }
 
     def add(self, counts: Mapping[str, Any]) -> None:
-        """Adds what another process counted, as its ``to_json`` returned it."""
+        """Add the counters of another process, as ``to_json`` returns them."""
         for name, (started, handled, seconds, buckets) in counts["methods"].items():
             calls = self.calls.method(name)
             calls.started += started
@@ -151,27 +151,27 @@ class Counts:
         self.log_lines_lost.update(counts["log_lines_lost"])
 
     def end(self) -> None:
-        """Notes that the process ended: calls that ran in it broke off, which callers see as UNAVAILABLE.
+        """Record that the process exited: its running calls count as UNAVAILABLE, as their callers see.
 
-        How long these took, nobody knows: they are in ``handled`` alone, neither in ``seconds`` nor in ``buckets``.
+        Their duration is unknown, so ``seconds`` and ``buckets`` omit them.
         """
         for calls in self.calls.methods.values():
-            if broken := calls.started - calls.handled.total():
-                calls.handled["UNAVAILABLE"] += broken
+            if interrupted := calls.started - calls.handled.total():
+                calls.handled["UNAVAILABLE"] += interrupted
         self.lease_count = 0
 
 
 async def log_calls(metrics: Callable[[], CallMetrics]) -> None:
-    """Logs the calls of each second in sum, for ever. Its owner cancels it.
+    """Log the sum of each second's calls, until cancelled.
 
     Args:
-        metrics: Returns the counts as they are now.
+        metrics: Returns the present counts.
     """
     before = (0, 0, 0.0)
     while True:
         await asyncio.sleep(1)
-        present = metrics()
-        methods = present.methods.values()
+        current = metrics()
+        methods = current.methods.values()
         now = (
             sum(calls.handled.total() for calls in methods),
             sum(calls.handled["OK"] for calls in methods),
@@ -181,4 +181,4 @@ async def log_calls(metrics: Callable[[], CallMetrics]) -> None:
         before = now
         if count:
             mean_ms = round(seconds / count * 1000, 3)
-            _log.info("calls", count=count, failed=count - ok, mean_ms=mean_ms, in_flight=present.in_flight)
+            _log.info("calls", count=count, failed=count - ok, mean_ms=mean_ms, in_flight=current.in_flight)

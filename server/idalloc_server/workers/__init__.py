@@ -1,1 +1,1 @@
-"""Several worker processes: one supervisor starts, replaces, drains and sums them."""
+"""Several worker processes; one supervisor starts, replaces and drains them, and sums their counts."""

@@ -1,4 +1,4 @@
-"""What the supervisor and its workers tell each other: JSON, one message a line, over a pair of sockets."""
+"""Messages between the supervisor and a worker: one JSON object a line, over a socket pair."""
 
 import asyncio
 import json
@@ -11,15 +11,15 @@ from idalloc_server.domain.errors import Refusal, StartRefused
 
 Message = dict[str, Any]
 
-_LONGEST = 2**20
+_MAX_MESSAGE_BYTES = 2**20
 
 
 class Pipe:
-    """One end. That the other process ended is the end of its messages.
+    """One end of the connection. Messages end when the other process exits.
 
     Args:
-        reader: Where the other's messages come from.
-        writer: Where one's own go to.
+        reader: Reads the other end's messages.
+        writer: Writes this end's messages.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -28,44 +28,44 @@ class Pipe:
 
     @classmethod
     async def over(cls, connection: socket.socket) -> "Pipe":
-        """Returns the end that a connected socket is."""
-        return cls(*await asyncio.open_unix_connection(sock=connection, limit=_LONGEST))
+        """Return a pipe over a connected socket."""
+        return cls(*await asyncio.open_unix_connection(sock=connection, limit=_MAX_MESSAGE_BYTES))
 
-    def tell(self, what: str, **values: object) -> None:
-        """Sends a message, without waiting; to a process that ended it is lost.
+    def send(self, kind: str, **values: object) -> None:
+        """Send a message without waiting; it is lost if the other process has exited.
 
         Args:
-            what: What is told, or to be done.
-            values: What else belongs to it, as JSON can say it.
+            kind: The kind of message.
+            values: Its fields, as JSON values.
         """
         if not self._writer.is_closing():
-            self._writer.write(json.dumps({"what": what} | values).encode() + b"\n")
+            self._writer.write(json.dumps({"kind": kind} | values).encode() + b"\n")
 
-    async def hear(self) -> Message | None:
-        """Returns the next message; None where no more will come."""
+    async def receive(self) -> Message | None:
+        """Return the next message, or None after the last one."""
         try:
             line = await self._reader.readline()
         except ConnectionError:
             return None
-        # A process that was killed may have left half a line.
+        # A killed process may leave half a line.
         return json.loads(line) if line.endswith(b"\n") else None
 
     async def close(self) -> None:
-        """Closes this end, once all was sent or the other one is gone."""
+        """Close this end once everything is sent or the other end is gone."""
         self._writer.close()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
 
 
 def encode_error(error: Refusal | StartRefused) -> Message:
-    """Returns an error of the catalogue as JSON can say it."""
-    kind = next(each.__name__ for each in type(error).__mro__ if hasattr(errors, each.__name__))
-    return {"kind": kind, "message": str(error), "attributes": vars(error)}
+    """Return an error of ``domain.errors`` as JSON values; a subclass from elsewhere becomes its base class."""
+    name = next(each.__name__ for each in type(error).__mro__ if hasattr(errors, each.__name__))
+    return {"class": name, "message": str(error), "attributes": vars(error)}
 
 
-def decode_error(packed: Message) -> Refusal | StartRefused:
-    """Returns the error that was packed."""
-    kind: type[Refusal | StartRefused] = getattr(errors, packed["kind"])
-    error = kind.__new__(kind, packed["message"])
-    vars(error).update(packed["attributes"])
+def decode_error(encoded: Message) -> Refusal | StartRefused:
+    """Return the error that ``encode_error`` encoded."""
+    error_class: type[Refusal | StartRefused] = getattr(errors, encoded["class"])
+    error = error_class.__new__(error_class, encoded["message"])
+    vars(error).update(encoded["attributes"])
     return error

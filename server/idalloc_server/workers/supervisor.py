@@ -1,8 +1,8 @@
-"""The process above several workers: starts them, replaces one that dies, and stops all in order.
+"""The supervisor of several workers: starts them, replaces a worker that exits, and stops them in order.
 
-It serves no call and makes no gRPC object. Each worker is a fresh process (a fork of one that uses gRPC would hang),
-with leases and start timestamps of its own; what all have in common is decided here: the address, whether the server as
-a whole serves, a change of the node, and the sum of what is counted.
+It serves no call and creates no gRPC object. Each worker is a fresh process, since a fork of a process that uses gRPC
+hangs. A worker has its own leases and start timestamp. The supervisor owns the address, the state of health, changes of
+the node's settings, and the sum of the counts.
 """
 
 import asyncio
@@ -19,91 +19,91 @@ from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused, WorkerFailed
 from idalloc_server.listen.address import Address
 from idalloc_server.node_settings import NodeSettingsFile
-from idalloc_server.process_mode import log_stopped, say_welcome, stop_signals
+from idalloc_server.process_mode import log_stopped, print_welcome, stop_signals
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
 from idalloc_server.workers.pipe import Message, decode_error, encode_error
-from idalloc_server.workers.worker_process import WorkerEnded, WorkerProcess
+from idalloc_server.workers.worker_process import WorkerExited, WorkerProcess
 
-# A worker that served that long is replaced at once when it dies; any other one after a pause that grows.
-STEADY_SECONDS = 10.0
+# A worker that served at least this long is replaced at once; another one after a growing pause.
+STABLE_SECONDS = 10.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-# How long a worker waits that drained without being told to: a signal to all processes may reach us last.
-OWN_END_SECONDS = 1.0
-# How much longer than drain_timeout a stop may take in all: to give ids back, and to release the prefix.
-END_SECONDS = 15.0
-# A worker that takes longer than this for what it was told, its calls to the store apart, hangs. A change (the store's
-# clock, and a claim) and a start have so many of those, one after the other; each may take store_timeout.
-ANSWER_SECONDS = 10.0
+# How long a worker that drained by itself waits: a signal to all processes may reach the supervisor last.
+SELF_STOP_SECONDS = 1.0
+# How much longer than drain_timeout a stop may take, to release leases and the prefix.
+STOP_MARGIN_SECONDS = 15.0
+# The longest wait for a reply, besides the worker's store calls. Each of those may take store_timeout; a change and a
+# start make at most so many in sequence.
+REPLY_SECONDS = 10.0
 CHANGE_CALLS, START_CALLS = 2, 5
-# What UpdateNode changes, and the setting that it is.
+# The setting of each field that UpdateNode changes.
 _SETTINGS = {"prefix": "node_prefix", "offset": "auto_increment_offset", "increment": "auto_increment_increment"}
 
 _log = structlog.get_logger("idalloc.supervisor")
 
 
 class Supervisor:
-    """Runs a server of several workers.
+    """Runs a server of several workers; ``_supervise`` replaces one that exits.
 
     Args:
         settings: All settings.
-        persisted: Where the node keeps those that are changed while it runs.
-        created: What to print of a store that this start creates; empty for one that exists.
+        node_settings: Persists settings that UpdateNode changes.
+        created: The line to print about a store that this start creates; empty for an existing store.
     """
 
-    def __init__(self, settings: Settings, persisted: NodeSettingsFile, created: str = "") -> None:
+    def __init__(self, settings: Settings, node_settings: NodeSettingsFile, created: str = "") -> None:
         self._settings = settings
         self._created = created
-        self._persisted = persisted
+        self._node_settings = node_settings
         self._workers: dict[int, WorkerProcess] = {}
-        self._hearing: dict[int, asyncio.Task[int]] = {}
-        self._past = Counts()  # of the workers that ended
+        self._exits: dict[int, asyncio.Task[int]] = {}  # each returns the exit code
+        self._exited_counts = Counts()
         self._welcome = ""
-        self._stopping = asyncio.Event()
-        self._at_once: asyncio.Future[int] | None = None
-        # Whether any worker asked who calls: all do from then on, and those started later, whatever the file says.
-        self._asks = False
-        # Held by a start and by a change of the node: no worker starts with settings that are just being changed.
-        self._turn = asyncio.Lock()
+        self._stop_requested = asyncio.Event()
+        self._second_signal: asyncio.Future[int] | None = None
+        # Stays true once any worker required authentication, whatever the access file says later.
+        self._requires_authentication = False
+        # Held by a start and by a change, so that no worker starts with settings that are about to change.
+        self._change_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
         self._fault: BaseException | None = None
 
     def counts(self) -> Counts:
-        """Returns what all processes counted, those that ended included; no more than about a second old."""
+        """Return the sum over all processes, exited ones included; at most about a second old."""
         total = Counts(log_lines_lost=Counter(logs.lost_lines()))
-        for each in (self._past.to_json(), *(worker.counts for worker in self._workers.values())):
+        for each in (self._exited_counts.to_json(), *(worker.counts for worker in self._workers.values())):
             total.add(each)
         return total
 
     async def run(self) -> int:
-        """Serves until a signal says stop, then stops all workers in order; a second one ends them at once.
+        """Serve until a stop signal, then stop all workers in order; a second signal kills them.
 
         Returns:
-            The exit code: 0, 1 where a worker had to be killed, or as a shell says it of a second signal.
+            The exit code: 0, 1 if a worker had to be killed, or 128 plus the number of the second signal.
 
         Raises:
-            StartRefused: A setting does not allow a start, or the store does not.
-            StoreFailure: The store could not be reached within ``store_timeout``, or refused a statement.
+            StartRefused: A setting or the store prevents the start.
+            StoreFailure: The store was not reached within ``store_timeout``, or rejected a statement.
         """
         if sys.platform != "linux":
             raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")
         if self._settings.access:
-            self._asks = bool(AccessFile(self._settings.access).read().identities)
+            self._requires_authentication = bool(AccessFile(self._settings.access).read().identities)
         address = Address(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
         loop, numbers = asyncio.get_running_loop(), stop_signals()
-        self._at_once = loop.create_future()
+        self._second_signal = loop.create_future()
         if signal.SIGHUP not in numbers:
-            loop.add_signal_handler(signal.SIGHUP, self._tell_all, "reload")
+            loop.add_signal_handler(signal.SIGHUP, self._broadcast, "reload")
         try:
             await self._start_all()
             for number in numbers:
-                loop.add_signal_handler(number, self._signalled, number)
-            say_welcome(f"{self._welcome}, {self._settings.workers} workers", self._created)
-            keepers = (self._keep(each) for each in range(1, self._settings.workers + 1))
-            self._background = [self._begin(job) for job in (*keepers, log_calls(lambda: self.counts().calls))]
-            await self._stopping.wait()
+                loop.add_signal_handler(number, self._on_stop_signal, number)
+            print_welcome(f"{self._welcome}, {self._settings.workers} workers", self._created)
+            loops = (self._supervise(each) for each in range(1, self._settings.workers + 1))
+            self._background = [self._create_task(job) for job in (*loops, log_calls(lambda: self.counts().calls))]
+            await self._stop_requested.wait()
         finally:
             code = await self._stop_all()
             address.close()
@@ -112,203 +112,205 @@ class Supervisor:
         log_stopped(self.counts())
         return code
 
-    def drained(self, worker: WorkerProcess) -> None:
-        """Lets a worker end that drained by itself, as SIGTERM makes it, unless all are to end."""
-        if not self._stopping.is_set():
-            asyncio.get_running_loop().call_later(OWN_END_SECONDS, self._end_one, worker)
+    def on_drained(self, worker: WorkerProcess) -> None:
+        """Let a worker exit that drained by itself, as after SIGTERM, unless all stop."""
+        if not self._stop_requested.is_set():
+            asyncio.get_running_loop().call_later(SELF_STOP_SECONDS, self._allow_exit, worker)
 
-    def asked(self, worker: WorkerProcess, question: Message) -> None:
-        """Answers a worker, once there is an answer."""
-        if question["about"] == "change":
-            self._begin(self._change(worker, question))
+    def on_request(self, worker: WorkerProcess, request: Message) -> None:
+        """Respond to a worker's request, without waiting for a change."""
+        if request["method"] == "change":
+            self._create_task(self._handle_change(worker, request))
         else:
             count = sum(each.counts["lease_count"] for each in self._workers.values() if each is not worker)
-            worker.tell("answer", number=question["number"], lease_count=count)
+            worker.send("response", id=request["id"], lease_count=count)
 
     def require_authentication(self) -> None:
-        """Has all workers ask who calls, since one does: not each of them sees all that the access file ever said."""
-        if not self._asks:
-            self._asks = True
-            self._tell_all("asks")
+        """Require authentication in all workers: a later one may not have seen the access file that required it."""
+        if not self._requires_authentication:
+            self._requires_authentication = True
+            self._broadcast("require_authentication")
 
-    def _tell_all(self, what: str) -> None:
+    def _broadcast(self, kind: str) -> None:
         for each in self._workers.values():
-            each.tell(what)
+            each.send(kind)
 
     async def _start_all(self) -> None:
         numbers = range(1, self._settings.workers + 1)
-        async with self._turn:
-            # Health turns only in the second step, when all of them answer.
-            for step in (self._start, self._let_serve):
-                found = await asyncio.gather(*(step(each) for each in numbers), return_exceptions=True)
-                for error in found:
-                    if isinstance(error, WorkerEnded | WorkerFailed):
-                        raise StartRefused("workers", "one ended while it started; the log says more") from None
+        async with self._change_lock:
+            # Health becomes SERVING in the second step, when all of them answer.
+            for step in (self._start_worker, self._make_serving):
+                results = await asyncio.gather(*(step(each) for each in numbers), return_exceptions=True)
+                for error in results:
+                    if isinstance(error, WorkerExited | WorkerFailed):
+                        raise StartRefused("workers", "a worker exited while it started; see the log") from None
                     if isinstance(error, BaseException):
                         raise error
 
-    async def _start(self, number: int) -> None:
+    async def _start_worker(self, number: int) -> None:
         worker = await WorkerProcess.start(number)
         self._workers[number] = worker
-        self._hearing[number] = asyncio.create_task(worker.hear(self))
-        worker.tell("start", number=number, settings=dict(self._settings), asks=self._asks)
-        reply = await worker.reply(self._patience(START_CALLS))
-        if reply["what"] == "failed":
+        self._exits[number] = asyncio.create_task(worker.receive_until_exit(self))
+        state = {"settings": dict(self._settings), "requires_authentication": self._requires_authentication}
+        worker.send("start", number=number, **state)
+        reply = await worker.wait_reply(self._reply_timeout(START_CALLS))
+        if reply["kind"] == "start_failed":
             raise decode_error(reply["error"])
         self._welcome = reply["welcome"]
         _log.info("worker_started", worker=number, pid=worker.process.pid)
 
-    async def _let_serve(self, number: int) -> None:
+    async def _make_serving(self, number: int) -> None:
         worker = self._workers[number]
-        worker.tell("serve")
-        await worker.reply(ANSWER_SECONDS)
-        worker.serves = True
-        worker.began = asyncio.get_running_loop().time()
+        worker.send("serve")
+        await worker.wait_reply(REPLY_SECONDS)
+        worker.is_serving = True
+        worker.serving_since = asyncio.get_running_loop().time()
 
-    def _patience(self, calls: int) -> float:
-        """Returns how long a worker may take for what has so many calls to the store, in seconds."""
-        return calls * self._settings.store_timeout + ANSWER_SECONDS
+    def _reply_timeout(self, store_calls: int) -> float:
+        """Return the longest wait for a reply that takes so many store calls, in seconds."""
+        return store_calls * self._settings.store_timeout + REPLY_SECONDS
 
-    async def _keep(self, number: int) -> None:
-        """Replaces a worker whenever it ends, for ever."""
+    async def _supervise(self, number: int) -> None:
+        """Replace a worker whenever it exits, until cancelled."""
         pause = 0.0
         while True:
             worker = self._workers[number]
-            code = await asyncio.shield(self._hearing[number])
-            self._settle(worker)
-            if asyncio.get_running_loop().time() - worker.began >= STEADY_SECONDS:
+            code = await asyncio.shield(self._exits[number])
+            self._keep_counts(worker)
+            if asyncio.get_running_loop().time() - worker.serving_since >= STABLE_SECONDS:
                 pause = 0.0
             _log.warning("worker_ended", worker=number, pid=worker.process.pid, exit_code=code, restart_in=pause)
-            while self._workers[number] is worker:  # again where not even a process could be made
+            while self._workers[number] is worker:  # until a process could be created
                 await asyncio.sleep(pause)
                 pause = min(max(2 * pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
                 await self._replace(number)
 
     async def _replace(self, number: int) -> None:
-        """Starts a worker in the place of one that ended; where it fails, that is logged."""
+        """Start a worker in place of an exited one; log a failure."""
         try:
-            async with self._turn:
-                await self._start(number)
-                await self._let_serve(number)
+            async with self._change_lock:
+                await self._start_worker(number)
+                await self._make_serving(number)
         except (StartRefused, Refusal, OSError) as error:
-            # The others go on from what they hold, so this one waits for the store to come back.
+            # The other workers serve from their leases, so this one can wait until the store is back.
             _log.warning("worker_not_started", worker=number, error=str(error))
-        except WorkerEnded:
-            pass  # `_keep` sees it
+        except WorkerExited:
+            pass  # `_supervise` handles it
 
-    def _settle(self, worker: WorkerProcess) -> None:
-        """Keeps what a worker counted that is no more."""
+    def _keep_counts(self, worker: WorkerProcess) -> None:
+        """Add an exited worker's counts to the sum of all exited workers."""
         counts = Counts()
         counts.add(worker.counts)
         counts.end()
-        self._past.add(counts.to_json())
+        self._exited_counts.add(counts.to_json())
         worker.counts = Counts().to_json()
 
-    async def _change(self, worker: WorkerProcess, question: Message) -> None:
+    async def _handle_change(self, worker: WorkerProcess, request: Message) -> None:
         error = None
         try:
-            async with self._turn:
-                await self._change_all(question["given"], persist=question["persist"])
+            async with self._change_lock:
+                await self._change_workers(request["given"], persist=request["persist"])
         except Refusal as refusal:
             error = encode_error(refusal)
-        worker.tell("answer", number=question["number"], error=error)
+        worker.send("response", id=request["id"], error=error)
 
-    async def _change_all(self, given: dict[str, int], *, persist: bool) -> None:
-        """Changes all workers or none.
+    async def _change_workers(self, given: dict[str, int], *, persist: bool) -> None:
+        """Change all workers or none, in two phases.
 
-        Each makes ready first, which may fail: a new prefix needs a start timestamp. What follows cannot fail. One that
-        dies meanwhile is replaced by one that starts with the new settings. One that hangs cannot make ready; where it
-        hangs later, it is as one that dies.
+        A prepare may fail, since a new prefix needs a start timestamp; a commit cannot. The replacement of a worker
+        that exits meanwhile has the new settings. An unresponsive worker is killed; its prepare counts as failed.
         """
         settings = {_SETTINGS[name]: value for name, value in given.items()}
         if persist:
-            self._persisted.check(settings)
-        workers = [each for each in self._workers.values() if each.serves]
+            self._node_settings.check(settings)
+        workers = [each for each in self._workers.values() if each.is_serving]
         for each in workers:
-            each.tell("change", **given)
-        replies = await asyncio.gather(*(self._reply(each) for each in workers))
-        ready = [each for each, reply in zip(workers, replies, strict=True) if reply and reply["what"] == "ready"]
+            each.send("change", **given)
+        replies = await asyncio.gather(*(self._change_reply(each) for each in workers))
+        prepared = [each for each, reply in zip(workers, replies, strict=True) if reply and reply["kind"] == "prepared"]
         try:
             for reply in replies:
-                if reply and reply["what"] == "refused":
+                if reply and reply["kind"] == "rejected":
                     raise decode_error(reply["error"])
             if persist:
-                await self._persisted.save(settings)
+                await self._node_settings.save(settings)
         except BaseException:
-            await self._decide(ready, agreed=False)
+            await self._decide(prepared, commit=False)
             raise
         self._settings = self._settings.model_copy(update=settings)
-        await self._decide(ready, agreed=True)
+        await self._decide(prepared, commit=True)
 
-    async def _decide(self, workers: list[WorkerProcess], *, agreed: bool) -> None:
+    async def _decide(self, workers: list[WorkerProcess], *, commit: bool) -> None:
         for each in workers:
-            each.tell("decide", agreed=agreed)
-        await asyncio.gather(*(self._reply(each) for each in workers))
+            each.send("decide", commit=commit)
+        await asyncio.gather(*(self._change_reply(each) for each in workers))
 
-    async def _reply(self, worker: WorkerProcess) -> Message | None:
-        """Returns a worker's reply on a change, None where it ended instead."""
+    async def _change_reply(self, worker: WorkerProcess) -> Message | None:
+        """Return a worker's reply to a change, or None if the worker exited."""
         try:
-            return await worker.reply(self._patience(CHANGE_CALLS))
+            return await worker.wait_reply(self._reply_timeout(CHANGE_CALLS))
         except WorkerFailed as error:
-            return {"what": "refused", "error": encode_error(error)}
-        except WorkerEnded:
+            return {"kind": "rejected", "error": encode_error(error)}
+        except WorkerExited:
             return None
 
-    def _end_one(self, worker: WorkerProcess) -> None:
-        if not self._stopping.is_set():
-            worker.tell("end", all=False)  # the others still hold what they share
+    def _allow_exit(self, worker: WorkerProcess) -> None:
+        if not self._stop_requested.is_set():
+            worker.send("exit", all_drained=False)  # the other workers still use the prefix
 
-    def _signalled(self, number: int) -> None:
-        if not self._stopping.is_set():
-            self._stopping.set()
-        elif self._at_once is not None and not self._at_once.done() and number != signal.SIGHUP:  # which comes twice
-            self._at_once.set_result(number)
+    def _on_stop_signal(self, number: int) -> None:
+        if not self._stop_requested.is_set():
+            self._stop_requested.set()
+        # A closed terminal sends SIGHUP twice.
+        elif self._second_signal is not None and not self._second_signal.done() and number != signal.SIGHUP:
+            self._second_signal.set_result(number)
 
     async def _stop_all(self) -> int:
-        """Drains all, then ends all; what has not ended in time, or at a second signal, is killed.
+        """Drain and release all workers; kill those left after the timeout or a second signal.
 
         Returns:
             The exit code, see ``run``.
         """
-        self._stopping.set()
-        for task in self._background:  # and not those that answer a call
+        self._stop_requested.set()
+        for task in self._background:  # tasks that answer a request go on
             task.cancel()
         workers = list(self._workers.values())
         for each in workers:
-            each.tell("stop")
-            if not each.serves:
+            each.send("stop")
+            if not each.is_serving:
                 each.kill()
-        stop = asyncio.create_task(asyncio.wait_for(self._end(workers), self._settings.drain_timeout + END_SECONDS))
-        waiting: set[asyncio.Future[Any]] = {stop, *([self._at_once] if self._at_once else [])}
+        timeout, second = self._settings.drain_timeout + STOP_MARGIN_SECONDS, self._second_signal
+        stop = asyncio.create_task(asyncio.wait_for(self._drain_all(workers), timeout))
+        waiting: set[asyncio.Future[Any]] = {stop, *([second] if second else [])}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        late = [each.number for each in workers if not self._hearing[each.number].done()]
-        code = 128 + self._at_once.result() if self._at_once and self._at_once.done() else int(bool(late))
+        late = [each.number for each in workers if not self._exits[each.number].done()]
+        code = 128 + second.result() if second and second.done() else int(bool(late))
         if late:
-            _log.warning("killed", workers=late, exit_code=code)
+            _log.warning("workers_killed", workers=late, exit_code=code)
         stop.cancel()
         for each in workers:
             each.kill()
-        await asyncio.gather(*self._hearing.values(), stop, return_exceptions=True)
+        await asyncio.gather(*self._exits.values(), stop, return_exceptions=True)
         return code
 
-    async def _end(self, workers: list[WorkerProcess]) -> None:
+    async def _drain_all(self, workers: list[WorkerProcess]) -> None:
         await asyncio.gather(*(each.closed.wait() for each in workers))
         for each in workers:
-            each.tell("refuse")
+            each.send("all_closed")
         await asyncio.gather(*(each.drained.wait() for each in workers))
         for each in workers:
-            each.tell("end", all=True)
-        await asyncio.gather(*(asyncio.shield(each) for each in self._hearing.values()))
+            each.send("exit", all_drained=True)
+        await asyncio.gather(*(asyncio.shield(each) for each in self._exits.values()))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finish)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _finish(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()):
-            # A fault of this program: better no server than one without a supervisor.
+            # A bug: stop the server, since nothing would supervise the workers.
             self._fault = fault
-            self._stopping.set()
+            self._stop_requested.set()

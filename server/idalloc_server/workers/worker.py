@@ -1,6 +1,6 @@
-"""One of several workers: a process of its own, which the supervisor started and which ends with it.
+"""A worker process: serves as the supervisor directs, and ends with it.
 
-``python -m idalloc_server.workers.worker FD`` serves as the messages on that socket say. Only the supervisor calls it.
+The supervisor runs ``python -m idalloc_server.workers.worker FD``; the descriptor is a socket for ``Pipe``.
 """
 
 import asyncio
@@ -24,258 +24,256 @@ from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.pipe import Message, Pipe, decode_error, encode_error
 
-# How long calls may go on where the supervisor was killed: a new server wants the port.
+# The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
 
 _log = structlog.get_logger("idalloc.worker")
 
 
 class Worker:
-    """What a worker is for its server, see ``Role``, and its side of what it and its supervisor tell each other.
+    """The ``ProcessMode`` of a worker, and its side of the pipe to the supervisor.
 
     Args:
-        pipe: To the supervisor.
+        pipe: The connection to the supervisor.
         workers: How many workers the server has.
-        drain_timeout: How long running calls may go on at the end, in seconds.
-        asks: Whether the server asks who calls.
+        drain_timeout: How long running calls may continue after a stop, in seconds.
+        requires_authentication: Whether another worker requires authentication already.
     """
 
     shares_port = True
-    # SIGHUP of a terminal that is closed reaches the supervisor, too.
+    # When a terminal closes, SIGHUP reaches the supervisor, too.
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
-    node_settings: NodeSettings | None = None  # it is the supervisor who keeps settings
+    node_settings: NodeSettings | None = None  # the supervisor persists settings
 
-    def __init__(self, pipe: Pipe, workers: int, drain_timeout: float, asks: bool = False) -> None:
+    def __init__(self, pipe: Pipe, workers: int, drain_timeout: float, requires_authentication: bool = False) -> None:
         self.count = workers
         self.workers: Workers | None = self
-        self.stopping = asyncio.Event()
-        self.reloading = asyncio.Event()
+        self.stop_requested = asyncio.Event()
+        self.reload_requested = asyncio.Event()
         self.drain_timeout = drain_timeout
-        self.asks = asks
-        self.has_joined = False
+        self.requires_authentication = requires_authentication
+        self.is_ready = False
         self._pipe = pipe
         self._doc_ids: DocIdGenerator | None = None
         self._access_control: AccessControl | None = None
-        self._all_serve = asyncio.Event()
+        self._all_ready = asyncio.Event()
         self._all_stop = False
         self._all_closed = asyncio.Event()
-        self._may_end: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._agreed: asyncio.Future[bool] | None = None
-        self._questions: dict[int, asyncio.Future[Message]] = {}
-        self._numbers = count(1)
+        self._all_drained: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._commit: asyncio.Future[bool] | None = None
+        self._responses: dict[int, asyncio.Future[Message]] = {}
+        self._request_ids = count(1)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def hear(self) -> None:
-        """Does what the supervisor says, until that ends."""
-        while (message := await self._pipe.hear()) is not None:
-            match message.pop("what"):
+    async def receive_until_orphaned(self) -> None:
+        """Handle the supervisor's messages until it exits."""
+        while (message := await self._pipe.receive()) is not None:
+            match message.pop("kind"):
                 case "serve":
-                    self._all_serve.set()
-                case "asks":
-                    self.asks = True
+                    self._all_ready.set()
+                case "require_authentication":
+                    self.requires_authentication = True
                     if self._access_control is not None:
                         self._access_control.require_authentication()
                 case "change":
-                    self._begin(self._change(message))
+                    self._create_task(self._change(message))
                 case "decide":
-                    if self._agreed is not None and not self._agreed.done():
-                        self._agreed.set_result(message["agreed"])
-                case "answer":
-                    question = self._questions.pop(message["number"])
-                    if not question.done():  # else its caller went away
-                        question.set_result(message)
+                    if self._commit is not None and not self._commit.done():
+                        self._commit.set_result(message["commit"])
+                case "response":
+                    response = self._responses.pop(message["id"])
+                    if not response.done():  # the caller may have cancelled
+                        response.set_result(message)
                 case "reload":
-                    self.reloading.set()
+                    self.reload_requested.set()
                 case "stop":
                     self._all_stop = True
-                    self.stopping.set()
-                case "refuse":
+                    self.stop_requested.set()
+                case "all_closed":
                     self._all_closed.set()
-                case "end":
-                    self._let_end(message["all"])
-        self._orphaned()
+                case "exit":
+                    self._allow_exit(message["all_drained"])
+        self._on_orphaned()
 
-    # What the server tells its supervisor.
+    # ProcessMode: reports to the supervisor.
 
-    def take(self, listen: str) -> None:
-        """See ``Role.take``: the supervisor did it for all."""
+    def reserve_address(self, listen: str) -> None:
+        """See ``ProcessMode``: the supervisor has reserved it."""
 
-    async def join(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
-        """See ``Role.join``."""
-        self.has_joined = True
+    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
+        """See ``ProcessMode``."""
+        self.is_ready = True
         self._doc_ids = doc_ids
         self._access_control = access_control
-        if self.asks:  # it may have been told while it started
+        if self.requires_authentication:  # the message may have come during the start
             access_control.require_authentication()
         if access_control.requires_authentication:
-            self.ask()
-        self._pipe.tell("serves", welcome=welcome)
-        stopping = asyncio.create_task(self.stopping.wait())
-        all_serve = asyncio.create_task(self._all_serve.wait())
-        await asyncio.wait({stopping, all_serve}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        all_serve.cancel()
+            self.require_authentication()
+        self._pipe.send("ready", welcome=welcome)
+        stop_requested = asyncio.create_task(self.stop_requested.wait())
+        all_ready = asyncio.create_task(self._all_ready.wait())
+        await asyncio.wait({stop_requested, all_ready}, return_when=asyncio.FIRST_COMPLETED)
+        stop_requested.cancel()
+        all_ready.cancel()
 
-    def ask(self) -> None:
-        """See ``Role.ask``."""
-        if not self.asks:
-            self.asks = True
-            self._pipe.tell("asks")
+    def require_authentication(self) -> None:
+        """See ``ProcessMode``."""
+        if not self.requires_authentication:
+            self.requires_authentication = True
+            self._pipe.send("require_authentication")
 
-    def joined(self) -> None:
-        """See ``Role.joined``."""
-        self._pipe.tell("joined")
+    def report_serving(self) -> None:
+        """See ``ProcessMode``."""
+        self._pipe.send("serving")
 
-    async def watch(self, counts: Callable[[], Counts]) -> None:
-        """See ``Role.watch``."""
+    async def report_counts(self, counts: Callable[[], Counts]) -> None:
+        """See ``ProcessMode``."""
         while True:
             await asyncio.sleep(1)
-            self._pipe.tell("counts", counts=counts().to_json())
+            self._pipe.send("counts", counts=counts().to_json())
 
-    async def closed(self) -> None:
-        """See ``Role.closed``: callers that this one refuses connect anew, and not to one that is about to close."""
-        self._pipe.tell("closed")
+    async def wait_all_closed(self) -> None:
+        """See ``ProcessMode``: a rejected caller must not reconnect to a worker that is about to close."""
+        self._pipe.send("closed")
         if self._all_stop:
             await self._all_closed.wait()
 
-    async def leave(self) -> bool:
-        """See ``Role.leave``."""
-        self._pipe.tell("drained")
-        return await self._may_end
+    async def wait_all_drained(self) -> bool:
+        """See ``ProcessMode``."""
+        self._pipe.send("drained")
+        return await self._all_drained
 
-    def left(self, counts: Counts) -> None:
-        """See ``Role.left``."""
-        self._pipe.tell("counts", counts=counts.to_json())
+    def report_final_counts(self, counts: Counts) -> None:
+        """See ``ProcessMode``."""
+        self._pipe.send("counts", counts=counts.to_json())
 
-    # What calls ask for, see ``Workers``.
+    # Workers: requests to the supervisor.
 
     async def change(self, given: Mapping[str, int], *, persist: bool) -> None:
         """See ``Workers.change``."""
         before = self._settings()
 
-        def tell_witness(done: asyncio.Future[Message]) -> None:
+        def publish(done: asyncio.Future[Message]) -> None:
             if done.exception() is None and done.result()["error"] is None:
-                # Others may change others at the same time.
-                ours = [name for name in before if name.removeprefix("auto_increment_") in given]
+                # Concurrent calls may change other settings.
+                changed = [name for name in before if name.removeprefix("auto_increment_") in given]
                 after = self._settings()
                 change_events.publish_settings(
-                    {name: before[name] for name in ours}, {name: after[name] for name in ours}
+                    {name: before[name] for name in changed}, {name: after[name] for name in changed}
                 )
 
-        question = self._ask("change", given=dict(given), persist=persist)
-        question.add_done_callback(tell_witness)
-        answer = await asyncio.shield(question)  # It goes on where the caller leaves, and the witness hears of it.
+        response = self._request("change", given=dict(given), persist=persist)
+        response.add_done_callback(publish)
+        answer = await asyncio.shield(response)  # A cancelled caller does not stop the change or its event.
         if answer["error"] is not None:
             raise decode_error(answer["error"])
 
     async def lease_count(self) -> int:
         """See ``Workers.lease_count``."""
-        lease_count: int = (await self._ask("lease_count"))["lease_count"]
+        lease_count: int = (await self._request("lease_count"))["lease_count"]
         return lease_count
 
     def _settings(self) -> dict[str, int]:
         return {} if self._doc_ids is None else self._doc_ids.settings
 
-    def _ask(self, about: str, **values: object) -> asyncio.Future[Message]:
-        if self._may_end.done():
+    def _request(self, method: str, **values: object) -> asyncio.Future[Message]:
+        if self._all_drained.done():
             raise ServerDraining
-        number = next(self._numbers)
-        question: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._questions[number] = question
-        self._pipe.tell("ask", number=number, about=about, **values)
-        return question
+        request_id = next(self._request_ids)
+        response: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._responses[request_id] = response
+        self._pipe.send("request", id=request_id, method=method, **values)
+        return response
 
-    # What the supervisor asks for.
+    # Requests of the supervisor.
 
     async def _change(self, given: Message) -> None:
-        """Makes a change once all workers can, or not at all; see ``Supervisor``."""
-        self._agreed = asyncio.get_running_loop().create_future()
+        """Prepare a change, and commit it once all workers have prepared it; see ``Supervisor``."""
+        self._commit = asyncio.get_running_loop().create_future()
         try:
             if self._doc_ids is None:
                 raise ServerDraining
-            await self._doc_ids.change(**given, node_settings=_Agreement(self._pipe, self._agreed))
+            await self._doc_ids.change(**given, node_settings=_TwoPhaseCommit(self._pipe, self._commit))
         except Refusal as refusal:
-            self._pipe.tell("refused", error=encode_error(refusal))
+            self._pipe.send("rejected", error=encode_error(refusal))
         except Exception as fault:
-            # All others wait for the reply.
+            # All workers wait for the reply.
             _log.error("change_failed", exc_info=fault)
-            self._pipe.tell(
-                "refused", error=encode_error(WorkerFailed(f"a worker failed: {fault!r}; its log says more"))
-            )
+            self._pipe.send("rejected", error=encode_error(WorkerFailed(f"a worker failed: {fault!r}; see its log")))
         else:
-            self._pipe.tell("changed")
+            self._pipe.send("changed")
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _create_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _orphaned(self) -> None:
+    def _on_orphaned(self) -> None:
         self.drain_timeout = min(self.drain_timeout, ORPHAN_DRAIN_SECONDS)
-        self.stopping.set()
+        self.stop_requested.set()
         self._all_closed.set()
-        self._let_end(True)
-        if self._agreed is not None and not self._agreed.done():
-            self._agreed.set_result(False)
-        for question in self._questions.values():
-            if not question.done():
-                question.set_exception(ServerDraining())
+        self._allow_exit(True)
+        if self._commit is not None and not self._commit.done():
+            self._commit.set_result(False)
+        for response in self._responses.values():
+            if not response.done():
+                response.set_exception(ServerDraining())
 
-    def _let_end(self, all_drained: bool) -> None:
-        if not self._may_end.done():
-            self._may_end.set_result(all_drained)
+    def _allow_exit(self, all_drained: bool) -> None:
+        if not self._all_drained.done():
+            self._all_drained.set_result(all_drained)
 
 
-class _Agreement:
-    """A ``NodeSettings`` that holds a change back until all workers have prepared it."""
+class _TwoPhaseCommit:
+    """A ``NodeSettings`` that delays a change until all workers have prepared it."""
 
-    def __init__(self, pipe: Pipe, agreed: asyncio.Future[bool]) -> None:
+    def __init__(self, pipe: Pipe, commit: asyncio.Future[bool]) -> None:
         self._pipe = pipe
-        self._agreed = agreed
+        self._commit = commit
 
     def check(self, settings: Iterable[str]) -> None:
         """See ``NodeSettings``: the supervisor checks."""
 
     async def save(self, settings: Mapping[str, int]) -> None:
         """See ``NodeSettings``."""
-        self._pipe.tell("ready")
-        if not await self._agreed:
-            raise ServerDraining  # for the supervisor, who knows better
+        self._pipe.send("prepared")
+        if not await self._commit:
+            raise ServerDraining  # The supervisor knows the cause, and drops this error.
 
 
-async def work(connection: socket.socket) -> None:
-    """Serves as the supervisor says.
+async def run_worker(connection: socket.socket) -> None:
+    """Serve as the supervisor directs.
 
     Args:
-        connection: To the supervisor.
+        connection: The connection to the supervisor.
     """
     pipe = await Pipe.over(connection)
-    order = await pipe.hear()
-    if order is None:
+    start = await pipe.receive()
+    if start is None:
         return
-    # They were checked when the server started.
-    settings = Settings.model_construct(**order["settings"])
-    logs.configure(settings.log_level, worker=order["number"])
-    worker = Worker(pipe, settings.workers, settings.drain_timeout, order["asks"])
+    # The supervisor has validated them.
+    settings = Settings.model_construct(**start["settings"])
+    logs.configure(settings.log_level, worker=start["number"])
+    worker = Worker(pipe, settings.workers, settings.drain_timeout, start["requires_authentication"])
     serving = asyncio.create_task(app.serve(settings, worker))
-    hearing = asyncio.create_task(worker.hear())
-    await asyncio.wait({serving, hearing}, return_when=asyncio.FIRST_COMPLETED)
-    if not worker.has_joined:
-        serving.cancel()  # nobody waits for it any more
+    receiving = asyncio.create_task(worker.receive_until_orphaned())
+    await asyncio.wait({serving, receiving}, return_when=asyncio.FIRST_COMPLETED)
+    if not worker.is_ready:
+        serving.cancel()  # The supervisor is gone.
     try:
         await serving
     except (StartRefused, StoreFailure) as error:
-        pipe.tell("failed", error=encode_error(error))
+        pipe.send("start_failed", error=encode_error(error))
     except asyncio.CancelledError:
         pass
     finally:
-        hearing.cancel()
+        receiving.cancel()
         await pipe.close()
 
 
 if __name__ == "__main__":
     from uvloop import run
 
-    # Until it serves. Ctrl-C reaches all processes of a terminal: the supervisor alone says so.
+    # Until the worker serves. Ctrl-C reaches all processes of a terminal; the supervisor alone reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    run(work(socket.socket(fileno=int(sys.argv[1]))))
+    run(run_worker(socket.socket(fileno=int(sys.argv[1]))))

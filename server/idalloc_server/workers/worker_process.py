@@ -1,4 +1,4 @@
-"""One worker process, as its supervisor sees it."""
+"""The supervisor's handle of one worker process."""
 
 import asyncio
 import math
@@ -16,105 +16,105 @@ from idalloc_server.workers.pipe import Message, Pipe
 _log = structlog.get_logger("idalloc.supervisor")
 
 
-class WorkerEnded(Exception):
-    """The process is gone."""
+class WorkerExited(Exception):
+    """The process has exited."""
 
 
 class WorkerListener(Protocol):
-    """Receives what a worker sends without an order; the supervisor implements it."""
+    """Handles the messages that a worker sends unasked; the supervisor implements it."""
 
-    def asked(self, worker: "WorkerProcess", question: Message) -> None:
-        """Answers a question of the worker."""
+    def on_request(self, worker: "WorkerProcess", request: Message) -> None:
+        """Answers a request of the worker."""
 
     def require_authentication(self) -> None:
-        """Has all workers authenticate callers."""
+        """Requires authentication in all workers."""
 
-    def drained(self, worker: "WorkerProcess") -> None:
-        """Learns that the worker has drained."""
+    def on_drained(self, worker: "WorkerProcess") -> None:
+        """Handles that the worker has drained."""
 
 
 class WorkerProcess:
-    """One worker, as its supervisor sees it.
+    """One worker process.
 
     Attributes:
-        number: Which one it is, from 1 on; the one that replaces it has the same.
-        counts: What it counted, as its last message says.
-        serves: Whether it serves, and health may say so.
-        closed, drained: Set when it takes no more connections, and when its leases are given back.
-        ended: The task that ends with the process, and returns its exit code.
-        began: When it began to serve, in seconds of the loop's clock; infinite before.
+        number: The worker's number, from 1; its replacement has the same one.
+        counts: The counts that it reported last.
+        is_serving: Whether it serves with health SERVING.
+        closed: Set when it accepts no more connections.
+        drained: Set when it has released its leases.
+        serving_since: When it began to serve, in seconds of the loop's clock; infinite before.
     """
 
     def __init__(self, number: int, process: asyncio.subprocess.Process, pipe: Pipe) -> None:
         self.number = number
         self.counts = Counts().to_json()
-        self.serves = False
+        self.is_serving = False
         self.closed, self.drained = asyncio.Event(), asyncio.Event()
         self.process = process
-        self.tell = pipe.tell
-        self.began = math.inf
+        self.send = pipe.send
+        self.serving_since = math.inf
         self._pipe = pipe
         self._replies: asyncio.Queue[Message | None] = asyncio.Queue()
 
     @classmethod
     async def start(cls, number: int) -> "WorkerProcess":
-        """Starts a process, which then waits for its first order."""
+        """Start a process, which then waits for the message ``start``."""
         ours, theirs = socket.socketpair()
         with theirs:
-            # -P: what lies in the present folder is not taken for a module.
+            # -P: Python imports no module from the current directory.
             command = [sys.executable, "-P", "-m", "idalloc_server.workers.worker", str(theirs.fileno())]
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         return cls(number, process, await Pipe.over(ours))
 
-    async def hear(self, supervisor: WorkerListener) -> int:
-        """Hears the worker until it ends; returns its exit code, negative for a signal."""
-        while (message := await self._pipe.hear()) is not None:
-            match message["what"]:
+    async def receive_until_exit(self, listener: WorkerListener) -> int:
+        """Handle messages until the process exits; return its exit code, negative for a signal."""
+        while (message := await self._pipe.receive()) is not None:
+            match message["kind"]:
                 case "counts":
                     self.counts = message["counts"]
-                case "ask":
-                    supervisor.asked(self, message)
-                case "asks":
-                    supervisor.require_authentication()
+                case "request":
+                    listener.on_request(self, message)
+                case "require_authentication":
+                    listener.require_authentication()
                 case "closed":
                     self.closed.set()
                 case "drained":
                     self.drained.set()
-                    supervisor.drained(self)
+                    listener.on_drained(self)
                 case _:
                     self._replies.put_nowait(message)
-        self.serves = False
+        self.is_serving = False
         self.closed.set()
         self.drained.set()
         self._replies.put_nowait(None)
         await self._pipe.close()
         return await self.process.wait()
 
-    async def reply(self, within: float) -> Message:
-        """Returns its next reply to an order. One that hangs is killed.
+    async def wait_reply(self, timeout: float) -> Message:
+        """Return the next reply; kill the process if none arrives in time.
 
         Args:
-            within: How long it may take, in seconds.
+            timeout: The longest wait, in seconds.
 
         Raises:
-            WorkerEnded: It says no more.
-            WorkerFailed: It said nothing in time.
+            WorkerExited: The process exited before it replied.
+            WorkerFailed: It did not reply in time.
         """
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(timeout):
                 message = await self._replies.get()
         except TimeoutError:
-            _log.error("worker_hangs", worker=self.number, pid=self.process.pid, silent_for=within)
+            _log.error("worker_unresponsive", worker=self.number, pid=self.process.pid, timeout=timeout)
             self.kill()
-            raise WorkerFailed(f"worker {self.number} did not answer within {within:g} s, and was killed") from None
+            raise WorkerFailed(f"worker {self.number} did not answer within {timeout:g} s, and was killed") from None
         if message is None:
             self._replies.put_nowait(None)
-            raise WorkerEnded
+            raise WorkerExited
         return message
 
     def kill(self) -> None:
-        """Ends the process at once."""
+        """Kill the process."""
         with suppress(ProcessLookupError):
             self.process.kill()

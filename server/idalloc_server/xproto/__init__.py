@@ -1,1 +1,1 @@
-"""Replies in the shape of the MySQL X Protocol."""
+"""Replies in the format of the MySQL X Protocol."""

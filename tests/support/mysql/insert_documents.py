@@ -1,6 +1,6 @@
-"""Run by MySQL's own client's Python: inserts documents without ids, and tells the ids that the server made.
+"""Run by the Python of MySQL's client: insert documents without ids, and print the ids that the server generated.
 
-A line of JSON on standard input, {"offset": …, "increment": …, "prefix": …, "count": …}, is answered by one on output.
+Each line of standard input, {"offset": …, "increment": …, "prefix": …, "count": …}, is answered by one line of JSON.
 """
 
 import json
@@ -13,13 +13,13 @@ session = mysqlx.get_session(
 )
 documents = session.create_schema("idalloc").create_collection("documents")
 for line in sys.stdin:
-    wanted = json.loads(line)
+    request = json.loads(line)
     for variable, value in (
-        ("SESSION auto_increment_offset", wanted["offset"]),
-        ("SESSION auto_increment_increment", wanted["increment"]),
-        ("GLOBAL mysqlx_document_id_unique_prefix", wanted["prefix"]),
+        ("SESSION auto_increment_offset", request["offset"]),
+        ("SESSION auto_increment_increment", request["increment"]),
+        ("GLOBAL mysqlx_document_id_unique_prefix", request["prefix"]),
     ):
         session.sql(f"SET {variable} = {value:d}").execute()
-    result = documents.add(*({"n": n} for n in range(wanted["count"]))).execute()
+    result = documents.add(*({"n": n} for n in range(request["count"]))).execute()
     print(json.dumps(result.get_generated_ids()), flush=True)
 session.close()

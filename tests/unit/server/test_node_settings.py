@@ -1,4 +1,4 @@
-"""Node settings that change while the node runs, and that are kept over restarts."""
+"""Node settings that change while the node runs, and persist over restarts."""
 
 import asyncio
 import json
@@ -45,7 +45,10 @@ async def update(
 
 
 class TestChange:
-    async def test_all_at_once_and_the_serial_goes_on(self, store: MemoryStore, clock: FakeClock) -> None:
+    async def test_settings_change_together_and_the_serial_continues(
+        self, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        """All settings of a request change at once; the serial continues."""
         doc_ids = await started(store, clock)
         assert doc_ids.take(1)[0].first == 1  # type: ignore[index]
         node = await update(doc_ids, prefix=7, auto_increment_offset=5, auto_increment_increment=10)
@@ -53,12 +56,14 @@ class TestChange:
         (run,) = doc_ids.take(2)  # type: ignore[misc]
         assert (run.prefix, run.first, run.step, run.timestamp) == (7, 5, 10, node.start_timestamp)
 
-    async def test_a_mask_names_prefix_0(self, store: MemoryStore, clock: FakeClock) -> None:
+    async def test_update_mask_can_set_prefix_0(self, store: MemoryStore, clock: FakeClock) -> None:
+        """An update mask sets prefix 0, and ignores fields outside it."""
         doc_ids = await started(store, clock, prefix=9)
         assert (await update(doc_ids, "prefix", auto_increment_offset=5)).prefix == 0
         assert doc_ids.offset == 1
 
-    async def test_the_present_prefix_claims_nothing(self, store: MemoryStore, clock: FakeClock) -> None:
+    async def test_current_prefix_claims_no_start_timestamp(self, store: MemoryStore, clock: FakeClock) -> None:
+        """A change to the current prefix claims no start timestamp."""
         doc_ids = await started(store, clock, prefix=9)
         await doc_ids.change(prefix=9)
         assert len(store.calls_of("claim_start")) == 1
@@ -75,9 +80,10 @@ class TestChange:
             ("auto_increment_increment", (), {"prefix": 3, "auto_increment_increment": 65_536}),
         ],
     )
-    async def test_bad_requests_change_nothing(
+    async def test_invalid_requests_change_nothing(
         self, store: MemoryStore, clock: FakeClock, field: str, paths: tuple[str, ...], node: dict[str, int]
     ) -> None:
+        """An invalid request names its field and changes nothing."""
         doc_ids = await started(store, clock)
         with pytest.raises(InvalidRequest) as refusal:
             await update(doc_ids, *paths, node_settings=None, **node)
@@ -85,21 +91,24 @@ class TestChange:
         assert (doc_ids.prefix, doc_ids.offset, doc_ids.increment) == (0, 1, 1)
         assert len(store.calls_of("claim_start")) == 1
 
-    async def test_a_failed_claim_changes_nothing(self, store: MemoryStore, clock: FakeClock) -> None:
+    async def test_failed_claim_changes_nothing(self, store: MemoryStore, clock: FakeClock) -> None:
+        """P6: if the store does not grant a start timestamp, no setting changes."""
         doc_ids = await started(store, clock)
         store.next("claim_start", unreachable())
         with pytest.raises(StoreUnavailable):
             await doc_ids.change(prefix=7, offset=3)
         assert (doc_ids.prefix, doc_ids.offset) == (0, 1)
 
-    async def test_another_node_s_prefix_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:
+    async def test_prefix_of_another_node_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:
+        """With prefix_conflict "refuse", the prefix of a live node is refused."""
         await started(store, clock, "other", prefix=7)
         doc_ids = await started(store, clock)
         with pytest.raises(PrefixInUse):
             await doc_ids.change(prefix=7)
         assert (doc_ids.prefix, store.prefixes[7].holder, store.prefixes[0].holder) == (0, "other", "me")
 
-    async def test_a_wrong_clock_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:
+    async def test_wrong_clock_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:
+        """A clock too far ahead of the store's claims no start timestamp."""
         mine = FakeClock(wall=clock.wall())
         doc_ids = await started(store, mine)
         mine.advance(6)
@@ -107,23 +116,23 @@ class TestChange:
             await doc_ids.change(prefix=7)
         assert 7 not in store.prefixes
 
-    async def test_changes_come_one_after_the_other(self, store: MemoryStore, clock: FakeClock) -> None:
+    async def test_concurrent_changes_are_serialized(self, store: MemoryStore, clock: FakeClock) -> None:
+        """Concurrent changes run one after the other, even after a cancelled call."""
         doc_ids = await started(store, clock)
         gate = store.hold("claim_start")
         first = asyncio.create_task(doc_ids.change(prefix=1, offset=1))
         await asyncio.sleep(0.01)
         second = asyncio.create_task(doc_ids.change(prefix=2, offset=2))
         await asyncio.sleep(0.01)
-        first.cancel()  # its change goes on
+        first.cancel()  # Its change continues.
         assert doc_ids.take(1)[0].prefix == 0  # type: ignore[index]
         gate.set()
         await second
         assert (doc_ids.prefix, doc_ids.offset) == (2, 2)
         assert [call.arguments[0] for call in store.calls_of("release_prefix")] == [0, 1]
 
-    async def test_a_claim_under_the_prefix_before_does_not_bring_it_back(
-        self, store: MemoryStore, clock: FakeClock
-    ) -> None:
+    async def test_claim_of_the_old_prefix_does_not_restore_it(self, store: MemoryStore, clock: FakeClock) -> None:
+        """P6: a claim for the old prefix that ends after a change does not restore it."""
         doc_ids = await started(store, clock)
         doc_ids._serial = MAX_SERIAL
         gate = store.hold("claim_start")
@@ -133,7 +142,8 @@ class TestChange:
         gate.set()
         assert (await waiting)[0].prefix == 7
 
-    async def test_not_after_close(self, store: MemoryStore, clock: FakeClock) -> None:
+    async def test_change_after_close_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:
+        """A change during or after the close is refused."""
         doc_ids = await started(store, clock)
         store.hold("claim_start")
         change = asyncio.create_task(doc_ids.change(prefix=7))
@@ -145,14 +155,15 @@ class TestChange:
             await doc_ids.change(prefix=8)
 
 
-class TestKept:
-    async def test_over_a_restart_between_environment_and_file(
+class TestPersisted:
+    async def test_persisted_settings_override_the_file_only(
         self, store: MemoryStore, clock: FakeClock, tmp_path: Path
     ) -> None:
+        """Persisted settings override the TOML file; flags and environment override them."""
         toml = tmp_path / "idalloc.toml"
         toml.write_text("node_prefix = 3\nauto_increment_offset = 4")
         environ = {"XDG_STATE_HOME": str(tmp_path), "IDALLOC_AUTO_INCREMENT_INCREMENT": "5"}
-        node_settings = load({}, str(toml), environ).persisted
+        node_settings = load({}, str(toml), environ).node_settings
         doc_ids = await started(store, clock)
         await update(doc_ids, node_settings=node_settings, prefix=7)
         await update(doc_ids, node_settings=node_settings, auto_increment_offset=6)
@@ -166,14 +177,14 @@ class TestKept:
         assert (doc_ids.prefix, doc_ids.increment) == (7, 1)
         assert [path.name for path in (tmp_path / "idalloc").iterdir()] == ["persisted-127.0.0.1-50051.json"]
 
-    async def test_not_for_a_port_that_changes(self, store: MemoryStore, clock: FakeClock, tmp_path: Path) -> None:
+    async def test_port_0_cannot_persist(self, store: MemoryStore, clock: FakeClock, tmp_path: Path) -> None:
+        """With port 0 no settings can be persisted."""
         with pytest.raises(InvalidRequest, match="port 0") as refusal:
             await update(await started(store, clock), node_settings=NodeSettingsFile(tmp_path, "[::]:0"), prefix=7)
         assert refusal.value.field == "persist"
 
-    async def test_a_file_that_cannot_be_written_changes_nothing(
-        self, store: MemoryStore, clock: FakeClock, tmp_path: Path
-    ) -> None:
+    async def test_unwritable_file_changes_nothing(self, store: MemoryStore, clock: FakeClock, tmp_path: Path) -> None:
+        """Settings that cannot be persisted do not change, and the new prefix is released."""
         (tmp_path / "idalloc").write_text("in the way")
         doc_ids = await started(store, clock)
         with pytest.raises(InvalidRequest, match="cannot"):
@@ -181,7 +192,8 @@ class TestKept:
         assert (doc_ids.prefix, store.prefixes[7].holder, store.prefixes[0].holder) == (0, "", "me")
 
     @pytest.mark.parametrize("content", ["{", "[]", json.dumps({"store": 1}), json.dumps({"node_prefix": "7"})])
-    def test_a_spoilt_file_refuses_a_start(self, tmp_path: Path, content: str) -> None:
+    def test_invalid_file_prevents_the_start(self, tmp_path: Path, content: str) -> None:
+        """An invalid file of persisted settings is a start error."""
         (tmp_path / "persisted-127.0.0.1-50051.json").write_text(content)
         with pytest.raises(StartRefused, match="persisted-127"):
             NodeSettingsFile(tmp_path, LISTEN).read()

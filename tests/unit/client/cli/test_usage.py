@@ -10,7 +10,7 @@ import pytest
 import idalloc
 from idalloc import aio, cli
 from idalloc.cli import _environment
-from idalloc_server.config import _NOT_OURS, Settings
+from idalloc_server.config import _NOT_SETTINGS, Settings
 from tests.support.fake_server import FakeServer, serving
 
 
@@ -151,7 +151,7 @@ def test_variables_of_the_server_and_of_kubernetes_are_known(
 def test_the_client_and_the_server_know_the_same_variables() -> None:
     """The server ignores what the client reads, and the client's list has every setting of the server."""
     assert {name.upper() for name in Settings.model_fields} <= set(_environment.OF_SERVER)
-    assert all(_NOT_OURS.fullmatch(name) for name in _environment.OWN)
+    assert all(_NOT_SETTINGS.fullmatch(name) for name in _environment.OWN)
 
 
 def test_the_server_s_verbs_are_not_warned_twice(environment: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""An address belongs to one server, whether its port is shared among workers or not."""
+"""An address belongs to one server, with or without workers that share its port."""
 
 import socket
 import sys
@@ -24,20 +24,20 @@ def has_ipv6() -> bool:
 on_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 
-def free() -> str:
-    with closing(socket.create_server(("127.0.0.1", 0))) as found:
-        return f"127.0.0.1:{found.getsockname()[1]}"
+def free_address() -> str:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @contextmanager
-def taken(listen: str, *, shared: bool = False) -> Iterator[Address]:
+def reserved(listen: str, *, shared: bool = False) -> Iterator[Address]:
     with closing(Address(listen, shared=shared)) as address:
         yield address
 
 
 @contextmanager
 def worker(address: str) -> Iterator[socket.socket]:
-    """Listens as a worker does."""
+    """Listen as a worker does."""
     host, _, port = address.rpartition(":")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,12 +50,13 @@ def worker(address: str) -> Iterator[socket.socket]:
 @on_linux
 @pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("first", [False, True])
-def test_a_second_server_is_refused_also_before_the_first_one_listens(first: bool, second: bool) -> None:
-    listen = free()
-    refused = pytest.raises(StartRefused, match=f"listen: cannot serve on {listen}: Address already in use")
-    with taken(listen, shared=first), refused:
+def test_second_server_is_refused_before_the_first_listens(first: bool, second: bool) -> None:
+    """An address is reserved before its server listens, with and without workers."""
+    listen = free_address()
+    error = pytest.raises(StartRefused, match=f"listen: cannot serve on {listen}: Address already in use")
+    with reserved(listen, shared=first), error:
         Address(listen, shared=second)
-    with taken(listen, shared=second):
+    with reserved(listen, shared=second):
         pass
 
 
@@ -70,25 +71,28 @@ def test_a_second_server_is_refused_also_before_the_first_one_listens(first: boo
     ],
 )
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_wildcard_is_all_addresses_of_its_port(first: str, second: str, shared: bool) -> None:
-    port = free().rpartition(":")[2]
-    with taken(f"{first}:{port}", shared=True), pytest.raises(StartRefused, match="Address already in use"):
+def test_wildcard_reserves_all_addresses_of_its_port(first: str, second: str, shared: bool) -> None:
+    """A wildcard address conflicts with every address of the same port."""
+    port = free_address().rpartition(":")[2]
+    with reserved(f"{first}:{port}", shared=True), pytest.raises(StartRefused, match="Address already in use"):
         Address(f"{second}:{port}", shared=shared)
-    with taken(f"{first}:{port}"), pytest.raises(StartRefused, match="Address already in use"):
+    with reserved(f"{first}:{port}"), pytest.raises(StartRefused, match="Address already in use"):
         Address(f"{second}:{port}", shared=True)
-    with taken(f"{second}:{port}", shared=shared):
+    with reserved(f"{second}:{port}", shared=shared):
         pass
 
 
 @on_linux
-def test_a_wildcard_of_another_port_is_free() -> None:
-    with taken("0.0.0.0:0", shared=True), taken("0.0.0.0:0", shared=True), taken("127.0.0.1:0", shared=True):
+def test_wildcards_of_different_ports_do_not_conflict() -> None:
+    """Wildcard addresses of different ports do not conflict."""
+    with reserved("0.0.0.0:0", shared=True), reserved("0.0.0.0:0", shared=True), reserved("127.0.0.1:0", shared=True):
         pass
 
 
 @on_linux
-def test_a_server_is_refused_where_workers_are_left_of_one_that_was_killed() -> None:
-    listen = free()
+def test_server_is_refused_while_orphaned_workers_listen() -> None:
+    """A server does not start while workers of a killed server still listen."""
+    listen = free_address()
     with worker(listen):
         for shared in (False, True):
             with pytest.raises(StartRefused, match="in use"):
@@ -96,40 +100,45 @@ def test_a_server_is_refused_where_workers_are_left_of_one_that_was_killed() -> 
 
 
 @on_linux
-def test_workers_share_the_port_that_was_found_for_port_0() -> None:
-    with taken("127.0.0.1:0", shared=True) as address:
+def test_workers_share_the_port_selected_for_port_0() -> None:
+    """Workers listen on the port that was selected for port 0; another server cannot."""
+    with reserved("127.0.0.1:0", shared=True) as address:
         assert address.name.startswith("127.0.0.1:")
         with worker(address.name), worker(address.name), pytest.raises(StartRefused):
             Address(address.name)
 
 
 @on_linux
-def test_a_port_that_is_kept_takes_no_connection() -> None:
-    with taken("127.0.0.1:0", shared=True) as address, worker(address.name) as listener:
+def test_reserving_a_port_accepts_no_connection() -> None:
+    """All connections go to the worker, none to the socket that reserves the port."""
+    with reserved("127.0.0.1:0", shared=True) as address, worker(address.name) as listener:
         host, _, port = address.name.rpartition(":")
-        for _ in range(20):  # any that the kernel gave to another socket would not come here
+        for _ in range(20):  # A connection to the reserving socket would not arrive here.
             with socket.create_connection((host, int(port)), timeout=10):
                 listener.settimeout(10)
                 listener.accept()[0].close()
 
 
 @on_linux
-def test_the_same_port_of_another_address_is_free() -> None:
-    listen = free()
+def test_same_port_of_another_address_is_free() -> None:
+    """Several addresses can use one port; a wildcard then cannot."""
+    listen = free_address()
     port = listen.rpartition(":")[2]
     others = f"127.0.0.2:{port}", f"127.0.0.3:{port}"
-    refused = pytest.raises(StartRefused, match="Address already in use")
-    with taken(listen), taken(others[0]), taken(others[1], shared=True), refused:
+    error = pytest.raises(StartRefused, match="Address already in use")
+    with reserved(listen), reserved(others[0]), reserved(others[1], shared=True), error:
         Address(f"0.0.0.0:{port}", shared=True)
 
 
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=on_linux)])
-def test_a_host_that_does_not_exist(shared: bool) -> None:
+def test_unknown_host_is_refused(shared: bool) -> None:
+    """An unknown host name is a start error that names it."""
     with pytest.raises(StartRefused, match=r"cannot serve on no-such-host\.invalid:1"):
         Address("no-such-host.invalid:1", shared=shared)
 
 
 @on_linux
-def test_an_address_that_this_machine_has_not() -> None:
+def test_address_of_another_machine_is_refused() -> None:
+    """An address that this machine lacks is a start error."""
     with pytest.raises(StartRefused, match="Cannot assign requested address"):
-        Address("192.0.2.1:50051", shared=True)  # of the range for documentation
+        Address("192.0.2.1:50051", shared=True)  # TEST-NET-1 of RFC 5737

@@ -1,4 +1,4 @@
-"""The threads in which replies wait for slow readers."""
+"""The thread pool in which replies wait for slow clients."""
 
 import threading
 import time
@@ -11,54 +11,59 @@ from idalloc_server.listen.transport import BlockedWrites
 
 @pytest.fixture
 def writes() -> Iterator[BlockedWrites]:
-    made = BlockedWrites(3, kept=1)
-    yield made
-    made.shutdown()
+    pool = BlockedWrites(3, kept=1)
+    yield pool
+    pool.shutdown()
 
 
-def names() -> list[str]:
+def thread_names() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "native-write"]
 
 
-def test_each_result_and_each_error_comes(writes: BlockedWrites) -> None:
+def test_results_and_errors_are_returned(writes: BlockedWrites) -> None:
+    """A job returns its result or raises its error, and the thread goes on."""
     assert [writes.submit(pow, 2, turn).result(10) for turn in range(5)] == [1, 2, 4, 8, 16]
     with pytest.raises(ZeroDivisionError):
         writes.submit(divmod, 1, 0).result(10)
     assert writes.submit(pow, 3, 3).result(10) == 27
 
 
-def test_one_that_waits_holds_up_no_other(writes: BlockedWrites) -> None:
-    over = threading.Event()
-    blocked = [writes.submit(over.wait) for _ in range(2)]
+def test_blocked_job_does_not_delay_others(writes: BlockedWrites) -> None:
+    """A blocked job does not delay another one while a thread is left."""
+    released = threading.Event()
+    blocked = [writes.submit(released.wait) for _ in range(2)]
     assert writes.submit(pow, 2, 2).result(10) == 4
     assert not any(each.done() for each in blocked)
-    over.set()
+    released.set()
     assert all(each.result(10) for each in blocked)
 
 
-def test_there_are_no_more_threads_than_allowed_and_what_comes_then_waits(writes: BlockedWrites) -> None:
-    over = threading.Event()
-    blocked = [writes.submit(over.wait) for _ in range(7)]
-    assert len(names()) == 3
-    over.set()
+def test_threads_are_limited_and_further_jobs_wait(writes: BlockedWrites) -> None:
+    """At most the configured number of threads run; further jobs wait for one."""
+    released = threading.Event()
+    blocked = [writes.submit(released.wait) for _ in range(7)]
+    assert len(thread_names()) == 3
+    released.set()
     assert all(each.result(10) for each in blocked)
 
 
-def test_threads_end_but_for_those_that_are_kept_and_new_ones_come_when_needed(writes: BlockedWrites) -> None:
+def test_idle_threads_end_and_start_again(writes: BlockedWrites) -> None:
+    """Idle threads end, except for the kept ones, and new ones start for new jobs."""
     for _ in range(3):
-        over = threading.Event()
-        blocked = [writes.submit(over.wait) for _ in range(3)]
-        assert len(names()) == 3
-        over.set()
+        released = threading.Event()
+        blocked = [writes.submit(released.wait) for _ in range(3)]
+        assert len(thread_names()) == 3
+        released.set()
         assert all(each.result(10) for each in blocked)
         deadline = time.monotonic() + 20
-        while len(names()) > 1:
+        while len(thread_names()) > 1:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_nothing_is_forgotten_where_threads_end_all_the_time(kept: int) -> None:
+def test_no_job_is_lost_while_threads_end(kept: int) -> None:
+    """No job is lost while threads end all the time."""
     writes = BlockedWrites(2, kept)
     for turn in range(300):
         submitted = [writes.submit(pow, turn, power) for power in range(turn % 5)]
@@ -66,11 +71,12 @@ def test_nothing_is_forgotten_where_threads_end_all_the_time(kept: int) -> None:
     writes.shutdown()
 
 
-def test_a_stop_waits_for_what_was_submitted_and_takes_nothing_more() -> None:
+def test_shutdown_waits_for_jobs_and_accepts_no_more() -> None:
+    """A shutdown waits for the submitted jobs and rejects new ones."""
     writes = BlockedWrites(1, kept=1)
     submitted = [writes.submit(time.sleep, 0.01) for _ in range(5)]
     writes.shutdown()
     assert all(each.done() for each in submitted)
-    assert not names()
+    assert not thread_names()
     with pytest.raises(RuntimeError):
         writes.submit(pow, 1, 1)

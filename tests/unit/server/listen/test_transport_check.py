@@ -1,4 +1,4 @@
-"""Addresses that others can reach: what is refused there, and that the mend which is offered does mend it."""
+"""Servers that other machines can reach: insecure settings are refused, and each suggested step works."""
 
 from pathlib import Path
 
@@ -15,40 +15,43 @@ OPEN: dict[str, object] = {"listen": "0.0.0.0:0"}
 CERT: dict[str, object] = {"tls_cert": "/cert", "tls_key": "/key"}
 
 
-def said(settings: dict[str, object], *, asks: bool = False) -> str:
+def refusal(settings: dict[str, object], *, authenticates: bool = False) -> str:
     with pytest.raises(StartRefused) as error:
-        check(Settings.model_validate(settings), asks=asks)
+        check(Settings.model_validate(settings), authenticates=authenticates)
     return str(error.value)
 
 
-@pytest.mark.parametrize("asks", [False, True])
-def test_native_is_told_only_what_helps_it(asks: bool) -> None:
+@pytest.mark.parametrize("authenticates", [False, True])
+def test_native_error_suggests_only_steps_that_work(authenticates: bool) -> None:
+    """The error for native suggests no setting that native does not support."""
     native = {**OPEN, "transport": "native"}
-    missing = "tls_cert" if asks else "access and tls_cert"
-    why = "tokens and ids are not encrypted" if asks else "nobody is asked who they are"
-    assert said(native, asks=asks) == (
-        f"listen: others can reach 0.0.0.0:0, and {why}, and native unpacks requests of any size before it "
-        "authenticates a caller: listen on 127.0.0.1 or on unix:/PATH, say insecure = true (--insecure true), "
-        f"or choose --transport grpcio and set {missing}"
+    missing = "tls_cert" if authenticates else "access and tls_cert"
+    problem = "tokens and ids are not encrypted" if authenticates else "callers are not authenticated"
+    assert refusal(native, authenticates=authenticates) == (
+        f"listen: other machines can reach 0.0.0.0:0, and {problem}, and native unpacks requests of any size before it "
+        "authenticates a caller: listen on 127.0.0.1 or on unix:/PATH, set insecure = true (--insecure true), "
+        f"or use --transport grpcio and set {missing}"
     )
     for allowed in ({"listen": "127.0.0.1:0"}, {"listen": "unix:/run/idalloc.sock"}, {"insecure": True}):
-        check(Settings.model_validate(native | allowed), asks=asks)
-    check(Settings.model_validate(native | CERT | {"transport": "grpcio"}), asks=True)
+        check(Settings.model_validate(native | allowed), authenticates=authenticates)
+    check(Settings.model_validate(native | CERT | {"transport": "grpcio"}), authenticates=True)
 
 
-def test_grpcio_is_told_what_it_misses() -> None:
+def test_grpcio_error_names_missing_settings() -> None:
+    """The error for grpcio names exactly the missing settings."""
     assert (
-        "set access and tls_cert, listen on 127.0.0.1 or on unix:/PATH, or say insecure = true (--insecure true)"
-        in said(OPEN)
+        "set access and tls_cert, listen on 127.0.0.1 or on unix:/PATH, or set insecure = true (--insecure true)"
+        in refusal(OPEN)
     )
-    assert "set access, listen" in said(OPEN | CERT)
-    assert "set tls_cert, listen" in said(OPEN, asks=True)
-    check(Settings.model_validate(OPEN | CERT), asks=True)
+    assert "set access, listen" in refusal(OPEN | CERT)
+    assert "set tls_cert, listen" in refusal(OPEN, authenticates=True)
+    check(Settings.model_validate(OPEN | CERT), authenticates=True)
 
 
-async def test_a_file_of_quotas_alone_asks_nobody(tmp_path: Path) -> None:
+async def test_access_file_with_quotas_only_does_not_authenticate(tmp_path: Path) -> None:
+    """An access file without identities does not count as authentication."""
     file = tmp_path / "access.toml"
     file.write_text("[[quota]]\nsequence = '*'\nids_per_second = 1\n")
     settings = Settings.model_validate(OPEN | {"access": str(file), "store": f"sqlite://{tmp_path}/ids.db"})
-    with pytest.raises(StartRefused, match="nobody is asked who they are: set access and tls_cert"):
+    with pytest.raises(StartRefused, match="callers are not authenticated: set access and tls_cert"):
         await app.serve(settings, SingleProcess(NodeSettingsFile(None, "0.0.0.0:0"), 1.0))

@@ -1,4 +1,4 @@
-"""What a process writes while it runs waits for no reader: real processes, whose standard error is a full pipe."""
+"""Logging never blocks on its reader: real processes with a full pipe as standard error."""
 
 import json
 import os
@@ -21,7 +21,7 @@ FILL = """
 for number in range(2_000):
     log.info("filler", text="x" * 1_000)
 """
-# Each printed to standard error by itself.
+# Without `configure`, each writes to standard error directly.
 OTHERS = {
     "an exception that ends the process": "raise ZeroDivisionError('here')",
     "an exception that ends a thread": """
@@ -52,7 +52,7 @@ asyncio.run(main())
 
 
 def run(script: str, *, read: bool, timeout: float = 40) -> tuple[int, list[dict[str, Any]]]:
-    """Runs a process; returns its exit code and, where its standard error is read, its lines."""
+    """Run a process; return its exit code and, if ``read``, its log lines."""
     ours, theirs = os.pipe()
     command = [sys.executable, "-c", BEGIN + script]
     with subprocess.Popen(command, stderr=theirs, stdin=subprocess.DEVNULL) as process, os.fdopen(ours, "rb") as pipe:
@@ -66,30 +66,30 @@ def run(script: str, *, read: bool, timeout: float = 40) -> tuple[int, list[dict
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_whatever_is_reported_is_a_line_of_the_log(what: str) -> None:
-    """Libraries, warnings and exceptions that nobody catches have the log's form and its queue."""
+def test_all_reports_are_log_lines(what: str) -> None:
+    """Libraries, warnings and uncaught exceptions are logged in the format of the log."""
     _, [line] = run(OTHERS[what], read=True)
     assert "ZeroDivisionError" in json.dumps(line)
     assert (line["worker"], line["level"]) in [(3, "critical"), (3, "error"), (3, "warning")]
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_whatever_is_reported_waits_for_no_reader(what: str) -> None:
-    """The same behind a full pipe: the process ends by itself."""
+def test_reports_do_not_block_on_a_full_pipe(what: str) -> None:
+    """A process with a full pipe as standard error still exits."""
     code, _ = run(FILL + OTHERS[what], read=False)
     assert code == (1 if "ends the process" in what else 0)
 
 
-def test_an_audit_record_finds_its_place_in_a_full_queue() -> None:
-    """Neither the log nor callers that are refused take the place of administrative records."""
+def test_audit_records_have_their_own_share() -> None:
+    """Neither the log nor rejected callers displace administrative audit records."""
     script = """
-gate, logs._queue._start = logs._queue._start, lambda: None  # no reader
+start, logs._queue._start = logs._queue._start, lambda: None  # no writer thread yet
 for number in range(3_000):
     log.info("filler", text="x" * 1_000)
     logs.refused_log.info("audit", code="UNAUTHENTICATED", text="x" * 1_000)
 for number in range(100):
     logs.audit_log.info("audit", code="OK")
-gate()
+start()
 """
     code, lines = run(script, read=True)
     assert code == 0
@@ -97,13 +97,13 @@ gate()
     lost = [line for line in lines if line["event"] == "log_lines_lost"]
     assert all((line["worker"], line["level"]) == (3, "warning") for line in lost)
     for share, event, code_of in (("log", "filler", None), ("refused", "audit", "UNAUTHENTICATED")):
-        came = sum(line["event"] == event and line.get("code") == code_of for line in lines)
-        assert came * 1_000 < MAX_QUEUED_BYTES
-        assert came + sum(line.get(share, 0) for line in lost) == 3_000
+        written = sum(line["event"] == event and line.get("code") == code_of for line in lines)
+        assert written * 1_000 < MAX_QUEUED_BYTES
+        assert written + sum(line.get(share, 0) for line in lost) == 3_000
 
 
-def test_a_forked_child_logs_its_own_lines_alone() -> None:
-    """P8's kin: the child of a fork neither repeats nor loses a line, nor waits for the parent's thread."""
+def test_forked_child_logs_only_its_own_lines() -> None:
+    """A forked child neither repeats nor loses a line, nor waits for the parent's thread."""
     script = """
 log.info("before")
 child = os.fork()
@@ -120,15 +120,15 @@ if child:
     ]
 
 
-def test_a_line_that_cannot_be_written_is_counted() -> None:
-    """A full disk loses lines, not calls; the next line that can be written says how many."""
+def test_lines_that_cannot_be_written_are_counted() -> None:
+    """A full disk loses lines, not calls; the next written line reports their number."""
     script = """
-kept = os.dup(2)
+stderr = os.dup(2)
 os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
 for number in range(5):
     log.info("lost")
 logs._queue.flush()
-os.dup2(kept, 2)
+os.dup2(stderr, 2)
 log.info("written")
 """
     code, lines = run(script, read=True)
@@ -136,8 +136,8 @@ log.info("written")
     assert [(line["event"], line.get("log")) for line in lines] == [("log_lines_lost", 5), ("written", None)]
 
 
-def test_a_stream_that_does_not_block_loses_nothing() -> None:
-    """Another process of a terminal, or of a pipe, may have set O_NONBLOCK."""
+def test_non_blocking_stream_loses_no_line() -> None:
+    """Another process of the terminal or pipe may have set O_NONBLOCK."""
     code, lines = run("os.set_blocking(2, False)\nfor number in range(900):\n    log.info('x' * 1_000)\n", read=True)
     assert code == 0
     assert len(lines) == 900

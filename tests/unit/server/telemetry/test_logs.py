@@ -1,4 +1,4 @@
-"""What a line of the log looks like."""
+"""The format of a log line."""
 
 import os
 import pty
@@ -12,7 +12,8 @@ logs.audit_log.info("audit", sequence="a\x1b[2Jb", why="plain words", count=3)
 """
 
 
-def test_what_callers_sent_moves_nothing_on_a_terminal() -> None:
+def test_control_characters_are_escaped_on_a_terminal() -> None:
+    """Control characters from callers do not reach a terminal."""
     ours, terminal = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as read, os.fdopen(terminal, "wb") as stderr:
         subprocess.run([sys.executable, "-c", PROGRAM], check=True, stderr=stderr)

@@ -1,4 +1,4 @@
-"""What is counted by several processes comes out in sum."""
+"""Counters are summed over several processes."""
 
 import json
 from collections import Counter
@@ -8,8 +8,8 @@ from idalloc_server.telemetry.metrics import BUCKETS, Counts
 METHOD = "/idalloc.v1.NodeService/GetNode"
 
 
-def counted(*seconds: float, running: int = 0) -> Counts:
-    """Returns the counts of a process after calls that took so long, and others that still run."""
+def counts_after(*seconds: float, running: int = 0) -> Counts:
+    """Return the counters of a process after calls of these durations, and with running ones."""
     counts = Counts(burned=Counter({"expired": 3}), lease_count=2)
     calls = counts.calls.method(METHOD)
     for each in seconds:
@@ -19,9 +19,10 @@ def counted(*seconds: float, running: int = 0) -> Counts:
     return counts
 
 
-def test_a_sum_has_all_of_each() -> None:
+def test_add_sums_all_counters() -> None:
+    """A sum has the calls, burned ids and leases of each process."""
     total = Counts()
-    for each in (counted(0.001, 99.0), counted(0.002, running=1)):
+    for each in (counts_after(0.001, 99.0), counts_after(0.002, running=1)):
         total.add(json.loads(json.dumps(each.to_json())))
     calls = total.calls.method(METHOD)
     assert (calls.started, calls.handled, calls.seconds) == (4, {"OK": 3}, 99.003)
@@ -29,8 +30,8 @@ def test_a_sum_has_all_of_each() -> None:
     assert (total.burned, total.lease_count, total.calls.in_flight) == ({"expired": 6}, 4, 1)
 
 
-def test_lines_that_logs_lost_are_summed_by_share() -> None:
-    """What a worker lost counts after its end, too."""
+def test_add_sums_lost_log_lines_by_share() -> None:
+    """Lost log lines of an exited worker still count."""
     total = Counts(log_lines_lost=Counter(log=1))
     for each in (Counts(log_lines_lost=Counter(log=2, audit=3)), Counts(log_lines_lost=Counter(audit=4))):
         each.end()
@@ -38,19 +39,21 @@ def test_lines_that_logs_lost_are_summed_by_share() -> None:
     assert total.log_lines_lost == {"log": 3, "audit": 7}
 
 
-def test_of_a_process_that_ended_no_call_runs_and_no_lease_lives() -> None:
-    counts = counted(0.5, running=2)
+def test_exited_process_has_no_running_calls_or_leases() -> None:
+    """Calls that ran at the exit of a process count as UNAVAILABLE; its leases are gone."""
+    counts = counts_after(0.5, running=2)
     calls = counts.calls.method(METHOD)
     timed = (calls.seconds, list(calls.buckets))
     counts.end()
     assert counts.calls.in_flight == 0
     assert calls.handled == {"OK": 1, "UNAVAILABLE": 2}
-    assert (calls.seconds, calls.buckets) == timed  # how long the other two took is not known
+    assert (calls.seconds, calls.buckets) == timed  # The duration of the other two is unknown.
     assert (counts.lease_count, counts.burned) == (0, {"expired": 3})
 
 
-def test_adding_changes_nothing_in_what_was_added() -> None:
-    one = counted(0.5)
+def test_add_does_not_change_its_argument() -> None:
+    """Adding counters leaves them unchanged."""
+    one = counts_after(0.5)
     before = json.dumps(one.to_json())
     total = Counts()
     total.add(one.to_json())

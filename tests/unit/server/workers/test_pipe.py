@@ -1,4 +1,4 @@
-"""What supervisor and workers tell each other arrives as it was said."""
+"""Messages and errors pass unchanged between supervisor and workers."""
 
 import socket
 
@@ -23,25 +23,27 @@ async def pair() -> tuple[Pipe, Pipe]:
     return await Pipe.over(one), await Pipe.over(other)
 
 
-async def test_messages_arrive_in_order_until_the_other_end_is_closed() -> None:
+async def test_messages_arrive_in_order_until_close() -> None:
+    """A pipe delivers messages in order, and None after the other end closed."""
     one, other = await pair()
-    one.tell("first", values=[1, 2.5, "ä\n", None])
-    one.tell("second")
+    one.send("first", values=[1, 2.5, "ä\n", None])
+    one.send("second")
     await one.close()
-    assert await other.hear() == {"what": "first", "values": [1, 2.5, "ä\n", None]}
-    assert await other.hear() == {"what": "second"}
-    assert await other.hear() is None
-    other.tell("too late")
-    assert await other.hear() is None
+    assert await other.receive() == {"kind": "first", "values": [1, 2.5, "ä\n", None]}
+    assert await other.receive() == {"kind": "second"}
+    assert await other.receive() is None
+    other.send("too late")
+    assert await other.receive() is None
     await other.close()
 
 
-async def test_half_a_message_of_a_process_that_was_killed_is_none() -> None:
+async def test_incomplete_message_is_dropped() -> None:
+    """The incomplete message of a killed process is dropped."""
     ours, theirs = socket.socketpair()
     pipe = await Pipe.over(ours)
     with theirs:
-        theirs.sendall(b'{"what": "counts", "cou')
-    assert await pipe.hear() is None
+        theirs.sendall(b'{"kind": "counts", "cou')
+    assert await pipe.receive() is None
     await pipe.close()
 
 
@@ -58,14 +60,16 @@ async def test_half_a_message_of_a_process_that_was_killed_is_none() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_comes_out_as_it_went_in(error: Refusal | StartRefused) -> None:
+def test_error_is_decoded_as_it_was_encoded(error: Refusal | StartRefused) -> None:
+    """A decoded error has the class, message and attributes of the original."""
     found = decode_error(encode_error(error))
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
 
 
-def test_an_error_that_the_catalogue_has_not_comes_out_as_the_one_it_is_a_kind_of() -> None:
+def test_unknown_error_class_is_decoded_as_its_base_class() -> None:
+    """An error class outside domain.errors is decoded as its base class."""
     found = decode_error(encode_error(_WrongClock("set it right")))
     assert isinstance(found, Refusal)
     assert (type(found).__name__, str(found), found.reason) == (

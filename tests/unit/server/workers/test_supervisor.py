@@ -1,4 +1,4 @@
-"""How the supervisor leads its workers, where these say what a test wants."""
+"""The supervisor with fake workers."""
 
 import asyncio
 import signal
@@ -39,32 +39,32 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> FakeWorkers:
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A store_timeout by which a worker that says nothing hangs after about two seconds."""
-    monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 2.0)
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a store_timeout with which a silent worker is unresponsive after about two seconds."""
+    monkeypatch.setattr(supervisor, "REPLY_SECONDS", 2.0)
     return "10ms"
 
 
 @asynccontextmanager
 async def supervised(
-    workers: FakeWorkers, persisted: NodeSettingsFile | None = None, store_timeout: str = "40s"
+    workers: FakeWorkers, node_settings: NodeSettingsFile | None = None, store_timeout: str = "40s"
 ) -> AsyncIterator["asyncio.Task[int]"]:
     settings = Settings.model_validate(
         {"listen": "127.0.0.1:0", "workers": 2, "node_prefix": 3, "store_timeout": store_timeout}
     )
-    running = asyncio.create_task(Supervisor(settings, persisted or NodeSettingsFile(None, "127.0.0.1:0")).run())
+    running = asyncio.create_task(Supervisor(settings, node_settings or NodeSettingsFile(None, "127.0.0.1:0")).run())
     try:
         yield running
     finally:
         running.cancel()
         await asyncio.sleep(0)
         for worker in workers.all:
-            await worker.end()
+            await worker.exit()
         with suppress(asyncio.CancelledError, StartRefused, StoreUnavailable):
             await asyncio.wait_for(running, SECONDS)
 
 
-async def both_serve(workers: FakeWorkers) -> tuple[FakeWorker, FakeWorker]:
+async def start_both(workers: FakeWorkers) -> tuple[FakeWorker, FakeWorker]:
     one, other = await workers.next(), await workers.next()
     await asyncio.gather(one.serve(), other.serve())
     return one, other
@@ -72,302 +72,327 @@ async def both_serve(workers: FakeWorkers) -> tuple[FakeWorker, FakeWorker]:
 
 class TestStarting:
     async def test_health_waits_for_the_last_worker(self, workers: FakeWorkers) -> None:
+        """Health becomes SERVING once every worker is ready."""
         async with supervised(workers):
             one, other = await workers.next(), await workers.next()
-            await one.hears("start")
-            one.pipe.tell("serves", welcome="here")
-            first = asyncio.create_task(one.pipe.hear())
-            settings = (await other.hears("start"))["settings"]
+            await one.expect("start")
+            one.pipe.send("ready", welcome="here")
+            first = asyncio.create_task(one.pipe.receive())
+            settings = (await other.expect("start"))["settings"]
             assert settings["listen"] != "127.0.0.1:0"
             assert (await asyncio.wait({first}, timeout=0.05))[0] == set()
-            other.pipe.tell("serves", welcome="here")
-            assert (await asyncio.wait_for(first, SECONDS)) == {"what": "serve"}
+            other.pipe.send("ready", welcome="here")
+            assert (await asyncio.wait_for(first, SECONDS)) == {"kind": "serve"}
 
     @pytest.mark.parametrize("error", [StartRefused("store", "is none"), StoreUnavailable("it is away")])
-    async def test_a_worker_that_cannot_start_ends_the_server(
+    async def test_start_error_of_a_worker_stops_the_server(
         self, workers: FakeWorkers, error: StartRefused | StoreUnavailable
     ) -> None:
+        """A start fails with the error of its first failing worker, and kills the others."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
-            one.pipe.tell("serves", welcome="here")
-            other.pipe.tell("failed", error=encode_error(error))
+            one.pipe.send("ready", welcome="here")
+            other.pipe.send("start_failed", error=encode_error(error))
             with pytest.raises(type(error), match=str(error)):
                 await asyncio.wait_for(running, SECONDS)
-            assert one.ended.is_set()  # and killed, since it did not serve yet
+            assert one.exited.is_set()  # It was killed, since it did not serve yet.
 
-    async def test_a_worker_that_dies_at_the_start_ends_the_server(self, workers: FakeWorkers) -> None:
+    async def test_worker_exit_during_start_stops_the_server(self, workers: FakeWorkers) -> None:
+        """A start fails if a worker exits before it is ready."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
-            one.pipe.tell("serves", welcome="here")
-            await other.end()
+            one.pipe.send("ready", welcome="here")
+            await other.exit()
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
 
-    async def test_a_worker_that_dies_before_health_turns_ends_the_server(self, workers: FakeWorkers) -> None:
+    async def test_worker_exit_before_serving_stops_the_server(self, workers: FakeWorkers) -> None:
+        """A start fails if a ready worker exits before health is SERVING."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
             for worker in (one, other):
-                await worker.hears("start")
-                worker.pipe.tell("serves", welcome="here")
-            await one.hears("serve")
-            one.pipe.tell("joined")
-            await other.end()
-            await one.hears("stop")
-            await one.end()
+                await worker.expect("start")
+                worker.pipe.send("ready", welcome="here")
+            await one.expect("serve")
+            one.pipe.send("serving")
+            await other.exit()
+            await one.expect("stop")
+            await one.exit()
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
 
-    async def test_a_worker_that_hangs_at_the_start_ends_the_server(self, workers: FakeWorkers, soon: str) -> None:
-        async with supervised(workers, store_timeout=soon) as running:
+    async def test_unresponsive_worker_at_start_stops_the_server(
+        self, workers: FakeWorkers, short_timeout: str
+    ) -> None:
+        """A start fails if a worker does not reply in time."""
+        async with supervised(workers, store_timeout=short_timeout) as running:
             one, _ = await workers.next(), await workers.next()
-            one.pipe.tell("serves", welcome="here")
+            one.pipe.send("ready", welcome="here")
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
 
-    async def test_a_change_waits_until_all_serve(self, workers: FakeWorkers) -> None:
+    async def test_change_waits_until_all_workers_serve(self, workers: FakeWorkers) -> None:
+        """A change requested during the start applies to all workers."""
         async with supervised(workers):
             one, other = await workers.next(), await workers.next()
-            one.asks("change", given={"offset": 5}, persist=False)  # it answers calls already
+            one.request("change", given={"offset": 5}, persist=False)  # It serves calls already.
             await asyncio.gather(one.serve(), other.serve())
-            changes = await asyncio.gather(one.change("ready"), other.change("ready"))
-            assert [agreed for _, agreed in changes] == [True, True]
+            changes = await asyncio.gather(one.change("prepared"), other.change("prepared"))
+            assert [committed for _, committed in changes] == [True, True]
 
 
 class TestReplacing:
-    async def test_a_replacement_that_cannot_start_is_tried_again(self, workers: FakeWorkers) -> None:
+    async def test_failed_replacement_is_retried(self, workers: FakeWorkers) -> None:
+        """The supervisor retries a replacement that cannot start, and the server goes on."""
         async with supervised(workers) as running:
-            one, _ = await both_serve(workers)
-            await one.end()
+            one, _ = await start_both(workers)
+            await one.exit()
             for error in (StoreUnavailable("it is away"), StartRefused("node_prefix", "in use")):
                 late = await workers.next()
-                late.pipe.tell("failed", error=encode_error(error))
-                await late.end()
+                late.pipe.send("start_failed", error=encode_error(error))
+                await late.exit()
             await (await workers.next()).serve()
             assert not running.done()
 
-    async def test_where_no_process_can_be_made_pauses_grow(
+    async def test_pauses_grow_while_no_process_can_start(
         self, workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)  # as if it had served for long
+        """The pause between attempts doubles while the system cannot create a process."""
+        monkeypatch.setattr(supervisor, "STABLE_SECONDS", 0.0)  # as if it had served long
         monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.1)
         async with supervised(workers):
-            one, _ = await both_serve(workers)
-            workers.refused = [BlockingIOError("no process left") for _ in range(4)]
+            one, _ = await start_both(workers)
+            workers.start_errors = [BlockingIOError("no process left") for _ in range(4)]
             clock = asyncio.get_running_loop().time
             began = clock()
             with capture_logs() as logs:
-                await one.end()
+                await one.exit()
                 await (await workers.next()).serve()
-            assert workers.tries == 2 + 4 + 1
+            assert workers.start_attempts == 2 + 4 + 1
             assert clock() - began > 0.1 + 0.2 + 0.4 + 0.8 - 0.1
             assert [line["event"] for line in logs].count("worker_ended") == 1
             assert [line["error"] for line in logs if line["event"] == "worker_not_started"] == ["no process left"] * 4
 
-    async def test_one_that_never_served_is_not_replaced_at_once(
+    async def test_pauses_grow_while_replacements_never_serve(
         self, workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(supervisor, "STEADY_SECONDS", 0.0)
+        """The pause before a replacement doubles while no replacement serves."""
+        monkeypatch.setattr(supervisor, "STABLE_SECONDS", 0.0)
         monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.1)
         async with supervised(workers):
-            one, _ = await both_serve(workers)
+            one, _ = await start_both(workers)
             with capture_logs() as logs:
-                await one.end()
+                await one.exit()
                 for _ in range(3):
                     late = await workers.next()
-                    late.pipe.tell("failed", error=encode_error(StoreUnavailable("it is away")))
-                    await late.end()
+                    late.pipe.send("start_failed", error=encode_error(StoreUnavailable("it is away")))
+                    await late.exit()
                 await workers.next()
             assert [line["restart_in"] for line in logs if line["event"] == "worker_ended"] == [0.0, 0.1, 0.2, 0.4]
 
-    async def test_one_that_hangs_while_it_starts_is_replaced(self, workers: FakeWorkers, soon: str) -> None:
-        async with supervised(workers, store_timeout=soon):
-            one, other = await both_serve(workers)
-            await one.end()
+    async def test_unresponsive_replacement_is_killed_and_replaced(
+        self, workers: FakeWorkers, short_timeout: str
+    ) -> None:
+        """An unresponsive replacement is killed; the next one has the settings changed meanwhile."""
+        async with supervised(workers, store_timeout=short_timeout):
+            one, other = await start_both(workers)
+            await one.exit()
             hung = await workers.next()
-            await hung.hears("start")
-            other.asks("change", given={"offset": 5}, persist=False)
-            assert (await other.change("ready"))[1] is True
-            assert hung.ended.is_set()
+            await hung.expect("start")
+            other.request("change", given={"offset": 5}, persist=False)
+            assert (await other.change("prepared"))[1] is True
+            assert hung.exited.is_set()
             assert (await (await workers.next()).serve())["auto_increment_offset"] == 5
 
 
-class TestAsking:
-    async def test_what_one_worker_asks_all_ask_and_those_that_come_later(self, workers: FakeWorkers) -> None:
+class TestAuthentication:
+    async def test_authentication_is_required_in_all_workers(self, workers: FakeWorkers) -> None:
+        """Once one worker requires authentication, all present and later workers do."""
         async with supervised(workers):
-            one, other = await both_serve(workers)
-            assert (one.must_ask, other.must_ask) == (False, False)
-            await one.end()
+            one, other = await start_both(workers)
+            assert (one.requires_authentication, other.requires_authentication) == (False, False)
+            await one.exit()
             late = await workers.next()
-            assert (await late.hears("start"))["asks"] is False
-            other.pipe.tell("asks")
-            await late.hears("asks")  # also one that is just being started
-            await other.hears("asks")
-            await late.end()
+            assert (await late.expect("start"))["requires_authentication"] is False
+            other.pipe.send("require_authentication")
+            await late.expect("require_authentication")  # even while it starts
+            await other.expect("require_authentication")
+            await late.exit()
             later = await workers.next()
             await later.serve()
-            assert later.must_ask
+            assert later.requires_authentication
 
-    async def test_it_is_passed_on_once(self, workers: FakeWorkers) -> None:
+    async def test_required_authentication_is_broadcast_once(self, workers: FakeWorkers) -> None:
+        """The supervisor sends each worker the requirement once."""
         async with supervised(workers):
-            one, other = await both_serve(workers)
-            one.pipe.tell("asks")
-            await other.hears("asks")
-            other.pipe.tell("asks")
-            other.asks("lease_count")
-            await other.answered()
-            await one.hears("asks")
-            one.asks("lease_count")
-            await one.answered()
+            one, other = await start_both(workers)
+            one.pipe.send("require_authentication")
+            await other.expect("require_authentication")
+            other.pipe.send("require_authentication")
+            other.request("lease_count")
+            await other.response()
+            await one.expect("require_authentication")
+            one.request("lease_count")
+            await one.response()
 
 
 class TestChanging:
-    async def test_all_are_asked_before_any_goes_over(self, workers: FakeWorkers) -> None:
+    async def test_commit_waits_until_all_have_prepared(self, workers: FakeWorkers) -> None:
+        """A change commits in no worker before all have prepared it."""
         async with supervised(workers):
-            one, other = await both_serve(workers)
-            one.asks("change", given={"prefix": 9}, persist=False)
-            slow = await other.hears("change")
-            fast = asyncio.create_task(one.change("ready"))
+            one, other = await start_both(workers)
+            one.request("change", given={"prefix": 9}, persist=False)
+            slow = await other.expect("change")
+            fast = asyncio.create_task(one.change("prepared"))
             assert (await asyncio.wait({fast}, timeout=0.05))[0] == set()
-            other.pipe.tell("ready")
-            assert (await other.hears("decide"))["agreed"] is True
-            other.pipe.tell("changed")
-            assert await asyncio.wait_for(fast, SECONDS) == (slow, True) == ({"what": "change", "prefix": 9}, True)
-            assert (await one.answered())["error"] is None
+            other.pipe.send("prepared")
+            assert (await other.expect("decide"))["commit"] is True
+            other.pipe.send("changed")
+            assert await asyncio.wait_for(fast, SECONDS) == (slow, True) == ({"kind": "change", "prefix": 9}, True)
+            assert (await one.response())["error"] is None
 
-    async def test_one_that_cannot_is_answered_with_and_holds_back_the_other(self, workers: FakeWorkers) -> None:
+    async def test_rejection_by_one_worker_aborts_the_change(self, workers: FakeWorkers) -> None:
+        """A change that one worker rejects applies to none, and the caller gets its error."""
         async with supervised(workers):
-            one, other = await both_serve(workers)
-            one.asks("change", given={"prefix": 9}, persist=False)
+            one, other = await start_both(workers)
+            one.request("change", given={"prefix": 9}, persist=False)
             refused = encode_error(PrefixInUse(9, "there:1"))
-            (_, agreed), _ = await asyncio.gather(one.change("ready"), other.change("refused", error=refused))
-            assert agreed is False
-            error = decode_error((await one.answered())["error"])
+            (_, committed), _ = await asyncio.gather(one.change("prepared"), other.change("rejected", error=refused))
+            assert committed is False
+            error = decode_error((await one.response())["error"])
             assert isinstance(error, PrefixInUse)
-            await other.end()
+            await other.exit()
             assert (await (await workers.next()).serve())["node_prefix"] == 3
 
-    async def test_one_that_dies_holds_back_nobody_and_comes_back_changed(self, workers: FakeWorkers) -> None:
+    async def test_worker_exit_during_a_change_does_not_abort_it(self, workers: FakeWorkers) -> None:
+        """A worker that exits during a change is replaced with the new settings."""
         async with supervised(workers):
-            one, other = await both_serve(workers)
-            one.asks("change", given={"prefix": 9, "increment": 5}, persist=False)
-            await other.hears("change")
-            await other.end()
-            assert (await one.change("ready"))[1] is True
-            assert (await one.answered())["error"] is None
+            one, other = await start_both(workers)
+            one.request("change", given={"prefix": 9, "increment": 5}, persist=False)
+            await other.expect("change")
+            await other.exit()
+            assert (await one.change("prepared"))[1] is True
+            assert (await one.response())["error"] is None
             settings = await (await workers.next()).serve()
             assert (settings["node_prefix"], settings["auto_increment_increment"]) == (9, 5)
 
-    async def test_one_that_hangs_is_replaced_and_nothing_is_changed(self, workers: FakeWorkers, soon: str) -> None:
-        async with supervised(workers, store_timeout=soon):
-            one, other = await both_serve(workers)
-            one.asks("change", given={"prefix": 9}, persist=False)
-            assert (await one.change("ready"))[1] is False
-            error = decode_error((await one.answered())["error"])
+    async def test_unresponsive_worker_aborts_a_change(self, workers: FakeWorkers, short_timeout: str) -> None:
+        """A change aborts if a worker does not prepare in time; its replacement has the old settings."""
+        async with supervised(workers, store_timeout=short_timeout):
+            one, other = await start_both(workers)
+            one.request("change", given={"prefix": 9}, persist=False)
+            assert (await one.change("prepared"))[1] is False
+            error = decode_error((await one.response())["error"])
             assert isinstance(error, WorkerFailed)
             assert "worker 2 did not answer" in str(error)
-            assert other.ended.is_set()
+            assert other.exited.is_set()
             assert (await (await workers.next()).serve())["node_prefix"] == 3
 
-    async def test_one_that_hangs_once_it_was_decided_comes_back_changed(self, workers: FakeWorkers, soon: str) -> None:
-        async with supervised(workers, store_timeout=soon):
-            one, other = await both_serve(workers)
-            one.asks("change", given={"prefix": 9}, persist=False)
-            await other.hears("change")
-            other.pipe.tell("ready")
-            assert (await one.change("ready"))[1] is True
-            assert (await one.answered())["error"] is None
-            assert other.ended.is_set()
+    async def test_unresponsive_worker_after_commit_is_replaced(self, workers: FakeWorkers, short_timeout: str) -> None:
+        """A worker unresponsive after the commit is replaced with the new settings."""
+        async with supervised(workers, store_timeout=short_timeout):
+            one, other = await start_both(workers)
+            one.request("change", given={"prefix": 9}, persist=False)
+            await other.expect("change")
+            other.pipe.send("prepared")
+            assert (await one.change("prepared"))[1] is True
+            assert (await one.response())["error"] is None
+            assert other.exited.is_set()
             assert (await (await workers.next()).serve())["node_prefix"] == 9
 
-    async def test_it_is_kept_once_all_are_ready(self, workers: FakeWorkers, tmp_path: Path) -> None:
-        persisted = NodeSettingsFile(tmp_path, "127.0.0.1:50051")
-        async with supervised(workers, persisted):
-            one, other = await both_serve(workers)
-            one.asks("change", given={"offset": 9}, persist=True)
-            await other.hears("change")
-            assert persisted.read() == {}
-            other.pipe.tell("ready")
-            assert (await one.change("ready"))[1] is True
-            assert persisted.read() == {"auto_increment_offset": 9}
+    async def test_settings_are_persisted_once_all_have_prepared(self, workers: FakeWorkers, tmp_path: Path) -> None:
+        """A change is written to the file after all workers have prepared it."""
+        node_settings = NodeSettingsFile(tmp_path, "127.0.0.1:50051")
+        async with supervised(workers, node_settings):
+            one, other = await start_both(workers)
+            one.request("change", given={"offset": 9}, persist=True)
+            await other.expect("change")
+            assert node_settings.read() == {}
+            other.pipe.send("prepared")
+            assert (await one.change("prepared"))[1] is True
+            assert node_settings.read() == {"auto_increment_offset": 9}
 
     @pytest.mark.parametrize("fail", ["check", "save"])
-    async def test_what_cannot_be_kept_is_not_changed(
+    async def test_change_that_cannot_be_persisted_is_aborted(
         self, workers: FakeWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str
     ) -> None:
-        persisted = NodeSettingsFile(tmp_path, "127.0.0.1:50051")
-        monkeypatch.setattr(persisted, fail, failing(InvalidRequest("persist", "the disk is full"), fail == "save"))
-        async with supervised(workers, persisted):
-            one, other = await both_serve(workers)
-            one.asks("change", given={"prefix": 9}, persist=True)
+        """A change that cannot be persisted applies to no worker."""
+        node_settings = NodeSettingsFile(tmp_path, "127.0.0.1:50051")
+        monkeypatch.setattr(node_settings, fail, failing(InvalidRequest("persist", "the disk is full"), fail == "save"))
+        async with supervised(workers, node_settings):
+            one, other = await start_both(workers)
+            one.request("change", given={"prefix": 9}, persist=True)
             if fail == "save":
-                decided = await asyncio.gather(one.change("ready"), other.change("ready"))
-                assert [agreed for _, agreed in decided] == [False, False]
-            error = decode_error((await one.answered())["error"])
+                decided = await asyncio.gather(one.change("prepared"), other.change("prepared"))
+                assert [committed for _, committed in decided] == [False, False]
+            error = decode_error((await one.response())["error"])
             assert isinstance(error, InvalidRequest)
             assert error.field == "persist"
 
 
 class TestStopping:
     @pytest.mark.parametrize("ends", [True, False])
-    async def test_the_exit_code_says_whether_one_had_to_be_killed(
+    async def test_exit_code_is_1_if_a_worker_was_killed(
         self, workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch, ends: bool
     ) -> None:
-        monkeypatch.setattr(supervisor, "END_SECONDS", SECONDS if ends else 1.0)
+        """The exit code of a stop is 0, or 1 if a worker had to be killed."""
+        monkeypatch.setattr(supervisor, "STOP_MARGIN_SECONDS", SECONDS if ends else 1.0)
         settings = Settings.model_validate({"listen": "127.0.0.1:0", "workers": 2, "drain_timeout": "0s"})
         server = Supervisor(settings, NodeSettingsFile(None, "127.0.0.1:0"))
         running = asyncio.create_task(server.run())
-        one, other = await both_serve(workers)
+        one, other = await start_both(workers)
         with capture_logs() as logs:
-            server._signalled(signal.SIGTERM)
+            server._on_stop_signal(signal.SIGTERM)
             for worker in (one, other):
-                await worker.hears("stop")
-            one.pipe.tell("closed")
-            one.pipe.tell("drained")
+                await worker.expect("stop")
+            one.pipe.send("closed")
+            one.pipe.send("drained")
             if ends:
-                other.pipe.tell("closed")
+                other.pipe.send("closed")
                 for worker in (one, other):
-                    await worker.hears("refuse")
-                other.pipe.tell("drained")
+                    await worker.expect("all_closed")
+                other.pipe.send("drained")
                 for worker in (one, other):
-                    await worker.hears("end")
-                    await worker.end()
+                    await worker.expect("exit")
+                    await worker.exit()
             assert await asyncio.wait_for(running, SECONDS) == (0 if ends else 1)
-        killed = [(line["workers"], line["exit_code"]) for line in logs if line["event"] == "killed"]
+        killed = [(line["workers"], line["exit_code"]) for line in logs if line["event"] == "workers_killed"]
         assert killed == ([] if ends else [([1, 2], 1)])
-        assert one.ended.is_set()
-        assert other.ended.is_set()
+        assert one.exited.is_set()
+        assert other.exited.is_set()
 
-    async def test_calls_are_refused_once_all_workers_closed(self, workers: FakeWorkers) -> None:
-        """No caller is sent from a worker that closed to one that is about to."""
+    async def test_calls_are_rejected_after_all_workers_closed(self, workers: FakeWorkers) -> None:
+        """No rejected caller reconnects to a worker that is about to close."""
         settings = Settings.model_validate({"listen": "127.0.0.1:0", "workers": 2})
         server = Supervisor(settings, NodeSettingsFile(None, "127.0.0.1:0"))
         running = asyncio.create_task(server.run())
-        one, other = await both_serve(workers)
-        server._signalled(signal.SIGTERM)
+        one, other = await start_both(workers)
+        server._on_stop_signal(signal.SIGTERM)
         for worker in (one, other):
-            await worker.hears("stop")
-        one.pipe.tell("closed")
-        one.asks("lease_count")
-        await one.answered()  # and no "refuse" before it
-        await other.end()
-        await one.hears("refuse")
-        one.pipe.tell("drained")
-        await one.hears("end")
-        await one.end()
+            await worker.expect("stop")
+        one.pipe.send("closed")
+        one.request("lease_count")
+        await one.response()  # and no "all_closed" before it
+        await other.exit()
+        await one.expect("all_closed")
+        one.pipe.send("drained")
+        await one.expect("exit")
+        await one.exit()
         assert await asyncio.wait_for(running, SECONDS) == 0
 
 
 class TestCounting:
-    async def test_leases_of_the_others(self, workers: FakeWorkers) -> None:
+    async def test_lease_count_sums_the_other_workers(self, workers: FakeWorkers) -> None:
+        """A worker learns the number of leases of the other workers."""
         async with supervised(workers):
-            one, other = await both_serve(workers)
+            one, other = await start_both(workers)
             for worker, lease_count in ((one, 1), (other, 4)):
-                worker.pipe.tell("counts", counts={"methods": {}, "burned": {}, "lease_count": lease_count})
-                worker.asks("lease_count")
-                await worker.answered()  # so it was heard
+                worker.pipe.send("counts", counts={"methods": {}, "burned": {}, "lease_count": lease_count})
+                worker.request("lease_count")
+                await worker.response()  # The counts have arrived.
             for worker, others in ((one, 4), (other, 1)):
-                worker.asks("lease_count")
-                assert (await worker.answered())["lease_count"] == others
+                worker.request("lease_count")
+                assert (await worker.response())["lease_count"] == others
 
 
 def failing(error: Refusal, awaited: bool) -> Callable[[object], Any]:

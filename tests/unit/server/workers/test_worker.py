@@ -1,4 +1,4 @@
-"""What a worker and its supervisor tell each other, where that is not seen through real processes."""
+"""Messages between a worker and its supervisor."""
 
 import asyncio
 import socket
@@ -23,20 +23,21 @@ class Broken:
         raise ZeroDivisionError("of its own")
 
 
-async def test_a_change_that_fails_by_a_fault_of_the_worker_is_replied_to() -> None:
+async def test_bug_during_a_change_is_reported() -> None:
+    """A worker rejects a change that fails by a bug, so that the supervisor does not wait."""
     one, other = socket.socketpair()
     supervisor = await Pipe.over(one)
     worker = Worker(await Pipe.over(other), 2, 1.0)
     broken: Any = Broken()
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.hear())
-        supervisor.tell("serve")
-        await worker.join(broken, AccessControl(FakeClock(), 1), "here")
-        assert await supervisor.hear() == {"what": "serves", "welcome": "here"}
-        supervisor.tell("change", offset=5)
-        reply = await supervisor.hear()
+        tasks.create_task(worker.receive_until_orphaned())
+        supervisor.send("serve")
+        await worker.wait_all_ready(broken, AccessControl(FakeClock(), 1), "here")
+        assert await supervisor.receive() == {"kind": "ready", "welcome": "here"}
+        supervisor.send("change", offset=5)
+        reply = await supervisor.receive()
         assert reply is not None
-        assert reply["what"] == "refused"
+        assert reply["kind"] == "rejected"
         error = decode_error(reply["error"])
         assert isinstance(error, WorkerFailed)
         assert "of its own" in str(error)
@@ -44,29 +45,30 @@ async def test_a_change_that_fails_by_a_fault_of_the_worker_is_replied_to() -> N
     await worker._pipe.close()
 
 
-async def test_a_change_of_all_workers_is_witnessed_also_where_the_caller_leaves(pipes: tuple[Pipe, Pipe]) -> None:
+async def test_cancelled_change_still_publishes_its_event(pipes: tuple[Pipe, Pipe]) -> None:
+    """A committed change is published even if its caller has cancelled the call."""
     supervisor, ours = pipes
     worker = Worker(ours, 2, 1.0)
-    told: list[tuple[ChangedSettings, ChangedSettings]] = []
+    events: list[tuple[ChangedSettings, ChangedSettings]] = []
     doc_ids: Any = SimpleNamespace(settings={"prefix": 1, "auto_increment_offset": 1})
-    supervisor.tell("stop")
+    supervisor.send("stop")
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        hearing = tasks.create_task(worker.hear())
-        await worker.join(doc_ids, AccessControl(FakeClock(), 1), "here")
-        await supervisor.hear()
-        with change_events.listening(lambda *change: told.append(change)):
+        receiving = tasks.create_task(worker.receive_until_orphaned())
+        await worker.wait_all_ready(doc_ids, AccessControl(FakeClock(), 1), "here")
+        await supervisor.receive()
+        with change_events.listening(lambda *change: events.append(change)):
             calls = [tasks.create_task(worker.change({"prefix": prefix}, persist=False)) for prefix in (2, 3)]
         for call, prefix, error in ((calls[0], 2, None), (calls[1], 3, encode_error(WorkerFailed("x")))):
-            question = await supervisor.hear()
-            assert question is not None
+            request = await supervisor.receive()
+            assert request is not None
             call.cancel()
             await asyncio.wait({call})
             if error is None:
-                doc_ids.settings = {"prefix": prefix, "auto_increment_offset": 5}  # and another one's change
-            supervisor.tell("answer", number=question["number"], error=error)
+                doc_ids.settings = {"prefix": prefix, "auto_increment_offset": 5}  # with another call's change
+            supervisor.send("response", id=request["id"], error=error)
         await supervisor.close()
-        await hearing
-    assert told == [({"prefix": 1}, {"prefix": 2})]
+        await receiving
+    assert events == [({"prefix": 1}, {"prefix": 2})]
 
 
 @pytest.fixture
@@ -78,52 +80,57 @@ async def pipes() -> AsyncIterator[tuple[Pipe, Pipe]]:
     await ours.close()
 
 
-@pytest.mark.parametrize("told", ["before", "after"])
-async def test_a_worker_asks_who_calls_when_another_one_does(pipes: tuple[Pipe, Pipe], told: str) -> None:
+@pytest.mark.parametrize("order", ["before", "after"])
+async def test_worker_follows_required_authentication(pipes: tuple[Pipe, Pipe], order: str) -> None:
+    """A worker requires authentication when the supervisor does, during its start or later."""
     supervisor, ours = pipes
     worker, access_control, doc_ids = Worker(ours, 2, 1.0), AccessControl(FakeClock(), 1, AccessPolicy()), Any
-    supervisor.tell("asks")
-    supervisor.tell("stop")  # so that it is known what was heard, and joining does not wait
+    supervisor.send("require_authentication")
+    supervisor.send("stop")  # It marks the end of the messages, and wait_all_ready returns.
     async with asyncio.timeout(10):
-        if told == "after":
-            worker.stopping.set()
-            await worker.join(doc_ids, access_control, "here")  # type: ignore[arg-type]
-            worker.stopping.clear()
+        if order == "after":
+            worker.stop_requested.set()
+            await worker.wait_all_ready(doc_ids, access_control, "here")  # type: ignore[arg-type]
+            worker.stop_requested.clear()
             assert not access_control.requires_authentication
-        hearing = asyncio.create_task(worker.hear())
-        await worker.stopping.wait()
-        if told == "before":
-            await worker.join(doc_ids, access_control, "here")  # type: ignore[arg-type]
+        receiving = asyncio.create_task(worker.receive_until_orphaned())
+        await worker.stop_requested.wait()
+        if order == "before":
+            await worker.wait_all_ready(doc_ids, access_control, "here")  # type: ignore[arg-type]
         assert access_control.requires_authentication
-        worker.ask()
-        worker.joined()
-        assert [(await supervisor.hear() or {})["what"] for _ in range(2)] == ["serves", "joined"]  # it was known
-        hearing.cancel()
+        worker.require_authentication()
+        worker.report_serving()
+        kinds = [(await supervisor.receive() or {})["kind"] for _ in range(2)]
+        assert kinds == ["ready", "serving"]  # The supervisor required authentication, so it gets no such report.
+        receiving.cancel()
 
 
-async def test_a_worker_tells_once_that_it_asks_who_calls(pipes: tuple[Pipe, Pipe]) -> None:
+async def test_worker_reports_required_authentication_once(pipes: tuple[Pipe, Pipe]) -> None:
+    """A worker reports once that it requires authentication."""
     supervisor, ours = pipes
     worker, doc_ids = Worker(ours, 2, 1.0), Any
-    worker.stopping.set()  # so that joining does not wait
-    await worker.join(doc_ids, AccessControl(FakeClock(), 1, AccessPolicy(), requires_authentication=True), "here")  # type: ignore[arg-type]
-    worker.ask()
-    worker.joined()
-    assert [(await supervisor.hear() or {})["what"] for _ in range(3)] == ["asks", "serves", "joined"]
+    worker.stop_requested.set()  # wait_all_ready returns at once
+    access_control = AccessControl(FakeClock(), 1, AccessPolicy(), requires_authentication=True)
+    await worker.wait_all_ready(doc_ids, access_control, "here")  # type: ignore[arg-type]
+    worker.require_authentication()
+    worker.report_serving()
+    kinds = [(await supervisor.receive() or {})["kind"] for _ in range(3)]
+    assert kinds == ["require_authentication", "ready", "serving"]
 
 
 @pytest.mark.parametrize("all_stop", [True, False])
-async def test_a_worker_that_closed_waits_for_the_others(pipes: tuple[Pipe, Pipe], all_stop: bool) -> None:
-    """A worker that stops by itself does not wait: the others go on."""
+async def test_closed_worker_waits_for_all_if_all_stop(pipes: tuple[Pipe, Pipe], all_stop: bool) -> None:
+    """A closed worker waits for the others only if the whole server stops."""
     supervisor, ours = pipes
     worker = Worker(ours, 2, 1.0)
-    hearing = asyncio.create_task(worker.hear())
+    receiving = asyncio.create_task(worker.receive_until_orphaned())
     async with asyncio.timeout(10):
         if all_stop:
-            supervisor.tell("stop")
-            await worker.stopping.wait()
-        closed = asyncio.create_task(worker.closed())
-        assert await supervisor.hear() == {"what": "closed"}
+            supervisor.send("stop")
+            await worker.stop_requested.wait()
+        closed = asyncio.create_task(worker.wait_all_closed())
+        assert await supervisor.receive() == {"kind": "closed"}
         assert closed.done() is not all_stop
-        supervisor.tell("refuse")
+        supervisor.send("all_closed")
         await closed
-    hearing.cancel()
+    receiving.cancel()

@@ -1,4 +1,4 @@
-"""Our bytes, read by the classes of MySQL's own client."""
+"""Notices as the protobuf classes of MySQL's own client parse them."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from tests.support import environments
 from tests.support.mysql import recordings
 from tests.support.paths import ROOT
 
-# Installing takes some seconds, where it has not been done.
+# The first run installs MySQL's client.
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -34,7 +34,8 @@ def read(mysqlx: Path, *frames: bytes) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 2, 10_000])
-def test_document_ids(mysqlx: Path, count: int) -> None:
+def test_document_ids_are_parsed(mysqlx: Path, count: int) -> None:
+    """MySQL's classes parse a notice of document ids, to the same bytes."""
     doc_ids = DocIdRun(0xFFFF, 0x6075F681, 0xFFFFFFFFFFF00000, 3, count).texts()
     (notice,) = read(mysqlx, document_ids_frame(doc_ids))
     assert notice == {
@@ -51,7 +52,8 @@ def test_document_ids(mysqlx: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("first_id", [0, 1, 127, 128, 2**53, 2**63 - 2])
-def test_insert_id(mysqlx: Path, first_id: int) -> None:
+def test_insert_id_is_parsed(mysqlx: Path, first_id: int) -> None:
+    """MySQL's classes parse a notice of an insert id, to the same bytes."""
     (notice,) = read(mysqlx, insert_id_frame(first_id))
     assert notice == {
         "message": "NOTICE",
@@ -66,7 +68,8 @@ def test_insert_id(mysqlx: Path, first_id: int) -> None:
     }
 
 
-def test_many_frames_in_one_stream(mysqlx: Path) -> None:
+def test_frames_in_one_stream_are_parsed(mysqlx: Path) -> None:
+    """MySQL's classes parse consecutive frames of one stream."""
     recorded = recordings.notices()
     notices = read(mysqlx, *(document_ids_frame(notice.ids) for notice in recorded))
     assert [notice["octets"] for notice in notices] == [notice.ids for notice in recorded]

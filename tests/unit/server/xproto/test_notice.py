@@ -1,4 +1,4 @@
-"""Notices: the very bytes of a real MySQL, and protobuf's own for everything else."""
+"""Notices have the bytes that a real MySQL sends, and that protobuf serializes."""
 
 import pytest
 from hypothesis import given
@@ -16,8 +16,8 @@ from tests.support.mysql import recordings
 DOC_IDS = st.lists(st.text("0123456789abcdef", min_size=28, max_size=28), min_size=1, max_size=300)
 
 
-def built(doc_ids: list[str]) -> pb.SessionStateChanged:
-    """The notice, message by message."""
+def protobuf_notice(doc_ids: list[str]) -> pb.SessionStateChanged:
+    """Return the notice, built from protobuf messages."""
     return pb.SessionStateChanged(
         param=pb.SESSION_PARAMETER_GENERATED_DOCUMENT_IDS,
         value=[
@@ -26,8 +26,8 @@ def built(doc_ids: list[str]) -> pb.SessionStateChanged:
     )
 
 
-def unwrapped(frame: bytes) -> pb.SessionStateChanged:
-    """The notice in a frame, as a client of the X Protocol reads it."""
+def parsed(frame: bytes) -> pb.SessionStateChanged:
+    """Return the notice in a frame, as a client of the X Protocol parses it."""
     assert int.from_bytes(frame[:4], "little") == len(frame) - 4
     assert frame[4] == 11
     notice = pb.Frame.FromString(frame[5:])
@@ -36,34 +36,38 @@ def unwrapped(frame: bytes) -> pb.SessionStateChanged:
     return pb.SessionStateChanged.FromString(notice.payload)
 
 
-def test_frames_equal_every_recorded_one() -> None:
+def test_frames_equal_recorded_ones() -> None:
+    """Frames equal all those recorded from a real MySQL."""
     recorded = recordings.notices()
     for source, ids, frame in recorded:
         assert document_ids_frame(ids) == frame, source
     assert len(recorded) == 420
 
 
-def test_the_example_of_the_documentation() -> None:
+def test_frame_equals_the_documented_example() -> None:
+    """A frame equals the example in MySQL's documentation."""
     head = bytes.fromhex("2d000000 0b 08031002 1a26 080c 1222 0804 2a1e 0a1c")
     assert document_ids_frame(["00006075f6810000000000000006"]) == head + b"00006075f6810000000000000006"
 
 
 @given(DOC_IDS)
-def test_bytes_equal_protobuf_s_own(doc_ids: list[str]) -> None:
-    assert document_ids_notice(doc_ids) == built(doc_ids)
+def test_bytes_equal_those_of_protobuf(doc_ids: list[str]) -> None:
+    """The fast serialization equals that of protobuf."""
+    assert document_ids_notice(doc_ids) == protobuf_notice(doc_ids)
     frame = document_ids_frame(doc_ids)
-    assert unwrapped(frame) == built(doc_ids)
+    assert parsed(frame) == protobuf_notice(doc_ids)
     payload = pb.Frame(
         type=pb.FRAME_TYPE_SESSION_STATE_CHANGED,
         scope=pb.FRAME_SCOPE_LOCAL,
-        payload=built(doc_ids).SerializeToString(),
+        payload=protobuf_notice(doc_ids).SerializeToString(),
     ).SerializeToString()
     assert frame[5:] == payload
 
 
-def test_ten_thousand() -> None:
+def test_notice_with_ten_thousand_ids() -> None:
+    """A notice can have as many ids as a message."""
     doc_ids = [f"{n:028x}" for n in range(10_000)]
-    notice = unwrapped(document_ids_frame(doc_ids))
+    notice = parsed(document_ids_frame(doc_ids))
     assert [value.v_octets.value.decode() for value in notice.value] == doc_ids
 
 
@@ -71,26 +75,30 @@ def test_ten_thousand() -> None:
     "doc_ids",
     [[], [""], ["0" * 27], ["0" * 29], ["0" * 28, "0" * 27], ["0" * 27, "0" * 29]],
 )
-def test_what_is_no_document_id_is_refused(doc_ids: list[str]) -> None:
+def test_ids_of_another_length_are_refused(doc_ids: list[str]) -> None:
+    """No ids, and ids without 28 characters, are an error."""
     with pytest.raises(ValueError, match="28 characters"):
         document_ids_frame(doc_ids)
     with pytest.raises(ValueError, match="28 characters"):
         document_ids_notice(doc_ids)
 
 
-def test_a_character_of_two_bytes_is_refused() -> None:
+def test_non_ascii_id_is_refused() -> None:
+    """An id with a character of two bytes is an error."""
     with pytest.raises(UnicodeEncodeError):
         document_ids_frame(["é" + "0" * 27])
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_insert_id(first_id: int) -> None:
+def test_insert_id_notice_and_frame(first_id: int) -> None:
+    """A notice of an insert id has parameter 3 and one V_UINT."""
     notice = insert_id_notice(first_id)
     assert notice.param == 3
     assert [(value.type, value.v_unsigned_int) for value in notice.value] == [(2, first_id)]
-    assert notice.value[0].HasField("v_unsigned_int")  # a zero too is written
-    assert unwrapped(insert_id_frame(first_id)) == notice
+    assert notice.value[0].HasField("v_unsigned_int")  # Zero is serialized, too.
+    assert parsed(insert_id_frame(first_id)) == notice
 
 
-def test_insert_id_as_bytes() -> None:
+def test_insert_id_frame_bytes() -> None:
+    """The frame of an insert id has the documented bytes."""
     assert insert_id_frame(300).hex() == "100000000b080310021a0908031205080218ac02"
