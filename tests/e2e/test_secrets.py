@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
-from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.processes import IDALLOC, Server, environment, running
 
 # Each starts several processes, which take their time on a machine that does other things.
@@ -35,8 +35,8 @@ WRONG = f"idalloc_{PLANTED}WrongToken0123456789abcdefghijklmnop"
 BASIC = base64.b64encode(f"alice:{PASSWORD}".encode()).decode()
 
 
-class Crate(CrateStandin):
-    """The stand-in, which can answer with rows that no CrateDB sends: that is a fault inside the server."""
+class Crate(CrateEmulator):
+    """The emulator, which can answer with rows that no CrateDB sends: that is a fault inside the server."""
 
     def __init__(self) -> None:
         super().__init__()

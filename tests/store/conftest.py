@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.store import Store
-from tests.support.cratedb.emulator import CrateStandin
+from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import CrateBackend, MemoryBackend, MemoryOpener, Opener, SqliteBackend
 
 REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
-BACKENDS = ["sqlite", "standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
+BACKENDS = ["sqlite", "emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
 # The fake of the unit tests keeps the same promises.
 ALL = [*BACKENDS, "memory"]
 
@@ -22,8 +22,8 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-async def standin(clock: FakeClock) -> AsyncIterator[CrateStandin]:
-    async with CrateStandin() as crate:
+async def emulator(clock: FakeClock) -> AsyncIterator[CrateEmulator]:
+    async with CrateEmulator() as crate:
         crate.statements.now_ms = lambda: round(clock.wall() * 1000)
         yield crate
     assert crate.unknown == []
@@ -38,8 +38,8 @@ async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Pat
         await opener.close()
     elif request.param == "memory":
         yield MemoryOpener(MemoryBackend(clock), clock)
-    elif request.param == "standin":
-        async with CrateStandin() as crate:
+    elif request.param == "emulator":
+        async with CrateEmulator() as crate:
             crate.statements.now_ms = lambda: round(clock.wall() * 1000)
             opener = Opener(CrateBackend(f"crate://{crate.host}/?schema=idalloc_test", clock.advance), clock)
             yield opener

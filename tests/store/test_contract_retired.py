@@ -14,7 +14,7 @@ from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.domain.store import Store
 from idalloc_server.store.urls import open_store
 from tests.store.conftest import ALL
-from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import Opener
 from tests.support.store_rows import made, row_of
@@ -113,18 +113,18 @@ class TestRacesOfCrateDB:
     """CrateDB has no transactions: what a mark overtakes is undone."""
 
     @pytest.fixture
-    async def stores(self, standin: CrateStandin, clock: FakeClock) -> AsyncIterator[Stores]:
-        stores = [open_store(f"crate://{standin.host}/", clock) for _ in range(2)]
+    async def stores(self, emulator: CrateEmulator, clock: FakeClock) -> AsyncIterator[Stores]:
+        stores = [open_store(f"crate://{emulator.host}/", clock) for _ in range(2)]
         for store in stores:
             await store.open()
         yield stores[0], stores[1]
         for store in stores:
             await store.close()
 
-    async def overtake(self, standin: CrateStandin, stores: Stores, match: str, call: Awaitable[object]) -> None:
+    async def overtake(self, emulator: CrateEmulator, stores: Stores, match: str, call: Awaitable[object]) -> None:
         """Makes a call, with the mark written just before one of its statements is applied."""
         await stores[1].create(MARK._replace(deleted=True))
-        execute = standin.statements.execute
+        execute = emulator.statements.execute
 
         def execute_behind_the_mark(statement: str, args: Many[Any]) -> dict[str, Any]:
             if match in statement:
@@ -132,31 +132,31 @@ class TestRacesOfCrateDB:
             return execute(statement, args)
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(StoreRetired):
-            patch.setattr(standin.statements, "execute", execute_behind_the_mark)
+            patch.setattr(emulator.statements, "execute", execute_behind_the_mark)
             await call
 
-    async def test_a_create_that_comes_late_is_ended(self, standin: CrateStandin, stores: Stores) -> None:
+    async def test_a_create_that_comes_late_is_ended(self, emulator: CrateEmulator, stores: Stores) -> None:
         """P1: the creator sees the mark afterwards, refuses, and leaves a tombstone."""
         yearly = Sequence(reset=Reset.YEARLY, format="{year}-{value}")
         call = stores[0].create(made("late", yearly, generation=3))
-        await self.overtake(standin, stores, "INSERT INTO", call)
+        await self.overtake(emulator, stores, "INSERT INTO", call)
         row = await row_of(stores[1], "late")
         assert row.deleted
         assert row.generation == 5  # odd, as of every sequence with a reset
         with pytest.raises(StoreRetired):
             await stores[1].grant("late", 1, 1000)
 
-    async def test_a_revival_that_comes_late_is_ended(self, standin: CrateStandin, stores: Stores) -> None:
+    async def test_a_revival_that_comes_late_is_ended(self, emulator: CrateEmulator, stores: Stores) -> None:
         """P1: a deleted sequence that is created again just then is a tombstone again."""
         await stores[0].create(made("late", deleted=True))
-        await self.overtake(standin, stores, "rev_by = CASE", stores[0].revise("late", 0, change("again")))
+        await self.overtake(emulator, stores, "rev_by = CASE", stores[0].revise("late", 0, change("again")))
         assert (await row_of(stores[1], "late")).deleted
 
-    async def test_a_claim_that_comes_late_is_refused(self, standin: CrateStandin, stores: Stores) -> None:
+    async def test_a_claim_that_comes_late_is_refused(self, emulator: CrateEmulator, stores: Stores) -> None:
         """P6: a start timestamp that was claimed after the mark is used by nobody."""
-        await self.overtake(standin, stores, "(prefix, last_start, holder", claim(stores[0]))
+        await self.overtake(emulator, stores, "(prefix, last_start, holder", claim(stores[0]))
 
-    async def test_a_row_that_was_left_alive_grants_nothing(self, standin: CrateStandin, stores: Stores) -> None:
+    async def test_a_row_that_was_left_alive_grants_nothing(self, emulator: CrateEmulator, stores: Stores) -> None:
         """P1: its creator ended before it could end the row; the first grant of any process is given back."""
         await stores[1].create(made("orphan"))
         await stores[1].create(made("known"))
@@ -167,40 +167,40 @@ class TestRacesOfCrateDB:
                 await stores[0].grant("orphan", 5, 1000)
         assert (await row_of(stores[1], "orphan")).last_value == 0
         assert await stores[0].grant("known", 1, 1000)  # until the retirement ends it
-        sent = len(standin.requests)
+        sent = len(emulator.requests)
         await stores[0].grant("known", 1, 1000)
-        assert len(standin.requests) == sent + 1
+        assert len(emulator.requests) == sent + 1
 
-    async def test_a_grant_that_cannot_look_is_unknown(self, standin: CrateStandin, stores: Stores) -> None:
+    async def test_a_grant_that_cannot_look_is_unknown(self, emulator: CrateEmulator, stores: Stores) -> None:
         """P9: the ids of a grant after which the mark could not be read are burned, and counted as such."""
         await stores[1].create(made("orders"))
-        standin.inject(Fault("error", match="SELECT name", times=-1, status=403, code=4037))
+        emulator.inject(Fault("error", match="SELECT name", times=-1, status=403, code=4037))
         with pytest.raises(StoreUnavailable, match="whether the store is retired") as refused:
             await stores[0].grant("orders", 5, 1000)
         assert type(refused.value).__name__ == "StoreOutcomeUnknown"
 
-    async def test_ids_that_cannot_go_back_are_unknown(self, standin: CrateStandin, stores: Stores) -> None:
+    async def test_ids_that_cannot_go_back_are_unknown(self, emulator: CrateEmulator, stores: Stores) -> None:
         """P9: the ids of a grant on a retired store are burned where another write hinders their way back."""
         await stores[1].create(made("orphan"))
         await stores[1].create(MARK)
-        standin.inject(Fault("error", match="last_value - ", status=400, code=4000))
+        emulator.inject(Fault("error", match="last_value - ", status=400, code=4000))
         with pytest.raises(StoreUnavailable, match="cannot be given back: this store was retired") as refused:
             await stores[0].grant("orphan", 5, 1000)
         assert type(refused.value).__name__ == "StoreOutcomeUnknown"
         assert (await row_of(stores[1], "orphan")).last_value == 5
 
-    async def test_a_create_that_cannot_look_is_unknown(self, standin: CrateStandin, stores: Stores) -> None:
+    async def test_a_create_that_cannot_look_is_unknown(self, emulator: CrateEmulator, stores: Stores) -> None:
         """A create after which the mark could not be read was made, and is not reported as if it was not."""
-        execute = standin.statements.execute
+        execute = emulator.statements.execute
 
         def execute_then_fail(statement: str, args: Many[Any]) -> dict[str, Any]:
             answer = execute(statement, args)
             if statement.startswith("INSERT INTO"):
-                standin.inject(Fault("error", match="SELECT name", status=400, code=4000))
+                emulator.inject(Fault("error", match="SELECT name", status=400, code=4000))
             return answer
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(StoreUnavailable) as refused:
-            patch.setattr(standin.statements, "execute", execute_then_fail)
+            patch.setattr(emulator.statements, "execute", execute_then_fail)
             await stores[0].create(made("orders"))
         assert type(refused.value).__name__ == "StoreOutcomeUnknown"
         assert (await row_of(stores[1], "orders")).name == "orders"

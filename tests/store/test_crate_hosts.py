@@ -14,7 +14,7 @@ from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb.store import CrateStore
-from tests.support.cratedb.emulator import CrateStandin
+from tests.support.cratedb.emulator import CrateEmulator
 
 ADD = "UPDATE sequences SET last_value = last_value + ? WHERE name = ? RETURNING last_value"
 READ = "SELECT last_value FROM sequences WHERE name = ?"
@@ -400,9 +400,9 @@ class TestConditionalWrites:
         assert nodes[0].requests == ["write", "read", "write"]
         assert nodes[1].requests == []
 
-    async def test_a_grant_goes_to_the_next_host(self, standin: CrateStandin, nodes: list[Node]) -> None:
+    async def test_a_grant_goes_to_the_next_host(self, emulator: CrateEmulator, nodes: list[Node]) -> None:
         """P10: what is relative, and was sent to nobody, goes on."""
-        store = CrateStore(CrateHttp([nodes[0].host, standin.host], timeout=60.0), "doc", "crate://")
+        store = CrateStore(CrateHttp([nodes[0].host, emulator.host], timeout=60.0), "doc", "crate://")
         await nodes[0].stop()
         await store.open()
         assert await soon(store.grant("s", 5, 1000)) is None

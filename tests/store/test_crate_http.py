@@ -16,7 +16,7 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_server.store.cratedb.http import CrateHttp
-from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.cratedb.emulator import CrateEmulator, Fault
 
 ADD = "UPDATE sequences SET last_value = last_value + ? WHERE name = ? RETURNING last_value"
 READ = "SELECT last_value FROM sequences WHERE name = ?"
@@ -25,10 +25,10 @@ MakeHttp = Callable[..., CrateHttp]
 
 
 @pytest.fixture
-async def crate(standin: CrateStandin) -> CrateStandin:
-    standin.statements.execute("CREATE TABLE sequences (name TEXT PRIMARY KEY, last_value BIGINT)", [])
-    standin.statements.execute("INSERT INTO sequences (name, last_value) VALUES ('s', 0)", [])
-    return standin
+async def crate(emulator: CrateEmulator) -> CrateEmulator:
+    emulator.statements.execute("CREATE TABLE sequences (name TEXT PRIMARY KEY, last_value BIGINT)", [])
+    emulator.statements.execute("INSERT INTO sequences (name, last_value) VALUES ('s', 0)", [])
+    return emulator
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def make_http() -> AsyncIterator[MakeHttp]:
         await http.close()
 
 
-def last_value(crate: CrateStandin) -> int:
+def last_value(crate: CrateEmulator) -> int:
     return int(crate.statements.execute(READ, ["s"])["rows"][0][0])
 
 
@@ -54,7 +54,7 @@ def closed_port() -> str:
         return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-async def two_hosts(crate: CrateStandin) -> list[str]:
+async def two_hosts(crate: CrateEmulator) -> list[str]:
     return [crate.host, f"127.0.0.1:{await crate.listen()}"]
 
 
@@ -79,7 +79,7 @@ class TestWritesAreSentOnce:
         ids=lambda value: f"{value.kind} {value.status} {value.applied}" if isinstance(value, Fault) else "",
     )
     async def test_no_answer_or_a_failure_leaves_the_outcome_unknown(
-        self, crate: CrateStandin, make_http: MakeHttp, fault: Fault, moved: int, hosts: int, warm: bool
+        self, crate: CrateEmulator, make_http: MakeHttp, fault: Fault, moved: int, hosts: int, warm: bool
     ) -> None:
         http = make_http(*(await two_hosts(crate))[:hosts])
         if warm:
@@ -107,7 +107,7 @@ class TestWritesAreSentOnce:
                 await make_http(host).write(ADD, 5, "s")
 
     async def test_what_an_operator_must_change_is_refused_with_its_code(
-        self, crate: CrateStandin, make_http: MakeHttp
+        self, crate: CrateEmulator, make_http: MakeHttp
     ) -> None:
         http = make_http(*await two_hosts(crate))
         with pytest.raises(StoreRefused, match=r"RelationUnknown\[Relation 'doc.nope' unknown\]") as caught:
@@ -119,7 +119,7 @@ class TestWritesAreSentOnce:
             await http.write("UPDATE sequences SET nocol = 1 WHERE name = 's'")
         assert len(crate.writes()) == 4
 
-    async def test_the_code_and_status_of_a_failure_are_told(self, crate: CrateStandin, make_http: MakeHttp) -> None:
+    async def test_the_code_and_status_of_a_failure_are_told(self, crate: CrateEmulator, make_http: MakeHttp) -> None:
         crate.inject(Fault("error", status=503, code=5031))
         with pytest.raises(StoreOutcomeUnknown, match="ClusterBlockException") as caught:
             await make_http(crate.host).write(ADD, 1, "s")
@@ -145,13 +145,13 @@ class TestWritesAreSentOnce:
                 await asyncio.sleep(0.02)
             assert len(posts) == 3
 
-    async def test_many_at_once_are_each_applied_once(self, crate: CrateStandin, make_http: MakeHttp) -> None:
+    async def test_many_at_once_are_each_applied_once(self, crate: CrateEmulator, make_http: MakeHttp) -> None:
         http = make_http(crate.host, max_connections=7)
         rows = await asyncio.gather(*(http.write(ADD, 1, "s") for _ in range(100)))
         assert sorted(row[0][0] for row in rows) == list(range(1, 101))
         assert len(crate.writes()) == 100
 
-    async def test_integers_are_exact(self, crate: CrateStandin, make_http: MakeHttp) -> None:
+    async def test_integers_are_exact(self, crate: CrateEmulator, make_http: MakeHttp) -> None:
         http = make_http(crate.host)
         assert await http.write(ADD, 2**63 - 2, "s") == [[2**63 - 2]]
         assert await http.write(ADD, -(2**63) + 3, "s") == [[1]]
@@ -159,7 +159,7 @@ class TestWritesAreSentOnce:
 
 class TestFailover:
     async def test_where_no_connection_can_be_made_the_next_host_is_asked(
-        self, crate: CrateStandin, make_http: MakeHttp
+        self, crate: CrateEmulator, make_http: MakeHttp
     ) -> None:
         http = make_http(closed_port(), crate.host)
         assert await http.write(ADD, 5, "s") == [[5]]
@@ -171,7 +171,7 @@ class TestFailover:
             await make_http(closed_port(), closed_port()).write(ADD, 5, "s")
 
     async def test_a_host_that_does_not_take_the_connection_is_given_up(
-        self, crate: CrateStandin, make_http: MakeHttp
+        self, crate: CrateEmulator, make_http: MakeHttp
     ) -> None:
         """TLS is spoken to a server that says nothing: connected by TCP, never ready to be sent to."""
 
@@ -189,7 +189,7 @@ class TestFailover:
         "fault", [Fault("drop"), Fault("reset"), Fault("hang"), Fault("error")], ids=lambda fault: fault.kind
     )
     async def test_a_host_that_failed_is_not_the_first_choice(
-        self, crate: CrateStandin, make_http: MakeHttp, fault: Fault
+        self, crate: CrateEmulator, make_http: MakeHttp, fault: Fault
     ) -> None:
         """P10: the next write goes to the host that answers, and stays there."""
         hosts = await two_hosts(crate)
@@ -203,7 +203,7 @@ class TestFailover:
         assert [port for port, _ in crate.requests] == [ports[0], ports[1], ports[1]]
 
     async def test_nor_is_one_that_was_silent_until_the_caller_gave_up(
-        self, crate: CrateStandin, make_http: MakeHttp
+        self, crate: CrateEmulator, make_http: MakeHttp
     ) -> None:
         hosts = await two_hosts(crate)
         http = make_http(*hosts, timeout=60.0)
@@ -214,14 +214,14 @@ class TestFailover:
         assert [port for port, _ in crate.requests] == [int(host.rpartition(":")[2]) for host in hosts]
 
     async def test_calls_under_way_do_not_push_others_to_the_next_host(
-        self, crate: CrateStandin, make_http: MakeHttp
+        self, crate: CrateEmulator, make_http: MakeHttp
     ) -> None:
         http = make_http(*await two_hosts(crate))
         crate.inject(Fault("delay", seconds=0.05, times=-1))
         await asyncio.gather(*(http.write(ADD, 1, "s") for _ in range(5)))
         assert len({port for port, _ in crate.requests}) == 1
 
-    async def test_the_only_host_is_asked_again(self, crate: CrateStandin, make_http: MakeHttp) -> None:
+    async def test_the_only_host_is_asked_again(self, crate: CrateEmulator, make_http: MakeHttp) -> None:
         http = make_http(crate.host)
         crate.inject(Fault("drop"))
         with pytest.raises(StoreOutcomeUnknown):
@@ -243,7 +243,7 @@ class TestReads:
         ids=lambda fault: f"{fault.kind} {fault.status}",
     )
     async def test_a_read_goes_on_to_the_next_host(
-        self, crate: CrateStandin, make_http: MakeHttp, fault: Fault
+        self, crate: CrateEmulator, make_http: MakeHttp, fault: Fault
     ) -> None:
         http = make_http(*await two_hosts(crate))
         crate.inject(Fault(**vars(fault)))
@@ -251,7 +251,7 @@ class TestReads:
         assert len(crate.requests) == 2
 
     async def test_when_all_fail_there_is_no_outcome_to_be_unsure_of(
-        self, crate: CrateStandin, make_http: MakeHttp
+        self, crate: CrateEmulator, make_http: MakeHttp
     ) -> None:
         http = make_http(*await two_hosts(crate))
         crate.inject(Fault("drop", times=2))
@@ -262,7 +262,7 @@ class TestReads:
             await http.read(READ, "s")
         assert (caught.value.code, caught.value.http_status) == (5005, 500)
 
-    async def test_a_rejection_is_not_asked_for_twice(self, crate: CrateStandin, make_http: MakeHttp) -> None:
+    async def test_a_rejection_is_not_asked_for_twice(self, crate: CrateEmulator, make_http: MakeHttp) -> None:
         with pytest.raises(StoreRefused):
             await make_http(*await two_hosts(crate)).read("SELECT nocol FROM sequences WHERE name = 's'")
         assert len(crate.requests) == 1
@@ -348,7 +348,7 @@ class TestConnections:
             assert await http.write(ADD, 1, "s") == [[1]]
             assert connections.opened == 2
 
-    async def test_a_closed_one_takes_no_more(self, crate: CrateStandin, make_http: MakeHttp) -> None:
+    async def test_a_closed_one_takes_no_more(self, crate: CrateEmulator, make_http: MakeHttp) -> None:
         http = make_http(crate.host)
         await http.close()
         with pytest.raises(StoreUnreachable, match="closed"):
@@ -358,7 +358,7 @@ class TestConnections:
 
 class TestCredentials:
     async def test_the_header_is_sent_and_a_wrong_one_is_a_rejection(
-        self, crate: CrateStandin, make_http: MakeHttp
+        self, crate: CrateEmulator, make_http: MakeHttp
     ) -> None:
         crate.demand("alice", "pässword")
         assert crate.authorization is not None
@@ -373,7 +373,7 @@ class TestCredentials:
 async def test_rows_that_were_not_removed_are_not_counted(make_http: MakeHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pruner that counted them would find them again at once, for ever."""
     answer = {"cols": [], "results": [{"rowcount": 1}, {"rowcount": 0}, {"rowcount": -2, "error": {"code": 4000}}]}
-    async with CrateStandin() as crate:
+    async with CrateEmulator() as crate:
         monkeypatch.setattr(crate, "_delete_each", lambda _statement, _arguments: answer)
         http = make_http(crate.host)
         assert await http.write_each("DELETE FROM doc.allocations WHERE request_id = ?", [["a"], ["b"], ["c"]]) == 1

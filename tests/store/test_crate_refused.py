@@ -14,7 +14,7 @@ from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.urls import open_store
 from tests.store.conftest import REAL_CRATEDB
-from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import CrateBackend
 from tests.support.store_rows import row
@@ -29,7 +29,7 @@ class Cluster:
         url: The store's URL for that user.
         schema: The schema.
         user: The user.
-        is_real: Whether it is no stand-in.
+        is_real: Whether it is no emulator.
     """
 
     def __init__(self, host: str, superuser: str, *, is_real: bool) -> None:
@@ -45,7 +45,7 @@ class Cluster:
         await self._backend.sql(statement, *args)
 
     async def run(self, message: str) -> None:
-        """Runs the statements that a message names as the next step, for a user who has no name on the stand-in."""
+        """Runs the statements that a message names as the next step, for a user who has no name on the emulator."""
         for statement in message.rpartition("run ")[2].partition(", or ")[0].split("; "):
             if statement.startswith(("ALTER", "CREATE", "INSERT", "GRANT")):
                 await self.sql(statement.replace("with a value of yours", "''").replace("someone", self.user))
@@ -69,14 +69,14 @@ class Cluster:
         await self.sql(f'DROP USER "{self.user}"')
 
 
-@pytest.fixture(params=["standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])])
+@pytest.fixture(params=["emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])])
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    """A schema of its own on the stand-in, or on a real CrateDB where one is named."""
+    """A schema of its own on the emulator, or on a real CrateDB where one is named."""
     async with contextlib.AsyncExitStack() as opened:
-        standin = None
-        if request.param == "standin":
-            standin = await opened.enter_async_context(CrateStandin())
-            cluster = Cluster(standin.host, "crate", is_real=False)
+        emulator = None
+        if request.param == "emulator":
+            emulator = await opened.enter_async_context(CrateEmulator())
+            cluster = Cluster(emulator.host, "crate", is_real=False)
         else:
             superuser, _, hosts = urlsplit(REAL_CRATEDB).netloc.rpartition("@")
             cluster = Cluster(hosts.partition(",")[0], superuser or "crate", is_real=True)
@@ -84,7 +84,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
         await cluster.grant("DDL", "DML", "DQL")
         yield cluster
         await cluster.close()
-        assert standin is None or standin.unknown == []
+        assert emulator is None or emulator.unknown == []
 
 
 class TestWhileAServerRuns:
@@ -200,7 +200,7 @@ class TestStarts:
         with pytest.raises(StartRefused, match=r"it is PARTITIONED BY \(name\)") as caught:
             await cluster.open()
         if not cluster.is_real:
-            return  # the stand-in copies no tables
+            return  # the emulator copies no tables
         await cluster.sql("REFRESH TABLE {}sequences")
         await cluster.run(str(caught.value))
         store = await cluster.open()
@@ -255,28 +255,28 @@ class TestUnknownUsers:
 
     @pytest.mark.parametrize(("start", "error"), [(60.0, StoreRejected), (0.0, StoreRefused)])
     async def test_a_wrong_password_is_refused_once_it_lasts(
-        self, standin: CrateStandin, start: float, error: type[Exception]
+        self, emulator: CrateEmulator, start: float, error: type[Exception]
     ) -> None:
-        http = CrateHttp([standin.host], host_timeouts=HostTimeouts(start=start))
+        http = CrateHttp([emulator.host], host_timeouts=HostTimeouts(start=start))
         store = CrateStore(http, "ids", "crate://")
         await store.open()
-        standin.demand("alice", "new")
+        emulator.demand("alice", "new")
         for _ in range(2):  # the second waits for a probe, which is refused too
             with pytest.raises(error, match="password authentication failed"):
                 await store.grant("s", 1, 1000)
             with pytest.raises(error, match="password authentication failed"):
                 await store.get("s")
-        standin.authorization = None
+        emulator.authorization = None
         assert await store.grant("s", 1, 1000) is None
         await store.close()
 
-    async def test_a_host_that_starts_again_is_not_refused(self, standin: CrateStandin) -> None:
+    async def test_a_host_that_starts_again_is_not_refused(self, emulator: CrateEmulator) -> None:
         """It does not know the table, and when it is asked once more, it does not know the user either."""
-        http = CrateHttp([standin.host])
+        http = CrateHttp([emulator.host])
         store = CrateStore(http, "ids", "crate://")
         await store.open()
         for use in (lambda: store.grant("s", 1, 1000), lambda: store.get("s")):
-            standin.inject(
+            emulator.inject(
                 Fault("error", status=404, code=4041, message="RelationUnknown[Relation 'ids.sequences' unknown]"),
                 Fault("error", match="sequences", status=401, code=0, message="password authentication failed"),
             )
@@ -285,10 +285,10 @@ class TestUnknownUsers:
             assert await use() is None
         await store.close()
 
-    async def test_a_read_that_is_asked_again_has_no_unknown_outcome(self, standin: CrateStandin) -> None:
-        store = CrateStore(CrateHttp([standin.host]), "ids", "crate://")
+    async def test_a_read_that_is_asked_again_has_no_unknown_outcome(self, emulator: CrateEmulator) -> None:
+        store = CrateStore(CrateHttp([emulator.host]), "ids", "crate://")
         await store.open()
-        standin.inject(
+        emulator.inject(
             Fault("error", status=404, code=4041, message="RelationUnknown[Relation 'ids.sequences' unknown]"),
             Fault("drop", match='FROM "ids"."sequences"'),
         )
@@ -297,15 +297,15 @@ class TestUnknownUsers:
         assert await store.get("s") is None
         await store.close()
 
-    async def test_a_starting_host_is_left_for_the_next(self, standin: CrateStandin) -> None:
+    async def test_a_starting_host_is_left_for_the_next(self, emulator: CrateEmulator) -> None:
         """P10: in a rolling restart the node that is back does not know its users yet; the others do."""
-        other = f"127.0.0.1:{await standin.listen()}"
-        http = CrateHttp([standin.host, other])
+        other = f"127.0.0.1:{await emulator.listen()}"
+        http = CrateHttp([emulator.host, other])
         store = CrateStore(http, "ids", "crate://")
         await store.open()
-        port = int(standin.host.rpartition(":")[2])
+        port = int(emulator.host.rpartition(":")[2])
         for _ in range(2):
-            standin.inject(
+            emulator.inject(
                 Fault("error", port=port, status=401, code=0, message='password authentication failed for user "a"')
             )
         assert await store.grant("s", 1, 1000) is None

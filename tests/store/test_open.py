@@ -8,7 +8,7 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.sqlite.store import SqliteStore
 from idalloc_server.store.urls import has_secret, open_store
-from tests.support.cratedb.emulator import CrateStandin
+from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
 
 
@@ -156,22 +156,22 @@ def test_a_password_file_needs_a_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize("secret", ["r:ght /@?", " spaces ", "two\nlines", "\N{SNOWMAN}"])
 async def test_a_password_out_of_a_file(tmp_path: Path, secret: str, end: str) -> None:
     (tmp_path / "secret").write_bytes((secret + end).encode())
-    async with CrateStandin() as standin:
-        standin.demand("alice", secret)
-        store = open_store(f"crate://alice@{standin.host}/?password_file={tmp_path}/secret", FakeClock())
+    async with CrateEmulator() as emulator:
+        emulator.demand("alice", secret)
+        store = open_store(f"crate://alice@{emulator.host}/?password_file={tmp_path}/secret", FakeClock())
         await store.open()
         await store.close()
-        assert store.address == f"crate://alice@{standin.host}/?schema=doc"
+        assert store.address == f"crate://alice@{emulator.host}/?schema=doc"
 
 
 async def test_a_token_out_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("abc.def.ghi\n")
-    async with CrateStandin() as standin:
-        standin.authorization = "Bearer abc.def.ghi"
-        store = open_store(f"crate://{standin.host}/?jwt_file={tmp_path}/secret", FakeClock())
+    async with CrateEmulator() as emulator:
+        emulator.authorization = "Bearer abc.def.ghi"
+        store = open_store(f"crate://{emulator.host}/?jwt_file={tmp_path}/secret", FakeClock())
         await store.open()
         await store.close()
-        assert store.address == f"crate://{standin.host}/?schema=doc"
+        assert store.address == f"crate://{emulator.host}/?schema=doc"
 
 
 @pytest.mark.parametrize(

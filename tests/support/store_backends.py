@@ -128,7 +128,7 @@ class SqliteBackend:
 
 
 class CrateBackend:
-    """A schema of a cluster, or of the stand-in, read by the package ``crate``, which idalloc does not use.
+    """A schema of a cluster, or of the emulator, read by the package ``crate``, which idalloc does not use.
 
     Args:
         url: With a schema of its own.

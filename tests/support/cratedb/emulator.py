@@ -1,12 +1,12 @@
-"""A stand-in of CrateDB's HTTP endpoint, for tests without a CrateDB; it can fail in the ways that a real one does.
+"""An emulator of CrateDB's HTTP endpoint, for tests without a CrateDB; it can fail in the ways that a real one does.
 
 In a test::
 
-    async with CrateStandin() as crate:
+    async with CrateEmulator() as crate:
         store = open_store(f"crate://{crate.host}/", clock)
         crate.inject(Fault("drop", match="UPDATE"))
 
-As a process, which prints its URL and takes faults as JSON at ``POST /_standin/faults``::
+As a process, which prints its URL and takes faults as JSON at ``POST /_emulator/faults``::
 
     python -m tests.support.cratedb.emulator --port 4200 --file state.db
 """
@@ -60,7 +60,7 @@ class Fault:
     message: str = "ClusterBlockException[blocked by: [MASTER_NOT_DISCOVERED/2/no master];]"
 
 
-class CrateStandin:
+class CrateEmulator:
     """One cluster with any number of ports.
 
     Attributes:
@@ -85,7 +85,7 @@ class CrateStandin:
         app = web.Application()
         app.router.add_get("/", self._root)
         app.router.add_post("/_sql", self._sql)
-        app.router.add_post("/_standin/faults", self._take_faults)
+        app.router.add_post("/_emulator/faults", self._take_faults)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
 
     @property
@@ -125,7 +125,7 @@ class CrateStandin:
         if (refused := self._refused(request)) is not None:
             return refused
         version = {"number": self.statements.versions[0], "build_snapshot": False}
-        answer = {"ok": True, "status": 200, "name": "standin", "cluster_name": "standin", "version": version}
+        answer = {"ok": True, "status": 200, "name": "emulator", "cluster_name": "emulator", "version": version}
         return web.json_response(answer)
 
     async def _sql(self, request: web.Request) -> web.StreamResponse:
@@ -154,7 +154,7 @@ class CrateStandin:
             return _error(error.status, error.code, str(error))
         except UnknownStatement as error:
             self.unknown.append(f"{statement}: {error}")
-            return _error(500, 5000, f"the stand-in does not know this statement: {error}")
+            return _error(500, 5000, f"the emulator does not know this statement: {error}")
         return web.json_response({**answer, "duration": 0.1})
 
     def _delete_each(self, statement: str, rows: list[list[Any]]) -> dict[str, Any]:
@@ -221,9 +221,9 @@ def _error(status: int, code: int, message: str) -> web.Response:
 
 
 async def _serve(port: int, file: str) -> None:
-    standin = CrateStandin(file)
-    await standin._runner.setup()
-    print(f"crate://127.0.0.1:{await standin.listen(port)}/", flush=True)
+    emulator = CrateEmulator(file)
+    await emulator._runner.setup()
+    print(f"crate://127.0.0.1:{await emulator.listen(port)}/", flush=True)
     await asyncio.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""CrateDB's functions, for the SQLite below its stand-in."""
+"""CrateDB's functions, for the SQLite below its emulator."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What the CrateDB stand-in refuses, with the errors that a real CrateDB 6.4.3 gave."""
+"""What the CrateDB emulator refuses, with the errors that a real CrateDB 6.4.3 gave."""
 
 import json
 import re
@@ -19,7 +19,7 @@ class SqlError(Exception):
 
 
 class UnknownStatement(Exception):
-    """A form that the stand-in does not know."""
+    """A form that the emulator does not know."""
 
 
 def check_columns(table: sqlite3.Row, columns: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the CrateDB stand-in understands: the statement forms of idalloc and of CrateDB's guide, executed on SQLite.
+"""What the CrateDB emulator understands: the statement forms of idalloc and of CrateDB's guide, executed on SQLite.
 
 Answers and errors are those that a real CrateDB 6.4.3 gave. A form that is not known here is no guess but an
 ``UnknownStatement``, which fails the test.

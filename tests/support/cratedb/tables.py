@@ -1,4 +1,4 @@
-"""The tables of the CrateDB stand-in: how they are made, changed, blocked and described."""
+"""The tables of the CrateDB emulator: how they are made, changed, blocked and described."""
 
 import json
 import re
