@@ -6,8 +6,9 @@ import pytest
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.cratedb.store import CrateStore
+from idalloc_server.store.credentials import has_secret
 from idalloc_server.store.sqlite.store import SqliteStore
-from idalloc_server.store.urls import has_secret, open_store
+from idalloc_server.store.urls import open_store
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
 
@@ -39,11 +40,11 @@ def test_urls_that_are_understood(url: str, kind: type, address: str) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("", "it has no kind"),
-        ("/var/lib/ids.db", "it has no kind"),
-        ("sqlite:/ids.db", "it has no kind"),
-        ("postgres://h/db", "the kind 'postgres' is unknown"),
-        ("SQLITE:///a.db", "the kind 'SQLITE' is unknown"),
+        ("", "the URL has no kind"),
+        ("/var/lib/ids.db", "the URL has no kind"),
+        ("sqlite:/ids.db", "the URL has no kind"),
+        ("postgres://h/db", "unknown kind of store 'postgres'"),
+        ("SQLITE:///a.db", "unknown kind of store 'SQLITE'"),
         ("sqlite://", "absolute path"),
         ("sqlite:///", "absolute path"),
         ("sqlite://ids.db", "absolute path"),
@@ -51,8 +52,8 @@ def test_urls_that_are_understood(url: str, kind: type, address: str) -> None:
         ("sqlite:///ids.db?mode=ro", "takes no parameters"),
         ("sqlite:///ids.db#x", "takes no parameters"),
         ("sqlite:///ids%00.db", "absolute path"),
-        ("sqlite:///:memory:", "would be lost"),
-        ("sqlite:///~/ids.db", "~ is not known"),
+        ("sqlite:///:memory:", "memory would lose the counters"),
+        ("sqlite:///~/ids.db", "~ is not expanded"),
         ("crate://", "hosts"),
         ("crate:///?schema=doc", "hosts"),
         ("crate://h,,i/", "hosts"),
@@ -63,19 +64,19 @@ def test_urls_that_are_understood(url: str, kind: type, address: str) -> None:
         ("crate://[::1/", "reserved characters"),
         ("crate://h/doc", "only parameters"),
         ("crate://h/#doc", "only parameters"),
-        ("crate://h/?shema=doc", "the parameter 'shema' is unknown: there are schema, tls, ca, jwt, jwt_file"),
+        ("crate://h/?shema=doc", "unknown parameter 'shema'; the parameters are schema, tls, ca, jwt, jwt_file"),
         ("crate://h/?schema=", "the parameter schema must be given once"),
         ("crate://h/?schema=a&schema=b", "the parameter schema must be given once"),
-        ('crate://h/?schema=a"b', "the parameter schema must be of letters"),
-        ("crate://h/?schema=a.b", "the parameter schema must be of letters"),
+        ('crate://h/?schema=a"b', "the parameter schema must consist of letters"),
+        ("crate://h/?schema=a.b", "the parameter schema must consist of letters"),
         ("crate://h/?tls=yes", "the parameter tls must be true or false"),
-        ("crate://h/?tls=false&ca=/ca.pem", "the parameter tls must be true or false, and true where there is a ca"),
+        ("crate://h/?tls=false&ca=/ca.pem", "the parameter tls must be true or false, and true if ca is set"),
         (
             "crate://h/?ca=/no/such/file.pem",
             "the parameter ca must be a file of certificates in PEM: /no/such/file.pem",
         ),
-        ("crate://h/?jwt=a%0Ab", "the parameter jwt is no token"),
-        ("crate://h/?jwt=a b", "the parameter jwt is no token"),
+        ("crate://h/?jwt=a%0Ab", "the parameter jwt is not a token"),
+        ("crate://h/?jwt=a b", "the parameter jwt is not a token"),
         ("crate://u:p@h/?jwt=a", "give one of a password, password_file, jwt and jwt_file, not jwt and a password"),
         ("crate://u:p@h/?password_file=/p", "not password_file and a password"),
         ("crate://u:p@h/?jwt_file=/p", "not jwt_file and a password"),
@@ -129,12 +130,12 @@ def test_a_file_of_authorities_that_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("jwt_file", b"hunter2 hunter2", "names a file with no token"),
-        ("jwt_file", b"hunter2\n\n", "names a file with no token"),
-        ("jwt_file", "hunter2\N{SNOWMAN}".encode(), "names a file with no token"),
-        ("password_file", b"hunter2\xff", "not a text in UTF-8"),
-        ("password_file", b"\n", "there is nothing in"),
-        ("jwt_file", b"", "there is nothing in"),
+        ("jwt_file", b"hunter2 hunter2", "the file of jwt_file has no token in it"),
+        ("jwt_file", b"hunter2\n\n", "the file of jwt_file has no token in it"),
+        ("jwt_file", "hunter2\N{SNOWMAN}".encode(), "the file of jwt_file has no token in it"),
+        ("password_file", b"hunter2\xff", "not UTF-8 text"),
+        ("password_file", b"\n", " is empty"),
+        ("jwt_file", b"", " is empty"),
     ],
 )
 def test_a_file_that_holds_none(tmp_path: Path, name: str, content: bytes, why: str) -> None:
