@@ -145,7 +145,7 @@ async def make_http() -> AsyncIterator[MakeHttp]:
     def make(*hosts: str | Node, **options: object) -> CrateHttp:
         names = [host.host if isinstance(host, Node) else host for host in hosts]
         made.append(CrateHttp(names, **{"timeout": 60.0, "host_timeouts": QUICK, **options}))  # type: ignore[arg-type]
-        made[-1].require(f"{KNOWN} WHERE table_schema = ? AND table_name = ?", "doc", "sequences")
+        made[-1].set_probe(f"{KNOWN} WHERE table_schema = ? AND table_name = ?", "doc", "sequences")
         return made[-1]
 
     yield make
@@ -382,7 +382,7 @@ class TestConditionalWrites:
         nodes[1].state = "is silent"  # the preferred one, which was not probed yet
         nodes[0].state = "serves"
         for _ in range(3):
-            await soon(http.write(ADD, 1, "s", anywhere=False))
+            await soon(http.write(ADD, 1, "s", may_fail_over=False))
         assert nodes[0].writes == 4
         assert nodes[1].writes == 0
 

@@ -89,11 +89,11 @@ class TestTables:
     @pytest.mark.parametrize(
         ("columns", "why"),
         [
-            ("name TEXT PRIMARY KEY, value BIGINT", "has last_value BIGINT"),
-            ("name TEXT PRIMARY KEY, last_value TEXT", "has last_value BIGINT"),
-            ("name BIGINT PRIMARY KEY, last_value BIGINT", "has name TEXT"),
-            ("name TEXT PRIMARY KEY, last_value BIGINT, step TEXT", "has step BIGINT"),
-            ("name TEXT PRIMARY KEY, last_value BIGINT, mode BIGINT", "has mode TEXT"),
+            ("name TEXT PRIMARY KEY, value BIGINT", "column last_value must be BIGINT"),
+            ("name TEXT PRIMARY KEY, last_value TEXT", "column last_value must be BIGINT"),
+            ("name BIGINT PRIMARY KEY, last_value BIGINT", "column name must be TEXT"),
+            ("name TEXT PRIMARY KEY, last_value BIGINT, step TEXT", "column step must be BIGINT"),
+            ("name TEXT PRIMARY KEY, last_value BIGINT, mode BIGINT", "column mode must be TEXT"),
             (
                 "name TEXT PRIMARY KEY, last_value BIGINT PRIMARY KEY",
                 "the table ids.sequences: its primary key must be name alone",

@@ -64,7 +64,7 @@ class TestFile:
     async def test_every_commit_reaches_the_disk(self, store: SqliteStore) -> None:
         pragmas = {}
         for name in ("journal_mode", "synchronous", "busy_timeout", "application_id"):
-            pragmas[name] = await store._call(lambda name=name: _pragma(store, name))  # type: ignore[misc]
+            pragmas[name] = await store._run(lambda name=name: _pragma(store, name))  # type: ignore[misc]
         assert pragmas == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 200, "application_id": 0x69646C63}
 
     async def test_a_missing_folder_is_made_for_its_owner_alone(self, tmp_path: Path, clock: FakeClock) -> None:
@@ -108,7 +108,7 @@ class TestFile:
     ) -> None:
         make(path, *statements)
         before = path.read_bytes()
-        await refused(path, clock, "is a SQLite database of something else")
+        await refused(path, clock, "is a SQLite database of another program")
         assert path.read_bytes() == before
 
     @pytest.mark.parametrize("where", ["", "file/ids.db", "file/sub/ids.db"])
@@ -254,22 +254,22 @@ class TestFailures:
         await store.close()
 
     async def test_a_full_disk_takes_nothing_and_recovers(self, store: SqliteStore) -> None:
-        pages = await store._call(lambda: _pragma(store, "page_count"))
-        await store._call(lambda: _pragma(store, f"max_page_count = {pages}"))
+        pages = await store._run(lambda: _pragma(store, "page_count"))
+        await store._run(lambda: _pragma(store, f"max_page_count = {pages}"))
         with pytest.raises(StoreRejected, match="full") as caught:
             for number in range(10_000):
                 await store.create(made(f"{number:0255}"))
         assert caught.value.code == sqlite3.SQLITE_FULL
-        await store._call(lambda: _pragma(store, "max_page_count = 100000"))
+        await store._run(lambda: _pragma(store, "max_page_count = 100000"))
         await store.create(made("x" * 255))
         assert await last_of(store) == 1
 
     async def test_a_database_that_became_read_only(self, store: SqliteStore) -> None:
         assert store._connection is not None
-        await store._call(lambda: store._connection.execute("PRAGMA query_only = ON"))  # type: ignore[union-attr]
+        await store._run(lambda: store._connection.execute("PRAGMA query_only = ON"))  # type: ignore[union-attr]
         with pytest.raises(StoreRefused, match="readonly"):
             await store.grant("s", 5, 1000)
-        await store._call(lambda: store._connection.execute("PRAGMA query_only = OFF"))  # type: ignore[union-attr]
+        await store._run(lambda: store._connection.execute("PRAGMA query_only = OFF"))  # type: ignore[union-attr]
         assert await last_of(store) == 1
 
     @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ class TestThread:
 
     async def test_a_call_cancelled_before_its_turn_does_nothing(self, store: SqliteStore) -> None:
         gate = threading.Event()
-        blocking = asyncio.create_task(store._call(gate.wait))
+        blocking = asyncio.create_task(store._run(gate.wait))
         await asyncio.sleep(0)
         granting = asyncio.create_task(store.grant("s", 5, 1000))
         await asyncio.sleep(0.01)
@@ -363,7 +363,7 @@ class TestThread:
 class TestRows:
     async def test_a_column_of_another_type_is_refused(self, store: SqliteStore, path: Path) -> None:
         make(path, "UPDATE sequences SET last_value = 1.5 WHERE name = 's'")
-        with pytest.raises(SequenceInvalid, match="a column that must be an integer is not"):
+        with pytest.raises(SequenceInvalid, match="a column that must be an integer has another type"):
             await store.grant("s", 1, 1000)
 
     async def test_all_64_bits_are_integers_in_the_file(self, store: SqliteStore, path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRefused, StoreWentBackwards
-from idalloc_server.store.sqlite.locks import lock_place
+from idalloc_server.store.sqlite.locks import lock_offset
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import FakeClock
 from tests.support.store_rows import made
@@ -163,7 +163,7 @@ class TestAtTheStart:
     async def test_a_process_that_is_closing_is_waited_for(self, path: Path, clock: FakeClock) -> None:
         """P1: a process gives up its lock only after SQLite removed its files, and refuses no start meanwhile."""
         closing = os.open(path, os.O_RDWR | os.O_CREAT)
-        assert lock_place(closing, 1)
+        assert lock_offset(closing, 1)
         opening = asyncio.create_task(opened(path, clock))
         while not beside(path, "-shm").exists() and not opening.done():  # noqa: ASYNC110 - SQLite makes it
             await asyncio.sleep(0.001)
