@@ -1,4 +1,4 @@
-"""Where counters may go, against sets of numbers and the ends of 64 bits."""
+"""Counter arithmetic, against sets of numbers and the ends of 64 bits."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,9 +17,10 @@ signs = st.sampled_from((1, -1))
 @example(2**63 - 1, 0, 1, 1, 1)
 @example(MIN_BIGINT, 0, MIN_ID + MAX_STEP, MAX_STEP, -1)
 @example(MAX_ID, MAX_ID, MAX_ID, 7, -1)
-def test_a_counter_never_goes_back_and_lands_on_the_lattice_or_at_the_end(
+def test_an_advance_never_goes_back_and_lands_on_the_lattice(
     last_value: int, at_least: int, start: int, size: int, sign: int
 ) -> None:
+    """P2: an advanced counter is at or past both values, on a point of the lattice or at the end of BIGINT."""
     sequence = Sequence(start=start, step=sign * size, min_value=MIN_ID)
     found = advance_counter(last_value, at_least, sequence)
     assert MIN_BIGINT <= found <= 2**63 - 1
@@ -35,7 +36,10 @@ def test_a_counter_never_goes_back_and_lands_on_the_lattice_or_at_the_end(
 
 
 @given(st.integers(-30, 30), st.integers(-30, 30), st.integers(-10, 10), st.integers(1, 7), signs)
-def test_small_ones_are_found_by_walking(last_value: int, at_least: int, start: int, size: int, sign: int) -> None:
+def test_an_advance_finds_the_first_point_of_the_lattice(
+    last_value: int, at_least: int, start: int, size: int, sign: int
+) -> None:
+    """P5: an advance skips no point of the lattice."""
     sequence = Sequence(start=start, step=sign * size)
     walked = sequence.before_start
     while any(sequence.is_past(least, walked) for least in (last_value, at_least)):
@@ -44,9 +48,10 @@ def test_small_ones_are_found_by_walking(last_value: int, at_least: int, start: 
 
 
 @given(st.integers(0, 50), st.integers(0, 80), st.integers(0, 30), st.integers(0, 80), st.integers(0, 20))
-def test_timestamps_are_those_that_nobody_had_and_the_clock_allows(
+def test_granted_timestamps_are_free_and_near_the_clock(
     last_value: int, max_value: int, wanted: int, now: int, ahead: int
 ) -> None:
+    """P1: a grant has only timestamps past the counter, and within the allowed distance of the clock."""
     free = [value for value in range(now, max_value + 1) if value > last_value]
     allowed = [value for value in free if value <= now + ahead][:wanted]
     result = timestamp_grant(last_value, max_value, wanted, now, ahead)

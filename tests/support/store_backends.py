@@ -38,7 +38,7 @@ class Backend(Protocol):
         """Sets the store's clock back, where it can be set."""
         ...
 
-    async def old_client(self, name: str) -> int:
+    async def take_as_recipe_client(self, name: str) -> int:
         """Takes one value as a client does that knows the two-column table only."""
         ...
 
@@ -109,7 +109,7 @@ class SqliteBackend:
     async def set_back(self, seconds: float) -> None:
         self._clock.wall_seconds -= seconds
 
-    async def old_client(self, name: str) -> int:
+    async def take_as_recipe_client(self, name: str) -> int:
         def take() -> int:
             db = sqlite3.connect(self._path, isolation_level=None)
             try:
@@ -164,7 +164,7 @@ class CrateBackend:
         if self._advance is not None:
             self._advance(-seconds)
 
-    async def old_client(self, name: str) -> int:
+    async def take_as_recipe_client(self, name: str) -> int:
         while True:
             ((value, seq_no, term),) = await self.sql(
                 "SELECT last_value, _seq_no, _primary_term FROM {}sequences WHERE name = ?", name
@@ -203,7 +203,7 @@ class MemoryBackend:
     async def set_back(self, seconds: float) -> None:
         self._clock.wall_seconds -= seconds
 
-    async def old_client(self, name: str) -> int:
+    async def take_as_recipe_client(self, name: str) -> int:
         raise NotImplementedError(name)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The emulator answers as a real CrateDB did, wherever one was recorded."""
+"""The CrateDB emulator, against the recorded answers of a real CrateDB."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,8 @@ def table_of(statement: str) -> str:
     return next((word for word in words if "." in word), "")
 
 
-async def test_every_recorded_answer_is_given_again(emulator: CrateEmulator, clock: FakeClock) -> None:
+async def test_the_emulator_gives_the_recorded_answers(emulator: CrateEmulator, clock: FakeClock) -> None:
+    """The emulator gives every answer that was recorded from a CrateDB 6.4.3."""
     translation, compared = Translation(), 0
     async with aiohttp.ClientSession() as session:
         for entry in recorded():
@@ -76,7 +77,8 @@ async def test_every_recorded_answer_is_given_again(emulator: CrateEmulator, clo
     assert compared > 300
 
 
-async def test_the_recording_has_every_form_that_idalloc_sends() -> None:
+async def test_the_recording_has_all_kinds_of_statements() -> None:
+    """The recording contains every kind of statement that idalloc sends."""
     forms = {entry["stmt"].split()[0] for entry in recorded() if entry.get("id", "").startswith("idalloc.")}
     assert forms == {"SELECT", "CREATE", "ALTER", "UPDATE", "INSERT", "DELETE", "REFRESH", "DROP"}
 
@@ -93,7 +95,8 @@ async def test_the_recording_has_every_form_that_idalloc_sends() -> None:
         "SELECT max(last_value) FROM doc.sequences",
     ],
 )
-async def test_a_form_that_it_does_not_know_is_no_guess(statement: str) -> None:
+async def test_an_unknown_statement_fails_the_test(statement: str) -> None:
+    """The emulator answers 500 to a statement form that it does not know, and notes it."""
     async with CrateEmulator() as crate, aiohttp.ClientSession() as session:
         crate.statements.execute("CREATE TABLE sequences (name TEXT PRIMARY KEY, last_value BIGINT)", [])
         async with session.post(f"http://{crate.host}/_sql", json={"stmt": statement}) as response:
@@ -102,7 +105,8 @@ async def test_a_form_that_it_does_not_know_is_no_guess(statement: str) -> None:
     assert len(crate.unknown) == 1
 
 
-async def test_faults_come_in_over_http_too(emulator: CrateEmulator) -> None:
+async def test_faults_are_injected_over_http(emulator: CrateEmulator) -> None:
+    """A test in another process injects faults by ``POST /_emulator/faults``."""
     async with aiohttp.ClientSession(f"http://{emulator.host}") as session:
         async with session.post("/_emulator/faults", json=[{"kind": "error", "status": 500, "code": 5002}]) as response:
             assert response.status == 200
