@@ -12,7 +12,8 @@ from tests.support.store_backends import CrateBackend, MemoryBackend, MemoryOpen
 
 REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
 BACKENDS = ["sqlite", "emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
-# The fake of the unit tests keeps the same promises.
+CRATEDB = BACKENDS[1:]
+# With the fake store of the unit tests, which keeps the same promises.
 ALL = [*BACKENDS, "memory"]
 
 
@@ -31,7 +32,7 @@ async def emulator(clock: FakeClock) -> AsyncIterator[CrateEmulator]:
 
 @pytest.fixture(params=BACKENDS)
 async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Path) -> AsyncIterator[Opener]:
-    """One place of each kind to open stores on."""
+    """Opens stores on a backend of each kind."""
     if request.param == "sqlite":
         opener = Opener(SqliteBackend(tmp_path / "idalloc.db", clock), clock)
         yield opener
@@ -54,5 +55,5 @@ async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Pat
 
 @pytest.fixture
 async def store(opener: Opener) -> Store:
-    """One of its stores, open."""
+    """An open store."""
     return await opener.open()

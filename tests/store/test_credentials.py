@@ -77,7 +77,7 @@ async def test_a_password_is_read_from_a_file(tmp_path: Path, secret: str, end: 
     """The content of password_file, without its last line break, is the password."""
     (tmp_path / "secret").write_bytes((secret + end).encode())
     async with CrateEmulator() as emulator:
-        emulator.demand("alice", secret)
+        emulator.require_password("alice", secret)
         store = open_store(f"crate://alice@{emulator.host}/?password_file={tmp_path}/secret", FakeClock())
         await store.open()
         await store.close()

@@ -6,12 +6,11 @@ from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.records import Revision
 from idalloc_server.domain.store import Store
 from idalloc_server.store.cratedb.statements import Statements
-from tests.store.conftest import ALL, BACKENDS
+from tests.store.conftest import ALL, BACKENDS, CRATEDB
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import CrateBackend, Opener
 from tests.support.store_rows import grant, new_row, read_row
 
-CLUSTERS = [backend for backend in BACKENDS if backend != "sqlite"]
 LEASE_MS = 180_000
 NAMES = ["a", "b", "c", "d"]
 
@@ -155,7 +154,7 @@ async def test_a_tail_ends_at_a_recipe_client_and_a_give_back(opener: Opener) ->
     assert await issued_twice(opener, node.issued, [foreign]) == []
 
 
-@pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
+@pytest.mark.parametrize("opener", CRATEDB, indirect=True)
 @pytest.mark.parametrize("wanted", [0, 7])
 @pytest.mark.parametrize("answered", ["first", "second"])
 async def test_a_tail_ends_at_a_replayed_grant(opener: Opener, wanted: int, answered: str) -> None:
@@ -178,7 +177,7 @@ async def test_a_tail_ends_at_a_replayed_grant(opener: Opener, wanted: int, answ
     assert await issued_twice(opener, node.issued) == []
 
 
-@pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
+@pytest.mark.parametrize("opener", CRATEDB, indirect=True)
 async def test_a_replay_after_the_last_answer_burns_the_tail(opener: Opener) -> None:
     """P1: nothing is given back if the cluster applied the last grant again after its answer."""
     node = Node(await opener.open())

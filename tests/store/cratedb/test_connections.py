@@ -105,7 +105,7 @@ class TestConnections:
 class TestCredentials:
     async def test_the_authorization_header_is_sent(self, crate: CrateEmulator, make_http: MakeHttp) -> None:
         """A right Authorization header is accepted; a wrong or missing one is rejected with 401."""
-        crate.demand("alice", "pässword")
+        crate.require_password("alice", "pässword")
         assert crate.authorization is not None
         assert await make_http(crate.host, authorization=crate.authorization).write(ADD, 1, "s") == [[1]]
         for wrong in (None, "Bearer x"):

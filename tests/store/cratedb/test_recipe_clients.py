@@ -17,10 +17,9 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import SystemClock
-from tests.store.conftest import BACKENDS
+from tests.store.conftest import CRATEDB
 from tests.support.store_backends import GUIDE_TABLE, CrateBackend, Opener
 
-CLUSTERS = [backend for backend in BACKENDS if backend != "sqlite"]
 FIRST = 41
 THREADS = 4
 IDS_A_THREAD = 12
@@ -83,7 +82,7 @@ async def ranges(allocator: Allocator, at_least: int, others: "list[asyncio.Task
     return taken
 
 
-@pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
+@pytest.mark.parametrize("opener", CRATEDB, indirect=True)
 async def test_recipe_clients_and_idalloc_share_a_sequence(opener: Opener) -> None:
     """P1: recipe clients and idalloc take ids of one row at once, and share none."""
     backend = opener.backend

@@ -265,7 +265,7 @@ class TestUnauthorized:
         http = CrateHttp([emulator.host], host_timeouts=HostTimeouts(start=start))
         store = CrateStore(http, "ids", "crate://")
         await store.open()
-        emulator.demand("alice", "new")
+        emulator.require_password("alice", "new")
         for _ in range(2):  # the second waits for a probe, which is refused too
             with pytest.raises(error, match="password authentication failed"):
                 await store.grant("s", 1, 1000)

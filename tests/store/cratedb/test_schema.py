@@ -141,7 +141,7 @@ class TestPrivileges:
 
     async def test_a_wrong_password_is_refused(self, emulator: CrateEmulator, clock: FakeClock) -> None:
         """A wrong password refuses the start, and neither the message nor the address contains it."""
-        emulator.demand("alice", "right")
+        emulator.require_password("alice", "right")
         store = open_store(f"crate://alice:wrong-one@{emulator.host}/", clock)
         message = await refusal(store)
         assert "check the host, the user and the password" in message
@@ -149,7 +149,7 @@ class TestPrivileges:
 
     async def test_a_percent_encoded_password_is_accepted(self, emulator: CrateEmulator, clock: FakeClock) -> None:
         """A password with reserved characters is decoded before it is sent."""
-        emulator.demand("alice", "r:ght /@?")
+        emulator.require_password("alice", "r:ght /@?")
         store = open_store(f"crate://alice:r%3Aght%20%2F%40%3F@{emulator.host}/", clock)
         await store.open()
         await store.close()

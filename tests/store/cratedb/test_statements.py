@@ -8,11 +8,10 @@ from idalloc_server.domain.errors import SequenceDeleted
 from idalloc_server.domain.records import Revision
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Kind, Sequence, name_of_period
 from idalloc_server.domain.store import Store
-from tests.store.conftest import BACKENDS
+from tests.store.conftest import CRATEDB
 from tests.support.store_backends import Opener
 from tests.support.store_rows import requested_row
 
-CLUSTERS = [backend for backend in BACKENDS if backend != "sqlite"]
 MIN_BIGINT = -(2**63) + 1  # of a BIGINT
 
 
@@ -21,7 +20,7 @@ async def cluster(opener: Opener) -> Store:
     return await opener.open()
 
 
-@pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
+@pytest.mark.parametrize("opener", CRATEDB, indirect=True)
 class TestArithmetic:
     """What is computed in SQL is what Python computes, up to the ends of a BIGINT."""
 

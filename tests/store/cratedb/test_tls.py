@@ -31,7 +31,7 @@ async def crate(ca_file: Path) -> AsyncIterator[CrateEmulator]:
 
 async def test_a_certificate_of_the_ca_is_trusted(crate: CrateEmulator, ca_file: Path, clock: FakeClock) -> None:
     """A server with a certificate of the CA in ``ca`` gets the credentials."""
-    crate.demand("alice", "secret")
+    crate.require_password("alice", "secret")
     store = open_store(f"crate://alice:secret@{crate.host}/?ca={ca_file}", clock)
     await store.open()
     assert await store.now() is not None
