@@ -25,7 +25,8 @@ from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, St
 from idalloc_server.domain.store import Store
 from idalloc_server.domain.text import escaped
 from idalloc_server.process_mode import SingleProcess
-from idalloc_server.store.urls import has_secret, open_store
+from idalloc_server.store.credentials import has_secret
+from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.log_queue import STDERR
 from idalloc_server.workers.supervisor import Supervisor

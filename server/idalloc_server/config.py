@@ -23,7 +23,7 @@ from pydantic import (
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen_address import check_listen_address
 from idalloc_server.node_settings import NodeSettingsFile
-from idalloc_server.store.urls import has_secret
+from idalloc_server.store.credentials import has_secret
 
 ENV_PREFIX = "IDALLOC_"
 # Variables with this prefix that are not settings of the server: those of the client and the tests, and those that

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.store.sqlite.store import SqliteStore
-from tests.support.store_rows import made
+from tests.support.store_rows import new_row
 
 
 async def main(path: Path, rounds: int) -> None:
@@ -17,7 +17,7 @@ async def main(path: Path, rounds: int) -> None:
     for _ in range(rounds):
         store = SqliteStore(path, SystemClock(), busy_timeout=60)
         await store.open()
-        await store.create(made("s"))
+        await store.create(new_row("s"))
         for _ in range(2):
             granted = await store.grant("s", 1, 1000)
             assert granted is not None

@@ -1,4 +1,4 @@
-"""Server processes on CrateDB: the stand-in as a process of its own, with the faults of a real one."""
+"""Server processes on CrateDB: the emulator as a process of its own, with the faults of a real one."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ from tests.support.processes import IDALLOC, Server, environment, running, serve
 
 
 class Crate:
-    """A running stand-in."""
+    """A running emulator."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -42,7 +42,7 @@ class Crate:
     def fail(self, *faults: dict[str, Any]) -> None:
         """Has the next statements fail."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/_standin/faults", json.dumps(faults).encode(), method="POST"
+            f"http://127.0.0.1:{self.port}/_emulator/faults", json.dumps(faults).encode(), method="POST"
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert answer.status == 200
@@ -225,10 +225,10 @@ def test_a_start_without_a_store_ends_with_one_line(crate: Crate) -> None:
     assert line.startswith("idalloc: store: cannot connect to CrateDB at 127.0.0.1:")
 
 
-@pytest.fixture(params=["standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if URL else [])])
+@pytest.fixture(params=["emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if URL else [])])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cratedb]:
-    """A schema of its own on the stand-in, or on a real CrateDB where one is named."""
-    if request.param == "standin":
+    """A schema of its own on the emulator, or on a real CrateDB where one is named."""
+    if request.param == "emulator":
         cluster = Cratedb([f"127.0.0.1:{request.getfixturevalue('crate').port}"])
     else:
         cluster = Cratedb.real()

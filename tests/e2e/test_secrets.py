@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
-from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.processes import IDALLOC, Server, environment, running
 
 # Each starts several processes, which take their time on a machine that does other things.
@@ -35,13 +35,13 @@ WRONG = f"idalloc_{PLANTED}WrongToken0123456789abcdefghijklmnop"
 BASIC = base64.b64encode(f"alice:{PASSWORD}".encode()).decode()
 
 
-class Crate(CrateStandin):
-    """The stand-in, which can answer with rows that no CrateDB sends: that is a fault inside the server."""
+class Crate(CrateEmulator):
+    """The emulator, which can answer with rows that no CrateDB sends: that is a fault inside the server."""
 
     def __init__(self) -> None:
         super().__init__()
         self.absurd = False
-        self.demand("alice", PASSWORD)
+        self.require_password("alice", PASSWORD)
 
     def _execute(self, statement: str, args: list[Any], body: dict[str, Any]) -> web.Response:
         if self.absurd and "RETURNING" in statement:
@@ -162,9 +162,9 @@ async def test_no_secret_is_told_while_everything_goes_wrong(tmp_path: Path, wor
                 told.run(*client(server), "allocate", "orders", "3", environ=environment(token=token), code=0)
                 told.run(*client(server), "node", environ=environment(token=token), code=0)
 
-                crate.demand("alice", "another one")
+                crate.require_password("alice", "another one")
                 assert grpc.StatusCode.UNAVAILABLE in call_all(told, server, f"Bearer {token}")
-                crate.demand("alice", PASSWORD)
+                crate.require_password("alice", PASSWORD)
                 crate.absurd = True
                 assert grpc.StatusCode.INTERNAL in call_all(told, server, f"Bearer {token}")
                 crate.absurd = False
@@ -278,9 +278,9 @@ class TestStarts:
 
             def scenario() -> None:
                 for workers in (1, 2):
-                    crate.demand("alice", "another one")
+                    crate.require_password("alice", "another one")
                     assert "check the host, the user and the password" in start(workers, 2)
-                    crate.demand("alice", PASSWORD)
+                    crate.require_password("alice", PASSWORD)
                     crate.absurd = True
                     assert "Traceback" in start(workers, 1 if workers == 1 else 2)
                     crate.absurd = False

@@ -15,7 +15,7 @@ from tests.support.processes import IDALLOC, Server, environment
 
 @dataclass
 class Copied:
-    """A store and the SQLite file that it is kept in: idalloc's own, or the one of the stand-in of CrateDB.
+    """A store and the SQLite file that it is kept in: idalloc's own, or the one of the CrateDB emulator.
 
     Attributes:
         url: The setting ``store``.
@@ -50,7 +50,7 @@ def _copy(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def store_of(kind: str, folder: Path) -> Iterator[Copied]:
-    """Gives a store: ``sqlite``, or ``cratedb``, which is the stand-in in a process of its own."""
+    """Gives a store: ``sqlite``, or ``cratedb``, which is the emulator in a process of its own."""
     if kind == "sqlite":
         yield Copied(f"sqlite://{folder}/ids.db", folder / "ids.db")
         return
@@ -60,7 +60,7 @@ def store_of(kind: str, folder: Path) -> Iterator[Copied]:
     assert process.stdout
     try:
         url = process.stdout.readline().strip()
-        assert url.startswith("crate://"), "the stand-in did not start"
+        assert url.startswith("crate://"), "the emulator did not start"
         yield Copied(url, file)
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""CrateDB for a scenario, the stand-in or a real one, behind a proxy that harms what passes."""
+"""CrateDB for a scenario, the emulator or a real one, behind a proxy that harms what passes."""
 
 import http.client
 import json

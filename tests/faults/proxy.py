@@ -1,4 +1,4 @@
-"""A proxy in front of CrateDB's HTTP endpoint, or of its stand-in, that harms what passes as it is told.
+"""A proxy in front of CrateDB's HTTP endpoint, or of its emulator, that harms what passes as it is told.
 
 python -m tests.faults.proxy --to 127.0.0.1:4200 --hosts 3
 

@@ -244,7 +244,7 @@ class TestJumps:
                         assert ticks[-1] / 1000 < time.time() + DAY
                 with pytest.raises(idalloc.IdallocError, match="clock"):
                     one.update_node(prefix=8)
-            scenario.prove("a year ahead on one of two nodes, on CrateDB's stand-in", logs=logs.files)
+            scenario.prove("a year ahead on one of two nodes, on the CrateDB emulator", logs=logs.files)
 
 
 def _calls(client: idalloc.Client) -> list[Callable[[], object]]:

@@ -1,7 +1,7 @@
 """The primary of the counters' table is lost, and another copy promoted, while nodes serve.
 
 A real cluster is tried where `IDALLOC_TEST_CRATEDB_URL` names all its hosts and `IDALLOC_TEST_CRATEDB_HARM` a command
-that harms them (see `tests/faults/cratedb.py`). Else, and besides, a proxy in front of the stand-in behaves as a
+that harms them (see `tests/faults/cratedb.py`). Else, and besides, a proxy in front of the emulator behaves as a
 CrateDB 6.4.3 of three nodes was seen to: while another copy is promoted, writes stand still, and some are then applied
 twice.
 """

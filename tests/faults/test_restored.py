@@ -14,7 +14,7 @@ from tests.faults.scenario import ClientProcess, Scenario
 from tests.support.processes import Server
 
 TITLE = "the store restored from an older copy"
-NAMES = {"sqlit": "SQLite", "crate": "the stand-in of CrateDB"}
+NAMES = {"sqlit": "SQLite", "crate": "the CrateDB emulator"}
 # Each advance lasts as long as the leases, and a second.
 LEASE_SECONDS = 2
 LEASES = {"lease_ttl": f"{LEASE_SECONDS}s", "store_timeout": "1s", "outage_reserve": "600ms"}

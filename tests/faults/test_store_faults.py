@@ -54,7 +54,7 @@ class TestUnderLoad:
             verdict = scenario.prove("CrateDB", note=_note(counts, errors))
         assert counts.keys() == HARMS
         assert verdict.burned["unknown_outcome"]
-        assert not any("stand-in does not know" in node.log.read_text() for node in nodes)
+        assert not any("emulator does not know" in node.log.read_text() for node in nodes)
 
     def test_no_fault_of_sqlite_brings_an_id_back(self, scenario: Scenario) -> None:
         harms = [Control(scenario.folder / f"control-{number}") for number in range(len(terms(scenario)))]

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.store import Store
-from tests.support.cratedb.emulator import CrateStandin
+from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import CrateBackend, MemoryBackend, MemoryOpener, Opener, SqliteBackend
 
 REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
-BACKENDS = ["sqlite", "standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
-# The fake of the unit tests keeps the same promises.
+BACKENDS = ["sqlite", "emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
+CRATEDB = BACKENDS[1:]
+# With the fake store of the unit tests, which keeps the same promises.
 ALL = [*BACKENDS, "memory"]
 
 
@@ -22,8 +23,8 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-async def standin(clock: FakeClock) -> AsyncIterator[CrateStandin]:
-    async with CrateStandin() as crate:
+async def emulator(clock: FakeClock) -> AsyncIterator[CrateEmulator]:
+    async with CrateEmulator() as crate:
         crate.statements.now_ms = lambda: round(clock.wall() * 1000)
         yield crate
     assert crate.unknown == []
@@ -31,15 +32,15 @@ async def standin(clock: FakeClock) -> AsyncIterator[CrateStandin]:
 
 @pytest.fixture(params=BACKENDS)
 async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Path) -> AsyncIterator[Opener]:
-    """One place of each kind to open stores on."""
+    """Opens stores on a backend of each kind."""
     if request.param == "sqlite":
         opener = Opener(SqliteBackend(tmp_path / "idalloc.db", clock), clock)
         yield opener
         await opener.close()
     elif request.param == "memory":
         yield MemoryOpener(MemoryBackend(clock), clock)
-    elif request.param == "standin":
-        async with CrateStandin() as crate:
+    elif request.param == "emulator":
+        async with CrateEmulator() as crate:
             crate.statements.now_ms = lambda: round(clock.wall() * 1000)
             opener = Opener(CrateBackend(f"crate://{crate.host}/?schema=idalloc_test", clock.advance), clock)
             yield opener
@@ -54,5 +55,5 @@ async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Pat
 
 @pytest.fixture
 async def store(opener: Opener) -> Store:
-    """One of its stores, open."""
+    """An open store."""
     return await opener.open()

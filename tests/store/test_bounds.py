@@ -1,13 +1,13 @@
-"""Where counters may go, against sets of numbers and the ends of 64 bits."""
+"""Counter arithmetic, against sets of numbers and the ends of 64 bits."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Sequence
-from idalloc_server.store.bounds import LOWEST, moved_on, timestamps
+from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, timestamp_grant
 
-EDGES = (2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1, MAX_ID - 1, MAX_ID, MIN_ID, LOWEST, LOWEST + 1)
-values = st.one_of(st.integers(-60, 60), st.sampled_from(EDGES), st.integers(LOWEST, MAX_ID))
+EDGES = (2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1, MAX_ID - 1, MAX_ID, MIN_ID, MIN_BIGINT, MIN_BIGINT + 1)
+values = st.one_of(st.integers(-60, 60), st.sampled_from(EDGES), st.integers(MIN_BIGINT, MAX_ID))
 sizes = st.one_of(st.integers(1, 20), st.sampled_from((2**53 + 1, MAX_STEP - 1, MAX_STEP)))
 signs = st.sampled_from((1, -1))
 
@@ -15,17 +15,18 @@ signs = st.sampled_from((1, -1))
 @given(values, values, st.integers(MIN_ID, MAX_ID) | st.integers(-20, 20), sizes, signs)
 @example(MAX_ID, 0, 1, MAX_STEP, 1)
 @example(2**63 - 1, 0, 1, 1, 1)
-@example(LOWEST, 0, MIN_ID + MAX_STEP, MAX_STEP, -1)
+@example(MIN_BIGINT, 0, MIN_ID + MAX_STEP, MAX_STEP, -1)
 @example(MAX_ID, MAX_ID, MAX_ID, 7, -1)
-def test_a_counter_never_goes_back_and_lands_on_the_lattice_or_at_the_end(
+def test_an_advance_never_goes_back_and_lands_on_the_lattice(
     last_value: int, at_least: int, start: int, size: int, sign: int
 ) -> None:
+    """P2: an advanced counter is at or past both values, on a point of the lattice or at the end of BIGINT."""
     sequence = Sequence(start=start, step=sign * size, min_value=MIN_ID)
-    found = moved_on(last_value, at_least, sequence)
-    assert LOWEST <= found <= 2**63 - 1
+    found = advance_counter(last_value, at_least, sequence)
+    assert MIN_BIGINT <= found <= 2**63 - 1
     for least in (last_value, at_least):
         assert not sequence.is_past(least, found)
-    if found in (MAX_ID, LOWEST, last_value):
+    if found in (MAX_ID, MIN_BIGINT, last_value):
         return  # the end, or on it already
     assert (found - start) % size == 0
     assert not sequence.is_past(sequence.before_start, found)
@@ -35,21 +36,25 @@ def test_a_counter_never_goes_back_and_lands_on_the_lattice_or_at_the_end(
 
 
 @given(st.integers(-30, 30), st.integers(-30, 30), st.integers(-10, 10), st.integers(1, 7), signs)
-def test_small_ones_are_found_by_walking(last_value: int, at_least: int, start: int, size: int, sign: int) -> None:
+def test_an_advance_finds_the_first_point_of_the_lattice(
+    last_value: int, at_least: int, start: int, size: int, sign: int
+) -> None:
+    """P5: an advance skips no point of the lattice."""
     sequence = Sequence(start=start, step=sign * size)
     walked = sequence.before_start
     while any(sequence.is_past(least, walked) for least in (last_value, at_least)):
         walked += sequence.step
-    assert moved_on(last_value, at_least, sequence) == walked
+    assert advance_counter(last_value, at_least, sequence) == walked
 
 
 @given(st.integers(0, 50), st.integers(0, 80), st.integers(0, 30), st.integers(0, 80), st.integers(0, 20))
-def test_timestamps_are_those_that_nobody_had_and_the_clock_allows(
+def test_granted_timestamps_are_free_and_near_the_clock(
     last_value: int, max_value: int, wanted: int, now: int, ahead: int
 ) -> None:
+    """P1: a grant has only timestamps past the counter, and within the allowed distance of the clock."""
     free = [value for value in range(now, max_value + 1) if value > last_value]
     allowed = [value for value in free if value <= now + ahead][:wanted]
-    result = timestamps(last_value, max_value, wanted, now, ahead)
+    result = timestamp_grant(last_value, max_value, wanted, now, ahead)
     assert result.granted == len(allowed)
     assert result.last_value == (allowed[-1] if allowed else last_value)
     assert result.remaining == len(free) - len(allowed)

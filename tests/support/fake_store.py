@@ -22,7 +22,7 @@ from idalloc_server.domain.records import Row as StoredRow
 from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
-from idalloc_server.store.bounds import ids_left, moved_on, timestamps
+from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
 from tests.support.memory_rows import PrefixRow, Row, Written
 
 T = TypeVar("T")
@@ -285,7 +285,7 @@ class MemoryStore:
         if self.tells_time:
             own = int(self.clock.wall() * row.sequence.kind.per_second)
             now = now if now <= own + ahead else own
-        row.last_value, granted, left = timestamps(row.counter(name), row.sequence.max_value, wanted, now, ahead)
+        row.last_value, granted, left = timestamp_grant(row.counter(name), row.sequence.max_value, wanted, now, ahead)
         return Grant(row.last_value, granted, row.sequence, left, row.generation, *self._write(row))
 
     def _create(self, new: StoredRow) -> StoredRow:
@@ -303,7 +303,7 @@ class MemoryStore:
         if row is None:
             row = self.rows[name] = Row(sequence, sequence.before_start, 0)
         if row.generation < generation:
-            row.last_value = moved_on(row.counter(name), at_least, sequence)
+            row.last_value = advance_counter(row.counter(name), at_least, sequence)
             row.sequence, row.generation = sequence, generation
             self._write(row)
 
@@ -330,7 +330,7 @@ class MemoryStore:
         counter = row.counter(name)
         too_far = change.limit is not None and change.sequence.is_past(counter, change.limit)
         if row.revision == revision and not too_far:
-            row.last_value = moved_on(counter, change.at_least, change.sequence)
+            row.last_value = advance_counter(counter, change.at_least, change.sequence)
             row.generation = max(row.generation + change.ends_leases, change.generation)
             row.sequence, row.deleted = change.sequence, change.deleted
             row.revision, row.revised_by, row.changed_at = revision + 1, change.by, change.at

@@ -1,4 +1,4 @@
-"""The stores under test, each with a way round it: to put rows there, to read them, to be a client of old."""
+"""The backends of the stores under test, with access to their rows without idalloc."""
 
 import asyncio
 import sqlite3
@@ -18,37 +18,37 @@ COLUMNS = ("last_value", "step", "min_value", "max_value", "generation", "lease_
 
 
 class Backend(Protocol):
-    """One place that stores are opened on.
+    """A database that stores are opened on.
 
     Attributes:
-        url: What ``open_store`` is given.
+        url: The URL for ``open_store``.
     """
 
     url: str
 
     async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
-        """Runs a statement past idalloc; ``{}`` is the prefix of its tables' names."""
+        """Runs a statement without idalloc; ``{}`` is the prefix of the names of tables."""
         ...
 
     async def advance(self, seconds: float) -> None:
-        """Lets time pass on the store's clock."""
+        """Advances the store's clock."""
         ...
 
     async def set_back(self, seconds: float) -> None:
-        """Sets the store's clock back, where it can be set."""
+        """Sets the store's clock back, if it can be set."""
         ...
 
-    async def old_client(self, name: str) -> int:
-        """Takes one value as a client does that knows the two-column table only."""
+    async def take_as_recipe_client(self, name: str) -> int:
+        """Takes one value as a client of CrateDB's guide, which knows only the two-column table."""
         ...
 
     async def close(self) -> None:
-        """Removes everything."""
+        """Removes the tables."""
         ...
 
 
 class Opener:
-    """Opens stores on a backend, and closes them at the end."""
+    """Opens stores on a backend, and closes them."""
 
     def __init__(self, backend: Backend, clock: FakeClock) -> None:
         self.backend = backend
@@ -56,40 +56,40 @@ class Opener:
         self._stores: list[Store] = []
 
     def new(self) -> Store:
-        """Makes one more store, as another process would; it is not open."""
+        """Returns one more store, as of another process; it is not open."""
         self._stores.append(open_store(self.backend.url, self._clock))
         return self._stores[-1]
 
     async def open(self) -> Store:
-        """Makes one more store and opens it."""
+        """Returns one more open store."""
         store = self.new()
         await store.open()
         return store
 
     async def put(self, name: str, **columns: int | None) -> None:
-        """Writes a row as it may stand in an adopted table."""
+        """Inserts a row with these columns only, as in an adopted table."""
         names = ["name", *columns]
-        marks = ", ".join("?" for _ in names)
+        placeholders = ", ".join("?" for _ in names)
         await self.backend.sql("DELETE FROM {}sequences WHERE name = ?", name)
         await self.backend.sql(
-            f"INSERT INTO {{}}sequences ({', '.join(names)}) VALUES ({marks})", name, *columns.values()
+            f"INSERT INTO {{}}sequences ({', '.join(names)}) VALUES ({placeholders})", name, *columns.values()
         )
 
     async def row(self, name: str) -> dict[str, int | None] | None:
-        """Reads a row."""
+        """Reads the columns of a row."""
         statement = f"SELECT {', '.join(COLUMNS)} FROM {{}}sequences WHERE name = ?"
         rows = await self.backend.sql(statement, name)
         return dict(zip(COLUMNS, rows[0], strict=True)) if rows else None
 
     async def close(self) -> None:
-        """Closes what is open and removes everything."""
+        """Closes the stores and removes the tables."""
         for store in self._stores:
             await store.close()
         await self.backend.close()
 
 
 class SqliteBackend:
-    """A file."""
+    """A SQLite file."""
 
     def __init__(self, path: Path, clock: FakeClock) -> None:
         self.url = f"sqlite://{path}"
@@ -109,7 +109,7 @@ class SqliteBackend:
     async def set_back(self, seconds: float) -> None:
         self._clock.wall_seconds -= seconds
 
-    async def old_client(self, name: str) -> int:
+    async def take_as_recipe_client(self, name: str) -> int:
         def take() -> int:
             db = sqlite3.connect(self._path, isolation_level=None)
             try:
@@ -128,11 +128,11 @@ class SqliteBackend:
 
 
 class CrateBackend:
-    """A schema of a cluster, or of the stand-in, read by the package ``crate``, which idalloc does not use.
+    """A schema of a cluster or of the emulator, read by the package ``crate``, which idalloc does not use.
 
     Args:
         url: With a schema of its own.
-        advance: Moves the cluster's clock; by default time itself passes.
+        advance: Advances the clock of the emulator; by default ``advance`` waits.
     """
 
     def __init__(self, url: str, advance: Callable[[float], None] | None = None) -> None:
@@ -164,7 +164,7 @@ class CrateBackend:
         if self._advance is not None:
             self._advance(-seconds)
 
-    async def old_client(self, name: str) -> int:
+    async def take_as_recipe_client(self, name: str) -> int:
         while True:
             ((value, seq_no, term),) = await self.sql(
                 "SELECT last_value, _seq_no, _primary_term FROM {}sequences WHERE name = ?", name
@@ -187,7 +187,7 @@ class CrateBackend:
 
 
 class MemoryBackend:
-    """The fake, which no statement can reach."""
+    """The fake store in memory, which has no SQL."""
 
     url = "memory:"
 
@@ -203,7 +203,7 @@ class MemoryBackend:
     async def set_back(self, seconds: float) -> None:
         self._clock.wall_seconds -= seconds
 
-    async def old_client(self, name: str) -> int:
+    async def take_as_recipe_client(self, name: str) -> int:
         raise NotImplementedError(name)
 
     async def close(self) -> None:
@@ -211,7 +211,7 @@ class MemoryBackend:
 
 
 class MemoryOpener(Opener):
-    """Several processes share one object."""
+    """Shares one fake store between all processes."""
 
     def __init__(self, backend: MemoryBackend, clock: FakeClock) -> None:
         super().__init__(backend, clock)

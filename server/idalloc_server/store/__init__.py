@@ -1,1 +1,1 @@
-"""Where counters and start timestamps are kept."""
+"""The stores: durable homes of counters, start timestamps and recorded allocations."""

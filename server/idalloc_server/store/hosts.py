@@ -1,7 +1,4 @@
-"""Which host of a CrateDB cluster a statement goes to.
-
-Nothing here sends a statement: ``CrateHttp`` does, and reports what became of it.
-"""
+"""Chooses the host of a CrateDB cluster that gets the next statement; ``CrateHttp`` sends it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -15,11 +12,11 @@ from idalloc_server.domain.errors import StoreUnreachable
 
 @dataclass(eq=False)
 class Host:
-    """One of the cluster's nodes, or a load balancer in front of them.
+    """A node of the cluster, or a load balancer in front of the nodes.
 
     Attributes:
         name: ``host:port``.
-        idle: Sessions of one connection each, free to use.
+        idle: Sessions of one connection each, free for use.
     """
 
     name: str
@@ -27,17 +24,17 @@ class Host:
 
 
 class Hosts:
-    """The hosts in the order of preference: the one that answered last comes first, the one that failed last is last.
+    """The hosts in order of preference: the host that answered last comes first, the host that failed last comes last.
 
-    Only the first host gets writes, and only while it is ``ready``. A host that returns accepts connections seconds
-    before it serves, so any other host must pass a probe before its first write. The first configured host needs
-    none: opening the store reads from it before anything is written.
+    Only the preferred host gets writes, and only while it is ``ready``. A restarted host accepts connections seconds
+    before it serves, so every new preferred host must pass a probe before its first write. The first configured host
+    needs no probe: opening the store reads from it before anything is written.
 
     Args:
-        names: ``host:port`` of each, in the order of preference at the start.
+        names: ``host:port`` of each host, in the initial order of preference.
 
     Attributes:
-        ready: Whether the first host may get a write without a probe.
+        ready: Whether the preferred host may get a write without a probe.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -48,49 +45,44 @@ class Hosts:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Host]:
-        """Iterates over the present order, whatever changes it meanwhile."""
+        """Iterates over a snapshot of the order."""
         return iter(tuple(self._order))
 
     @property
-    def first(self) -> Host:
-        """The preferred host."""
+    def preferred(self) -> Host:
+        """The first host in the order of preference."""
         return self._order[0]
 
-    def answered(self, host: Host, *, ready: bool) -> None:
-        """Prefers a host from now on.
-
-        Args:
-            host: The host that answered.
-            ready: Whether its answer shows that it serves writes.
-        """
+    def prefer(self, host: Host, *, ready: bool) -> None:
+        """Moves a host that answered to the front; ``ready`` if its answer shows that it serves writes."""
         if host is not self._order[0]:
             self._order.remove(host)
             self._order.insert(0, host)
             self.ready = False
         self.ready |= ready
 
-    def failed(self, host: Host) -> None:
-        """Moves a host to the end; if it was the first, the next one needs a probe."""
+    def demote(self, host: Host) -> None:
+        """Moves a host that failed to the end; if it was the preferred host, the next one needs a probe."""
         if host is self._order[0]:
             self.ready = False
         self._order.remove(host)
         self._order.append(host)
 
     async def choose(self, probe: Callable[[Host], Coroutine[Any, Any, None]], pause: float) -> Host:
-        """Returns the first host that passes a probe; it is then the preferred host, and ready.
+        """Returns the first host that passes a probe. It becomes the preferred host, and ready.
 
-        The next host is probed when one fails, and also when one has not answered for a while: that one may still win.
+        Probes start one by one: the next one when a probe fails, or after ``pause``. Slow probes may still win.
 
         Args:
             probe: Raises ``StoreFailure`` if a host cannot serve.
-            pause: How long to wait before the next host is probed too, in seconds.
+            pause: How long a probe runs before the next one starts, in seconds.
 
         Raises:
-            StoreFailure: All failed; this is the last failure.
+            StoreFailure: All probes failed; this is the last failure.
         """
         left = list(self._order)
         running: dict[asyncio.Task[None], Host] = {}
-        failure: BaseException = StoreUnreachable("there is no CrateDB host to send a statement to")
+        failure: BaseException = StoreUnreachable("no CrateDB host is configured")
         try:
             while left or running:
                 if left:
@@ -102,7 +94,7 @@ class Hosts:
                 ended = {running.pop(task): task.exception() for task in done}
                 for host, error in ended.items():
                     if error is None:
-                        self.answered(host, ready=True)
+                        self.prefer(host, ready=True)
                         return host
                     failure = error
             raise failure

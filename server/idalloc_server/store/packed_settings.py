@@ -1,4 +1,4 @@
-"""How the settings of a sequence lie in a row: numbers that statements compute with as columns, the rest as JSON."""
+"""Encodes a sequence's settings in a row: numbers that statements compute with are columns, the rest is JSON."""
 
 import json
 from functools import lru_cache
@@ -23,7 +23,7 @@ _IN_JSON = (
     "description",
 )
 
-# What a row is, in the column `mode`. Ids are granted from those that have none, and from the counters of periods.
+# The column `mode`; NULL for an ordinary counter. Ids are granted only from ordinary counters and counters of periods.
 PERIOD = "period"
 RESET = "reset"
 TIMESTAMP = "timestamp"
@@ -31,7 +31,7 @@ DELETED = "deleted"
 
 
 def mode(name: str, sequence: Sequence, deleted: bool) -> str | None:
-    """Returns what a row is; None for an ordinary counter."""
+    """Returns a row's mode, or None for an ordinary counter."""
     if deleted:
         return DELETED
     if PERIOD_MARK in name:
@@ -42,28 +42,23 @@ def mode(name: str, sequence: Sequence, deleted: bool) -> str | None:
 
 
 def pack(sequence: Sequence) -> str:
-    """Returns the settings that have no column of their own, without those that are at their default."""
-    plain = Sequence()
+    """Returns the settings without a column of their own as JSON; settings at their default are left out."""
+    default = Sequence()
     settings: dict[str, object] = {"start": sequence.start}
     for name in _IN_JSON:
         value = getattr(sequence, name)
-        if value != getattr(plain, name):
+        if value != getattr(default, name):
             settings[name] = dict(value) if name == "labels" else value
     return json.dumps(settings, ensure_ascii=False, sort_keys=True)
 
 
 def unpack(name: str, step: int | None, min_value: int | None, max_value: int | None, settings: str | None) -> Sequence:
-    """Returns the settings of a row. Equal ones are one object, so that nothing is parsed for a row that stayed.
+    """Returns the settings of a row. Equal columns return the same object, so that unchanged rows are not parsed again.
 
-    Args:
-        name: The row's name, for the error.
-        step: Its column; each of them may be NULL in an adopted row.
-        min_value: Likewise.
-        max_value: Likewise.
-        settings: What ``pack`` made, or NULL.
+    Every column may be None (NULL), as in an adopted row. ``settings`` is the JSON of ``pack``.
 
     Raises:
-        SequenceInvalid: They cannot be read.
+        SequenceInvalid: The settings cannot be decoded.
     """
     try:
         return _unpack(step, min_value, max_value, settings)
@@ -79,13 +74,13 @@ def _unpack(step: int | None, min_value: int | None, max_value: int | None, sett
     if step == 0:
         raise ValueError("its step is 0")
     found = json.loads(settings) if settings else {}
-    # A row of a table that was adopted says no start: its counter goes on from wherever it is.
+    # An adopted row has no start: its counter continues from its value.
     found.setdefault("start", min_value if step > 0 else max_value)
     for field, kind in (("kind", Kind), ("ordering", Ordering), ("reset", Reset), ("labels", MappingProxyType)):
         if field in found:
             found[field] = kind(found[field])
-    plain = Sequence()
+    default = Sequence()
     for field, value in found.items():
-        if not isinstance(value, type(getattr(plain, field))):
+        if not isinstance(value, type(getattr(default, field))):
             raise TypeError(f"{field} is {value!r}")
     return Sequence(step=step, min_value=min_value, max_value=max_value, **found)

@@ -1,4 +1,4 @@
-"""Files and folders that only the server's own user can use."""
+"""Files and folders with permissions for the server's own user only."""
 
 from contextlib import suppress
 from itertools import takewhile
@@ -9,15 +9,15 @@ FOLDER_MODE = 0o700
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, for their owner alone, whatever the umask. Existing ones stay as they are.
+    """Make a folder and its missing parents with mode 700, whatever the umask. Existing folders keep their mode.
 
-    Any number of processes may do this at once.
+    Safe for concurrent calls of several processes.
 
     Raises:
-        OSError: One cannot be made.
+        OSError: A folder cannot be made.
     """
     missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
     for each in reversed(missing):
-        with suppress(FileExistsError):  # another process was faster
+        with suppress(FileExistsError):  # another process made it first
             each.mkdir(FOLDER_MODE)
             each.chmod(FOLDER_MODE)

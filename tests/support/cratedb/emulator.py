@@ -1,12 +1,12 @@
-"""A stand-in of CrateDB's HTTP endpoint, for tests without a CrateDB; it can fail in the ways that a real one does.
+"""An emulator of CrateDB's HTTP endpoint, for tests without a CrateDB. It fails as a real CrateDB does, on request.
 
 In a test::
 
-    async with CrateStandin() as crate:
+    async with CrateEmulator() as crate:
         store = open_store(f"crate://{crate.host}/", clock)
         crate.inject(Fault("drop", match="UPDATE"))
 
-As a process, which prints its URL and takes faults as JSON at ``POST /_standin/faults``::
+As a process, which prints its URL and accepts faults as JSON at ``POST /_emulator/faults``::
 
     python -m tests.support.cratedb.emulator --port 4200 --file state.db
 """
@@ -33,20 +33,20 @@ _RST = struct.pack("ii", 1, 0)
 
 @dataclass
 class Fault:
-    """What goes wrong with the next statements.
+    """A fault in the next statements.
 
     Attributes:
-        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``: no answer
-            ever comes; ``delay``: it comes late; ``duplicate``: the statement is applied twice, and the second answer
-            is given; ``error``: an error is answered; ``garbage``: something is answered that is no JSON.
-        times: How many statements it hits; -1 for all.
-        match: Only statements with this text.
-        port: Only those that come in on this port.
-        applied: Whether the statement is applied before.
-        seconds: How late.
-        status: Of the error's answer.
-        code: CrateDB's, in the error's answer; 0 for an answer in plain text.
-        message: The error's.
+        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``: there is no
+            answer; ``delay``: the answer is late; ``duplicate``: the statement is applied twice, and the second answer
+            is sent; ``error``: the answer is an error; ``garbage``: the answer is not JSON.
+        times: The number of statements with the fault; -1 for all.
+        match: Only statements that contain this text.
+        port: Only statements on this port.
+        applied: Whether the statement is applied, for ``drop``, ``reset``, ``hang`` and ``garbage``.
+        seconds: The delay.
+        status: The HTTP status of the error.
+        code: CrateDB's code of the error; 0 for an answer in plain text.
+        message: The message of the error.
     """
 
     kind: Literal["drop", "reset", "hang", "delay", "duplicate", "error", "garbage"]
@@ -60,18 +60,18 @@ class Fault:
     message: str = "ClusterBlockException[blocked by: [MASTER_NOT_DISCOVERED/2/no master];]"
 
 
-class CrateStandin:
-    """One cluster with any number of ports.
+class CrateEmulator:
+    """A cluster with any number of ports.
 
     Attributes:
-        statements: What it executes; here its clock, versions and denied privileges are set.
-        requests: Every statement that came in, with the port it came in on.
-        unknown: Those that it did not understand: a test must see that there are none.
-        authorization: The value of the header that it demands, if any.
+        statements: The executor of the statements, with the clock, the versions and the denied privileges.
+        requests: Every received statement, with its port.
+        unknown: The statements that it does not know; a test must check that there are none.
+        authorization: The required value of the Authorization header, if any.
 
     Args:
-        file: Where the tables are kept; in memory by default.
-        tls: A server's context, for HTTPS.
+        file: The SQLite file of the tables; in memory by default.
+        tls: The TLS context of the server; None for plain HTTP.
     """
 
     def __init__(self, file: str = ":memory:", tls: ssl.SSLContext | None = None) -> None:
@@ -85,7 +85,7 @@ class CrateStandin:
         app = web.Application()
         app.router.add_get("/", self._root)
         app.router.add_post("/_sql", self._sql)
-        app.router.add_post("/_standin/faults", self._take_faults)
+        app.router.add_post("/_emulator/faults", self._add_faults)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
 
     @property
@@ -110,22 +110,22 @@ class CrateStandin:
         return self._ports[-1]
 
     def inject(self, *faults: Fault) -> None:
-        """Lets things go wrong, in this order."""
+        """Adds faults, in this order."""
         self._faults.extend(faults)
 
-    def demand(self, user: str, password: str) -> None:
-        """From now on lets in this user only."""
+    def require_password(self, user: str, password: str) -> None:
+        """Requires this user and password from now on."""
         self.authorization = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
     def writes(self) -> list[str]:
-        """Returns every statement that came in and is no SELECT."""
+        """Returns the received statements except SELECT."""
         return [statement for _, statement in self.requests if not statement.startswith("SELECT")]
 
     async def _root(self, request: web.Request) -> web.StreamResponse:
-        if (refused := self._refused(request)) is not None:
+        if (refused := self._unauthorized(request)) is not None:
             return refused
         version = {"number": self.statements.versions[0], "build_snapshot": False}
-        answer = {"ok": True, "status": 200, "name": "standin", "cluster_name": "standin", "version": version}
+        answer = {"ok": True, "status": 200, "name": "emulator", "cluster_name": "emulator", "version": version}
         return web.json_response(answer)
 
     async def _sql(self, request: web.Request) -> web.StreamResponse:
@@ -133,9 +133,9 @@ class CrateStandin:
         statement, args = str(body["stmt"]), body.get("args") or []
         port = _port(request)
         self.requests.append((port, statement))
-        if (refused := self._refused(request)) is not None:
+        if (refused := self._unauthorized(request)) is not None:
             return refused
-        fault = self._next_fault(port, statement)
+        fault = self._pop_fault(port, statement)
         if fault is None:
             return self._execute(statement, args, body)
         return await self._fail(fault, request, statement, args, body)
@@ -154,11 +154,11 @@ class CrateStandin:
             return _error(error.status, error.code, str(error))
         except UnknownStatement as error:
             self.unknown.append(f"{statement}: {error}")
-            return _error(500, 5000, f"the stand-in does not know this statement: {error}")
+            return _error(500, 5000, f"the emulator does not know this statement: {error}")
         return web.json_response({**answer, "duration": 0.1})
 
     def _delete_each(self, statement: str, rows: list[list[Any]]) -> dict[str, Any]:
-        """Answers as a real CrateDB 6.4.3 did: what is not there in that version is a conflict."""
+        """Answers as CrateDB 6.4.3: a row that is missing, or has another version, is a version conflict."""
         message = "VersionConflictEngineException[version conflict]"
         conflict = {"rowcount": -2, "error": {"code": 4092, "message": message}}
         counts = [self.statements.execute(statement, row)["rowcount"] for row in rows]
@@ -189,7 +189,7 @@ class CrateStandin:
                 transport.close()
         return web.Response()
 
-    def _next_fault(self, port: int, statement: str) -> Fault | None:
+    def _pop_fault(self, port: int, statement: str) -> Fault | None:
         for fault in self._faults:
             if fault.match in statement and fault.port in (None, port):
                 fault.times -= 1
@@ -198,12 +198,12 @@ class CrateStandin:
                 return fault
         return None
 
-    def _refused(self, request: web.Request) -> web.Response | None:
+    def _unauthorized(self, request: web.Request) -> web.Response | None:
         if self.authorization in (None, request.headers.get("Authorization")):
             return None
         return web.Response(status=401, text="password authentication failed for user")
 
-    async def _take_faults(self, request: web.Request) -> web.Response:
+    async def _add_faults(self, request: web.Request) -> web.Response:
         for fault in await request.json():
             self.inject(Fault(**fault))
         return web.json_response([dataclasses.asdict(fault) for fault in self._faults])
@@ -221,16 +221,16 @@ def _error(status: int, code: int, message: str) -> web.Response:
 
 
 async def _serve(port: int, file: str) -> None:
-    standin = CrateStandin(file)
-    await standin._runner.setup()
-    print(f"crate://127.0.0.1:{await standin.listen(port)}/", flush=True)
+    emulator = CrateEmulator(file)
+    await emulator._runner.setup()
+    print(f"crate://127.0.0.1:{await emulator.listen(port)}/", flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, default=0, help="0 for any")
-    parser.add_argument("--file", default=":memory:", help="where the tables are kept")
+    parser.add_argument("--file", default=":memory:", help="the SQLite file of the tables")
     chosen = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(chosen.port, chosen.file))

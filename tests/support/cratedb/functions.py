@@ -1,4 +1,4 @@
-"""CrateDB's functions, for the SQLite below its stand-in."""
+"""CrateDB's SQL functions, for the SQLite database of the emulator."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def add_functions(connection: sqlite3.Connection) -> None:
-    """Lets SQLite compute as CrateDB does."""
+    """Adds CrateDB's functions to a SQLite connection."""
     connection.create_function("greatest", -1, lambda *values: _extreme(max, values), deterministic=True)
     connection.create_function("least", -1, lambda *values: _extreme(min, values), deterministic=True)
     connection.create_function("mod", 2, _mod, deterministic=True)
@@ -16,15 +16,15 @@ def add_functions(connection: sqlite3.Connection) -> None:
 
 
 def _extreme(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
-    """GREATEST and LEAST leave NULL out; a REAL is an integer of SQLite's that overflowed, and stays one."""
-    there = [value for value in values if value is not None]
-    if any(isinstance(value, float) for value in there):
+    """GREATEST and LEAST ignore NULL. A REAL is an integer that overflowed in SQLite, and stays a REAL."""
+    given = [value for value in values if value is not None]
+    if any(isinstance(value, float) for value in given):
         return math.inf
-    return choose(there) if there else None
+    return choose(given) if given else None
 
 
 def _mod(value: Any, size: Any) -> Any:
-    """The remainder has the sign of the value, as CrateDB's has; what is said of a REAL above holds here too."""
+    """The remainder has the sign of the value, as in CrateDB. A REAL is an overflow, as above."""
     if value is None or size is None:
         return None
     if isinstance(value, float) or isinstance(size, float):
@@ -33,7 +33,7 @@ def _mod(value: Any, size: Any) -> Any:
 
 
 def _like(pattern: str | None, text: str | None) -> bool | None:
-    """SQLite's own knows no letter case, and no character that escapes another."""
+    """LIKE with case and escapes; SQLite's own LIKE has neither."""
     if pattern is None or text is None:
         return None
     parts = re.findall(r"\\.|.", pattern, re.DOTALL)

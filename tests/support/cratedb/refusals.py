@@ -1,4 +1,4 @@
-"""What the CrateDB stand-in refuses, with the errors that a real CrateDB 6.4.3 gave."""
+"""The errors of the CrateDB emulator, as a real CrateDB 6.4.3 answered them."""
 
 import json
 import re
@@ -10,7 +10,7 @@ _SYSTEM_COLUMNS = ("_seq_no", "_primary_term", "_version")
 
 
 class SqlError(Exception):
-    """An error that CrateDB answers."""
+    """An error in CrateDB's answer."""
 
     def __init__(self, status: int, code: int, message: str) -> None:
         super().__init__(message)
@@ -19,21 +19,21 @@ class SqlError(Exception):
 
 
 class UnknownStatement(Exception):
-    """A form that the stand-in does not know."""
+    """A statement form that the emulator does not know."""
 
 
 def check_columns(table: sqlite3.Row, columns: Sequence[str]) -> None:
-    """Refuses columns that the table has not."""
+    """Refuses columns that the table does not have."""
     for name in columns:
         if name not in json.loads(table["columns"]) and name not in _SYSTEM_COLUMNS:
             raise SqlError(404, 4043, f"ColumnUnknownException[Column {name} unknown]")
 
 
 def check_usable(table: sqlite3.Row, operation: str) -> None:
-    """Refuses an operation on a table that is closed or blocked: what each block refuses was recorded."""
+    """Refuses an operation on a table that is closed or blocked, as recorded for each block."""
     settings = json.loads(table["settings"])
     message = f"""The relation "{table["schema"]}.{table["name"]}" doesn't support or allow {operation} operations"""
-    if json.loads(table["more"])["closed"] and operation != "OPEN":
+    if json.loads(table["properties"])["closed"] and operation != "OPEN":
         raise SqlError(400, 4007, f"OperationOnInaccessibleRelationException[{message}, as it is currently closed.]")
     writes = ("INSERT", "UPDATE", "DELETE")
     for block, operations in {
@@ -50,22 +50,22 @@ def check_usable(table: sqlite3.Row, operation: str) -> None:
 
 
 def check_table(db: sqlite3.Connection, table: sqlite3.Row) -> None:
-    """Refuses rows that violate a CHECK; each statement is a transaction."""
-    for name, (clause, _) in json.loads(table["more"])["checks"].items():
+    """Refuses a statement if a row violates a CHECK afterwards; the caller rolls back."""
+    for name, (clause, _) in json.loads(table["properties"])["checks"].items():
         sql = f'SELECT 1 FROM "{table["schema"]}.{table["name"]}" WHERE NOT ({clause})'
         if db.execute(sql).fetchone():
             raise SqlError(400, 4000, f"SQLParseException[Failed CONSTRAINT {name} CHECK ({clause}) for values: […]]")
 
 
 def check_sets(found: re.Match[str]) -> None:
-    """Refuses to update the key."""
+    """Refuses an update of the primary key."""
     if found["sets"] and re.match(rf"(.*,\s*)?{found['key']}\s*=", found["sets"]):
         message = f"ColumnValidationException[Validation failed for {found['key']}: Updating a primary key"
         raise SqlError(400, 4003, f"{message} is not supported]")
 
 
 def check_arguments(text: str, args: Sequence[Any]) -> None:
-    """Refuses arguments of the wrong kind or size, and too few of them."""
+    """Refuses arguments of a wrong type or size, and missing ones."""
     for value in args:
         if isinstance(value, bool):
             raise SqlError(400, 4000, "SQLParseException[Cannot convert a boolean]")
@@ -80,7 +80,7 @@ def check_arguments(text: str, args: Sequence[Any]) -> None:
 
 
 def error_of(error: sqlite3.Error) -> Exception:
-    """Returns what CrateDB answers where SQLite raises this."""
+    """Returns CrateDB's error for an error of SQLite."""
     text = str(error)
     if found := re.search(r"NOT NULL constraint failed: .*\.(\w+)", text):
         if found[1] in ("name", "prefix", "request_id"):

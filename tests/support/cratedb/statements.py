@@ -1,7 +1,7 @@
-"""What the CrateDB stand-in understands: the statement forms of idalloc and of CrateDB's guide, executed on SQLite.
+"""The statements of the CrateDB emulator: the forms of idalloc and of CrateDB's guide, executed on SQLite.
 
-Answers and errors are those that a real CrateDB 6.4.3 gave. A form that is not known here is no guess but an
-``UnknownStatement``, which fails the test.
+Answers and errors are as a real CrateDB 6.4.3 gave them. Any other form raises ``UnknownStatement``, which fails the
+test.
 """
 
 import json
@@ -22,7 +22,7 @@ from tests.support.cratedb.refusals import (
 )
 from tests.support.cratedb.tables import TYPES, Answer, Tables, count_of, refreshed, rows_of
 
-LARGEST, SMALLEST = 2**63 - 2, -(2**63) + 1  # of a BIGINT column
+MAX_BIGINT, MIN_BIGINT = 2**63 - 2, -(2**63) + 1  # in a column
 
 _WORDS = set(
     "AND AS BIGINT CASE CAST COALESCE ELSE END EXCLUDED GREATEST IS LEAST LIKE MOD NOT NULL NULLIF OR THEN WHEN".split()  # noqa: SIM905
@@ -30,7 +30,7 @@ _WORDS = set(
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\$\d+|\?|[A-Za-z_]\w*|\"[^\"]*\"|[^A-Za-z_$?'\"]+")
 _REFERENCE = r'(?:"?(?P<schema>[\w-]+)"?\.)?"?(?P<table>[\w-]+)"?'
 _VALUE = r"(?:\$\d+|\?|'(?:[^']|'')*'|-?\d+)"
-# What rows may be looked for by: of those that were there at the last refresh.
+# Conditions of a scan, which reads the rows as of the last refresh.
 _SCAN = (
     r"name > VALUE_ AND name LIKE VALUE_(?: AND COALESCE\(mode, ''\) <> 'deleted')?(?: AND name NOT LIKE VALUE_)?"
     r"|written_at < CURRENT_TIMESTAMP - CAST\(VALUE_ AS BIGINT\)|written_at <= VALUE_"
@@ -43,7 +43,7 @@ def _form(pattern: str) -> re.Pattern[str]:
 
 
 class Statements(Tables):
-    """Tables and statements.
+    """Executes statements.
 
     Attributes:
         now_ms: The clock behind CURRENT_TIMESTAMP, in milliseconds since 1970.
@@ -95,8 +95,8 @@ class Statements(Tables):
         """Runs one statement.
 
         Raises:
-            SqlError: CrateDB would answer with it.
-            UnknownStatement: The form is not known.
+            SqlError: CrateDB answers with this error.
+            UnknownStatement: The emulator does not know the form.
         """
         text = " ".join(statement.split()).removesuffix(";")
         for pattern, run in self._forms:
@@ -126,11 +126,11 @@ class Statements(Tables):
         count = _Placeholders()
         columns: list[str] = found["columns"].replace(" ", "").split(",")
         check_columns(table, columns)
-        defaults: dict[str, str] = json.loads(table["more"])["defaults"]
+        defaults: dict[str, str] = json.loads(table["properties"])["defaults"]
         defaults = {name: value for name, value in defaults.items() if name not in columns}
         columns += defaults
         given = "".join(f", {value}" for value in defaults.values())
-        # Every row is a write of its own.
+        # Each row is a write with its own _seq_no.
         rows = [
             f"({self._translate(values, table, count)}{given}, {self._next_seq_no(table)}, 1, 1)"
             for values in re.findall(r"\(([^()]+)\)", found["rows"])
@@ -184,7 +184,7 @@ class Statements(Tables):
         return self._answer(table, found["columns"], self._db.execute(sql, args).fetchall())
 
     def _scan(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
-        """Looks at the rows as they were at the last refresh: CrateDB refreshes up to a second later by itself."""
+        """Reads the rows as of the last refresh; CrateDB itself refreshes up to a second later."""
         table = self._find(found, "DQL", "READ")
         count = _Placeholders()
         if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (refreshed(table)[1:-1],)).fetchone():
@@ -199,7 +199,7 @@ class Statements(Tables):
         return self._answer(table, found["columns"], self._db.execute(sql, args).fetchall())
 
     def _aggregate(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
-        """Counts over the rows as they were at the last refresh."""
+        """Aggregates the rows as of the last refresh."""
         table = self._find(found, "DQL", "READ")
         calls = found["calls"].lower().split(", ")
         check_columns(table, [call[4:-1] for call in calls if call.startswith("max(")])
@@ -213,7 +213,7 @@ class Statements(Tables):
         check_table(self._db, table)
         for row in rows:
             for name, kind in json.loads(table["columns"]).items():
-                if kind == "BIGINT" and row[name] is not None and not SMALLEST <= row[name] <= LARGEST:
+                if kind == "BIGINT" and row[name] is not None and not MIN_BIGINT <= row[name] <= MAX_BIGINT:
                     message = f"SQLParseException[Value {row[name]} exceeds allowed range for column of type bigint]"
                     raise SqlError(400, 4000, message)
         if not found["returning"]:
@@ -239,7 +239,7 @@ class Statements(Tables):
             raise UnknownStatement(f"not by the primary key: {found[0]}")
 
     def _translate(self, expression: str, table: sqlite3.Row, count: "_Placeholders") -> str:
-        """Turns an expression of CrateDB into SQLite's; what is in none of the known forms is refused."""
+        """Translates an expression of CrateDB to SQLite; refuses unknown functions and columns."""
         out = []
         tokens = _TOKEN.findall(expression)
         for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
@@ -260,7 +260,7 @@ class Statements(Tables):
 
 
 class _Placeholders:
-    """Numbers the question marks of one statement."""
+    """Numbers the placeholders of one statement."""
 
     def __init__(self) -> None:
         self._last = 0

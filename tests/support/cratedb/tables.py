@@ -1,4 +1,4 @@
-"""The tables of the CrateDB stand-in: how they are made, changed, blocked and described."""
+"""The tables of the CrateDB emulator: DDL, privileges and information_schema."""
 
 import json
 import re
@@ -16,18 +16,18 @@ TYPES = {"TEXT": 4, "INTEGER": 9, "BIGINT": 10, "TIMESTAMP WITH TIME ZONE": 11}
 _OF_TABLE = r" WHERE table_schema = \? AND table_name = \?"
 _COLUMN = re.compile(
     r'"?(?P<name>\w+)"? (?P<type>TEXT|INTEGER|BIGINT|TIMESTAMP WITH TIME ZONE)(?P<key> PRIMARY KEY)?'
-    r"(?: GENERATED ALWAYS AS (?P<generated>.+?))?(?P<needed> NOT NULL)?(?: DEFAULT (?P<default>'[^']*'|\d+))?"
+    r"(?: GENERATED ALWAYS AS (?P<generated>.+?))?(?P<not_null> NOT NULL)?(?: DEFAULT (?P<default>'[^']*'|\d+))?"
     r"(?: CONSTRAINT (?P<check>\w+) CHECK \((?P<clause>.+)\))?",
     re.IGNORECASE,
 )
 
 
 class Tables:
-    """Tables, and what the user may do with them.
+    """Tables, and the privileges of the user.
 
     Attributes:
-        versions: One of each node.
-        denied: The privileges that the user lacks: of DQL, DML, DDL; and "sys" where its tables are hidden.
+        versions: The version of each node.
+        denied: The privileges that the user lacks, of DQL, DML and DDL; "sys" hides the tables of the schema sys.
     """
 
     def __init__(self, path: str) -> None:
@@ -38,11 +38,11 @@ class Tables:
         add_functions(self._db)
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS _tables (schema TEXT, name TEXT, columns TEXT, keys TEXT, settings TEXT,"
-            " more TEXT, writes INTEGER DEFAULT 0, PRIMARY KEY (schema, name))"
+            " properties TEXT, writes INTEGER DEFAULT 0, PRIMARY KEY (schema, name))"
         )
 
     def close(self) -> None:
-        """Closes the database below."""
+        """Closes the SQLite database."""
         self._db.close()
 
     @property
@@ -95,7 +95,7 @@ class Tables:
 
     def _find(self, found: re.Match[str], privilege: str, operation: str) -> sqlite3.Row:
         schema, table = found["schema"] or "doc", found["table"]
-        # A user without any privilege on a schema gets the answer that it is not there.
+        # CrateDB hides a schema from a user without any privilege on it.
         if self.denied >= {"DQL", "DML", "DDL"}:
             raise SqlError(404, 4045, f"SchemaUnknownException[Schema '{schema}' unknown]")
         row = self._db.execute("SELECT * FROM _tables WHERE schema = ? AND name = ?", (schema, table)).fetchone()
@@ -106,10 +106,10 @@ class Tables:
             raise SqlError(404, 4045, f"SchemaUnknownException[Schema '{schema}' unknown]")
         assert isinstance(row, sqlite3.Row)
         check_usable(row, operation)
-        self._need(privilege)
+        self._require(privilege)
         return row
 
-    def _need(self, privilege: str) -> None:
+    def _require(self, privilege: str) -> None:
         if privilege in self.denied:
             message = f"MissingPrivilegeException[Missing '{privilege}' privilege for user 'someone']"
             raise SqlError(401, 4011, message)
@@ -120,14 +120,14 @@ class Tables:
         return count_of(len(names))
 
     def _create(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
-        self._need("DDL")
+        self._require("DDL")
         schema, table = found["schema"] or "doc", found["table"]
         if self._db.execute("SELECT 1 FROM _tables WHERE schema = ? AND name = ?", (schema, table)).fetchone():
             if found["lenient"]:
                 return count_of(0)
             raise SqlError(409, 4093, f"RelationAlreadyExists[Relation '{schema}.{table}' already exists.]")
         columns, definitions, keys = {}, [], []
-        more: dict[str, Any] = {"checks": {}, "defaults": {}, "generated": [], "needed": [], "closed": False}
+        properties: dict[str, Any] = {"checks": {}, "defaults": {}, "generated": [], "not_null": [], "closed": False}
         for definition in found["columns"].split(", "):
             column = _COLUMN.fullmatch(definition)
             if column is None:
@@ -135,22 +135,22 @@ class Tables:
             name = column["name"]
             columns[name] = column["type"].upper()
             keys += [name] if column["key"] else []
-            more["generated"] += [name] if column["generated"] else []
-            more["needed"] += [name] if column["key"] or column["needed"] else []
+            properties["generated"] += [name] if column["generated"] else []
+            properties["not_null"] += [name] if column["key"] or column["not_null"] else []
             if column["default"]:
-                more["defaults"][name] = column["default"]
+                properties["defaults"][name] = column["default"]
             if column["check"]:
-                more["checks"][column["check"]] = [column["clause"], [name]]
-            null = "NOT NULL" if name in more["needed"] else ""
+                properties["checks"][column["check"]] = [column["clause"], [name]]
+            null = "NOT NULL" if name in properties["not_null"] else ""
             definitions.append(f'"{name}" {_sqlite_type(column["type"])} {null}')
-        more["partitioned_by"] = [found["partitioned_by"]] if found["partitioned_by"] else None
+        properties["partitioned_by"] = [found["partitioned_by"]] if found["partitioned_by"] else None
         self._db.execute(
             f'CREATE TABLE "{schema}.{table}" ({", ".join(definitions)}, _seq_no INTEGER, _primary_term INTEGER,'
             f" _version INTEGER, PRIMARY KEY ({', '.join(keys)})) STRICT"
         )
         self._db.execute(
-            "INSERT INTO _tables (schema, name, columns, keys, settings, more) VALUES (?, ?, ?, ?, ?, ?)",
-            (schema, table, *map(json.dumps, (columns, keys, _settings(found["settings"] or ""), more))),
+            "INSERT INTO _tables (schema, name, columns, keys, settings, properties) VALUES (?, ?, ?, ?, ?, ?)",
+            (schema, table, *map(json.dumps, (columns, keys, _settings(found["settings"] or ""), properties))),
         )
         return count_of(1)
 
@@ -167,25 +167,25 @@ class Tables:
 
     def _drop_column(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
         table = self._find(found, "DDL", "ALTER")
-        name, columns, more = found["name"], json.loads(table["columns"]), json.loads(table["more"])
+        name, columns, properties = found["name"], json.loads(table["columns"]), json.loads(table["properties"])
         self._db.execute(f'ALTER TABLE "{table["schema"]}.{table["name"]}" DROP COLUMN "{name}"')
         del columns[name]
-        more["defaults"].pop(name, None)
-        for part in ("generated", "needed"):
-            more[part] = [each for each in more[part] if each != name]
-        return self._changed(table, columns=columns, more=more)
+        properties["defaults"].pop(name, None)
+        for part in ("generated", "not_null"):
+            properties[part] = [each for each in properties[part] if each != name]
+        return self._changed(table, columns=columns, properties=properties)
 
     def _drop_constraint(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
         table = self._find(found, "DDL", "ALTER")
-        more = json.loads(table["more"])
-        del more["checks"][found["name"]]
-        return self._changed(table, more=more)
+        properties = json.loads(table["properties"])
+        del properties["checks"][found["name"]]
+        return self._changed(table, properties=properties)
 
     def _set_default(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
         table = self._find(found, "DDL", "ALTER")
-        more = json.loads(table["more"])
-        more["defaults"][found["name"]] = found["value"]
-        return self._changed(table, more=more)
+        properties = json.loads(table["properties"])
+        properties["defaults"][found["name"]] = found["value"]
+        return self._changed(table, properties=properties)
 
     def _set(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
         table = self._find(found, "DDL", "SET")
@@ -193,7 +193,9 @@ class Tables:
 
     def _close_or_open(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
         table = self._find(found, "DDL", found["what"].upper())
-        return self._changed(table, more={**json.loads(table["more"]), "closed": found["what"].upper() == "CLOSE"})
+        return self._changed(
+            table, properties={**json.loads(table["properties"]), "closed": found["what"].upper() == "CLOSE"}
+        )
 
     def _changed(self, table: sqlite3.Row, **parts: Any) -> Answer:
         for name, value in parts.items():
@@ -221,7 +223,7 @@ class Tables:
         self._db.execute(f'CREATE TABLE {refreshed(table)} AS SELECT * FROM "{table["schema"]}.{table["name"]}"')
         return count_of(1)
 
-    # What the cluster tells of itself
+    # System tables
 
     def _versions(self, _: re.Match[str], __: Sequence[Any]) -> Answer:
         if "sys" in self.denied:
@@ -244,14 +246,14 @@ class Tables:
     def _columns_of(self, _: re.Match[str], args: Sequence[Any]) -> Answer:
         table = self._described(args)
         columns = json.loads(table["columns"]) if table else {}
-        more = json.loads(table["more"]) if table else {}
+        properties = json.loads(table["properties"]) if table else {}
         names = ["column_name", "is_nullable", "column_default", "is_generated", "ordinal_position"]
         rows = [
             [
                 name,
-                "NO" if name in more["needed"] else "YES",
-                more["defaults"].get(name),
-                "ALWAYS" if name in more["generated"] else "NEVER",
+                "NO" if name in properties["not_null"] else "YES",
+                properties["defaults"].get(name),
+                "ALWAYS" if name in properties["generated"] else "NEVER",
                 position,
             ]
             for position, name in enumerate(columns, 1)
@@ -269,28 +271,28 @@ class Tables:
             return rows_of(names, [], [4, 4, [100, 4]])
         settings = json.loads(table["settings"])
         row = [settings.get("number_of_replicas", "0-1"), settings.get("translog.durability", "REQUEST")]
-        return rows_of(names, [[*row, json.loads(table["more"])["partitioned_by"]]], [4, 4, [100, 4]])
+        return rows_of(names, [[*row, json.loads(table["properties"])["partitioned_by"]]], [4, 4, [100, 4]])
 
     def _constraints_of(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
         table = self._described([found["schema"], found["table"]])
         columns = list(json.loads(table["columns"])) if table else []
-        checks = json.loads(table["more"])["checks"] if table else {}
+        checks = json.loads(table["properties"])["checks"] if table else {}
         rows = [[name, [columns.index(each) + 1 for each in of]] for name, (_clause, of) in checks.items()]
         return rows_of(["conname", "conkey"], rows, [4, [100, 8]])
 
 
 def rows_of(columns: list[str], rows: list[list[Any]], types: list[Any]) -> Answer:
-    """Returns the answer with these rows."""
+    """Returns an answer with rows."""
     return {"cols": columns, "col_types": types, "rows": rows, "rowcount": len(rows)}
 
 
 def count_of(count: int) -> Answer:
-    """Returns the answer of a statement that returns no rows."""
+    """Returns an answer without rows."""
     return {"cols": [], "col_types": [], "rows": [[]], "rowcount": count}
 
 
 def refreshed(table: sqlite3.Row) -> str:
-    """Returns the name of the copy of a table that scans look at."""
+    """Returns the name of the copy of a table as of the last refresh, for scans."""
     return f'"{table["schema"]}.{table["name"]}.refreshed"'
 
 

@@ -1,6 +1,7 @@
-"""CrateDB's answers: their content, and what an error means for the statement and for the operator.
+"""Decodes CrateDB's HTTP answers: was the statement applied, can a retry succeed, and what must an operator do.
 
-docs/runbook.md lists which errors recover by themselves. The answers were recorded from a CrateDB 6.4.3.
+After an HTTP status of 400 to 499 the statement was not applied; after 408, or 500 and over, it may have been.
+Codes: https://cratedb.com/docs/crate/reference/en/latest/interfaces/http.html#error-codes, docs/runbook.md.
 """
 
 import json
@@ -20,16 +21,19 @@ _HTTP_OK = 200
 _HTTP_UNAUTHORIZED = 401
 _HTTP_REQUEST_TIMEOUT = 408
 _HTTP_TOO_MANY_REQUESTS = 429
-# RelationUnknown and SchemaUnknownException.
-_NO_SUCH_TABLE = (4041, 4045)
-_MISSING_PRIVILEGE = 4011
+
+# HTTP 400 and 403: the table is closed, or has blocks.read, blocks.write or blocks.read_only. An operator set it.
+_TABLE_BLOCKED = (4007, 4032, 4033, 4034, 4035, 4036)
+# HTTP 403: blocks.read_only_allow_delete. The cluster sets it when a disk is nearly full, and removes it later.
+_DISK_NEARLY_FULL = 4037
+# HTTP 404: RelationUnknown or SchemaUnknownException, also for a user without any privilege.
+_TABLE_UNKNOWN = (4041, 4045)
 _COLUMN_UNKNOWN = 4043
-# blocks.read_only_allow_delete: the cluster sets it when a disk is nearly full, and removes it when there is room.
-_NO_ROOM = 4037
-# The table is blocked or closed; CrateDB says the same in two ways.
-_BLOCKED = (4007, 4032, 4033, 4034, 4035, 4036)
-_CONFLICTS = range(4090, 4100)
-_LONGEST_MESSAGE = 300
+# HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this primary key exists. 4092: another
+# write changed the row meanwhile (its _seq_no differs). 4093: the table exists.
+_CONFLICT = range(4090, 4100)
+
+_MAX_MESSAGE_LENGTH = 300
 
 _TABLE = re.compile(r'"[\w-]+"\."\w+"')
 _CONSTRAINT = re.compile(r"Failed CONSTRAINT (.+?) CHECK")
@@ -41,19 +45,19 @@ _T = TypeVar("_T")
 
 
 def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _T], statement: str) -> _T:
-    """Returns what an answer says.
+    """Returns the parsed content of a successful answer.
 
     Args:
-        host: Who answered.
+        host: ``host:port`` of the sender, for the error.
         status: The HTTP status.
         content: The body.
-        parse: Reads the JSON of a good answer.
-        statement: What was sent.
+        parse: Reads the JSON of a successful answer.
+        statement: The statement that was sent.
 
     Raises:
         StoreRefused: The statement was not applied, and fails again until an operator acts.
-        StoreRejected: It was not applied, and may succeed later.
-        StoreOutcomeUnknown: It may have been applied.
+        StoreRejected: The statement was not applied, and a retry may succeed.
+        StoreOutcomeUnknown: The statement may have been applied.
     """
     code: int | None = None
     text = content.decode(errors="replace")
@@ -63,38 +67,38 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
             return parse(answer)
         code, text = int(answer["error"]["code"]), str(answer["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        pass  # authentication, and whatever stands before CrateDB, answer in plain text
+        pass  # plain text: a failed authentication, or an answer of a proxy
     message = f"CrateDB at {host} answered {status}{f' ({code})' if code else ''}: {one_line(text)}"
-    # A balancer's 408 says that it lost patience, not that nothing was passed on. A 503 is no refusal either: the
-    # node that answers it has tried, and its tries may have reached the shard.
+    # 408: a load balancer stopped waiting, after it forwarded the statement. 503: the node gave up after retries, of
+    # which one may have reached the shard.
     if not 400 <= status < 500 or status == _HTTP_REQUEST_TIMEOUT:
         raise StoreOutcomeUnknown(message, code=code, http_status=status)
     rejected = StoreRejected(message, code=code, http_status=status)
-    raise rejected if may_be_starting(rejected) or _recovers(rejected) else refused(rejected, statement)
+    raise rejected if may_be_starting(rejected) or _may_recover(rejected) else refused(rejected, statement)
 
 
 def may_be_starting(error: StoreFailure) -> bool:
-    """Whether a host may answer this only because it has not loaded the cluster's tables and users yet.
+    """Whether this may be the answer of a node that has not loaded the cluster's tables and users yet.
 
-    Measured on a restart: 404 for a table that is there, and 401 for a right password, for 8 s.
+    A restarted node was seen to answer 404 for an existing table, and 401 for a right password, for 8 s.
     """
-    return error.code in _NO_SUCH_TABLE or is_unauthorized(error)
+    return error.code in _TABLE_UNKNOWN or is_unauthorized(error)
 
 
 def is_unauthorized(error: StoreFailure) -> bool:
-    """Whether a host does not know the user, or its password or token is wrong."""
+    """Whether the user is unknown, or the password or token is wrong. A missing privilege is 401 with code 4011."""
     return error.http_status == _HTTP_UNAUTHORIZED and error.code is None
 
 
 def refused(rejected: StoreFailure, statement: str) -> StoreRefused:
-    """Returns the same error as one that needs an operator, with the next step."""
+    """Returns the error as one that needs an operator, with the next step."""
     found = _TABLE.search(statement)
     message = f"{rejected}; {_next_step(rejected, found[0] if found else 'the table')}"
     return StoreRefused(message, code=rejected.code, http_status=rejected.http_status)
 
 
-def of_read(failure: StoreFailure) -> StoreFailure:
-    """Returns the failure of a request that changes nothing, and so has no outcome to be unsure of."""
+def read_failure(failure: StoreFailure) -> StoreFailure:
+    """Returns the failure of a read. A read changes nothing, so its outcome is never unknown."""
     if not isinstance(failure, StoreOutcomeUnknown):
         return failure
     kind = StoreUnreachable if failure.http_status is None else StoreRejected
@@ -117,14 +121,14 @@ def version(answer: Any) -> str:
 def one_line(what: object) -> str:
     """Returns the beginning of a text, without line breaks."""
     text = " ".join(str(what).split()) or type(what).__name__
-    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
+    return text if len(text) <= _MAX_MESSAGE_LENGTH else text[:_MAX_MESSAGE_LENGTH] + "…"
 
 
-def _recovers(rejected: StoreRejected) -> bool:
-    # An answer without a code is from a proxy in front of CrateDB, which may be starting too.
+def _may_recover(rejected: StoreRejected) -> bool:
+    # An answer without a code is from a proxy in front of CrateDB, which may be starting.
     return (
         rejected.code is None
-        or rejected.code in (_NO_ROOM, *_CONFLICTS)
+        or rejected.code in (_DISK_NEARLY_FULL, *_CONFLICT)
         or rejected.http_status == _HTTP_TOO_MANY_REQUESTS
     )
 
@@ -136,13 +140,13 @@ def _next_step(rejected: StoreFailure, table: str) -> str:
     if found := _PRIVILEGE.search(text):
         schema = table.partition(".")[0]
         return f'run GRANT {found[1]} ON SCHEMA {schema} TO "{found[2]}"'
-    if rejected.code in _NO_SUCH_TABLE:
+    if rejected.code in _TABLE_UNKNOWN:
         return f"restore {table}, or grant the user DQL and DML on its schema"
     if rejected.code == _COLUMN_UNKNOWN:
         return f"restore that column of {table}: a restart of this server adds it, but without its values"
-    if rejected.code in _BLOCKED and "closed" in text:
+    if rejected.code in _TABLE_BLOCKED and "closed" in text:
         return f"run ALTER TABLE {table} OPEN"
-    if rejected.code in _BLOCKED:
+    if rejected.code in _TABLE_BLOCKED:
         blocks = ", ".join(f'"blocks.{name}" = false' for name in ("read", "write", "read_only"))
         return f"run ALTER TABLE {table} SET ({blocks})"
     if found := _CONSTRAINT.search(text):
@@ -153,6 +157,6 @@ def _next_step(rejected: StoreFailure, table: str) -> str:
 
 
 def quoted(column: str) -> str:
-    """Returns a column's name as SQL takes it, such as ``"meta"['owner']`` for ``meta['owner']``."""
+    """Returns a column's name quoted for SQL, such as ``"meta"['owner']`` for ``meta['owner']``."""
     name, bracket, rest = column.partition("[")
     return f'"{name}"{bracket}{rest}'

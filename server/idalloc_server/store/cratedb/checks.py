@@ -1,6 +1,6 @@
-"""Refuses a CrateDB table on which idalloc's statements would fail, or lose ids; each with the statement to run."""
+"""Refuses a table in CrateDB on which idalloc's statements would fail or lose ids. Each error names the next step."""
 
-# ruff: noqa: S608 - the schema's name was checked, and nothing else that is not our own gets into a statement
+# ruff: noqa: S608 - only constants and the validated schema name are inserted into statements
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ _SETTINGS = (
 
 
 class _Column(NamedTuple):
-    """A column, as information_schema has it; ``position`` is what constraints name it by."""
+    """A column in information_schema; constraints refer to it by ``position``."""
 
     name: str
     is_nullable: str
@@ -37,20 +37,16 @@ class _Column(NamedTuple):
 
 
 async def check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -> None:
-    """Checks a table that is there, before idalloc adds columns to it.
+    """Checks an existing table, before idalloc adds columns to it.
 
-    Args:
-        http: The way to the cluster.
-        schema: Its schema.
-        table: The table.
-        nodes: How many nodes the cluster has; None where the user may not see them.
+    If ``nodes``, the number of nodes of the cluster, is known and above 1, a table without replicas logs a warning.
 
     Raises:
         StartRefused: The table cannot be used.
         StoreFailure: The cluster cannot be reached, or fails.
     """
     where = (schema, table.name)
-    # Without it every statement would be an update by query, which sees an old snapshot.
+    # With another key every UPDATE would be an update by query, which reads an old snapshot.
     if await http.read(KEY, *where) != [[table.key]]:
         raise _refused(schema, table, f"its primary key must be {table.key} alone; choose another schema (?schema=…)")
     columns = [_Column(*row) for row in await http.read(_COLUMNS, *where)]
@@ -60,18 +56,18 @@ async def check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -
 
 
 async def check_privileges(http: CrateHttp, schema: str, table: Table) -> None:
-    """Reads and writes nothing, with the privileges that this takes.
+    """Checks the privileges DQL and DML by a read and an update of a row that does not exist.
 
     Raises:
         StartRefused: The user lacks a privilege, or the table is blocked or closed.
         StoreFailure: The cluster cannot be reached, or fails.
     """
-    nobody: object = "" if table.columns[table.key] == "TEXT" else -1
-    last = list(table.columns)[1]
+    missing_key: object = "" if table.columns[table.key] == "TEXT" else -1
+    column = list(table.columns)[1]
     reference = table.reference(schema)
     try:
-        await http.read(f"SELECT {last} FROM {reference} WHERE {table.key} = ?", nobody)
-        await http.write(f"UPDATE {reference} SET {last} = {last} WHERE {table.key} = ?", nobody)
+        await http.read(f"SELECT {column} FROM {reference} WHERE {table.key} = ?", missing_key)
+        await http.write(f"UPDATE {reference} SET {column} = {column} WHERE {table.key} = ?", missing_key)
     except StoreRefused as error:
         raise _refused(schema, table, f"it cannot be used: {error}") from error
 
@@ -89,7 +85,7 @@ def _check_settings(
         raise _refused(
             schema,
             table,
-            f"it loses acknowledged writes in a crash: run ALTER TABLE {reference} SET"
+            f"a crash loses acknowledged writes, as its durability is ASYNC: run ALTER TABLE {reference} SET"
             """ ("translog.durability" = 'REQUEST')""",
         )
     if partitioned_by:
@@ -98,8 +94,8 @@ def _check_settings(
         raise _refused(
             schema,
             table,
-            f"it is PARTITIONED BY ({', '.join(partitioned_by)}), and each row would make a partition; stop all that "
-            f"write to it, then run {copy.definition(schema)}; INSERT INTO {copy.reference(schema)} ({names}) SELECT "
+            f"it is PARTITIONED BY ({', '.join(partitioned_by)}), and each row would make a partition; stop all "
+            f"writers, then run {copy.definition(schema)}; INSERT INTO {copy.reference(schema)} ({names}) SELECT "
             f"{names} FROM {reference}; ALTER CLUSTER SWAP TABLE {copy.reference(schema)} TO {reference}",
         )
     if nodes is not None and nodes > 1 and str(replicas) in ("0", "0-0"):
@@ -114,13 +110,13 @@ def _check_columns(schema: str, table: Table, columns: Sequence[_Column]) -> Non
     for column in columns:
         alter = f"ALTER TABLE {table.reference(schema)}"
         name = quoted(column.name)
-        is_ours = column.name in table.columns
+        is_expected = column.name in table.columns
         is_generated = column.is_generated == "ALWAYS"
-        if is_ours and is_generated:
-            why = f"CrateDB generates its column {column.name}, which idalloc writes"
-        elif is_ours and column.is_nullable == "NO" and column.name not in table.written:
-            why = f"its column {column.name} is NOT NULL, and idalloc writes NULL into it"
-        elif not is_ours and column.is_nullable == "NO" and column.default is None and not is_generated:
+        if is_expected and is_generated:
+            problem = f"CrateDB generates its column {column.name}, which idalloc writes"
+        elif is_expected and column.is_nullable == "NO" and column.name not in table.written:
+            problem = f"its column {column.name} is NOT NULL, and idalloc writes NULL into it"
+        elif not is_expected and column.is_nullable == "NO" and column.default is None and not is_generated:
             raise _refused(
                 schema,
                 table,
@@ -130,19 +126,19 @@ def _check_columns(schema: str, table: Table, columns: Sequence[_Column]) -> Non
         else:
             continue
         if column.name in list(table.columns)[:2]:
-            raise _refused(schema, table, f"{why}; choose another schema (?schema=…)")
-        raise _refused(schema, table, f"{why}: run {alter} DROP COLUMN {name}; a start adds it again")
+            raise _refused(schema, table, f"{problem}; choose another schema (?schema=…)")
+        raise _refused(schema, table, f"{problem}: run {alter} DROP COLUMN {name}; the next start adds it again")
 
 
 async def _check_constraints(http: CrateHttp, schema: str, table: Table, columns: Sequence[_Column]) -> None:
-    """Refuses a CHECK of a column that idalloc writes; in its new rows the others are NULL, which passes a CHECK."""
+    """Refuses a CHECK on a column that idalloc writes. Its new rows have NULL elsewhere, which passes a CHECK."""
     reference = table.reference(schema)
-    ours = {column.position: column.name for column in columns if column.name in table.columns}
+    expected = {column.position: column.name for column in columns if column.name in table.columns}
     for name, positions in await http.read(
         f"SELECT conname, conkey FROM pg_catalog.pg_constraint WHERE conrelid = '{reference}'::regclass"
         " AND contype = 'c'"
     ):
-        checked = [ours[position] for position in positions or ours if position in ours]
+        checked = [expected[position] for position in positions or expected if position in expected]
         if checked:
             raise _refused(
                 schema,

@@ -1,7 +1,7 @@
-"""The way to CrateDB: its HTTP endpoint, with nothing that sends a statement twice.
+"""The HTTP transport to CrateDB. It never sends a write twice, unless the first answer proves that it was not applied.
 
-Every connection is a session of its own that knows no other, so that one can be dropped without touching the rest:
-after an error a statement may be left queued on a CrateDB connection, and would run with the next one there.
+Every connection is a session of its own, so that one can be dropped without the others: after an error CrateDB may
+leave a statement queued on its connection, and would run it with the next one there.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
 )
 from idalloc_server.store.cratedb import answers
-from idalloc_server.store.cratedb.answers import Row, is_unauthorized, may_be_starting, of_read, one_line, refused
+from idalloc_server.store.cratedb.answers import Row, is_unauthorized, may_be_starting, one_line, read_failure, refused
 from idalloc_server.store.hosts import Host, Hosts
 
 _HTTP_UNAVAILABLE = 503
@@ -31,31 +31,25 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class _Request(Generic[_T]):
-    """What is sent to a host.
-
-    Attributes:
-        statement: The statement; empty for ``GET /``.
-        body: Its body.
-        parse: Reads the JSON of a good answer.
-    """
+    """A statement, its JSON body, and a parser of the answer. ``GET /`` has no statement and no body."""
 
     statement: str
     body: bytes | None
     parse: Callable[[Any], _T]
 
 
-_SEE_ALIVE = _Request("", None, answers.version)
+_VERSION_REQUEST = _Request("", None, answers.version)
 
 
 class HostTimeouts(NamedTuple):
-    """How long ``CrateHttp`` waits for a host where there is another one to go to, in seconds.
+    """Timeouts of ``CrateHttp`` for one of several hosts, in seconds.
 
     Attributes:
-        connect: For a connection. Less than ``silence``: what cannot connect was not sent, and goes to the next host.
-        silence: For the answer to a write, before it is seen whether the host is alive.
-        probe: For the answer that shows it, and for that to a probe, before the next host is probed too.
-        read: For the answer to a read, before it goes to the next host.
-        start: For a host that does not know its user, before that is no longer put down to its start.
+        connect: For a connection. Less than ``silence``, since a write that was not sent goes to the next host.
+        silence: How long a write waits for its answer before ``GET /`` checks that the host is alive.
+        probe: For the answer to that check; also how long a probe runs before the next host is probed too.
+        read: For the answer to a read, before the next host is asked.
+        start: How long a 401 may be the answer of a starting host; a later 401 is refused.
     """
 
     connect: float = 1.5
@@ -69,23 +63,23 @@ _HOST_TIMEOUTS = HostTimeouts()
 
 
 class CrateHttp:
-    """Sends statements to one of several hosts.
+    """Sends statements to one of several hosts; ``Hosts`` has the order of preference.
 
-    ``Hosts`` has the order of preference. Calls may run concurrently; those beyond ``max_connections`` wait for their
-    turn. Cancelling a call closes its connection; a write that was under way may still be applied.
+    Safe for concurrent calls, of which ``max_connections`` run at once. Cancelling a call closes its connection; a
+    write that was sent may still be applied.
 
     While a write waits, and in a probe, a host must answer ``GET /``, which a node without a master answers with 503.
-    A probe then asks for the rows of the statement given to ``require``. Neither may depend on another node: a read
-    by key goes to a random copy of the table, so that a live host seems dead while the node with that copy is paused.
+    A probe then sends the statement of ``set_probe``. Neither may depend on another node: a read by key goes to a
+    random copy of the table, so that a live host seems dead while the node with that copy is paused.
 
     Args:
-        hosts: ``host:port``, in the order of preference.
+        hosts: ``host:port`` of each host, in the order of preference.
         authorization: The value of the Authorization header, if any.
-        tls: How to check the hosts' certificates; None for plain HTTP.
-        timeout: How long to wait for an answer, in seconds.
-        connect_timeout: How long to wait for a connection to the only host, in seconds.
-        host_timeouts: When to go to another host, if there are several.
-        max_connections: How many statements run at once.
+        tls: The TLS context; None for plain HTTP.
+        timeout: The timeout of an answer, in seconds.
+        connect_timeout: The timeout of a connection if there is only one host, in seconds.
+        host_timeouts: When to try another host, if there are several.
+        max_connections: The most statements at once.
     """
 
     def __init__(
@@ -108,74 +102,72 @@ class CrateHttp:
         self._timeout = timeout
         connect = min(connect_timeout, host_timeouts.connect) if len(hosts) > 1 else connect_timeout
         self._timeouts = aiohttp.ClientTimeout(total=None, connect=connect, sock_read=timeout)
-        self._required: _Request[list[Row]] | None = None
+        self._probe_request: _Request[list[Row]] | None = None
         self._unauthorized_since: float | None = None
-        self._turns = asyncio.Semaphore(max_connections)
+        self._slots = asyncio.Semaphore(max_connections)
         self._closed = False
 
-    def require(self, statement: str, *arguments: object) -> None:
-        """Makes each probe ask for this from now on: a host that returns no rows does not serve."""
-        self._required = _sql(statement, arguments)
+    def set_probe(self, statement: str, *arguments: object) -> None:
+        """Sets the statement of later probes: a host that returns no rows for it does not serve."""
+        self._probe_request = _sql(statement, arguments)
 
-    async def write(self, statement: str, *arguments: object, anywhere: bool = True) -> list[Row]:
-        """Sends a statement once; to the next host only if this one surely did not apply it.
+    async def write(self, statement: str, *arguments: object, may_fail_over: bool = True) -> list[Row]:
+        """Sends a write to one host, and to the next one only if this host surely did not apply it.
 
-        That is so where no connection could be made, and where the host does not know the table or the user. Where the
-        last host does not know the table and is no longer starting, it gets the statement once more.
+        That is: no connection could be made, or the host does not know the table or the user yet. If the last host
+        does not know the table but passes a probe, it gets the statement once more.
 
         Args:
             statement: The statement.
             arguments: Its arguments.
-            anywhere: Whether it may go to the next host after it was sent to one.
+            may_fail_over: Whether the write may go to the next host after it was tried on one.
 
         Returns:
-            The rows of its RETURNING clause.
+            The rows of the RETURNING clause.
 
         Raises:
-            StoreUnreachable: It was sent to no host.
-            StoreRejected: The host answered with an HTTP status of 400 to 499, and may do it later.
-            StoreRefused: The same, and an operator must act before.
-            StoreOutcomeUnknown: It was sent, and no answer, or another one, came.
+            StoreUnreachable: The write was sent to no host.
+            StoreRejected: The write was not applied, and a retry may succeed.
+            StoreRefused: The write was not applied, and fails again until an operator acts.
+            StoreOutcomeUnknown: The write was sent and may have been applied.
         """
-        return await self._write(_sql(statement, arguments), anywhere)
+        return await self._write(_sql(statement, arguments), may_fail_over)
 
     async def write_each(self, statement: str, arguments: Sequence[Sequence[object]]) -> int:
-        """Sends a statement without RETURNING once, to be run with each of these lists of arguments; to one host only.
-
-        Where it changes nothing, or fails, with one of them, that one is left out.
+        """Sends a write without RETURNING, to be run with each list of arguments, once and to one host only.
 
         Returns:
-            With how many of them it changed a row.
+            How many of the runs changed a row; the others failed, or found no row.
 
         Raises:
             StoreFailure: As ``write``.
         """
         body = json.dumps({"stmt": statement, "bulk_args": arguments}).encode()
         request: _Request[list[Any]] = _Request(statement, body, lambda answer: answer["results"])
-        results = await self._write(request, anywhere=False)
+        results = await self._write(request, may_fail_over=False)
         return sum(result["rowcount"] == 1 for result in results)
 
     async def read(self, statement: str, *arguments: object) -> list[Row]:
-        """Sends a statement that changes nothing; where a host fails, to the next one.
+        """Sends a statement that changes nothing; if a host fails, to the next one.
 
         Raises:
             StoreUnreachable: No host answered.
-            StoreRejected: A host answered with an error, and may do it later.
-            StoreRefused: The same, and an operator must act before.
+            StoreRejected: A host answered with an error, and a retry may succeed.
+            StoreRefused: A host answered with an error that lasts until an operator acts.
         """
         return await self._read(_sql(statement, arguments))
 
     async def version(self) -> str:
-        """Returns the version of the first host that answers; needs no privilege.
+        """Returns the CrateDB version of the first host that answers; the user needs no privilege.
 
         Raises:
             StoreUnreachable: No host answered.
-            StoreRejected: A host answered with an error, or is no CrateDB.
+            StoreRejected: A host answered with an error, or is not CrateDB.
         """
-        return await self._read(_SEE_ALIVE)
+        return await self._read(_VERSION_REQUEST)
 
     async def close(self) -> None:
-        """Closes all idle connections; those in use close when their call ends."""
+        """Closes the idle connections; a connection in use is closed when its call ends."""
         self._closed = True
         for host in self._hosts:
             await _close_idle(host)
@@ -184,13 +176,13 @@ class CrateHttp:
         if self._closed:
             raise StoreUnreachable("the store is closed")
 
-    async def _write(self, request: _Request[_T], anywhere: bool) -> _T:
+    async def _write(self, request: _Request[_T], may_fail_over: bool) -> _T:
         self._check_open()
-        async with self._turns:
-            for hosts_left in reversed(range(len(self._hosts) if anywhere else 1)):
-                host = self._hosts.first if self._hosts.ready else await self._choose()
+        async with self._slots:
+            for hosts_left in reversed(range(len(self._hosts) if may_fail_over else 1)):
+                host = self._hosts.preferred if self._hosts.ready else await self._choose()
                 try:
-                    answer = await self._watched(host, request)
+                    answer = await self._send_write(host, request)
                 except StoreUnreachable:
                     if not hosts_left:
                         raise
@@ -198,9 +190,9 @@ class CrateHttp:
                     if not may_be_starting(error):
                         raise
                     if not hosts_left:
-                        return await self._ask_again(host, request, error)
+                        return await self._retry_after_start(host, request, error)
                 else:
-                    self._answered(host, ready=True)
+                    self._prefer(host, ready=True)
                     return answer
         raise AssertionError("the last host returns or raises")
 
@@ -208,67 +200,68 @@ class CrateHttp:
         self._check_open()
         hosts = tuple(self._hosts)
         limit = min(self._host_timeouts.read, self._timeout / (len(hosts) + 1)) if len(hosts) > 1 else None
-        failure: StoreFailure = StoreUnreachable("there is no CrateDB host to ask")
+        failure: StoreFailure = StoreUnreachable("no CrateDB host is configured")
         silent: list[Host] = []
-        async with self._turns:
+        async with self._slots:
             for host in hosts:
                 try:
                     async with asyncio.timeout(limit):
-                        return await self._read_at(host, request)
+                        return await self._send_read(host, request)
                 except TimeoutError:
                     silent.append(host)
                 except StoreFailure as error:
                     if isinstance(error, StoreRejected | StoreRefused) and not may_be_starting(error):
                         raise
                     failure = error
-            # It may take that long: the host preferred at the beginning gets it once more, with all the time.
+            # The read itself may be slow: the most preferred silent host gets it again, without a limit.
             try:
                 if silent:
-                    return await self._read_at(silent[0], request)
+                    return await self._send_read(silent[0], request)
                 if may_be_starting(failure):
-                    return await self._ask_again(hosts[-1], request, failure)
+                    return await self._retry_after_start(hosts[-1], request, failure)
             except StoreFailure as error:
                 failure = error
-        raise of_read(failure)
+        raise read_failure(failure)
 
-    async def _read_at(self, host: Host, request: _Request[_T]) -> _T:
-        answer = await self._reported(host, request, is_read=True)
-        self._answered(host, ready=False)
+    async def _send_read(self, host: Host, request: _Request[_T]) -> _T:
+        answer = await self._send(host, request, is_read=True)
+        self._prefer(host, ready=False)
         return answer
 
-    async def _ask_again(self, host: Host, request: _Request[_T], error: StoreFailure) -> _T:
-        """Sees whether a host that does not know its user, or a table, has just started.
+    async def _retry_after_start(self, host: Host, request: _Request[_T], error: StoreFailure) -> _T:
+        """Handles a 401, or an unknown table: is the host starting, or must an operator act?
 
-        Nothing tells a wrong password from a user that the host has not loaded yet but the time that it lasts. For a
-        table, a host that is up gets the same statement again, which it did not apply: its first answer may have come
-        before it was.
+        Only time tells a wrong password from a user that the host has not loaded yet. For an unknown table, a host
+        that passes a probe gets the statement again, which it did not apply: its first answer may have been too early.
         """
         if is_unauthorized(error):
-            raise self._lasting(error, request.statement) from error
+            raise self._refused_if_lasting(error, request.statement) from error
         try:
             await self._probe(host)
-            answer = await self._reported(host, request)
+            answer = await self._send(host, request)
         except (StoreRejected, StoreRefused) as again:
-            if is_unauthorized(again):  # it starts once more
-                raise (again if isinstance(again, StoreRefused) else self._lasting(again, request.statement)) from error
+            if is_unauthorized(again):  # the host restarted again
+                raise (
+                    again if isinstance(again, StoreRefused) else self._refused_if_lasting(again, request.statement)
+                ) from error
             is_settled = isinstance(again, StoreRefused) or may_be_starting(again)
             raise refused(error, request.statement) if is_settled else again from error
-        self._answered(host, ready=True)
+        self._prefer(host, ready=True)
         return answer
 
-    def _lasting(self, error: StoreFailure, statement: str) -> StoreFailure:
+    def _refused_if_lasting(self, error: StoreFailure, statement: str) -> StoreFailure:
         now = asyncio.get_running_loop().time()
         if self._unauthorized_since is None:
             self._unauthorized_since = now
         has_lasted = now - self._unauthorized_since >= self._host_timeouts.start
         return refused(error, statement) if has_lasted else error
 
-    def _answered(self, host: Host, *, ready: bool) -> None:
+    def _prefer(self, host: Host, *, ready: bool) -> None:
         self._unauthorized_since = None
-        self._hosts.answered(host, ready=ready)
+        self._hosts.prefer(host, ready=ready)
 
     async def _choose(self) -> Host:
-        """Returns a host that passed a probe, within half of the time that a write has."""
+        """Returns a host that passed a probe, within half of the timeout of a write."""
         try:
             async with asyncio.timeout(self._timeout / 2):
                 return await self._hosts.choose(self._probe, self._host_timeouts.probe)
@@ -279,35 +272,35 @@ class CrateHttp:
             ) from None
 
     async def _probe(self, host: Host) -> None:
-        """Raises ``StoreFailure`` if a host cannot serve; over a new connection, which is then kept."""
+        """Raises ``StoreFailure`` if a host cannot serve. Uses a new connection, and keeps it."""
         try:
-            await self._see_alive(host)
-            if self._required and not await self._exchange(host, self._required):
+            await self._check_alive(host)
+            if self._probe_request and not await self._exchange(host, self._probe_request):
                 raise StoreRefused(
                     f"CrateDB at {host.name} does not know idalloc's tables; restore them, or grant the user DQL and "
                     "DML on their schema"
                 )
         except StoreFailure as error:
-            await self._leave(host)
-            raise (self._lasting(error, "") if is_unauthorized(error) else of_read(error)) from error
+            await self._demote(host)
+            raise (self._refused_if_lasting(error, "") if is_unauthorized(error) else read_failure(error)) from error
 
-    async def _see_alive(self, host: Host) -> None:
-        """Raises ``StoreFailure`` if a node does not run, or has no master."""
-        await self._exchange(host, _SEE_ALIVE, fresh=True)
+    async def _check_alive(self, host: Host) -> None:
+        """Raises ``StoreFailure`` if a node does not answer, or has no master."""
+        await self._exchange(host, _VERSION_REQUEST, fresh=True)
 
-    async def _watched(self, host: Host, request: _Request[_T]) -> _T:
-        """Sends a write; ends it if its host stops answering anything, and there is another host."""
+    async def _send_write(self, host: Host, request: _Request[_T]) -> _T:
+        """Sends a write. If there are other hosts, ends it when its host no longer answers ``GET /``."""
         if len(self._hosts) == 1:
-            return await self._reported(host, request)
+            return await self._send(host, request)
         loop = asyncio.get_running_loop()
         end = asyncio.timeout(None)
         watches: list[asyncio.Task[None]] = []
         timer = loop.call_later(
-            self._host_timeouts.silence, lambda: watches.append(loop.create_task(self._watch(host, end)))
+            self._host_timeouts.silence, lambda: watches.append(loop.create_task(self._end_if_silent(host, end)))
         )
         try:
             async with end:
-                return await self._reported(host, request)
+                return await self._send(host, request)
         except TimeoutError:
             raise StoreOutcomeUnknown(
                 f"CrateDB at {host.name} was sent a statement and did not answer, nor did it answer GET /"
@@ -318,21 +311,21 @@ class CrateHttp:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
 
-    async def _watch(self, host: Host, end: asyncio.Timeout) -> None:
-        """Sees again and again that a host is alive, and ends a write on it when it is not."""
+    async def _end_if_silent(self, host: Host, end: asyncio.Timeout) -> None:
+        """Checks a host again and again; ends the write on it when it is not alive."""
         try:
             while True:
                 async with asyncio.timeout(self._host_timeouts.probe):
-                    await self._see_alive(host)
+                    await self._check_alive(host)
                 await asyncio.sleep(self._host_timeouts.silence)
         except (StoreFailure, TimeoutError):
             end.reschedule(asyncio.get_running_loop().time())
 
-    async def _reported(self, host: Host, request: _Request[_T], *, is_read: bool = False) -> _T:
-        """Sends one request, and leaves the host where it failed.
+    async def _send(self, host: Host, request: _Request[_T], *, is_read: bool = False) -> _T:
+        """Sends one request, and demotes the host if it failed.
 
-        A write ends early only when its host is silent. A read may end because its caller has no time left, or because
-        another node is silent that has the copy it went to: that says nothing of the host.
+        A write that ends without an answer demotes its host. A read does not: its caller may have run out of time, or
+        another node with the copy that it went to may be silent.
         """
         serves = is_read
         try:
@@ -344,21 +337,21 @@ class CrateHttp:
             raise
         finally:
             if not serves:
-                await self._leave(host)
+                await self._demote(host)
 
-    async def _leave(self, host: Host) -> None:
-        """Prefers other hosts; what connections it had may lead nowhere when it is back."""
-        self._hosts.failed(host)
+    async def _demote(self, host: Host) -> None:
+        """Prefers other hosts, and drops the host's connections, which may be dead when it returns."""
+        self._hosts.demote(host)
         await _close_idle(host)
 
     async def _exchange(self, host: Host, request: _Request[_T], *, fresh: bool = False) -> _T:
-        """Sends one request over one connection, and keeps the connection only if all went well."""
+        """Sends one request over one connection, and keeps the connection only after a successful answer."""
         session = self._new_session() if fresh or not host.idle else host.idle.pop()
         method, path = ("GET", "/") if request.body is None else ("POST", "/_sql")
         url = f"{'http' if self._tls is None else 'https'}://{host.name}{path}"
         keep = False
         try:
-            # aiohttp itself never repeats a POST; it would follow a redirect with one.
+            # aiohttp never retries a POST, but would follow a redirect with one.
             async with session.request(
                 method, url, data=request.body, headers=self._headers, allow_redirects=False
             ) as response:
@@ -370,7 +363,7 @@ class CrateHttp:
             raise StoreUnreachable(f"cannot connect to CrateDB at {host.name}: {one_line(error)}") from error
         except aiohttp.ClientResponseError as error:
             raise StoreOutcomeUnknown(
-                f"what answers at {host.name} is not CrateDB's HTTP endpoint, whose port is usually 4200"
+                f"the server at {host.name} is not CrateDB's HTTP endpoint, whose port is usually 4200"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise StoreOutcomeUnknown(

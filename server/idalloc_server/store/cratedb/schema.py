@@ -1,7 +1,7 @@
-"""Makes idalloc's tables in CrateDB, adopts those that are there, and refuses what cannot be counted on.
+"""Creates idalloc's tables in CrateDB, adopts existing ones, and refuses an unsafe cluster or table.
 
-Every step looks first and does only what is missing, so that any number of processes may start at once, and a user
-without the privilege for DDL will do where the tables are complete.
+Every step reads first and creates only what is missing, so that any number of processes may start at once, and a user
+without the privilege DDL can start if the tables are complete.
 """
 
 import re
@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreRejected
 from idalloc_server.store.cratedb import checks
 from idalloc_server.store.cratedb.http import CrateHttp
-from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, STARTS, Table
+from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, Table
 
-# Before it, updates could get stuck or be retried on a changed request; 6.0.0 loses defaults.
-_OLDEST = (5, 10, 12)
-_BROKEN = (6, 0, 0)
-_WORKS = "5.10.12 or newer, but not 6.0.0"
-_ROUNDS = 3
+# Older versions may block an update, or retry it on a changed request; 6.0.0 loses defaults.
+_MIN_VERSION = (5, 10, 12)
+_BROKEN_VERSION = (6, 0, 0)
+_SUPPORTED = "5.10.12 or newer, but not 6.0.0"
+_MAX_ATTEMPTS = 3
 
 
 async def set_up(http: CrateHttp, schema: str) -> None:
-    """Checks the cluster and makes what is missing.
+    """Checks the cluster and creates the tables and columns that are missing.
 
     Raises:
-        StartRefused: The version, a table, its settings or the user's privileges will not do.
+        StartRefused: The version, a table, a setting of a table or a privilege of the user is unsuitable.
         StoreFailure: The cluster cannot be reached, or fails.
     """
     try:
@@ -32,30 +32,30 @@ async def set_up(http: CrateHttp, schema: str) -> None:
         if error.http_status is not None and error.http_status >= 500:
             raise
         raise StartRefused("store", f"check the host, the user and the password or jwt of the URL: {error}") from error
-    nodes = await _nodes(http)
-    for table in (SEQUENCES, STARTS, ALLOCATIONS):
-        if await _columns(http, schema, table):
+    nodes = await _count_nodes(http)
+    for table in (SEQUENCES, START_TIMESTAMPS, ALLOCATIONS):
+        if await _column_types(http, schema, table):
             await checks.check(http, schema, table, nodes)
-        await _ensure(http, schema, table)
+        await _create_missing(http, schema, table)
         await checks.check_privileges(http, schema, table)
-    # Each node answers it alone, from what it knows of the cluster's tables.
-    http.require(checks.KEY, schema, SEQUENCES.name)
+    # A node answers this alone, from its copy of the cluster state.
+    http.set_probe(checks.KEY, schema, SEQUENCES.name)
 
 
 def check_version(version: str) -> None:
-    """Refuses a CrateDB that updates cannot be trusted to.
+    """Refuses a version of CrateDB whose updates or defaults are broken.
 
     Raises:
-        StartRefused: It is one of those, or tells no version.
+        StartRefused: The version is unsupported or unknown.
     """
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     parts = tuple(int(part) for part in found.groups()) if found else (0, 0, 0)
-    if parts < _OLDEST or parts == _BROKEN:
-        raise StartRefused("store", f"CrateDB {version} cannot be used: upgrade the cluster to {_WORKS}")
+    if parts < _MIN_VERSION or parts == _BROKEN_VERSION:
+        raise StartRefused("store", f"CrateDB {version} cannot be used: upgrade the cluster to {_SUPPORTED}")
 
 
-async def _nodes(http: CrateHttp) -> int | None:
-    """Checks every node's version; returns how many there are, or None where the user may not see them."""
+async def _count_nodes(http: CrateHttp) -> int | None:
+    """Checks every node's version; returns the number of nodes, or None if the user may not see them."""
     try:
         rows = await http.read("SELECT version['number'] FROM sys.nodes")
     except (StoreRejected, StoreRefused) as error:
@@ -67,13 +67,13 @@ async def _nodes(http: CrateHttp) -> int | None:
     return len(rows)
 
 
-async def _ensure(http: CrateHttp, schema: str, table: Table) -> None:
-    """Makes a table, or the columns that it lacks."""
+async def _create_missing(http: CrateHttp, schema: str, table: Table) -> None:
+    """Creates a table, or the columns that it lacks."""
     failure: StoreFailure | None = None
-    # Another process that starts just now makes the same table or columns: the one that comes second is refused, and
-    # sees them when it looks again.
-    for _ in range(_ROUNDS):
-        missing = _missing(schema, table, await _columns(http, schema, table))
+    # Processes that start at the same time create the same table or columns. The later one is refused, and finds them
+    # in the next attempt.
+    for _ in range(_MAX_ATTEMPTS):
+        missing = _missing_statements(schema, table, await _column_types(http, schema, table))
         if not missing:
             return
         for statement in missing:
@@ -85,13 +85,13 @@ async def _ensure(http: CrateHttp, schema: str, table: Table) -> None:
         raise failure
     raise StartRefused(
         "store",
-        f"cannot make or complete the table {schema}.{table.name}: {failure}; "
-        f"grant the user DDL, DQL and DML on schema {schema}, or make the table first",
+        f"cannot create or complete the table {schema}.{table.name}: {failure}; "
+        f"grant the user DDL, DQL and DML on schema {schema}, or create the table first",
     ) from failure
 
 
-def _missing(schema: str, table: Table, found: Mapping[str, str]) -> list[str]:
-    """Returns the statements that make what is missing."""
+def _missing_statements(schema: str, table: Table, found: Mapping[str, str]) -> list[str]:
+    """Returns the statements that create the table, or its missing columns."""
     if not found:
         return [table.definition(schema)]
     essential = list(table.columns)[:2]
@@ -99,8 +99,8 @@ def _missing(schema: str, table: Table, found: Mapping[str, str]) -> list[str]:
         if found.get(name) != kind and (name in found or name in essential):
             raise StartRefused(
                 "store",
-                f"the table {schema}.{table.name} is not one of idalloc's, which has {name} {kind}; "
-                "choose another schema (?schema=…)",
+                f"the table {schema}.{table.name} is not idalloc's: column {name} must be {kind}, not "
+                f"{found.get(name, 'missing')}; choose another schema (?schema=…)",
             )
     return [
         f"ALTER TABLE {table.reference(schema)} ADD COLUMN {name} {kind}"
@@ -109,7 +109,7 @@ def _missing(schema: str, table: Table, found: Mapping[str, str]) -> list[str]:
     ]
 
 
-async def _columns(http: CrateHttp, schema: str, table: Table) -> dict[str, str]:
+async def _column_types(http: CrateHttp, schema: str, table: Table) -> dict[str, str]:
     rows = await http.read(
         "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = ? AND table_name = ?",
         schema,

@@ -1,17 +1,20 @@
-"""The statements that CrateDB is sent, and the arithmetic in them.
+"""The SQL statements for CrateDB, and the arithmetic in them.
 
-What they keep to was measured on a live cluster: a write may be applied twice inside the cluster, so an increment is
-relative, and what is absolute is guarded by a revision or a generation in the row; ``WHERE`` of a write names the
-primary key and nothing else (but for both version columns), since any other predicate is checked against an old
-snapshot; the right sides of ``SET`` all see the old row; ``GREATEST`` and ``LEAST`` leave NULL out; ``/`` and ``MOD``
-of integers are exact and truncate towards 0; ``ABS`` is not exact; no overflow error is relied on.
+They follow from what a live CrateDB 6.4.3 did:
+
+* The cluster may apply a write twice. So an increment is relative, and an absolute value is guarded by a revision or a
+  generation in the row.
+* ``WHERE`` of a write has only the primary key, and both version columns where needed: CrateDB evaluates any other
+  predicate on an old snapshot.
+* All right sides of ``SET`` see the old row. ``GREATEST`` and ``LEAST`` ignore NULL. ``/`` and ``MOD`` of integers are
+  exact and truncate towards 0; ``ABS`` is not exact. No statement relies on an overflow error.
 """
 
-# ruff: noqa: S608 - the schema's name was checked, and nothing else that is not our own gets into a statement
+# ruff: noqa: S608 - only constants and the validated schema name are inserted into statements
 
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_MARK, Kind, Sequence
-from idalloc_server.store.bounds import LOWEST
-from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, STARTS
+from idalloc_server.store.bounds import MIN_BIGINT
+from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS
 from idalloc_server.store.packed_settings import (
     DEFAULT_GENERATION,
     DEFAULT_MIN_VALUE,
@@ -21,37 +24,37 @@ from idalloc_server.store.packed_settings import (
     TIMESTAMP,
 )
 
-# What is read of a row, and written by ``create``, in this order.
+# The columns of ``get`` and ``create``, in this order.
 ROW = (
     "name, last_value, step, min_value, max_value, settings, mode, generation, lease_ms, rev, rev_by,"
     " created_at, changed_at"
 )
 ALLOCATION = "request_id, sequence, first_id, id_count, step, generation, period, prefix, node, window_ms"
 
-_GRANT = "last_value, granted, step, min_value, max_value, settings, mode, generation, writes, _seq_no, _primary_term"
-# How many writes of the row idalloc has made. `_seq_no` does not tell that: it counts the writes of all rows.
+_RESULT = "last_value, granted, step, min_value, max_value, settings, mode, generation, writes, _seq_no, _primary_term"
+# The number of idalloc's writes of this row. `_seq_no` counts the writes of all rows.
 _WRITES = "COALESCE(writes, 0) + 1"
 
-# The longest way that a counter can go in one grant. With it no difference below overflows, whatever the signs.
-_FARTHEST = 2**63 - 1
+# The largest distance that a counter moves in one grant. It keeps the differences below from an overflow.
+_MAX_DISTANCE = 2**63 - 1
 _STEP = f"COALESCE(step, {DEFAULT_STEP})"
 _GENERATION = f"COALESCE(generation, {DEFAULT_GENERATION})"
 _MAX = f"COALESCE(max_value, {MAX_ID})"
-_WAY_UP = f"GREATEST(LEAST({_MAX}, {_FARTHEST} + LEAST(last_value, 0)), last_value) - last_value"
-_WAY_DOWN = (
-    f"LEAST(GREATEST(COALESCE(min_value, {DEFAULT_MIN_VALUE}), GREATEST(last_value, 0) - {_FARTHEST}), last_value)"
+_UP = f"GREATEST(LEAST({_MAX}, {_MAX_DISTANCE} + LEAST(last_value, 0)), last_value) - last_value"
+_DOWN = (
+    f"LEAST(GREATEST(COALESCE(min_value, {DEFAULT_MIN_VALUE}), GREATEST(last_value, 0) - {_MAX_DISTANCE}), last_value)"
     " - last_value"
 )
-# $1 ids, or none where fewer are left, last_value is NULL, step is 0, the row is no counter, or it is behind $4 to $6.
+# $1 ids; 0 if fewer are left, last_value is NULL, step is 0, the row is no counter, or it is below the floor $4 to $6.
 _GRANTED = (
     f"CASE WHEN {_GENERATION} >= $4 AND last_value >= $5 AND last_value <= $6"
     f" AND $1 <= CASE WHEN COALESCE(mode, '{PERIOD}') = '{PERIOD}' THEN COALESCE("
-    f"CASE WHEN {_STEP} > 0 THEN ({_WAY_UP}) / {_STEP} WHEN {_STEP} < 0 THEN ({_WAY_DOWN}) / {_STEP} ELSE 0 END, 0)"
+    f"CASE WHEN {_STEP} > 0 THEN ({_UP}) / {_STEP} WHEN {_STEP} < 0 THEN ({_DOWN}) / {_STEP} ELSE 0 END, 0)"
     " ELSE 0 END THEN $1 ELSE 0 END"
 )
 
-# $4 is the node's clock, $5 how far ahead of a clock may be; one that is further ahead of the store's does not count.
-# What a unit is, the settings say: no text in them can look like this, since its quotation marks would be escaped.
+# $4 is the node's clock; $5 is how far a timestamp may be ahead of the clock. If $4 is further ahead of CrateDB's clock
+# than that, CrateDB's clock counts. The settings have the unit; no text in their JSON matches, its quotes are escaped.
 _UNIT = f"CASE WHEN settings LIKE '%\"kind\": {Kind.TIMESTAMP_US:d}%' THEN 1000 ELSE 1 END"
 _STORE_CLOCK = f"CAST(CURRENT_TIMESTAMP AS BIGINT) * {_UNIT}"
 _CLOCK = f"CASE WHEN $4 <= {_STORE_CLOCK} + $5 THEN $4 ELSE {_STORE_CLOCK} END"
@@ -63,27 +66,26 @@ _TIMESTAMPS = (
 
 
 def lattice(sequence: Sequence) -> tuple[int, int]:
-    """Returns the two arguments by which ``_reaching`` knows the lattice: the size of the step, and an offset."""
+    """Returns the two arguments that describe the lattice to ``_reaching``: the size of the step, and an offset."""
     size = abs(sequence.step)
     remainder = sequence.before_start % size
     return size, (size + remainder if sequence.step > 0 else 2 * size - remainder)
 
 
 def _reaching(value: str, rising: bool, size: str, offset: str) -> str:
-    """Returns the first point of the lattice that is not before ``value``, or the last BIGINT before that.
+    """Returns SQL for the first point of the lattice at or past ``value``, or the end of BIGINT if that comes first.
 
-    ``size`` is at most 2^61 and ``offset`` 1 to 2 of it, so that what is taken the remainder of is positive and at
-    most 3 of it.
+    ``size`` is at most 2^61, and ``offset`` is 1 to 2 times it; so each dividend is positive, and at most 3 times it.
     """
     if rising:
-        way = f"MOD({offset} - MOD({value}, {size}), {size})"
-        return f"LEAST({value}, {MAX_ID} - {way}) + {way}"
-    way = f"MOD({offset} + MOD({value}, {size}), {size})"
-    return f"GREATEST({value}, {LOWEST} + {way}) - {way}"
+        distance = f"MOD({offset} - MOD({value}, {size}), {size})"
+        return f"LEAST({value}, {MAX_ID} - {distance}) + {distance}"
+    distance = f"MOD({offset} + MOD({value}, {size}), {size})"
+    return f"GREATEST({value}, {MIN_BIGINT} + {distance}) - {distance}"
 
 
 def _may_hold(holder: str, stale_ms: str, now: str) -> str:
-    """Returns the condition under which a prefix becomes ``holder``'s."""
+    """Returns the SQL condition under which ``holder`` gets the prefix."""
     return (
         f"holder IS NULL OR holder = {holder} OR seen_at IS NULL"
         f" OR CAST(seen_at AS BIGINT) + {stale_ms} <= CAST({now} AS BIGINT)"
@@ -91,60 +93,60 @@ def _may_hold(holder: str, stale_ms: str, now: str) -> str:
 
 
 def _sets(condition: str, **columns: str) -> str:
-    """Returns a SET clause that changes all of the columns, or none."""
+    """Returns a SET clause that changes all columns if the condition holds, and otherwise none."""
     return ", ".join(f"{name} = CASE WHEN {condition} THEN {value} ELSE {name} END" for name, value in columns.items())
 
 
 class Statements:
-    """All statements of one schema, each with its arguments in the order of the numbers.
+    """The statements on the tables of one schema. A comment above each one lists its arguments.
 
     Args:
-        schema: Letters, digits, ``_`` and ``-``.
+        schema: The schema; letters, digits, ``_`` and ``-``.
     """
 
     def __init__(self, schema: str) -> None:
         sequences = self._sequences = SEQUENCES.reference(schema)
-        starts = STARTS.reference(schema)
+        starts = START_TIMESTAMPS.reference(schema)
         allocations = self._allocations = ALLOCATIONS.reference(schema)
 
-        # ids, lease_ms, name, what was seen
+        # ids, lease_ms, name, generation of the floor, its least and most
         self.grant = (
             f"UPDATE {sequences} SET granted = {_GRANTED}, last_value = last_value + {_STEP} * {_GRANTED},"
-            f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2), writes = {_WRITES} WHERE name = $3 RETURNING {_GRANT}"
+            f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2), writes = {_WRITES} WHERE name = $3 RETURNING {_RESULT}"
         )
-        # timestamps, lease_ms, name, now, ahead, what was seen
+        # timestamps, lease_ms, name, now, ahead, generation of the floor, its least and most
         self.grant_timestamps = (
             f"UPDATE {sequences} SET granted = {_TIMESTAMPS},"
             f" last_value = CASE WHEN {_TIMESTAMPS} > 0 THEN {_BASE} + {_TIMESTAMPS} ELSE last_value END,"
-            f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2), writes = {_WRITES} WHERE name = $3 RETURNING {_GRANT}"
+            f" lease_ms = GREATEST(COALESCE(lease_ms, 0), $2), writes = {_WRITES} WHERE name = $3 RETURNING {_RESULT}"
         )
         # ids, name, both version columns, generation
-        taken_back = _sets(f"{_GENERATION} = $5", last_value=f"last_value - {_STEP} * $1")
+        give_back = _sets(f"{_GENERATION} = $5", last_value=f"last_value - {_STEP} * $1")
         self.give_back = (
-            f"UPDATE {sequences} SET granted = 0, writes = {_WRITES}, {taken_back}"
+            f"UPDATE {sequences} SET granted = 0, writes = {_WRITES}, {give_back}"
             " WHERE name = $2 AND _seq_no = $3 AND _primary_term = $4 RETURNING generation"
         )
-        # the columns of ROW; DO NOTHING would not return the row that stands
+        # the columns of ROW; DO NOTHING would not return the existing row
         self.create = (
             f"INSERT INTO {sequences} ({ROW}) VALUES ({_numbers(1, 13)})"
             f" ON CONFLICT (name) DO UPDATE SET last_value = last_value RETURNING {ROW}"
         )
         self.get = f"SELECT {ROW} FROM {sequences} WHERE name = $1"
         self.refresh_sequences = f"REFRESH TABLE {sequences}"
-        self._revise = {rising: self._revise_of(rising) for rising in (True, False)}
-        self._open_period = {rising: self._open_period_of(rising) for rising in (True, False)}
+        self._revise = {rising: self._revise_statement(rising) for rising in (True, False)}
+        self._open_period = {rising: self._open_period_statement(rising) for rising in (True, False)}
 
         self.recorded = f"SELECT {ALLOCATION} FROM {allocations} WHERE request_id = $1"
         self.refresh_allocations = f"REFRESH TABLE {allocations}"
-        # The table has one shard, whose _seq_no grows with every write, or starts anew in a higher _primary_term.
+        # The table has one shard. Its _seq_no grows with every write; a new primary has a higher _primary_term.
         self.newest_allocation = f"SELECT MAX(_seq_no), MAX(_primary_term), MAX(written_at) FROM {allocations}"
         self.count_allocations = f"SELECT COUNT(*) FROM {allocations}"
-        # written_at at most, how many; what decides on a row is its _seq_no, which no condition may compare
+        # written_at at most, limit; the caller then compares _seq_no, which no condition may do
         self.oldest_allocations = (
             f"SELECT request_id, _seq_no, _primary_term, window_ms FROM {allocations}"
             " WHERE written_at <= $1 ORDER BY _seq_no LIMIT $2"
         )
-        # request id, both version columns: not one that was written down anew under that id
+        # request id, both version columns: keeps a newer record of the same id
         self.forget_allocation = (
             f"DELETE FROM {allocations} WHERE request_id = $1 AND _seq_no = $2 AND _primary_term = $3"
         )
@@ -171,7 +173,7 @@ class Statements:
         )
 
     def list(self, *, deleted: bool, periods: bool) -> str:
-        """Returns the statement that lists rows: behind a name, like a pattern, how many; a scan of the last refresh.
+        """Returns the statement that lists rows as of the last refresh: after a name, like a pattern, limit.
 
         Without periods ``$4`` is the pattern of their names.
         """
@@ -183,15 +185,15 @@ class Statements:
         return f"SELECT {ROW} FROM {self._sequences} WHERE {where} ORDER BY name LIMIT $3"
 
     def revise(self, sequence: Sequence) -> str:
-        """Returns the statement that changes a row to these settings; see ``_revise_of``."""
+        """Returns the statement that changes a row to these settings; see ``_revise_statement``."""
         return self._revise[sequence.step > 0]
 
     def open_period(self, sequence: Sequence) -> str:
-        """Returns the statement that makes, or renews, the counter of a period; see ``_open_period_of``."""
+        """Returns the statement that creates or renews the counter of a period; see ``_open_period_statement``."""
         return self._open_period[sequence.step > 0]
 
     def record(self, count: int) -> str:
-        """Returns the statement that writes down this many allocations: the columns of ALLOCATION of each."""
+        """Returns the statement that records this many allocations: the columns of ALLOCATION of each."""
         width = ALLOCATION.count(",") + 1
         rows = ", ".join(f"({_numbers(1 + width * row, width)}, CURRENT_TIMESTAMP)" for row in range(count))
         return (
@@ -199,11 +201,11 @@ class Statements:
             f" ON CONFLICT (request_id) DO UPDATE SET first_id = first_id RETURNING {ALLOCATION}"
         )
 
-    def _revise_of(self, rising: bool) -> str:
-        """$1 name, $2 revision, $3 limit, $4 at least, $5 and $6 the lattice, $7 to $15 what becomes of the row.
+    def _revise_statement(self, rising: bool) -> str:
+        """$1 name, $2 revision, $3 limit, $4 at_least, $5 and $6 the lattice.
 
-        $7 is the step, $8 and $9 are the bounds, $10 the settings, $11 the mode, empty for none, $12 is what the
-        generation grows by, $13 the least generation, $14 is by, $15 at.
+        New values: $7 step, $8 and $9 bounds, $10 settings, $11 mode (empty for NULL), $12 increment of the generation,
+        $13 least generation, $14 by, $15 at.
         """
         choose, within = ("GREATEST", "<=") if rising else ("LEAST", ">=")
         sets = _sets(
@@ -222,7 +224,7 @@ class Statements:
         )
         return f"UPDATE {self._sequences} SET {sets} WHERE name = $1 RETURNING {ROW}"
 
-    def _open_period_of(self, rising: bool) -> str:
+    def _open_period_statement(self, rising: bool) -> str:
         """$1 name, $2 counter, $3 to $7 step, bounds, settings, mode, $8 generation, $9 and $10 the lattice."""
         choose = "GREATEST" if rising else "LEAST"
         sets = _sets(
@@ -238,7 +240,7 @@ class Statements:
 
 
 def like(beginning: str) -> str:
-    """Returns the pattern of all texts that begin like this."""
+    """Returns the LIKE pattern of all texts that begin with this one."""
     escaped = beginning.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return f"{escaped}%"
 

@@ -1,4 +1,4 @@
-"""Counters, start timestamps and recorded answers in CrateDB; the statements are in ``crate_sql``."""
+"""The store in a CrateDB cluster: counters, start timestamps and recorded allocations."""
 
 from collections.abc import Sequence as Many
 from typing import Any
@@ -17,26 +17,26 @@ from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_MARK, Sequence
 from idalloc_server.store import packed_settings
-from idalloc_server.store.bounds import LOWEST, ids_left, moved_on
+from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, clamp_to_bigint, ids_left
 from idalloc_server.store.cratedb import schema, statements
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.packed_settings import DEFAULT_GENERATION, DELETED, PERIOD, TIMESTAMP
 
-# Of so many sequences a process remembers in which generation it looked whether the store is retired.
-_MOST_LOOKED_AT = 100_000
+# The most sequences of which a process remembers the generation that it checked for a retired store.
+_MAX_CHECKED = 100_000
 
 
 class CrateStore:
     """A store in a CrateDB cluster; see ``Store``.
 
-    No statement reads one row and writes another, so the mark of a retired store is read by key before a row is
-    created or revived and again after it, and after the first grant of each generation of a sequence. A write that
-    no mark was seen after was there before the mark, and is in the export.
+    CrateDB has no transactions. So the mark of a retired store is read before and after a row is created or revived,
+    and after the first grant of each generation of a sequence. If no mark is found after a write, the write came before
+    the mark, and is in the export.
 
     Args:
-        http: The way to the cluster.
-        schema: The schema that the tables are in; letters, digits, ``_`` and ``-``.
-        address: The cluster for people, without secrets.
+        http: The transport.
+        schema: The schema of the tables; letters, digits, ``_`` and ``-``.
+        address: The address of the cluster for people, without secrets.
     """
 
     def __init__(self, http: CrateHttp, schema: str, address: str) -> None:
@@ -44,7 +44,7 @@ class CrateStore:
         self._schema = schema
         self._address = address
         self._sql = statements.Statements(schema)
-        self._looked_at: dict[str, int] = {}
+        self._checked_generations: dict[str, int] = {}
 
     @property
     def address(self) -> str:
@@ -57,9 +57,9 @@ class CrateStore:
 
     async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
         """See ``Store.grant``."""
-        wanted = wanted if wanted <= MAX_ID else 0  # so many are never left, and no BIGINT is that large
-        rows = await self._http.write(self._sql.grant, wanted, lease_ms, name, *_held_all(seen))
-        return await self._granted(name, rows)
+        wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a BIGINT holds
+        rows = await self._http.write(self._sql.grant, wanted, lease_ms, name, *_floor_arguments(seen))
+        return await self._accept_grant(name, rows)
 
     async def grant_timestamps(
         self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
@@ -70,12 +70,12 @@ class CrateStore:
             min(wanted, MAX_ID),
             lease_ms,
             name,
-            _held(now),
+            clamp_to_bigint(now),
             min(ahead, MAX_STEP),
-            *_held_all(seen),
+            *_floor_arguments(seen),
         )
-        grant = await self._granted(name, rows, of=(TIMESTAMP,))
-        # Where the clock is past the bound already, what lies between them is lost.
+        grant = await self._accept_grant(name, rows, of=(TIMESTAMP,))
+        # Timestamps between the counter and the clock are lost.
         if grant is not None and not grant.granted and grant.remaining:
             left = grant.sequence.max_value - max(grant.last_value, now - 1)
             return grant._replace(remaining=max(0, left))
@@ -104,14 +104,14 @@ class CrateStore:
         )
         if not rows:
             raise StoreOutcomeUnknown(f"CrateDB did not say whether sequence {row.name!r} was created")
-        return await self._lives(_row_of(rows[0]))
+        return await self._end_if_retired(_row_of(rows[0]))
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """See ``Store.open_period``."""
         await self._http.write(
             self._sql.open_period(sequence),
             name,
-            moved_on(sequence.before_start, at_least, sequence),
+            advance_counter(sequence.before_start, at_least, sequence),
             sequence.step,
             sequence.min_value,
             sequence.max_value,
@@ -138,14 +138,14 @@ class CrateStore:
         if retirement_blocks(name, change):
             raise_if_retired(await self.get(RETIREMENT), name)
         sequence = change.sequence
-        no_limit = MAX_ID if sequence.step > 0 else LOWEST
+        no_limit = MAX_ID if sequence.step > 0 else MIN_BIGINT
         before = sequence.before_start
         rows = await self._http.write(
             self._sql.revise(sequence),
             name,
             revision,
-            no_limit if change.limit is None else _held(change.limit),
-            _held(change.at_least if sequence.is_past(change.at_least, before) else before),
+            no_limit if change.limit is None else clamp_to_bigint(change.limit),
+            clamp_to_bigint(change.at_least if sequence.is_past(change.at_least, before) else before),
             *statements.lattice(sequence),
             sequence.step,
             sequence.min_value,
@@ -156,20 +156,20 @@ class CrateStore:
             change.generation,
             change.by,
             _ms(change.at),
-            anywhere=False,
+            may_fail_over=False,
         )
         if not rows:
             return None
         row = _row_of(rows[0])
         if row.last_value is None:
             raise SequenceInvalid(name, "its last_value is NULL")
-        return await self._lives(row)
+        return await self._end_if_retired(row)
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """See ``Store.record``."""
         values = [value for allocation in allocations for value in allocation]
         rows = await self._http.write(self._sql.record(len(allocations)), *values)
-        # An error of one row of several does not show but in that it is missing.
+        # If one of several rows fails, CrateDB reports no error; the row is missing.
         return {row[0]: RecordedAllocation(*row) for row in rows}
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
@@ -179,7 +179,7 @@ class CrateStore:
 
     async def newest_recorded(self) -> RecordPosition | None:
         """See ``Store.newest_recorded``."""
-        # Else two copies of the table could answer with points that go back.
+        # Without a refresh, two copies of the table could answer with positions that go back.
         await self._http.read(self._sql.refresh_allocations)
         [(seq_no, primary_term, written_at)] = await self._http.read(self._sql.newest_allocation)
         return None if seq_no is None else RecordPosition(seq_no, primary_term, written_at / 1000)
@@ -191,25 +191,25 @@ class CrateStore:
 
     async def forget_recorded(self, retention: Retention, most: int) -> int:
         """See ``Store.forget_recorded``."""
-        # Else those that were removed just before would be found again.
+        # Without a refresh, rows that were just removed would be found again.
         await self._http.read(self._sql.refresh_allocations)
         rows = await self._http.read(self._sql.oldest_allocations, _ms(retention.last.written_at), most)
-        over = [row[:3] for row in rows if retention.is_over(*row[1:])]
-        if over:
-            # In one request: 4,300 a second on a busy machine where one by one were 53.
-            return await self._http.write_each(self._sql.forget_allocation, over)
+        expired = [row[:3] for row in rows if retention.is_over(*row[1:])]
+        if expired:
+            # One request removes 4,300 rows a second on a busy machine; one request a row removes 53.
+            return await self._http.write_each(self._sql.forget_allocation, expired)
         return 0
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""
-        rows = await self._http.write(self._sql.give_back, count, name, *version, anywhere=False)
+        rows = await self._http.write(self._sql.give_back, count, name, *version, may_fail_over=False)
         return bool(rows) and _generation(rows[0][0]) == version[2]
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """See ``Store.claim_start``."""
         raise_if_retired(await self.get(RETIREMENT))
         rows = await self._http.write(self._sql.claim, prefix, at_least, holder, _ms(stale_after))
-        raise_if_retired(await self._mark_after_write())
+        raise_if_retired(await self._retirement_after_write())
         last_start, held_by, seen_at = rows[0]
         return Claim(last_start, held_by, seen_at / 1000)
 
@@ -240,41 +240,43 @@ class CrateStore:
         """See ``Store.close``."""
         await self._http.close()
 
-    async def _mark_after_write(self) -> Row | None:
-        """Returns the mark of a retirement, after a write was made.
+    async def _retirement_after_write(self) -> Row | None:
+        """Returns the mark of a retirement, after a write.
 
         Raises:
-            StoreOutcomeUnknown: It could not be read, so the write may have been overtaken by a retirement.
+            StoreOutcomeUnknown: The mark could not be read; it may precede the write.
         """
         try:
             return await self.get(RETIREMENT)
         except StoreFailure as error:
-            raise _unseen(error) from error
+            raise _retirement_unknown(error) from error
 
-    async def _lives(self, row: Row) -> Row:
-        """Returns a row that was written; ends it where the store was retired in the meantime."""
+    async def _end_if_retired(self, row: Row) -> Row:
+        """Returns a row that was written. If the store was retired meanwhile, deletes the row again and refuses."""
         if row.deleted or row.name == RETIREMENT:
             return row
-        found = await self._mark_after_write()
+        found = await self._retirement_after_write()
         if found is not None and not found.deleted:
             await self.revise(row.name, row.revision, retiring_revision(row, found))
         raise_if_retired(found, row.name)
         return row
 
-    async def _granted(self, name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PERIOD)) -> Grant | None:
-        """Reads the answer to a grant; gives it back if the store is retired, or cannot be read by this user."""
+    async def _accept_grant(
+        self, name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PERIOD)
+    ) -> Grant | None:
+        """Returns the grant of an answer. Gives it back if the store is retired, or the mark cannot be read."""
         try:
             grant = _grant_of(name, rows, of)
         except SequenceDeleted:
             raise_if_retired(await self.get(RETIREMENT), name)
             raise
-        # A period's counter is used only while its sequence is proven.
-        if grant is None or PERIOD_MARK in name or self._looked_at.get(name) == grant.generation:
+        # The counter of a period is used only under a proof of its sequence, which is checked.
+        if grant is None or PERIOD_MARK in name or self._checked_generations.get(name) == grant.generation:
             return grant
         try:
             raise_if_retired(await self.get(RETIREMENT), name)
         except StoreUnavailable as error:
-            raise _unseen(error) from error
+            raise _retirement_unknown(error) from error
         except (StoreRetired, StoreRefused) as refusal:
             try:
                 is_back = not grant.granted or await self.give_back(name, grant.granted, grant.version)
@@ -282,20 +284,20 @@ class CrateStore:
                 is_back = False
             if is_back:
                 raise
-            # So that the ids are counted as burned. The next call gets the refusal itself.
+            # The caller counts the ids as burned. The next call gets the refusal itself.
             raise StoreOutcomeUnknown(f"ids were granted and cannot be given back: {refusal}") from refusal
-        if len(self._looked_at) >= _MOST_LOOKED_AT:
-            self._looked_at.clear()
-        self._looked_at[name] = grant.generation
+        if len(self._checked_generations) >= _MAX_CHECKED:
+            self._checked_generations.clear()
+        self._checked_generations[name] = grant.generation
         return grant
 
 
-def _unseen(error: StoreFailure) -> StoreOutcomeUnknown:
+def _retirement_unknown(error: StoreFailure) -> StoreOutcomeUnknown:
     return StoreOutcomeUnknown(f"CrateDB did not say whether the store is retired: {error}")
 
 
 def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None]) -> Grant | None:
-    """Reads the answer to a grant, which is from rows of these modes only."""
+    """Parses the answer to a grant. A row of another mode has nothing left to grant."""
     if not rows:
         return None
     last_value, granted, step, min_value, max_value, packed, mode, generation, *versions = rows[0]
@@ -337,13 +339,8 @@ def _generation(found: int | None) -> int:
     return DEFAULT_GENERATION if found is None else found
 
 
-def _held(value: int) -> int:
-    """Returns the nearest number that CrateDB stores."""
-    return max(LOWEST, min(value, MAX_ID))
-
-
-def _held_all(seen: GrantFloor) -> tuple[int, int, int]:
-    return seen.generation, _held(seen.least), _held(seen.most)
+def _floor_arguments(seen: GrantFloor) -> tuple[int, int, int]:
+    return seen.generation, clamp_to_bigint(seen.least), clamp_to_bigint(seen.most)
 
 
 def _ms(seconds: float | None) -> int | None:

@@ -1,4 +1,4 @@
-"""idalloc's tables in CrateDB."""
+"""The definitions of idalloc's tables in CrateDB."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """A table as idalloc makes it.
+    """The definition of a table.
 
     Attributes:
-        name: Its name, without its schema.
+        name: Its name, without the schema.
         key: Its primary key.
-        columns: The type of each column. Of a table that is adopted all but the first two may be missing.
-        written: Those that get a value in every row that idalloc makes; the others may be NULL.
+        columns: The type of each column. An adopted table may lack all but the first two.
+        written: The columns that are never NULL in a row that idalloc creates.
     """
 
     name: str
@@ -21,11 +21,11 @@ class Table:
     written: Collection[str]
 
     def reference(self, schema: str) -> str:
-        """Returns its full name as SQL takes it."""
+        """Returns the quoted, qualified name."""
         return f'"{schema}"."{self.name}"'
 
     def definition(self, schema: str) -> str:
-        """Returns the statement that makes it."""
+        """Returns the CREATE TABLE statement."""
         columns = ", ".join(
             f"{name} {kind}{' PRIMARY KEY' if name == self.key else ''}" for name, kind in self.columns.items()
         )
@@ -57,7 +57,7 @@ SEQUENCES = Table(
     },
     written=("name", "last_value", "step", "min_value", "max_value", "generation", "settings"),
 )
-STARTS = Table(
+START_TIMESTAMPS = Table(
     "start_timestamps",
     "prefix",
     {

@@ -1,1 +1,1 @@
-"""One SQLite file, for the processes of one machine."""
+"""The store in a SQLite file, shared by processes on one machine."""

@@ -1,4 +1,4 @@
-"""The files of a SQLite database: sees that all processes that write to it use the same ones."""
+"""The files of a SQLite database: checks that all processes that write to it use the same ones."""
 
 import os
 import sys
@@ -9,19 +9,19 @@ from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.permissions import FILE_MODE
-from idalloc_server.store.sqlite.locks import lock_place
+from idalloc_server.store.sqlite.locks import lock_offset
 
 _BESIDE = {"-wal": "write-ahead log", "-shm": "shared memory file (-shm)"}
 
-# How long a process may take from SQLite's removal of -wal and -shm, at its close, to the end of its own lock.
-_CLOSING_SECONDS = 2.0
+# How long a closing process may hold its lock after SQLite removed -wal and -shm.
+_CLOSE_SECONDS = 2.0
 
 
 class FilesChanged(Exception):
-    """The files are not those that were opened, or have another name.
+    """The files are not the opened ones, or have another name.
 
     Attributes:
-        found: What was found in their place.
+        found: What was found in place of the opened files.
     """
 
     def __init__(self, message: str, found: str) -> None:
@@ -36,37 +36,38 @@ class DatabaseFiles:
     processes on one database that have other files beside it see neither each other's locks nor each other's commits,
     and issue the same ids. Three measures prevent this:
 
-    * A start is refused where the database has another name (a hard link, a mount of the file alone), since the other
-      name has other files beside it. Symbolic links are resolved, by SQLite too, and are safe.
+    * A start is refused if the database has another name (a hard link, a mount of the file alone), since the other
+      name has other files beside it. Symbolic links are safe: SQLite resolves them, too.
     * ``claim`` refuses a start while another process uses the database with other files. Each process locks one byte
-      of the database, at an offset that is made of the identities of its ``-wal`` and ``-shm``, and looks for locks at
-      other offsets. The lock belongs to the inode and lives as long as the process, also while it is paused in the
+      of the database, at an offset that is a hash of the identities of its ``-wal`` and ``-shm``, and checks for locks
+      at other offsets. The lock belongs to the inode and lives as long as the process, also while it is paused in the
       middle of a transaction.
     * ``check`` compares identities and link counts before and after each transaction.
 
     Not covered: a copy of the database; files that are removed between SQLite's opening of them and ``claim``. Only
-    ``check`` notices a new database in the place of the old one, and programs other than idalloc that come by another
-    name. Without locks that belong to a descriptor, which only Linux has, ``claim`` refuses nothing.
+    ``check`` detects a new database in place of the old one, and programs other than idalloc that use another name.
+    Only Linux has locks that belong to a descriptor; elsewhere ``claim`` refuses nothing.
 
-    A process has one of these for a database: SQLite's own locks on the file end when any descriptor of it is closed.
+    One process must not have two of these for one database: SQLite's own locks on a file end when any descriptor of it
+    is closed.
 
     Args:
-        path: The database; it is made if it is missing.
-        real_path: The same without symbolic links.
+        path: The database; it is created if it is missing.
+        real_path: The same path without symbolic links.
 
     Raises:
         StartRefused: The database, or a file beside it, has another name.
-        OSError: It cannot be opened.
+        OSError: The database cannot be opened.
     """
 
     def __init__(self, path: Path, real_path: Path) -> None:
         self._path = path
         self._real_path = real_path
         self._identities: dict[Path, tuple[int, int]] = {}
-        # For writing, since an overlay shows another file once the first process opens it so.
+        # Opened for writing, since an overlay file system replaces a file when it is first opened so.
         self._descriptor = _open_or_create(self._real_path)
         try:
-            self._refuse_other_names()
+            self._check_names()
         except BaseException:
             self.close()
             raise
@@ -80,13 +81,13 @@ class DatabaseFiles:
             StartRefused: Another process uses the database with other files, or a file has another name.
             OSError: A file is missing.
         """
-        self._refuse_other_names()
+        self._check_names()
         paths = [self._path, *(self._beside(suffix) for suffix in _BESIDE)]
         identities = {path: _identity(path.stat()) for path in paths}
         if identities[self._path] != _identity(os.fstat(self._descriptor)):
             raise StartRefused("store", f"the file {self._path} was replaced while it was opened; start again")
-        deadline = time.monotonic() + _CLOSING_SECONDS
-        while not lock_place(self._descriptor, _digest([identities[path] for path in paths[1:]])):
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while not lock_offset(self._descriptor, _digest([identities[path] for path in paths[1:]])):
             if time.monotonic() > deadline:
                 raise StartRefused(
                     "store",
@@ -97,11 +98,11 @@ class DatabaseFiles:
         self._identities = identities
 
     def check(self) -> None:
-        """See that the files are those that were opened, and have no second link.
+        """Check that the files are the opened ones, and have no second link.
 
         Raises:
-            FilesChanged: They are not.
-            OSError: One of them cannot be examined.
+            FilesChanged: A file was replaced, removed or linked.
+            OSError: A file cannot be examined.
         """
         for path, opened in self._identities.items():
             what = "file" if path == self._path else _BESIDE[path.name[-4:]]
@@ -116,13 +117,13 @@ class DatabaseFiles:
                 raise FilesChanged(f"has another name: {found}", found)
 
     def close(self) -> None:
-        """End the lock; the connection must be closed before."""
+        """Release the lock; the connection must already be closed."""
         os.close(self._descriptor)
 
     def _beside(self, suffix: str) -> Path:
         return self._real_path.with_name(self._real_path.name + suffix)
 
-    def _refuse_other_names(self) -> None:
+    def _check_names(self) -> None:
         for path in (self._real_path, *(self._beside(suffix) for suffix in _BESIDE)):
             try:
                 links = path.stat().st_nlink
@@ -143,12 +144,12 @@ class DatabaseFiles:
 
 
 def _open_or_create(path: Path) -> int:
-    """Open a file; a new one is its owner's alone, whatever the umask. SQLite makes -wal and -shm with its mode."""
+    """Open a file; a new one gets mode 600, whatever the umask. SQLite creates -wal and -shm with the same mode."""
     flags = os.O_RDWR | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE)
     except FileExistsError:
-        # Another process created it just now, or another program did, whose mode is kept.
+        # Another process or program created it; its mode is kept.
         return os.open(path, flags | os.O_CREAT, FILE_MODE)
     os.fchmod(descriptor, FILE_MODE)
     return descriptor
@@ -163,15 +164,15 @@ def _digest(identities: list[tuple[int, int]]) -> int:
 
 
 def _mount(path: Path) -> str:
-    """Return the id of the mount that a path is on; nothing where the system does not say.
+    """Return the id of the mount that a path is on; empty if the system does not expose it.
 
     A file that is a mount point is on another mount than its folder. ``os.path.ismount`` misses that within one file
-    system, and /proc/self/mountinfo also lists mounts that a later mount of the folder hides.
+    system, and /proc/self/mountinfo also lists hidden mounts.
     """
     if sys.platform != "linux":
         return ""
     with suppress(OSError):
-        descriptor = os.open(path, os.O_PATH)  # closing this kind ends no lock of the process
+        descriptor = os.open(path, os.O_PATH)  # closing an O_PATH descriptor releases no lock
         try:
             lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
         finally:

@@ -1,4 +1,4 @@
-"""Finds out whether a file system keeps locks. Where it grants each to everyone, two processes give the same ids."""
+"""File locks: a check that the file system enforces them, and a lock that detects other files of a database."""
 
 import os
 import struct
@@ -12,22 +12,22 @@ from idalloc_server.domain.errors import StartRefused
 if sys.platform == "linux":
     import fcntl
 
-    # struct flock: type, whence, start, length (0 is all there is), process.
+    # struct flock: type, whence, start, length (0: to the end), process.
     _LOCK = struct.Struct("hhqqi0q")
     _WRITE_LOCK = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 # Past the bytes that SQLite locks, which begin at 2^30, and past the end of any database.
-_PLACES = 2**62
+_FIRST_OFFSET = 2**62
 
 
 def check_locks(path: Path) -> None:
-    """Sees that a lock on a file beside this one keeps a second one out.
+    """Checks that the file system of a database refuses a second lock on a file.
 
-    Linux has locks that belong to a descriptor, so that one process can try them against itself. Where that cannot be
-    tried, it is left to SQLite to say what is wrong.
+    On Linux locks may belong to a descriptor (F_OFD_SETLK), so that one process can test them alone, on a temporary
+    file in the folder of ``path``. On other systems, and if the test cannot run, SQLite reports the error.
 
     Raises:
-        StartRefused: It does not.
+        StartRefused: The file system grants one lock twice, so two processes would issue the same ids.
     """
     if sys.platform != "linux":
         return
@@ -49,27 +49,21 @@ def check_locks(path: Path) -> None:
     )
 
 
-def lock_place(descriptor: int, place: int) -> bool:
-    """Locks one of a file's 2^61 places, shared, and sees whether anybody else has locked another place.
+def lock_offset(descriptor: int, offset: int) -> bool:
+    """Takes a shared lock at one of a file's 2^61 offsets. Returns True if no other offset is locked.
 
-    The lock belongs to the inode, whatever path it was opened by, and ends when the descriptor is closed. Of two
-    processes that do this at once at least one sees the other.
-
-    Args:
-        descriptor: The file, open for reading.
-        place: A number from 0 on.
-
-    Returns:
-        Whether nobody holds another place. True also where such locks are not supported.
+    The lock belongs to the inode, whatever path opened it, and ends when the descriptor is closed. Of two processes
+    that lock different offsets at the same time, at least one detects the other. Returns True if the system has no such
+    locks.
     """
     if sys.platform != "linux":
         return True
-    at = _PLACES + 1 + place
+    at = _FIRST_OFFSET + 1 + offset
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, at, 1, 0))
         found = [
             fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
-            for start, length in ((_PLACES, at - _PLACES), (at + 1, 0))
+            for start, length in ((_FIRST_OFFSET, at - _FIRST_OFFSET), (at + 1, 0))
         ]
     except OSError:
         return True

@@ -1,6 +1,6 @@
-"""What was answered to requests with a request id, in SQLite."""
+"""The recorded allocations of requests with a request_id, in SQLite."""
 
-# ruff: noqa: S608 - only names of columns and question marks get into a statement
+# ruff: noqa: S608 - only names of columns and placeholders are inserted into statements
 
 import sqlite3
 from collections.abc import Sequence as Many
@@ -8,26 +8,26 @@ from collections.abc import Sequence as Many
 from idalloc_server.domain.records import RecordedAllocation
 from idalloc_server.domain.retention import RecordPosition, Retention
 
-# How much later than the latest row the next one is at least, in seconds; a REAL tells far less apart.
-_TICK = 0.001
+# The least distance between the times of two records, in seconds; a REAL distinguishes much smaller ones.
+_MIN_DISTANCE = 0.001
 _COLUMNS = ", ".join(RecordedAllocation._fields)
-_MARKS = ", ".join("?" for _ in RecordedAllocation._fields)
+_VALUES = ", ".join("?" for _ in RecordedAllocation._fields)
 
 
 def record(db: sqlite3.Connection, allocations: Many[RecordedAllocation], now: float) -> dict[str, RecordedAllocation]:
     """See ``Store.record``.
 
-    ``written_at`` is the clock, but always later than all that is there: pruning relies on this order, and a clock may
-    be set back.
+    ``written_at`` is the clock, but always later than in all other rows, even if the clock was set back: pruning relies
+    on this order.
     """
     [highest] = db.execute("SELECT max(written_at) FROM allocations").fetchone()
-    at = now if highest is None else max(now, highest + _TICK)
+    at = now if highest is None else max(now, highest + _MIN_DISTANCE)
     db.executemany(
-        f"INSERT INTO allocations ({_COLUMNS}, written_at) VALUES ({_MARKS}, ?) ON CONFLICT (request_id) DO NOTHING",
+        f"INSERT INTO allocations ({_COLUMNS}, written_at) VALUES ({_VALUES}, ?) ON CONFLICT (request_id) DO NOTHING",
         [(*allocation, at) for allocation in allocations],
     )
-    standing = (recorded(db, allocation.request_id) for allocation in allocations)
-    return {allocation.request_id: allocation for allocation in standing if allocation}
+    stored = (recorded(db, allocation.request_id) for allocation in allocations)
+    return {allocation.request_id: allocation for allocation in stored if allocation}
 
 
 def recorded(db: sqlite3.Connection, request_id: str) -> RecordedAllocation | None:
@@ -49,12 +49,12 @@ def count(db: sqlite3.Connection, most: int) -> int:
 
 
 def forget(db: sqlite3.Connection, retention: Retention, most: int) -> int:
-    """See ``Store.forget_recorded``. The newest stay, since ``record`` goes on from them."""
+    """See ``Store.forget_recorded``. The newest row stays, since ``record`` continues from its time."""
     oldest = db.execute(
         "SELECT request_id, written_at, window_ms FROM allocations"
         " WHERE written_at <= ? AND written_at < (SELECT max(written_at) FROM allocations) ORDER BY written_at LIMIT ?",
         (retention.last.number, most),
     ).fetchall()
-    over = [(request_id,) for request_id, at, window_ms in oldest if retention.is_over(at, 0, window_ms)]
-    db.executemany("DELETE FROM allocations WHERE request_id = ?", over)
-    return len(over)
+    expired = [(request_id,) for request_id, at, window_ms in oldest if retention.is_over(at, 0, window_ms)]
+    db.executemany("DELETE FROM allocations WHERE request_id = ?", expired)
+    return len(expired)

@@ -1,9 +1,9 @@
-"""The sequences' rows in SQLite: what is read of them and written to them within a transaction.
+"""Reads and writes the rows of sequences in SQLite, within the caller's transaction.
 
-All is computed in Python, because SQLite turns an integer that overflows into a REAL, silently.
+All arithmetic is in Python, because SQLite silently turns an integer that overflows into a REAL.
 """
 
-# ruff: noqa: S608 - only names of columns and question marks get into a statement
+# ruff: noqa: S608 - only names of columns and placeholders are inserted into statements
 
 import sqlite3
 from typing import Any, NamedTuple
@@ -13,22 +13,22 @@ from idalloc_server.domain.records import Grant, GrantFloor, Revision, Row
 from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Sequence
 from idalloc_server.store import packed_settings
-from idalloc_server.store.bounds import ids_left, moved_on, timestamps
+from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
 
 _COLUMNS = (
     "name, last_value, step, min_value, max_value, settings, mode, generation, lease_ms, writes, rev, rev_by,"
     " created_at, changed_at"
 )
-_INTEGERS = (1, 2, 3, 4, 7, 8, 9, 10)
+_INTEGER_COLUMNS = (1, 2, 3, 4, 7, 8, 9, 10)
 
 
-class _Found(NamedTuple):
-    """A row as it was found.
+class _StoredRow(NamedTuple):
+    """A row and its internal columns.
 
     Attributes:
-        row: What the store tells of it.
-        mode: What it is; see ``settings``.
-        writes: How often it was written.
+        row: The row that the store returns.
+        mode: Its mode; see ``packed_settings.mode``.
+        writes: The number of idalloc's writes of it.
     """
 
     row: Row
@@ -37,7 +37,7 @@ class _Found(NamedTuple):
 
     @property
     def counter(self) -> int:
-        """The counter, as a write needs it."""
+        """The counter; raises ``SequenceInvalid`` if it is NULL."""
         if self.row.last_value is None:
             raise SequenceInvalid(self.row.name, "its last_value is NULL")
         return self.row.last_value
@@ -45,7 +45,7 @@ class _Found(NamedTuple):
 
 def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, seen: GrantFloor) -> Grant | None:
     """See ``Store.grant``."""
-    found = _granting(db, name)
+    found = _read_for_grant(db, name)
     if found is None:
         return None
     sequence, before = found.row.sequence, found.counter
@@ -53,20 +53,20 @@ def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, seen: G
     if found.mode in (None, packed_settings.PERIOD):
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value)
     granted = 0 if wanted > left or seen.is_ahead_of(before, found.row.generation) else wanted
-    return _granted(db, found, lease_ms, before + granted * sequence.step, granted, left - granted)
+    return _write_grant(db, found, lease_ms, before + granted * sequence.step, granted, left - granted)
 
 
 def grant_timestamps(
     db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor
 ) -> Grant | None:
     """See ``Store.grant_timestamps``."""
-    found = _granting(db, name)
+    found = _read_for_grant(db, name)
     if found is None:
         return None
     if found.mode != packed_settings.TIMESTAMP or seen.is_ahead_of(found.counter, found.row.generation):
-        return _granted(db, found, lease_ms, found.counter, 0, 0)
-    result = timestamps(found.counter, found.row.sequence.max_value, wanted, now, ahead)
-    return _granted(db, found, lease_ms, result.last_value, result.granted, result.remaining)
+        return _write_grant(db, found, lease_ms, found.counter, 0, 0)
+    result = timestamp_grant(found.counter, found.row.sequence.max_value, wanted, now, ahead)
+    return _write_grant(db, found, lease_ms, result.last_value, result.granted, result.remaining)
 
 
 def give_back(db: sqlite3.Connection, name: str, count: int, version: tuple[int, int, int]) -> bool:
@@ -96,16 +96,16 @@ def open_period(db: sqlite3.Connection, name: str, sequence: Sequence, at_least:
     """See ``Store.open_period``."""
     found = _read(db, name)
     if found is None:
-        last_value = moved_on(sequence.before_start, at_least, sequence)
+        last_value = advance_counter(sequence.before_start, at_least, sequence)
         _write(db, Row(name, last_value, sequence, generation), writes=0)
     elif found.row.generation < generation:
-        last_value = moved_on(found.counter, at_least, sequence)
+        last_value = advance_counter(found.counter, at_least, sequence)
         row = found.row._replace(last_value=last_value, sequence=sequence, generation=generation)
         _write(db, row, found.writes + 1)
 
 
 def check_retired(db: sqlite3.Connection, name: str = "") -> None:
-    """Raises ``StoreRetired`` where the store is retired."""
+    """Raises ``StoreRetired`` if the store is retired."""
     raise_if_retired(get(db, RETIREMENT), name)
 
 
@@ -117,13 +117,13 @@ def get(db: sqlite3.Connection, name: str) -> Row | None:
 
 def list_rows(db: sqlite3.Connection, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
     """See ``Store.list``."""
-    # Text is compared by its bytes; LIKE would take a and A for one.
+    # These operators compare text by its bytes; LIKE would ignore case.
     found = db.execute(
         f"SELECT {_COLUMNS} FROM sequences WHERE name > ? AND name >= ? AND substr(name, 1, ?) = ?"
         " AND (? OR mode IS NOT ?) AND (? OR instr(name, ?) = 0) ORDER BY name LIMIT ?",
         (after, prefix, len(prefix), prefix, deleted, packed_settings.DELETED, periods, PERIOD_MARK, most),
     )
-    return [_found(columns).row for columns in found]
+    return [_stored_row(columns).row for columns in found]
 
 
 def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -> Row | None:
@@ -138,7 +138,7 @@ def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -
     if found.row.revision != revision or too_far:
         return found.row
     row = found.row._replace(
-        last_value=moved_on(before, change.at_least, change.sequence),
+        last_value=advance_counter(before, change.at_least, change.sequence),
         sequence=change.sequence,
         generation=max(found.row.generation + change.ends_leases, change.generation),
         revision=revision + 1,
@@ -150,17 +150,17 @@ def revise(db: sqlite3.Connection, name: str, revision: int, change: Revision) -
     return row
 
 
-def _read(db: sqlite3.Connection, name: str) -> _Found | None:
+def _read(db: sqlite3.Connection, name: str) -> _StoredRow | None:
     columns = db.execute(f"SELECT {_COLUMNS} FROM sequences WHERE name = ?", (name,)).fetchone()
-    return _found(columns) if columns else None
+    return _stored_row(columns) if columns else None
 
 
-def _found(columns: tuple[Any, ...]) -> _Found:
+def _stored_row(columns: tuple[Any, ...]) -> _StoredRow:
     name, last_value, step, min_value, max_value, packed, mode, generation, lease_ms, writes, *changes = columns
     revision, revised_by, created_at, changed_at = changes
-    # Any column of a SQLite table holds any type.
-    if not all(columns[place] is None or isinstance(columns[place], int) for place in _INTEGERS):
-        raise SequenceInvalid(str(name), "a column that must be an integer is not")
+    # A column of a SQLite table may hold any type.
+    if not all(columns[index] is None or isinstance(columns[index], int) for index in _INTEGER_COLUMNS):
+        raise SequenceInvalid(str(name), "a column that must be an integer has another type")
     row = Row(
         name,
         last_value,
@@ -173,10 +173,10 @@ def _found(columns: tuple[Any, ...]) -> _Found:
         changed_at,
         deleted=mode == packed_settings.DELETED,
     )
-    return _Found(row, mode, writes or 0)
+    return _StoredRow(row, mode, writes or 0)
 
 
-def _granting(db: sqlite3.Connection, name: str) -> _Found | None:
+def _read_for_grant(db: sqlite3.Connection, name: str) -> _StoredRow | None:
     found = _read(db, name)
     if found is not None and found.row.deleted:
         check_retired(db, name)
@@ -184,8 +184,8 @@ def _granting(db: sqlite3.Connection, name: str) -> _Found | None:
     return found
 
 
-def _granted(
-    db: sqlite3.Connection, found: _Found, lease_ms: int, last_value: int, granted: int, remaining: int
+def _write_grant(
+    db: sqlite3.Connection, found: _StoredRow, lease_ms: int, last_value: int, granted: int, remaining: int
 ) -> Grant:
     row, writes = found.row, found.writes + 1
     db.execute(
@@ -214,9 +214,9 @@ def _write(db: sqlite3.Connection, row: Row, writes: int) -> None:
         row.created_at,
         row.changed_at,
     )
-    marks = ", ".join("?" for _ in values)
+    placeholders = ", ".join("?" for _ in values)
     changes = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[1:])
-    # Not REPLACE: it would empty a column that someone else added.
+    # REPLACE would clear columns that another program added.
     db.execute(
-        f"INSERT INTO sequences ({_COLUMNS}) VALUES ({marks}) ON CONFLICT (name) DO UPDATE SET {changes}", values
+        f"INSERT INTO sequences ({_COLUMNS}) VALUES ({placeholders}) ON CONFLICT (name) DO UPDATE SET {changes}", values
     )

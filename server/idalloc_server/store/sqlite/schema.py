@@ -1,4 +1,4 @@
-"""Makes idalloc's tables in a SQLite file, adopts the two-column table, and refuses a file of something else."""
+"""Opens a SQLite file: creates idalloc's tables, adopts the guide's two-column table, refuses other databases."""
 
 import os
 import sqlite3
@@ -12,13 +12,13 @@ from idalloc_server.store.sqlite.errors import is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles
 from idalloc_server.store.sqlite.locks import check_locks
 
-APPLICATION_ID = 0x69646C63  # "idlc": whose file it is
+APPLICATION_ID = 0x69646C63  # PRAGMA application_id: "idlc"
 
-# PRAGMA user_version of a file; it grows with a change that older servers cannot read.
+# PRAGMA user_version; it grows with each change that older servers cannot read.
 _SCHEMA_VERSION = 0
 
-# `writes` counts the writes of idalloc to a row. With last_value it tells whether anyone wrote it: the value alone
-# does not, since it comes back to what it was when another process gives its tail back, or stays where it renews.
+# `writes` counts idalloc's writes of a row. Only `writes` and last_value together show whether a row changed: the value
+# stays the same in a renewal, and returns to an earlier one when an unused tail is given back.
 _SEQUENCES = {
     "name": "TEXT PRIMARY KEY",
     "last_value": "INTEGER",
@@ -35,9 +35,9 @@ _SEQUENCES = {
     "created_at": "REAL",
     "changed_at": "REAL",
 }
-# The columns that get a value in every row that idalloc makes.
+# The columns that are never NULL in a row that idalloc creates.
 _WRITTEN = ("name", "last_value", "step", "min_value", "max_value", "generation", "settings")
-_STARTS = "prefix INTEGER PRIMARY KEY, last_start INTEGER NOT NULL, holder TEXT, seen_at REAL"
+_START_TIMESTAMPS = "prefix INTEGER PRIMARY KEY, last_start INTEGER NOT NULL, holder TEXT, seen_at REAL"
 _ALLOCATIONS = (
     "request_id TEXT PRIMARY KEY, sequence TEXT NOT NULL, first_id INTEGER NOT NULL, id_count INTEGER NOT NULL,"
     " step INTEGER NOT NULL, generation INTEGER NOT NULL, period TEXT NOT NULL, prefix INTEGER NOT NULL,"
@@ -46,25 +46,25 @@ _ALLOCATIONS = (
 
 
 def connect(path: Path, busy_timeout: float) -> tuple[sqlite3.Connection, DatabaseFiles]:
-    """Opens a file, making it and its folder where they are missing; every commit then reaches the disk.
+    """Opens a database, and creates the file and its folder if they are missing. Every commit reaches the disk.
 
-    Any number of processes may do this at once.
+    Safe for concurrent calls of several processes.
 
     Args:
         path: The file.
         busy_timeout: How long a statement waits while another process writes, in seconds.
 
     Returns:
-        The connection, and its files, which are to be closed after it.
+        The connection, and its files, which must be closed after it.
 
     Raises:
-        StartRefused: The file is of something else, on a file system that keeps no locks, or has another name or other
-            files beside it for another process; nothing in it was changed.
-        sqlite3.Error: It cannot be used.
-        OSError: Its folder cannot be made.
+        StartRefused: The file is not idalloc's, is on a file system without locks, or has another name, or another
+            process uses it with other files beside it. The file was not changed.
+        sqlite3.Error: SQLite cannot use the file.
+        OSError: The folder cannot be created.
     """
-    real_path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for links in a circle
-    made = _make_folder(real_path.parent)
+    real_path = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop of links
+    folders = _make_folder(real_path.parent)
     check_locks(real_path)
     with ExitStack() as opened:
         files = DatabaseFiles(path, real_path)
@@ -73,17 +73,17 @@ def connect(path: Path, busy_timeout: float) -> tuple[sqlite3.Connection, Databa
         opened.callback(db.close)
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's own cache too
-        # Before anything is written: it would go over what a process with another lock writes to the same log.
-        claimed = _mode(db) == "wal"
+        # Before any write, which could overwrite the log of a process with another lock file.
+        claimed = _journal_mode(db) == "wal"
         if claimed:
             files.claim()
-        _make_tables(db, path)
+        _create_tables(db, path)
         _switch_to_wal(db, path, time.monotonic() + busy_timeout)
         if not claimed:
-            _mode(db)
+            _journal_mode(db)
             files.claim()
-        for folder in made:
-            _sync(folder)
+        for folder in folders:
+            _fsync_folder(folder)
         opened.pop_all()
     return db, files
 
@@ -95,15 +95,15 @@ def roll_back(db: sqlite3.Connection) -> None:
             db.execute("ROLLBACK")
 
 
-def _mode(db: sqlite3.Connection) -> str:
-    """Returns the journal's mode. Reading makes ``-wal`` and ``-shm``, which stay until the last process closes."""
+def _journal_mode(db: sqlite3.Connection) -> str:
+    """Returns the journal mode. The read creates ``-wal`` and ``-shm``, which stay until the last process closes."""
     db.execute("PRAGMA schema_version").fetchone()
     mode: str = db.execute("PRAGMA journal_mode").fetchone()[0]
     return mode
 
 
 def _make_folder(folder: Path) -> list[Path]:
-    """Makes a folder where it is missing.
+    """Creates a folder if it is missing.
 
     Returns:
         The folders whose entries must reach the disk before the file in it is durable.
@@ -114,25 +114,25 @@ def _make_folder(folder: Path) -> list[Path]:
     return [folder, *folder.parents]
 
 
-def _sync(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system, or a parent, that does not allow it
+        with suppress(OSError):  # the file system or the permissions do not allow it
             os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def _make_tables(db: sqlite3.Connection, path: Path) -> None:
+def _create_tables(db: sqlite3.Connection, path: Path) -> None:
     db.execute("BEGIN IMMEDIATE")
     try:
-        columns = _check_ours(db, path)
+        columns = _check_database(db, path)
         definition = ", ".join(f"{name} {kind}" for name, kind in _SEQUENCES.items())
         db.execute(f"CREATE TABLE IF NOT EXISTS sequences ({definition})")
         for name, kind in _SEQUENCES.items():
             if columns and name not in columns:
                 db.execute(f"ALTER TABLE sequences ADD COLUMN {name} {kind}")
-        db.execute(f"CREATE TABLE IF NOT EXISTS start_timestamps ({_STARTS})")
+        db.execute(f"CREATE TABLE IF NOT EXISTS start_timestamps ({_START_TIMESTAMPS})")
         db.execute(f"CREATE TABLE IF NOT EXISTS allocations ({_ALLOCATIONS})")
         if "window_ms" not in {name for _, name, *_ in db.execute("PRAGMA table_info(allocations)")}:
             db.execute("ALTER TABLE allocations ADD COLUMN window_ms INTEGER")
@@ -143,25 +143,25 @@ def _make_tables(db: sqlite3.Connection, path: Path) -> None:
         roll_back(db)
 
 
-def _check_ours(db: sqlite3.Connection, path: Path) -> set[str]:
-    """Returns the columns that the table of sequences has, none where there is no table yet."""
+def _check_database(db: sqlite3.Connection, path: Path) -> set[str]:
+    """Returns the columns of the table of sequences, if it exists. Refuses a database that is not idalloc's."""
     application_id = db.execute("PRAGMA application_id").fetchone()[0]
     tables = {
         name
         for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     }
     columns = {name: key for _, name, _, _, _, key, _ in db.execute("PRAGMA table_xinfo(sequences)")}
-    ours = application_id == APPLICATION_ID or (application_id == 0 and tables <= {"sequences"})
+    is_ours = application_id == APPLICATION_ID or (application_id == 0 and tables <= {"sequences"})
     keys = [name for name, key in columns.items() if key]
-    if not ours or (columns and (keys != ["name"] or "last_value" not in columns)):
+    if not is_ours or (columns and (keys != ["name"] or "last_value" not in columns)):
         raise StartRefused(
             "store",
-            f"{path} is a SQLite database of something else than idalloc; choose another file",
+            f"{path} is a SQLite database of another program; choose another file",
         )
     if (version := db.execute("PRAGMA user_version").fetchone()[0]) > _SCHEMA_VERSION:
         raise StartRefused(
             "store",
-            f"{path} was written by a newer idalloc: its user_version is {version}, and this one knows "
+            f"{path} was written by a newer idalloc: its user_version is {version}, and this server supports "
             f"{_SCHEMA_VERSION}; upgrade this server",
         )
     _check_columns(db, path)
@@ -169,7 +169,7 @@ def _check_ours(db: sqlite3.Connection, path: Path) -> set[str]:
 
 
 def _check_columns(db: sqlite3.Connection, path: Path) -> None:
-    """Refuses an adopted table on which idalloc's statements would fail."""
+    """Refuses an adopted table with a column on which idalloc's statements would fail."""
     for _, name, _, not_null, default, _, hidden in db.execute("PRAGMA table_xinfo(sequences)"):
         if hidden and name in _SEQUENCES:
             why = "is generated, and idalloc writes it"
@@ -184,13 +184,13 @@ def _check_columns(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _switch_to_wal(db: sqlite3.Connection, path: Path, deadline: float) -> None:
-    """Switches to write-ahead logging, which stays so for every process."""
+    """Switches the file to write-ahead logging, for every process."""
     mode = None
     while mode is None:
         try:
             mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         except sqlite3.OperationalError as error:
-            # SQLite itself does not wait for other processes here.
+            # The busy timeout of SQLite does not apply here.
             if not is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)

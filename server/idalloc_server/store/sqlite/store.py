@@ -1,4 +1,4 @@
-"""Counters, start timestamps and recorded answers in one SQLite file, for any number of processes on one machine."""
+"""The store in one SQLite file, shared by processes on one machine."""
 
 import asyncio
 import sqlite3
@@ -34,13 +34,13 @@ _BUSY_TIMEOUT = 5.0
 class SqliteStore:
     """A store in one file; see ``Store``.
 
-    An acknowledged write survives a power cut. All statements run on one thread of their own, each transaction in
-    one go: a call that is cancelled is not run if its turn had not come, and is finished otherwise.
+    An acknowledged write survives a power cut. All transactions run one after another on a thread of their own. A
+    cancelled call is dropped if its transaction has not begun; otherwise the transaction completes.
 
     Args:
-        path: The file; it and its folder are made where they are missing.
-        clock: Tells when a prefix's holder was seen.
-        busy_timeout: How long to wait while another process writes, in seconds.
+        path: The file; it and its folder are created if they are missing.
+        clock: The clock for the times of prefix holders and recorded allocations.
+        busy_timeout: How long a transaction waits while another process writes, in seconds.
     """
 
     def __init__(self, path: Path, clock: Clock, busy_timeout: float = _BUSY_TIMEOUT) -> None:
@@ -58,7 +58,7 @@ class SqliteStore:
 
     async def open(self) -> None:
         """See ``Store.open``."""
-        await self._call(self._open)
+        await self._run(self._open)
 
     async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
         """See ``Store.grant``."""
@@ -126,7 +126,7 @@ class SqliteStore:
                 " ON CONFLICT (prefix) DO UPDATE SET last_start = excluded.last_start",
                 (prefix, start),
             )
-            self._hold(db, prefix, holder, stale_after)
+            self._set_holder(db, prefix, holder, stale_after)
             held_by, seen_at = db.execute(
                 "SELECT holder, seen_at FROM start_timestamps WHERE prefix = ?", (prefix,)
             ).fetchone()
@@ -136,7 +136,7 @@ class SqliteStore:
 
     async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
         """See ``Store.keep_prefix``."""
-        await self._write(lambda db: self._hold(db, prefix, holder, stale_after))
+        await self._write(lambda db: self._set_holder(db, prefix, holder, stale_after))
 
     async def release_prefix(self, prefix: int, holder: str) -> None:
         """See ``Store.release_prefix``."""
@@ -168,11 +168,11 @@ class SqliteStore:
 
     async def close(self) -> None:
         """See ``Store.close``."""
-        with suppress(StoreUnreachable):  # closed before
-            await self._call(self._close)
+        with suppress(StoreUnreachable):  # already closed
+            await self._run(self._close)
         self._thread.shutdown(wait=False)
 
-    def _hold(self, db: sqlite3.Connection, prefix: int, holder: str, stale_after: float) -> None:
+    def _set_holder(self, db: sqlite3.Connection, prefix: int, holder: str, stale_after: float) -> None:
         now = self._clock.wall()
         db.execute(
             "UPDATE start_timestamps SET holder = ?, seen_at = ? WHERE prefix = ?"
@@ -182,7 +182,7 @@ class SqliteStore:
 
     async def _grant(self, name: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
-            return await self._call(lambda: self._transaction(work))
+            return await self._run(lambda: self._transaction(work))
         except FilesChanged as error:
             raise StoreWentBackwards(name, seen=f"the file {self._path}", found=error.found) from error
 
@@ -191,18 +191,18 @@ class SqliteStore:
 
     async def _write(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
         try:
-            return await self._call(lambda: self._transaction(work, begin))
+            return await self._run(lambda: self._transaction(work, begin))
         except FilesChanged as error:
             raise StoreRefused(f"the file {self._path} {error}; restart this node") from error
 
-    async def _call(self, job: Callable[[], _T]) -> _T:
+    async def _run(self, job: Callable[[], _T]) -> _T:
         try:
             running = asyncio.get_running_loop().run_in_executor(self._thread, job)
         except RuntimeError as error:  # the executor was shut down
             raise StoreUnreachable("the store is closed") from error
         return await running
 
-    # From here on everything runs on the store's thread.
+    # The methods below run on the store's thread.
 
     def _transaction(self, work: Callable[[sqlite3.Connection], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
         db, files = self._connection, self._files
@@ -227,7 +227,7 @@ class SqliteStore:
         try:
             files.check()
         except (FilesChanged, OSError) as error:
-            # The process may have been paused since the first check, while others began anew.
+            # The process may have been paused after the first check, while others replaced the files.
             raise StoreOutcomeUnknown(f"SQLite at {self._path}, after the commit: {error}") from error
         return answer
 
@@ -250,7 +250,7 @@ class SqliteStore:
             raise StartRefused(
                 "store",
                 f"cannot use {self._path} as a SQLite database: {why}; "
-                "choose a file that is idalloc's or new, in a folder that can be written to",
+                "choose a new file or one of idalloc's, in a folder that can be written to",
             ) from error
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a lease gives back to a real store: all that nobody else can have seen, and nothing below that."""
+"""The unused tail that a lease gives back to a real store."""
 
 import pytest
 
@@ -6,22 +6,21 @@ from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.records import Revision
 from idalloc_server.domain.store import Store
 from idalloc_server.store.cratedb.statements import Statements
-from tests.store.conftest import ALL, BACKENDS
+from tests.store.conftest import ALL, BACKENDS, CRATEDB
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import CrateBackend, Opener
-from tests.support.store_rows import grant, made, row_of
+from tests.support.store_rows import grant, new_row, read_row
 
-CLUSTERS = [backend for backend in BACKENDS if backend != "sqlite"]
 LEASE_MS = 180_000
 NAMES = ["a", "b", "c", "d"]
 
 
 class Node:
-    """One sequence on one node: its lease, and what was issued from it.
+    """One sequence on one node: its lease, and the issued ids.
 
     Attributes:
-        issued: The ids.
-        seen: The counter as the node's last write left it, which it must never find lower.
+        issued: The issued ids.
+        seen: The counter after the node's last write; the store must never return a lower one.
     """
 
     def __init__(self, store: Store, name: str = "s") -> None:
@@ -32,7 +31,7 @@ class Node:
         self._lease = Lease()
 
     async def grant(self, wanted: int) -> None:
-        """Puts more ids into the lease; with 0 it is a renewal."""
+        """Adds ids to the lease; 0 renews it."""
         granted = await grant(self.store, self._name, wanted, LEASE_MS)
         assert granted.value_before >= self.seen, "the store went backwards"
         self.seen = granted.last_value
@@ -49,7 +48,7 @@ class Node:
         return self._lease.left
 
     async def stop(self) -> int:
-        """Gives the tail back; returns how many ids that burned."""
+        """Gives the tail back; returns the number of burned ids."""
         lease, self._lease = self._lease, Lease()
         value, count, version = lease.tail()
         if not count or not await self.store.give_back(self._name, count, version):
@@ -59,13 +58,13 @@ class Node:
 
 
 async def counter(store: Store, name: str = "s") -> int:
-    value = (await row_of(store, name)).last_value
+    value = (await read_row(store, name)).last_value
     assert value is not None
     return value
 
 
 async def issued_twice(opener: Opener, *issued: list[int]) -> list[int]:
-    """Issues more than was ever held, by a new node, and returns what came twice."""
+    """Issues more ids than any node held, on a new node, and returns the repeated ids."""
     fresh = Node(await opener.open())
     await fresh.grant(100)
     fresh.issue(100)
@@ -74,12 +73,12 @@ async def issued_twice(opener: Opener, *issued: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("opener", ALL, indirect=True)
-async def test_a_node_alone_gives_everything_back(opener: Opener) -> None:
-    """P9: a clean stop burns nothing where no other node wrote the rows, however many sequences are in use."""
+async def test_a_single_node_gives_every_unused_id_back(opener: Opener) -> None:
+    """P9: a clean stop burns nothing if no other node wrote the rows, for any number of sequences."""
     store = await opener.open()
     nodes = {name: Node(store, name) for name in NAMES}
     for name in NAMES:
-        await store.create(made(name))
+        await store.create(new_row(name))
     for wanted in (10, 20, 0, 5, 0):  # grants and renewals of each, between those of the others
         for node in nodes.values():
             await node.grant(wanted)
@@ -90,10 +89,10 @@ async def test_a_node_alone_gives_everything_back(opener: Opener) -> None:
 
 
 @pytest.mark.parametrize("opener", ALL, indirect=True)
-async def test_a_tail_stops_where_another_node_renewed(opener: Opener) -> None:
+async def test_a_tail_ends_at_another_nodes_renewal(opener: Opener) -> None:
     """P2: the counter never goes below what a renewal of another node returned."""
     node, other = Node(await opener.open()), Node(await opener.open())
-    await node.store.create(made("s"))
+    await node.store.create(new_row("s"))
     await node.grant(10)
     node.issue(2)
     await other.grant(0)
@@ -106,10 +105,10 @@ async def test_a_tail_stops_where_another_node_renewed(opener: Opener) -> None:
 
 
 @pytest.mark.parametrize("opener", ALL, indirect=True)
-async def test_a_tail_stops_where_another_one_was_given_back(opener: Opener) -> None:
-    """P2: the value is what it was before, and another node remembers it."""
+async def test_a_tail_ends_at_another_nodes_give_back(opener: Opener) -> None:
+    """P2: the counter never goes below a value that another node remembers."""
     node, other = Node(await opener.open()), Node(await opener.open())
-    await node.store.create(made("s"))
+    await node.store.create(new_row("s"))
     await node.grant(10)
     node.issue(2)
     await other.grant(5)
@@ -123,13 +122,13 @@ async def test_a_tail_stops_where_another_one_was_given_back(opener: Opener) -> 
 
 @pytest.mark.parametrize("opener", BACKENDS, indirect=True)
 @pytest.mark.parametrize("renewed", [False, True])
-async def test_a_tail_stops_where_a_recipe_client_wrote(opener: Opener, renewed: bool) -> None:
-    """P1: a client of CrateDB's guide moves the value between two grants, and counts no write."""
+async def test_a_tail_ends_at_a_recipe_clients_write(opener: Opener, renewed: bool) -> None:
+    """P1: a recipe client moves the value between two grants, and counts no write."""
     node = Node(await opener.open())
-    await node.store.create(made("s"))
+    await node.store.create(new_row("s"))
     await node.grant(10)
     node.issue(2)
-    foreign = await opener.backend.old_client("s")
+    foreign = await opener.backend.take_as_recipe_client("s")
     if renewed:
         await node.grant(0)
     else:
@@ -140,13 +139,13 @@ async def test_a_tail_stops_where_a_recipe_client_wrote(opener: Opener, renewed:
 
 
 @pytest.mark.parametrize("opener", BACKENDS, indirect=True)
-async def test_recipe_clients_and_a_tail_given_back_are_seen(opener: Opener) -> None:
-    """P1: a recipe client takes an id, another node takes the next ones and gives some of them back."""
+async def test_a_tail_ends_at_a_recipe_client_and_a_give_back(opener: Opener) -> None:
+    """P1: a recipe client takes an id, and another node gives some of the next ones back."""
     node, other = Node(await opener.open()), Node(await opener.open())
-    await node.store.create(made("s"))
+    await node.store.create(new_row("s"))
     await node.grant(10)
     node.issue(2)
-    foreign = await opener.backend.old_client("s")
+    foreign = await opener.backend.take_as_recipe_client("s")
     await other.grant(5)
     assert await other.stop() == 0
     await node.grant(10)
@@ -155,13 +154,13 @@ async def test_recipe_clients_and_a_tail_given_back_are_seen(opener: Opener) -> 
     assert await issued_twice(opener, node.issued, [foreign]) == []
 
 
-@pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
+@pytest.mark.parametrize("opener", CRATEDB, indirect=True)
 @pytest.mark.parametrize("wanted", [0, 7])
 @pytest.mark.parametrize("answered", ["first", "second"])
-async def test_a_tail_stops_where_a_grant_was_replayed(opener: Opener, wanted: int, answered: str) -> None:
-    """P1: a grant that the cluster applied twice looks like another node's, whichever of the answers came."""
+async def test_a_tail_ends_at_a_replayed_grant(opener: Opener, wanted: int, answered: str) -> None:
+    """P1: a grant that the cluster applied twice counts as another node's, whichever answer arrived."""
     node = Node(await opener.open())
-    await node.store.create(made("s"))
+    await node.store.create(new_row("s"))
     await node.grant(10)
     node.issue(2)
     if answered == "first":
@@ -178,11 +177,11 @@ async def test_a_tail_stops_where_a_grant_was_replayed(opener: Opener, wanted: i
     assert await issued_twice(opener, node.issued) == []
 
 
-@pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
-async def test_a_replay_after_the_last_answer_stops_the_tail(opener: Opener) -> None:
-    """P1: nothing is given back where the cluster applied the last grant again after it was answered."""
+@pytest.mark.parametrize("opener", CRATEDB, indirect=True)
+async def test_a_replay_after_the_last_answer_burns_the_tail(opener: Opener) -> None:
+    """P1: nothing is given back if the cluster applied the last grant again after its answer."""
     node = Node(await opener.open())
-    await node.store.create(made("s"))
+    await node.store.create(new_row("s"))
     await node.grant(10)
     node.issue(2)
     await replay(opener, 10)
@@ -191,37 +190,37 @@ async def test_a_replay_after_the_last_answer_stops_the_tail(opener: Opener) -> 
 
 
 async def replay(opener: Opener, wanted: int) -> None:
-    """Applies a grant whose answer nobody gets."""
+    """Applies a grant without its answer."""
     backend = opener.backend
     assert isinstance(backend, CrateBackend)
     await backend.sql(Statements(backend.schema).grant, wanted, LEASE_MS, "s", 0, -(2**63) + 1, 2**63 - 2)
 
 
 @pytest.mark.parametrize("opener", ALL, indirect=True)
-async def test_every_write_of_the_row_counts_and_no_other(opener: Opener, clock: FakeClock) -> None:
-    """The count of a row goes up by one with each write of it that idalloc makes."""
+async def test_every_write_of_the_row_is_counted(opener: Opener, clock: FakeClock) -> None:
+    """P2: the count of writes of a row grows by one with each write of idalloc, and by no other row's."""
     store, other = await opener.open(), await opener.open()
-    await store.create(made("s"))
-    await store.create(made("t"))
+    await store.create(new_row("s"))
+    await store.create(new_row("t"))
     first = await grant(store, "s", 5)
     await grant(store, "t", 5)
-    await store.create(made("u"))
+    await store.create(new_row("u"))
     await store.claim_start(3, 1000, "me", 60)
     assert (await grant(store, "s", 0)).writes == first.writes + 1
     last = await grant(other, "s", 3)
     assert last.writes == first.writes + 2
     assert await other.give_back("s", 1, last.version)
     assert (await grant(store, "s", 1)).writes == first.writes + 4
-    change = Revision((await row_of(store, "s")).sequence, 0, "me", clock.wall(), ends_leases=False)
+    change = Revision((await read_row(store, "s")).sequence, 0, "me", clock.wall(), ends_leases=False)
     await store.revise("s", 0, change)
     await store.revise("s", 0, change)  # made before
-    await store.create(made("s"))
+    await store.create(new_row("s"))
     assert (await grant(store, "s", 1)).writes == first.writes + 6
 
 
 @pytest.mark.parametrize("opener", BACKENDS, indirect=True)
-async def test_a_row_of_an_adopted_table_counts_from_nothing(opener: Opener) -> None:
-    """The count of a row that a client of CrateDB's guide made is NULL, which is 0."""
+async def test_an_adopted_row_counts_writes_from_zero(opener: Opener) -> None:
+    """P2: the count of writes is NULL in an adopted row, and NULL counts as 0."""
     store = await opener.open()
     await opener.put("s", last_value=41)
     assert [(await grant(store, "s", wanted)).writes for wanted in (5, 0, 5)] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""What does not recover by itself in CrateDB, at a start and while a server runs, also on a real one."""
+"""Faults of CrateDB that need an operator, at a start and while a server runs; also on a real CrateDB."""
 
 import contextlib
 import re
@@ -14,22 +14,22 @@ from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.urls import open_store
 from tests.store.conftest import REAL_CRATEDB
-from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import CrateBackend
-from tests.support.store_rows import row
+from tests.support.store_rows import requested_row
 
 GUIDE = "name TEXT PRIMARY KEY, last_value BIGINT"
 
 
 class Cluster:
-    """A schema of its own, and a user who has privileges on it alone.
+    """A schema of its own, and a user with privileges on it only.
 
     Attributes:
         url: The store's URL for that user.
         schema: The schema.
         user: The user.
-        is_real: Whether it is no stand-in.
+        is_real: Whether it is a real CrateDB.
     """
 
     def __init__(self, host: str, superuser: str, *, is_real: bool) -> None:
@@ -41,11 +41,11 @@ class Cluster:
         self._backend = CrateBackend(f"crate://{superuser}@{host}/?schema={self.schema}")
 
     async def sql(self, statement: str, *args: object) -> None:
-        """Runs a statement as the superuser; ``{}`` stands before a table's name."""
+        """Runs a statement as the superuser; ``{}`` is the prefix of the names of tables."""
         await self._backend.sql(statement, *args)
 
     async def run(self, message: str) -> None:
-        """Runs the statements that a message names as the next step, for a user who has no name on the stand-in."""
+        """Runs the statements that a message names as the next step; the emulator has only the user someone."""
         for statement in message.rpartition("run ")[2].partition(", or ")[0].split("; "):
             if statement.startswith(("ALTER", "CREATE", "INSERT", "GRANT")):
                 await self.sql(statement.replace("with a value of yours", "''").replace("someone", self.user))
@@ -69,14 +69,14 @@ class Cluster:
         await self.sql(f'DROP USER "{self.user}"')
 
 
-@pytest.fixture(params=["standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])])
+@pytest.fixture(params=["emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])])
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    """A schema of its own on the stand-in, or on a real CrateDB where one is named."""
+    """A schema of its own on the emulator, or on a real CrateDB if IDALLOC_TEST_CRATEDB_URL is set."""
     async with contextlib.AsyncExitStack() as opened:
-        standin = None
-        if request.param == "standin":
-            standin = await opened.enter_async_context(CrateStandin())
-            cluster = Cluster(standin.host, "crate", is_real=False)
+        emulator = None
+        if request.param == "emulator":
+            emulator = await opened.enter_async_context(CrateEmulator())
+            cluster = Cluster(emulator.host, "crate", is_real=False)
         else:
             superuser, _, hosts = urlsplit(REAL_CRATEDB).netloc.rpartition("@")
             cluster = Cluster(hosts.partition(",")[0], superuser or "crate", is_real=True)
@@ -84,12 +84,12 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
         await cluster.grant("DDL", "DML", "DQL")
         yield cluster
         await cluster.close()
-        assert standin is None or standin.unknown == []
+        assert emulator is None or emulator.unknown == []
 
 
-class TestWhileAServerRuns:
+class TestRunningServer:
     @pytest.mark.parametrize(
-        ("fault", "says"),
+        ("fault", "message"),
         [
             ('ALTER TABLE {}sequences SET ("blocks.write" = true)', "doesn't support or allow UPDATE operations"),
             ('ALTER TABLE {}sequences SET ("blocks.read_only" = true)', "doesn't support or allow UPDATE operations"),
@@ -97,24 +97,24 @@ class TestWhileAServerRuns:
             ("REVOKE DML ON SCHEMA {schema} FROM {user}", "Missing 'DML' privilege"),
         ],
     )
-    async def test_a_refusal_names_the_statement_that_ends_it(self, cluster: Cluster, fault: str, says: str) -> None:
-        """STORE_REFUSED has CrateDB's message and the next step; after that step the same server goes on."""
+    async def test_a_refusal_names_the_statement_to_run(self, cluster: Cluster, fault: str, message: str) -> None:
+        """STORE_REFUSED: after the next step in the message the same server continues."""
         store = await cluster.open()
-        await store.create(row("s"))
+        await store.create(requested_row("s"))
         await cluster.sql(fault.replace("{schema}", cluster.schema).replace("{user}", cluster.user))
-        with pytest.raises(StoreRefused, match=re.escape(says)):
+        with pytest.raises(StoreRefused, match=re.escape(message)):
             await store.grant("s", 10, 1000)
-        with pytest.raises(StoreRefused, match=re.escape(says)) as caught:
+        with pytest.raises(StoreRefused, match=re.escape(message)) as caught:
             await store.grant("s", 10, 1000)
         await cluster.run(str(caught.value))
         granted = await store.grant("s", 10, 1000)
         assert granted is not None
         assert granted.last_value == 10  # the refused grants were not applied
 
-    async def test_a_disk_without_room_recovers(self, cluster: Cluster) -> None:
-        """CrateDB sets read_only_allow_delete at its flood-stage watermark, and removes it by itself."""
+    async def test_a_full_disk_recovers(self, cluster: Cluster) -> None:
+        """STORE_UNAVAILABLE: CrateDB sets read_only_allow_delete at its flood-stage watermark, and removes it."""
         store = await cluster.open()
-        await store.create(row("s"))
+        await store.create(requested_row("s"))
         await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = true)')
         with pytest.raises(StoreRejected, match="read-only / allow delete"):
             await store.grant("s", 10, 1000)
@@ -125,7 +125,7 @@ class TestWhileAServerRuns:
 
     @pytest.mark.parametrize("table", ["sequences", "start_timestamps"])
     async def test_a_dropped_table_is_refused(self, cluster: Cluster, table: str) -> None:
-        """Also one of which the probe does not know, again and again, until it is restored."""
+        """STORE_REFUSED: every call is refused until the table is restored, also a table without a probe."""
         store = await cluster.open()
         await cluster.sql(f"DROP TABLE {{}}{table}")
         for _ in range(3):
@@ -135,14 +135,15 @@ class TestWhileAServerRuns:
         assert await (store.grant("s", 1, 1000) if table == "sequences" else store.keep_prefix(1, "me", 60.0)) is None
 
     async def test_a_dropped_column_is_refused(self, cluster: Cluster) -> None:
+        """STORE_REFUSED: the message says to restore the column."""
         store = await cluster.open()
-        await store.create(row("s"))
+        await store.create(requested_row("s"))
         await cluster.sql("ALTER TABLE {}sequences DROP COLUMN writes")
         with pytest.raises(StoreRefused, match=r"ColumnUnknownException.*; restore that column"):
             await store.grant("s", 1, 1000)
 
     async def test_a_user_without_any_privilege_is_refused(self, cluster: Cluster) -> None:
-        """CrateDB then says that the schema is unknown."""
+        """STORE_REFUSED: CrateDB answers that the schema is unknown; the message names the privileges."""
         store = await cluster.open()
         await cluster.revoke("DDL", "DML", "DQL")
         for _ in range(2):
@@ -151,10 +152,10 @@ class TestWhileAServerRuns:
             with pytest.raises(StoreRefused, match="grant the user DQL and DML"):
                 await store.grant("s", 1, 1000)
 
-    async def test_a_grant_that_cannot_be_checked_goes_back(self, cluster: Cluster) -> None:
-        """P9: without DQL the first grant of a generation cannot see whether the store is retired."""
+    async def test_a_grant_without_dql_is_given_back(self, cluster: Cluster) -> None:
+        """P9: without DQL the first grant of a generation cannot read the mark of a retired store."""
         store = await cluster.open()
-        await store.create(row("s"))
+        await store.create(requested_row("s"))
         await cluster.revoke("DDL", "DQL")
         for _ in range(2):
             with pytest.raises(StoreRefused, match="Missing 'DQL' privilege"):
@@ -165,9 +166,9 @@ class TestWhileAServerRuns:
         assert granted.last_value == 10
 
 
-class TestStarts:
+class TestStart:
     @pytest.mark.parametrize(
-        ("columns", "says"),
+        ("columns", "message"),
         [
             (f"{GUIDE}, owner TEXT NOT NULL", "its column owner is NOT NULL without a default"),
             (f"{GUIDE}, mode TEXT NOT NULL", "its column mode is NOT NULL, and idalloc writes NULL into it"),
@@ -178,29 +179,29 @@ class TestStarts:
             ),
         ],
     )
-    async def test_a_table_is_refused_with_the_statement(self, cluster: Cluster, columns: str, says: str) -> None:
-        """The start changes nothing; after the statement that it names, it succeeds and the sequences go on."""
+    async def test_an_unsuitable_table_is_refused(self, cluster: Cluster, columns: str, message: str) -> None:
+        """A start names the statement to run and changes nothing; after that statement it succeeds."""
         await cluster.sql(f"CREATE TABLE {{}}sequences ({columns}) CLUSTERED INTO 1 SHARDS")
-        with pytest.raises(StartRefused, match=re.escape(says)) as caught:
+        with pytest.raises(StartRefused, match=re.escape(message)) as caught:
             await cluster.open()
         message = str(caught.value)
         assert message.startswith(f"store: the table {cluster.schema}.sequences: ")
         assert "\n" not in message
         await cluster.run(message)
         store = await cluster.open()
-        await store.create(row("s"))
+        await store.create(requested_row("s"))
         granted = await store.grant("s", 10, 1000)
         assert granted is not None
         assert granted.last_value == 10
 
     async def test_a_partitioned_table_is_refused(self, cluster: Cluster) -> None:
-        """The statements that it names copy the sequences into a table that is not partitioned."""
+        """The statements in the message copy the sequences into a table without partitions."""
         await cluster.sql(f"CREATE TABLE {{}}sequences ({GUIDE}) CLUSTERED INTO 1 SHARDS PARTITIONED BY (name)")
         await cluster.sql("INSERT INTO {}sequences (name, last_value) VALUES ('s', 41)")
         with pytest.raises(StartRefused, match=r"it is PARTITIONED BY \(name\)") as caught:
             await cluster.open()
         if not cluster.is_real:
-            return  # the stand-in copies no tables
+            return  # the emulator copies no tables
         await cluster.sql("REFRESH TABLE {}sequences")
         await cluster.run(str(caught.value))
         store = await cluster.open()
@@ -216,15 +217,16 @@ class TestStarts:
             f"{GUIDE}, note TEXT CONSTRAINT noted CHECK (note <> '')",
         ],
     )
-    async def test_columns_of_others_that_do_no_harm_stay(self, cluster: Cluster, columns: str) -> None:
+    async def test_harmless_columns_are_accepted(self, cluster: Cluster, columns: str) -> None:
+        """Columns and constraints of other programs that cannot fail a write are accepted."""
         await cluster.sql(f"CREATE TABLE {{}}sequences ({columns}) CLUSTERED INTO 1 SHARDS")
         store = await cluster.open()
-        await store.create(row("s"))
+        await store.create(requested_row("s"))
         assert await store.grant("s", 10, 1000) is not None
 
     @pytest.mark.parametrize("missing", ["DQL", "DML"])
     async def test_a_missing_privilege_is_refused(self, cluster: Cluster, missing: str) -> None:
-        """DML without DQL serves the sequences that are known, and fails with the first new one."""
+        """A start without DQL or DML is refused with the GRANT statement to run."""
         await cluster.open()
         await cluster.revoke("DDL", missing)
         with pytest.raises(StartRefused, match=f"Missing '{missing}' privilege") as caught:
@@ -233,7 +235,8 @@ class TestStarts:
         await cluster.open()
 
     @pytest.mark.parametrize("fault", ['SET ("blocks.write" = true)', "CLOSE"])
-    async def test_a_blocked_table_is_refused_with_the_statement(self, cluster: Cluster, fault: str) -> None:
+    async def test_a_blocked_table_is_refused(self, cluster: Cluster, fault: str) -> None:
+        """A start on a blocked or closed table is refused with the statement to run."""
         await cluster.open()
         await cluster.sql(f"ALTER TABLE {{}}sequences {fault}")
         with pytest.raises(StartRefused, match="it cannot be used") as caught:
@@ -241,7 +244,8 @@ class TestStarts:
         await cluster.run(str(caught.value))
         await cluster.open()
 
-    async def test_a_disk_without_room_is_waited_for(self, cluster: Cluster) -> None:
+    async def test_a_start_on_a_full_disk_is_retryable(self, cluster: Cluster) -> None:
+        """A start on a full disk is rejected, not refused: it succeeds when there is room."""
         await cluster.open()
         await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = true)')
         with pytest.raises(StoreRejected, match="read-only / allow delete"):
@@ -250,33 +254,34 @@ class TestStarts:
         await cluster.open()
 
 
-class TestUnknownUsers:
-    """A node that starts says that a right password is wrong, for 8 s where it was measured."""
+class TestUnauthorized:
+    """A starting node answers 401 to a right password; a restarted CrateDB did so for 8 s."""
 
     @pytest.mark.parametrize(("start", "error"), [(60.0, StoreRejected), (0.0, StoreRefused)])
-    async def test_a_wrong_password_is_refused_once_it_lasts(
-        self, standin: CrateStandin, start: float, error: type[Exception]
+    async def test_a_lasting_401_is_refused(
+        self, emulator: CrateEmulator, start: float, error: type[Exception]
     ) -> None:
-        http = CrateHttp([standin.host], host_timeouts=HostTimeouts(start=start))
+        """STORE_REFUSED: a 401 is rejected at first, and refused once it lasts longer than a host's start."""
+        http = CrateHttp([emulator.host], host_timeouts=HostTimeouts(start=start))
         store = CrateStore(http, "ids", "crate://")
         await store.open()
-        standin.demand("alice", "new")
+        emulator.require_password("alice", "new")
         for _ in range(2):  # the second waits for a probe, which is refused too
             with pytest.raises(error, match="password authentication failed"):
                 await store.grant("s", 1, 1000)
             with pytest.raises(error, match="password authentication failed"):
                 await store.get("s")
-        standin.authorization = None
+        emulator.authorization = None
         assert await store.grant("s", 1, 1000) is None
         await store.close()
 
-    async def test_a_host_that_starts_again_is_not_refused(self, standin: CrateStandin) -> None:
-        """It does not know the table, and when it is asked once more, it does not know the user either."""
-        http = CrateHttp([standin.host])
+    async def test_a_401_after_an_unknown_table_is_rejected(self, emulator: CrateEmulator) -> None:
+        """A restarted host that knows neither table nor user is rejected, not refused."""
+        http = CrateHttp([emulator.host])
         store = CrateStore(http, "ids", "crate://")
         await store.open()
         for use in (lambda: store.grant("s", 1, 1000), lambda: store.get("s")):
-            standin.inject(
+            emulator.inject(
                 Fault("error", status=404, code=4041, message="RelationUnknown[Relation 'ids.sequences' unknown]"),
                 Fault("error", match="sequences", status=401, code=0, message="password authentication failed"),
             )
@@ -285,10 +290,11 @@ class TestUnknownUsers:
             assert await use() is None
         await store.close()
 
-    async def test_a_read_that_is_asked_again_has_no_unknown_outcome(self, standin: CrateStandin) -> None:
-        store = CrateStore(CrateHttp([standin.host]), "ids", "crate://")
+    async def test_a_repeated_read_is_never_unknown(self, emulator: CrateEmulator) -> None:
+        """A read that is repeated after a start, and loses its answer, is unreachable."""
+        store = CrateStore(CrateHttp([emulator.host]), "ids", "crate://")
         await store.open()
-        standin.inject(
+        emulator.inject(
             Fault("error", status=404, code=4041, message="RelationUnknown[Relation 'ids.sequences' unknown]"),
             Fault("drop", match='FROM "ids"."sequences"'),
         )
@@ -297,15 +303,15 @@ class TestUnknownUsers:
         assert await store.get("s") is None
         await store.close()
 
-    async def test_a_starting_host_is_left_for_the_next(self, standin: CrateStandin) -> None:
-        """P10: in a rolling restart the node that is back does not know its users yet; the others do."""
-        other = f"127.0.0.1:{await standin.listen()}"
-        http = CrateHttp([standin.host, other])
+    async def test_a_starting_host_is_skipped(self, emulator: CrateEmulator) -> None:
+        """P10: in a rolling restart a host that does not know its users yet is skipped."""
+        other = f"127.0.0.1:{await emulator.listen()}"
+        http = CrateHttp([emulator.host, other])
         store = CrateStore(http, "ids", "crate://")
         await store.open()
-        port = int(standin.host.rpartition(":")[2])
+        port = int(emulator.host.rpartition(":")[2])
         for _ in range(2):
-            standin.inject(
+            emulator.inject(
                 Fault("error", port=port, status=401, code=0, message='password authentication failed for user "a"')
             )
         assert await store.grant("s", 1, 1000) is None

@@ -1,4 +1,4 @@
-"""TLS to CrateDB: who is trusted, and that nothing is sent to anyone else."""
+"""TLS to CrateDB."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ import pytest
 
 from idalloc_server.domain.errors import StoreUnreachable
 from idalloc_server.store.urls import open_store
-from tests.support.cratedb.emulator import CrateStandin
+from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
 
 trustme = pytest.importorskip("trustme")
@@ -20,19 +20,18 @@ def ca_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def crate(ca_file: Path) -> AsyncIterator[CrateStandin]:
+async def crate(ca_file: Path) -> AsyncIterator[CrateEmulator]:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(ca_file))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    async with CrateStandin(tls=context) as crate:
+    async with CrateEmulator(tls=context) as crate:
         yield crate
 
 
-async def test_a_server_with_a_certificate_of_the_authority_is_talked_to(
-    crate: CrateStandin, ca_file: Path, clock: FakeClock
-) -> None:
-    crate.demand("alice", "secret")
+async def test_a_certificate_of_the_ca_is_trusted(crate: CrateEmulator, ca_file: Path, clock: FakeClock) -> None:
+    """A server with a certificate of the CA in ``ca`` gets the credentials."""
+    crate.require_password("alice", "secret")
     store = open_store(f"crate://alice:secret@{crate.host}/?ca={ca_file}", clock)
     await store.open()
     assert await store.now() is not None
@@ -40,7 +39,8 @@ async def test_a_server_with_a_certificate_of_the_authority_is_talked_to(
     assert crate.unknown == []
 
 
-async def test_one_without_is_not_told_the_password(crate: CrateStandin, clock: FakeClock) -> None:
+async def test_an_untrusted_certificate_gets_no_password(crate: CrateEmulator, clock: FakeClock) -> None:
+    """No request, and so no password, is sent to a server with a certificate of another CA."""
     store = open_store(f"crate://alice:secret@{crate.host}/?tls=true", clock)
     with pytest.raises(StoreUnreachable, match=r"(?i)certificate"):
         await store.open()
@@ -48,9 +48,10 @@ async def test_one_without_is_not_told_the_password(crate: CrateStandin, clock: 
     assert crate.requests == []
 
 
-async def test_nor_one_with_a_certificate_for_another_name(
-    crate: CrateStandin, ca_file: Path, clock: FakeClock
+async def test_a_certificate_for_another_name_gets_no_request(
+    crate: CrateEmulator, ca_file: Path, clock: FakeClock
 ) -> None:
+    """No request is sent to a server whose certificate has another host name."""
     store = open_store(f"crate://{crate.host.replace('127.0.0.1', 'localhost')}/?ca={ca_file}", clock)
     with pytest.raises(StoreUnreachable, match=r"(?i)certificate"):
         await store.open()
@@ -58,7 +59,8 @@ async def test_nor_one_with_a_certificate_for_another_name(
     assert crate.requests == []
 
 
-async def test_without_tls_nothing_is_understood(crate: CrateStandin, clock: FakeClock) -> None:
+async def test_plain_http_to_a_tls_port_is_unreachable(crate: CrateEmulator, clock: FakeClock) -> None:
+    """Plain HTTP to a TLS port raises StoreUnreachable."""
     store = open_store(f"crate://{crate.host}/", clock)
     with pytest.raises(StoreUnreachable):
         await store.open()

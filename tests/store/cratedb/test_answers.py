@@ -1,4 +1,4 @@
-"""What an error of CrateDB means: for the statement, and for the operator."""
+"""The classification of CrateDB's errors."""
 
 import json
 
@@ -58,8 +58,8 @@ def failure(status: int, code: int | None, message: str) -> StoreFailure:
         (404, 4043, "ColumnUnknownException[Column step unknown]", 'restore that column of "ids"."sequences"'),
     ],
 )
-def test_an_operator_gets_the_next_step(status: int, code: int, message: str, step: str) -> None:
-    """STORE_REFUSED: CrateDB's message, then what to do, on the table of the statement."""
+def test_a_refusal_names_the_next_step(status: int, code: int, message: str, step: str) -> None:
+    """STORE_REFUSED: CrateDB's message, then the next step on the statement's table."""
     refused = failure(status, code, message)
     assert isinstance(refused, StoreRefused)
     assert f"{message}; {step}" in str(refused)
@@ -82,6 +82,6 @@ def test_an_operator_gets_the_next_step(status: int, code: int, message: str, st
         (503, 5035, StoreOutcomeUnknown),
     ],
 )
-def test_what_may_recover_is_no_refusal(status: int, code: int | None, kind: type[StoreFailure]) -> None:
-    """STORE_UNAVAILABLE: clients retry it."""
-    assert type(failure(status, code, "it said so")) is kind
+def test_a_recoverable_error_is_not_refused(status: int, code: int | None, kind: type[StoreFailure]) -> None:
+    """STORE_UNAVAILABLE: errors that a retry may cure are rejected or unknown, never refused."""
+    assert type(failure(status, code, "an error")) is kind

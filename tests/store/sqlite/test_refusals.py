@@ -1,8 +1,9 @@
-"""What does not recover by itself in SQLite, at a start and while a server runs."""
+"""Faults of SQLite that need an operator, at a start and while a server runs."""
+
+# ruff: noqa: ASYNC240 - a test may wait for a file
 
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,48 +11,34 @@ import pytest
 from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreRejected
 from idalloc_server.store.sqlite.errors import failure_of
 from idalloc_server.store.sqlite.store import SqliteStore
+from tests.store.sqlite.conftest import execute
 from tests.support.fake_store import FakeClock
-from tests.support.store_rows import made
+from tests.support.store_rows import new_row
 
 GUIDE = "name TEXT PRIMARY KEY, last_value BIGINT"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "idalloc.db"
-
-
-@pytest.fixture
 async def store(path: Path, clock: FakeClock) -> AsyncIterator[SqliteStore]:
+    """A store that is not open yet."""
     store = SqliteStore(path, clock, busy_timeout=0.2)
     yield store
     await store.close()
 
 
-def execute(path: Path, *statements: str) -> None:
-    """Runs statements past idalloc."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        for statement in statements:
-            db.execute(statement)
-
-
-def content(path: Path) -> bytes:
-    """Reads the file."""
-    return path.read_bytes()
-
-
-class TestWhileAServerRuns:
+class TestRunningServer:
     async def test_a_dropped_table_is_refused(self, store: SqliteStore, path: Path) -> None:
+        """STORE_REFUSED: the message says to restore the file."""
         await store.open()
         execute(path, "DROP TABLE sequences")
         with pytest.raises(StoreRefused, match=r"no such table: sequences; .*restore it from a backup"):
             await store.grant("s", 1, 1000)
 
-    async def test_a_check_of_an_adopted_table_is_refused(self, store: SqliteStore, path: Path) -> None:
-        """SQLite tells no program of its CHECK constraints, so a start cannot."""
+    async def test_a_failed_check_is_refused(self, store: SqliteStore, path: Path) -> None:
+        """STORE_REFUSED: SQLite does not list CHECK constraints, so that a start cannot refuse them."""
         execute(path, f"CREATE TABLE sequences ({GUIDE} CONSTRAINT few CHECK (last_value < 5))")
         await store.open()
-        await store.create(made("s"))
+        await store.create(new_row("s"))
         with pytest.raises(StoreRefused, match=r"CHECK constraint failed: few; remove that constraint"):
             await store.grant("s", 10, 1000)
         granted = await store.grant("s", 1, 1000)
@@ -75,44 +62,47 @@ class TestWhileAServerRuns:
             (sqlite3.SQLITE_CANTOPEN, StoreRejected),
         ],
     )
-    def test_what_recovers_by_itself_is_no_refusal(self, path: Path, code: int, kind: type[Exception]) -> None:
-        error = sqlite3.OperationalError("it said so")
+    def test_a_recoverable_error_is_not_refused(self, path: Path, code: int, kind: type[Exception]) -> None:
+        """STORE_UNAVAILABLE: errors that a retry may cure are rejected, never refused."""
+        error = sqlite3.OperationalError("an error")
         error.sqlite_errorcode = code
         failure = failure_of(path, error)
         assert type(failure) is kind
         assert failure.code == code
 
 
-class TestStarts:
+class TestStart:
     @pytest.mark.parametrize(
-        ("columns", "says"),
+        ("columns", "message"),
         [
             (f"{GUIDE}, owner TEXT NOT NULL", "the column owner of the table sequences"),
             (f"{GUIDE}, mode TEXT NOT NULL", "the column mode of the table sequences"),
             (f"{GUIDE}, step INTEGER GENERATED ALWAYS AS (2 * last_value)", "the column step of the table sequences"),
         ],
     )
-    async def test_a_table_is_refused_with_the_statement(
-        self, store: SqliteStore, path: Path, columns: str, says: str
+    async def test_an_unsuitable_table_is_refused(
+        self, store: SqliteStore, path: Path, columns: str, message: str
     ) -> None:
-        """The start changes nothing; after the statement that it names, it succeeds."""
+        """A start names the statement to run and changes nothing; after that statement it succeeds."""
         execute(path, f"CREATE TABLE sequences ({columns})")
-        before = content(path)
-        with pytest.raises(StartRefused, match=says) as caught:
+        before = path.read_bytes()
+        with pytest.raises(StartRefused, match=message) as caught:
             await store.open()
-        assert content(path) == before
+        assert path.read_bytes() == before
         assert "\n" not in str(caught.value)
         execute(path, str(caught.value).partition("run ")[2])
         await store.open()
-        await store.create(made("s"))
+        await store.create(new_row("s"))
         assert await store.grant("s", 1, 1000) is not None
 
-    async def test_a_default_will_do(self, store: SqliteStore, path: Path) -> None:
+    async def test_a_not_null_column_with_a_default_is_accepted(self, store: SqliteStore, path: Path) -> None:
+        """A NOT NULL column of another program with a default is accepted."""
         execute(path, f"CREATE TABLE sequences ({GUIDE} NOT NULL, owner TEXT NOT NULL DEFAULT 'us')")
         await store.open()
-        assert (await store.create(made("s"))).name == "s"
+        assert (await store.create(new_row("s"))).name == "s"
 
     async def test_a_file_of_a_newer_version_is_refused(self, store: SqliteStore, path: Path, clock: FakeClock) -> None:
+        """A file with a newer user_version is refused."""
         first = SqliteStore(path, clock)
         await first.open()
         await first.close()

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRefused, StoreWentBackwards
-from idalloc_server.store.sqlite.locks import lock_place
+from idalloc_server.store.sqlite.locks import lock_offset
 from idalloc_server.store.sqlite.store import SqliteStore
+from tests.store.sqlite.conftest import last_granted
 from tests.support.fake_store import FakeClock
-from tests.support.store_rows import made
+from tests.support.store_rows import new_row
 
 SUFFIXES = ["", "-wal", "-shm"]
 
@@ -35,30 +36,24 @@ async def store(path: Path, clock: FakeClock) -> AsyncIterator[SqliteStore]:
 async def opened(path: Path, clock: FakeClock) -> SqliteStore:
     store = SqliteStore(path, clock)
     await store.open()
-    await store.create(made("s"))
+    await store.create(new_row("s"))
     return store
-
-
-async def last_of(store: SqliteStore) -> int:
-    granted = await store.grant("s", 1, 1000)
-    assert granted is not None
-    return granted.last_value
 
 
 def beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-class TestWhileOpen:
-    async def test_a_removed_lock_file_stops_grants(self, store: SqliteStore, path: Path) -> None:
-        """P1: another process would make a new -shm, and see no lock of this one."""
+class TestOpenStore:
+    async def test_a_removed_shm_stops_grants(self, store: SqliteStore, path: Path) -> None:
+        """P1: another process would create a new -shm, and see no lock of this process."""
         beside(path, "-shm").unlink()
         with pytest.raises(StoreWentBackwards, match=r"found no shared memory file \(-shm\) there"):
             await store.grant("s", 1, 1000)
         with pytest.raises(StoreRefused, match=r"was replaced: no shared memory file \(-shm\) there; restart"):
             await store.get("s")
 
-    async def test_a_lock_file_begun_anew_stops_grants(self, store: SqliteStore, path: Path) -> None:
+    async def test_a_replaced_shm_stops_grants(self, store: SqliteStore, path: Path) -> None:
         """P1: a new -shm holds other locks."""
         lock = beside(path, "-shm")
         lock.rename(lock.with_name("old"))
@@ -68,30 +63,30 @@ class TestWhileOpen:
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
     async def test_a_second_link_stops_grants(self, store: SqliteStore, path: Path, suffix: str) -> None:
-        """P1: a process that comes by the other link would have a lock of its own."""
-        assert await last_of(store) == 1
+        """P1: a process that opens the other link has other files beside it, and so another lock."""
+        assert await last_granted(store) == 1
         link = path.with_name("link")
         link.hardlink_to(beside(path, suffix))
         with pytest.raises(StoreWentBackwards, match=r"found 2 hard links to the .*: remove all links but one"):
             await store.grant("s", 1, 1000)
         with pytest.raises(StoreRefused, match="has another name: 2 hard links"):
-            await store.create(made("t"))
+            await store.create(new_row("t"))
         link.unlink()
-        assert await last_of(store) == 2
+        assert await last_granted(store) == 2
 
     @pytest.mark.parametrize("suffix", SUFFIXES)
-    async def test_a_change_before_the_commit_burns(self, store: SqliteStore, path: Path, suffix: str) -> None:
-        """P1: a process that was paused in a transaction answers nothing once others began anew."""
+    async def test_a_change_during_a_transaction_is_unknown(self, store: SqliteStore, path: Path, suffix: str) -> None:
+        """P1: a process that was paused in a transaction issues nothing if the files were replaced meanwhile."""
         with pytest.raises(StoreOutcomeUnknown, match="after the commit: was replaced: no "):
             await store._grant("s", lambda db: beside(path, suffix).unlink())
 
-    async def test_a_link_that_is_turned_stops_grants(self, path: Path, clock: FakeClock) -> None:
-        """P1: the next process that comes by the link uses another database."""
+    async def test_a_changed_symbolic_link_stops_grants(self, path: Path, clock: FakeClock) -> None:
+        """P1: the next process that opens the symbolic link uses another database."""
         first, second = path.with_name("1.link"), path.with_name("2.link")
         first.symlink_to(second)
         second.symlink_to(path)
         store = await opened(first, clock)
-        assert await last_of(store) == 1
+        assert await last_granted(store) == 1
         (path.parent / "other.db").touch()
         second.unlink()
         second.symlink_to(path.parent / "other.db")
@@ -109,17 +104,17 @@ class TestWhileOpen:
         with pytest.raises(StoreWentBackwards, match="found another file there"):
             await store.grant("s", 1, 1000)
 
-    async def test_a_moved_folder_with_a_link_is_the_same(self, store: SqliteStore, path: Path) -> None:
-        """P1: a process that comes by the old name finds the same files."""
+    async def test_a_moved_folder_with_a_symbolic_link_is_the_same(self, store: SqliteStore, path: Path) -> None:
+        """P1: a process that opens the old path finds the same files."""
         path.parent.rename(path.parent.with_name("moved"))
         path.parent.symlink_to(path.parent.with_name("moved"))
-        assert await last_of(store) == 1
+        assert await last_granted(store) == 1
 
 
-class TestAtTheStart:
+class TestStart:
     @pytest.mark.parametrize("suffix", SUFFIXES)
     async def test_a_second_link_is_refused(self, path: Path, clock: FakeClock, suffix: str) -> None:
-        """P1: nothing is made beside a file of two names."""
+        """P1: a start on a file with two hard links is refused, and creates no file."""
         file = beside(path, suffix)
         file.touch()
         file.with_name("link").hardlink_to(file)
@@ -129,29 +124,29 @@ class TestAtTheStart:
         await store.close()
         assert {each.name for each in path.parent.iterdir()} <= {file.name, "link", path.name}
 
-    async def test_links_to_the_file_and_its_folder_are_safe(self, path: Path, clock: FakeClock) -> None:
-        """P1: SQLite resolves symbolic links, so that all use the files beside the database itself."""
+    async def test_symbolic_links_are_safe(self, path: Path, clock: FakeClock) -> None:
+        """P1: SQLite resolves symbolic links, so that all processes use the files beside the target."""
         path.with_name("dangling").symlink_to(path)
         (path.parent.parent / "folder").symlink_to(path.parent)
         stores = [
             await opened(each, clock)
             for each in (path.with_name("dangling"), path.parent.parent / "folder" / "dangling", path)
         ]
-        assert [await last_of(store) for store in stores] == [1, 2, 3]
+        assert [await last_granted(store) for store in stores] == [1, 2, 3]
         assert {each.name for each in path.parent.iterdir()} == {"dangling", *(path.name + each for each in SUFFIXES)}
         for store in stores:
             await store.close()
 
-    async def test_a_link_into_a_missing_folder_makes_it(self, path: Path, clock: FakeClock, tmp_path: Path) -> None:
-        """P1: the folder of the database itself is made and tried for locks, not the folder of the link."""
+    async def test_a_link_into_a_missing_folder_creates_it(self, path: Path, clock: FakeClock, tmp_path: Path) -> None:
+        """P1: the folder of the target is created and tested for locks, not the folder of the link."""
         path.symlink_to(tmp_path / "new" / "ids.db")
         store = await opened(path, clock)
-        assert await last_of(store) == 1
+        assert await last_granted(store) == 1
         await store.close()
         assert [each.name for each in (tmp_path / "new").iterdir()] == ["ids.db"]
 
-    async def test_links_in_a_circle_are_refused(self, path: Path, clock: FakeClock) -> None:
-        """A start that cannot succeed ends with one line."""
+    async def test_a_loop_of_links_is_refused(self, path: Path, clock: FakeClock) -> None:
+        """A start on a loop of symbolic links is refused in one line."""
         path.symlink_to(path.with_name("other"))
         path.with_name("other").symlink_to(path)
         store = SqliteStore(path, clock)
@@ -161,13 +156,13 @@ class TestAtTheStart:
 
     @pytest.mark.skipif(sys.platform != "linux", reason="these locks are Linux's")
     async def test_a_process_that_is_closing_is_waited_for(self, path: Path, clock: FakeClock) -> None:
-        """P1: a process gives up its lock only after SQLite removed its files, and refuses no start meanwhile."""
+        """P1: a closing process, which holds its lock after SQLite removed its files, refuses no start."""
         closing = os.open(path, os.O_RDWR | os.O_CREAT)
-        assert lock_place(closing, 1)
+        assert lock_offset(closing, 1)
         opening = asyncio.create_task(opened(path, clock))
         while not beside(path, "-shm").exists() and not opening.done():  # noqa: ASYNC110 - SQLite makes it
             await asyncio.sleep(0.001)
         os.close(closing)
         store = await opening
-        assert await last_of(store) == 1
+        assert await last_granted(store) == 1
         await store.close()

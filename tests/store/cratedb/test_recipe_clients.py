@@ -1,7 +1,7 @@
-"""The recipe of CrateDB's guide goes on, on the same row, while idalloc allocates.
+"""Recipe clients, which follow CrateDB's guide to sequences, share a row with idalloc.
 
-The recipe, in our words: read the last value with both version columns, then write the next one on the condition that
-nobody wrote in between, and begin again where somebody did.
+The recipe: read last_value with both version columns, then write the next value under the condition that the versions
+are the same; if they are not, start again.
 """
 
 import asyncio
@@ -17,10 +17,9 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import SystemClock
-from tests.store.conftest import BACKENDS
+from tests.store.conftest import CRATEDB
 from tests.support.store_backends import GUIDE_TABLE, CrateBackend, Opener
 
-CLUSTERS = [backend for backend in BACKENDS if backend != "sqlite"]
 FIRST = 41
 THREADS = 4
 IDS_A_THREAD = 12
@@ -28,11 +27,11 @@ RANGES = 20
 ROOM = 30.0  # seconds
 
 
-class Recipe:
-    """One caller of the recipe, for a thread of its own, with a connection of its own.
+class RecipeClient:
+    """A recipe client, for a thread of its own, with a connection of its own.
 
     Attributes:
-        ids: What it got.
+        ids: The ids that it took.
     """
 
     def __init__(self, backend: CrateBackend, stop: threading.Event) -> None:
@@ -44,7 +43,7 @@ class Recipe:
         self._stop = stop
 
     def run(self) -> None:
-        """Takes ids one by one, at least as many as it is to, until it is told to stop."""
+        """Takes ids one by one until the event is set, but at least ``IDS_A_THREAD``."""
         connection = crate_client.connect(f"http://{self._host}", username=self._user)
         try:
             while len(self.ids) < IDS_A_THREAD or not self._stop.is_set():
@@ -71,20 +70,21 @@ class Recipe:
 
 
 async def ranges(allocator: Allocator, at_least: int, others: "list[asyncio.Task[None]]") -> list[IdRange]:
-    """Allocates over and over, from memory and from the store, while the others are at work."""
+    """Allocates ranges from memory and from the store, while the recipe clients run."""
     taken = []
     for number in itertools.count():
         if number >= at_least:
             break
         taken.append(await allocator.allocate("orders", 1 + number * 7 % 50))
-        # The others go on in the meantime.
+        # The recipe clients run in the meantime.
         await asyncio.sleep(0.005)
         assert not any(other.done() for other in others)
     return taken
 
 
-@pytest.mark.parametrize("opener", CLUSTERS, indirect=True)
-async def test_no_id_is_given_twice_and_both_make_progress(opener: Opener) -> None:
+@pytest.mark.parametrize("opener", CRATEDB, indirect=True)
+async def test_recipe_clients_and_idalloc_share_a_sequence(opener: Opener) -> None:
+    """P1: recipe clients and idalloc take ids of one row at once, and share none."""
     backend = opener.backend
     assert isinstance(backend, CrateBackend)
     await backend.sql(f"CREATE TABLE {{}}sequences {GUIDE_TABLE}")
@@ -92,7 +92,7 @@ async def test_no_id_is_given_twice_and_both_make_progress(opener: Opener) -> No
     allocation_config = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=False)
     nodes = [Allocator(await opener.open(), SystemClock(), allocation_config) for _ in range(2)]
     stop = threading.Event()
-    recipes = [Recipe(backend, stop) for _ in range(THREADS)]
+    recipes = [RecipeClient(backend, stop) for _ in range(THREADS)]
     running = [asyncio.create_task(asyncio.to_thread(recipe.run)) for recipe in recipes]
     try:
         taken = list(itertools.chain(*await asyncio.gather(*(ranges(node, RANGES, running) for node in nodes))))
@@ -109,7 +109,7 @@ async def test_no_id_is_given_twice_and_both_make_progress(opener: Opener) -> No
     assert min(every) == FIRST + 1
     assert all(len(recipe.ids) >= IDS_A_THREAD for recipe in recipes)
     assert len(taken) == 2 * RANGES
-    # They took turns: ids of the one lie between ids of the other.
+    # They took turns: ids of one lie between ids of the other.
     owners = {**dict.fromkeys(by_recipe, "recipe"), **dict.fromkeys(by_idalloc, "idalloc")}
     turns = [owner for owner, _ in itertools.groupby(owners[value] for value in sorted(owners))]
     assert len(turns) > 5

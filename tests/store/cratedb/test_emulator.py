@@ -1,4 +1,4 @@
-"""The stand-in answers as a real CrateDB did, wherever one was recorded."""
+"""The CrateDB emulator, against the recorded answers of a real CrateDB."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.cratedb.emulator import CrateStandin, Fault
+from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock
 
 RECORDED = Path(__file__).parent / "data" / "cratedb-recorded.jsonl"
@@ -21,7 +21,7 @@ def recorded() -> list[dict[str, Any]]:
 
 
 class Translation:
-    """From numbers in the recording to the stand-in's."""
+    """From numbers in the recording to the emulator's."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], int] = {}
@@ -48,16 +48,17 @@ def table_of(statement: str) -> str:
     return next((word for word in words if "." in word), "")
 
 
-async def test_every_recorded_answer_is_given_again(standin: CrateStandin, clock: FakeClock) -> None:
+async def test_the_emulator_gives_the_recorded_answers(emulator: CrateEmulator, clock: FakeClock) -> None:
+    """The emulator gives every answer that was recorded from a CrateDB 6.4.3."""
     translation, compared = Translation(), 0
     async with aiohttp.ClientSession() as session:
         for entry in recorded():
             clock.advance(0.001)
-            standin.statements.denied = set(entry.get("denied", ()))
+            emulator.statements.denied = set(entry.get("denied", ()))
             table = table_of(entry["stmt"])
             body: dict[str, Any] = {name: entry[name] for name in ("stmt", "bulk_args") if name in entry}
             body["args"] = translation.arguments(table, entry["stmt"], entry.get("args", []))
-            async with session.post(f"http://{standin.host}/_sql", json=body) as response:
+            async with session.post(f"http://{emulator.host}/_sql", json=body) as response:
                 ours = await response.json()
             if "id" not in entry:
                 assert response.status == 200, (entry, ours)
@@ -76,7 +77,8 @@ async def test_every_recorded_answer_is_given_again(standin: CrateStandin, clock
     assert compared > 300
 
 
-async def test_the_recording_has_every_form_that_idalloc_sends() -> None:
+async def test_the_recording_has_all_kinds_of_statements() -> None:
+    """The recording contains every kind of statement that idalloc sends."""
     forms = {entry["stmt"].split()[0] for entry in recorded() if entry.get("id", "").startswith("idalloc.")}
     assert forms == {"SELECT", "CREATE", "ALTER", "UPDATE", "INSERT", "DELETE", "REFRESH", "DROP"}
 
@@ -93,8 +95,9 @@ async def test_the_recording_has_every_form_that_idalloc_sends() -> None:
         "SELECT max(last_value) FROM doc.sequences",
     ],
 )
-async def test_a_form_that_it_does_not_know_is_no_guess(statement: str) -> None:
-    async with CrateStandin() as crate, aiohttp.ClientSession() as session:
+async def test_an_unknown_statement_fails_the_test(statement: str) -> None:
+    """The emulator answers 500 to a statement form that it does not know, and notes it."""
+    async with CrateEmulator() as crate, aiohttp.ClientSession() as session:
         crate.statements.execute("CREATE TABLE sequences (name TEXT PRIMARY KEY, last_value BIGINT)", [])
         async with session.post(f"http://{crate.host}/_sql", json={"stmt": statement}) as response:
             await response.read()
@@ -102,12 +105,13 @@ async def test_a_form_that_it_does_not_know_is_no_guess(statement: str) -> None:
     assert len(crate.unknown) == 1
 
 
-async def test_faults_come_in_over_http_too(standin: CrateStandin) -> None:
-    async with aiohttp.ClientSession(f"http://{standin.host}") as session:
-        async with session.post("/_standin/faults", json=[{"kind": "error", "status": 500, "code": 5002}]) as response:
+async def test_faults_are_injected_over_http(emulator: CrateEmulator) -> None:
+    """A test in another process injects faults by ``POST /_emulator/faults``."""
+    async with aiohttp.ClientSession(f"http://{emulator.host}") as session:
+        async with session.post("/_emulator/faults", json=[{"kind": "error", "status": 500, "code": 5002}]) as response:
             assert response.status == 200
         for status in (500, 200):
             async with session.post("/_sql", json={"stmt": "SELECT CURRENT_TIMESTAMP"}) as response:
                 assert response.status == status
-    assert standin.requests == [(int(standin.host.rpartition(":")[2]), "SELECT CURRENT_TIMESTAMP")] * 2
+    assert emulator.requests == [(int(emulator.host.rpartition(":")[2]), "SELECT CURRENT_TIMESTAMP")] * 2
     assert Fault("drop").times == 1

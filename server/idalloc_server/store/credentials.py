@@ -1,0 +1,82 @@
+"""The secrets of a store URL: passwords, tokens, the files that hold them, and the TLS context."""
+
+import base64
+import ssl
+from pathlib import Path
+from urllib.parse import unquote
+
+from idalloc_server.domain.errors import StartRefused, shown_path
+
+SECRETS = ("jwt", "jwt_file", "password_file")
+
+
+def has_secret(url: str) -> bool:
+    """Whether a URL, which may be malformed, contains a password or a token."""
+    kind, _, rest = url.partition("://")
+    before_hosts = rest.rpartition("@")[0]
+    return kind != "sqlite" and (":" in before_hosts or "jwt=" in unquote(rest).lower())
+
+
+def authorization(user: str, password: str | None, parameters: dict[str, str]) -> str | None:
+    """Returns the value of the HTTP Authorization header (RFC 7617, RFC 6750), or None for an anonymous client.
+
+    Args:
+        user: The user; empty if the URL has none.
+        password: The password in the URL, or None.
+        parameters: The parameters of the URL; a file of a secret is read once, here.
+
+    Raises:
+        StartRefused: There are two secrets, or the secret cannot be read or used. The message does not contain it.
+    """
+    given = [name for name in SECRETS if name in parameters]
+    if len(given) + (password is not None) > 1:
+        found = f"{', '.join(given)}{' and a password' if password is not None else ''}"
+        raise StartRefused("store", f"give one of a password, password_file, jwt and jwt_file, not {found}")
+    if not given:
+        return _basic(user, password or "") if user or password is not None else None
+    name = given[0]
+    secret = _read_secret(name, parameters[name]) if name.endswith("_file") else parameters[name]
+    if name == "password_file":
+        if not user:
+            raise StartRefused("store", "password_file needs a user: crate://user@host:4200/?password_file=/path")
+        return _basic(user, secret)
+    if not secret.isascii() or not secret.isprintable() or " " in secret:
+        problem = "the parameter jwt is not a token" if name == "jwt" else "the file of jwt_file has no token in it"
+        raise StartRefused("store", f"{problem}: a token is printable ASCII without spaces")
+    return f"Bearer {secret}"
+
+
+def tls_context(parameters: dict[str, str]) -> ssl.SSLContext | None:
+    """Returns the client's TLS context, or None for plain HTTP.
+
+    Raises:
+        StartRefused: The parameters contradict each other, or the file of CA certificates cannot be used.
+    """
+    ca = parameters.get("ca")
+    tls = parameters.get("tls", "false" if ca is None else "true")
+    if tls not in ("true", "false") or (ca is not None and tls == "false"):
+        raise StartRefused("store", "the parameter tls must be true or false, and true if ca is set")
+    if tls == "false":
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # also ssl.SSLError
+        raise StartRefused("store", f"the parameter ca must be a file of certificates in PEM: {ca}: {error}") from error
+
+
+def _basic(user: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+def _read_secret(name: str, path: str) -> str:
+    shown = shown_path(Path(path))
+    try:
+        content = Path(path).read_bytes().decode()
+    except OSError as error:
+        raise StartRefused("store", f"{name}: cannot read {shown}: {error.strerror}") from None
+    except ValueError:
+        raise StartRefused("store", f"{name}: cannot read {shown}: not UTF-8 text, or not a path") from None
+    secret = content.removesuffix("\n").removesuffix("\r")
+    if not secret:
+        raise StartRefused("store", f"{name}: {shown} is empty")
+    return secret

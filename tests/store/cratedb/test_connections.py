@@ -1,0 +1,115 @@
+"""The connections and the credentials of the HTTP transport to CrateDB."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from idalloc_server.domain.errors import StoreFailure, StoreRejected, StoreUnreachable
+from tests.store.cratedb.conftest import ADD, MakeHttp, last_value
+from tests.support.cratedb.emulator import CrateEmulator
+
+
+class Connections:
+    """A server that counts its connections, and answers each request by ``answer``."""
+
+    def __init__(self, answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> None:
+        self.opened = 0
+        self.closed = asyncio.Semaphore(0)
+        self._answer = answer
+
+    @contextlib.asynccontextmanager
+    async def serve(self) -> AsyncIterator[str]:
+        async with await asyncio.start_server(self._serve, "127.0.0.1") as server:
+            yield "{}:{}".format(*server.sockets[0].getsockname())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.opened += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"POST"):
+                    await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+                await self._answer(writer)
+        writer.close()
+        self.closed.release()
+
+
+def answering(status: int, content: bytes) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(content), content))
+
+    return answer
+
+
+class TestConnections:
+    async def test_a_connection_is_reused(self, make_http: MakeHttp) -> None:
+        """P10: successful writes share one connection, which close() closes."""
+        connections = Connections(answering(200, b'{"rows": [[1]]}'))
+        async with connections.serve() as host:
+            http = make_http(host)
+            for _ in range(5):
+                assert await http.write(ADD, 1, "s") == [[1]]
+            assert connections.opened == 1
+            await http.close()
+            await asyncio.wait_for(connections.closed.acquire(), 1)
+
+    @pytest.mark.parametrize("status", [400, 401, 404, 409, 500, 503])
+    async def test_a_connection_is_closed_after_any_error(self, make_http: MakeHttp, status: int) -> None:
+        """P1: after 400 (4004) CrateDB has the statement queued, and would run it with the next one."""
+        connections = Connections(answering(status, b'{"error": {"code": 4004, "message": "no"}}'))
+        async with connections.serve() as host:
+            http = make_http(host)
+            for number in (1, 2, 3):
+                with pytest.raises(StoreFailure):
+                    await http.write(ADD, 1, "s")
+                await asyncio.wait_for(connections.closed.acquire(), 1)
+                assert connections.opened == number
+
+    async def test_cancelling_a_call_closes_its_connection_only(self, make_http: MakeHttp) -> None:
+        """P9: cancelling a write does not disturb concurrent writes."""
+        arrived = asyncio.Semaphore(0)
+        go_on = asyncio.Event()
+
+        async def wait(writer: asyncio.StreamWriter) -> None:
+            arrived.release()
+            await go_on.wait()
+            await answering(200, b'{"rows": [[1]]}')(writer)
+
+        connections = Connections(wait)
+        async with connections.serve() as host:
+            http = make_http(host, timeout=60.0)
+            calls = [asyncio.create_task(http.write(ADD, 1, "s")) for _ in range(2)]
+            for _ in calls:
+                await arrived.acquire()
+            calls[0].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calls[0]
+            go_on.set()
+            assert await calls[1] == [[1]]
+            await asyncio.wait_for(connections.closed.acquire(), 1)
+            assert connections.closed.locked()
+            assert await http.write(ADD, 1, "s") == [[1]]
+            assert connections.opened == 2
+
+    async def test_a_closed_transport_sends_nothing(self, crate: CrateEmulator, make_http: MakeHttp) -> None:
+        """A closed transport raises StoreUnreachable."""
+        http = make_http(crate.host)
+        await http.close()
+        with pytest.raises(StoreUnreachable, match="closed"):
+            await http.write(ADD, 1, "s")
+        assert crate.requests == []
+
+
+class TestCredentials:
+    async def test_the_authorization_header_is_sent(self, crate: CrateEmulator, make_http: MakeHttp) -> None:
+        """A right Authorization header is accepted; a wrong or missing one is rejected with 401."""
+        crate.require_password("alice", "pässword")
+        assert crate.authorization is not None
+        assert await make_http(crate.host, authorization=crate.authorization).write(ADD, 1, "s") == [[1]]
+        for wrong in (None, "Bearer x"):
+            with pytest.raises(StoreRejected, match="password authentication failed") as caught:
+                await make_http(crate.host, authorization=wrong).write(ADD, 1, "s")
+            assert (caught.value.code, caught.value.http_status) == (None, 401)
+        assert last_value(crate) == 1

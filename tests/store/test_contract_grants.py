@@ -1,0 +1,246 @@
+"""The contract of every store: grants of ids."""
+
+import asyncio
+
+import pytest
+
+from idalloc_server.domain.errors import SequenceInvalid
+from idalloc_server.domain.records import GrantFloor
+from idalloc_server.domain.sequences.model import MAX_ID, Sequence
+from idalloc_server.domain.store import Store
+from tests.support.store_backends import COLUMNS, Opener
+from tests.support.store_rows import MIN_BIGINT, grant, ids_of, new_row
+
+
+class TestGrant:
+    async def test_the_first_id_is_the_start(self, store: Store) -> None:
+        """The first grant begins at ``start``, and the next grant continues after it."""
+        await store.create(new_row("orders"))
+        first = await grant(store, "orders", 3)
+        second = await grant(store, "orders", 2)
+        assert list(ids_of(first)) == [1, 2, 3]
+        assert list(ids_of(second)) == [4, 5]
+        assert (first.granted, first.step, first.generation) == (3, 1, 1)
+        assert second.remaining == MAX_ID - 5
+
+    async def test_a_grant_of_a_missing_sequence_is_none(self, store: Store) -> None:
+        """The store never creates a sequence by a grant."""
+        assert await store.grant("missing", 1, 1000) is None
+
+    async def test_names_that_differ_in_one_character_are_different(self, store: Store) -> None:
+        """Names are compared byte by byte, up to 255 characters, and never interpreted as SQL."""
+        names = ["a", "A", "a ", "ä", "a" * 255, "a" * 254 + "b", "'; DROP TABLE sequences", '"', "$1 ?", "日本"]
+        for name in names:
+            await store.create(new_row(name))
+        for count, name in enumerate(names, start=1):
+            assert (await grant(store, name, count)).last_value == count
+
+    @pytest.mark.parametrize(
+        ("sequence", "ids"),
+        [
+            (Sequence(max_value=5), [1, 2, 3, 4, 5]),
+            (Sequence(step=3, max_value=12), [1, 4, 7, 10]),
+            (Sequence(start=10, step=-1, max_value=10), [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]),
+            (Sequence(start=10, step=-4, max_value=10), [10, 6, 2]),
+            (Sequence(start=-3, min_value=-3, max_value=2), [-3, -2, -1, 0, 1, 2]),
+            (Sequence(start=2, step=-1, min_value=-2, max_value=2), [2, 1, 0, -1, -2]),
+            (Sequence(start=MAX_ID - 2), [MAX_ID - 2, MAX_ID - 1, MAX_ID]),
+            (Sequence(start=MAX_ID), [MAX_ID]),
+            (
+                Sequence(start=MIN_BIGINT + 3, step=-2, min_value=MIN_BIGINT, max_value=0),
+                [MIN_BIGINT + 3, MIN_BIGINT + 1],
+            ),
+            (Sequence(start=1, step=2**62, max_value=MAX_ID), [1, 2**62 + 1]),
+        ],
+        ids=str,
+    )
+    async def test_the_last_ids_before_the_bound_are_granted_exactly(
+        self, store: Store, sequence: Sequence, ids: list[int]
+    ) -> None:
+        """P1: a sequence grants all ids up to its bound, and none past it."""
+        await store.create(new_row("s", sequence))
+        some = await grant(store, "s", len(ids) - 1)
+        assert (list(ids_of(some)), some.remaining) == (ids[:-1], 1)
+        too_many = await grant(store, "s", 2)
+        assert (too_many.granted, too_many.remaining, too_many.last_value) == (0, 1, some.last_value)
+        rest = await grant(store, "s", 1)
+        assert (list(ids_of(rest)), rest.granted, rest.remaining) == (ids[-1:], 1, 0)
+        none = await grant(store, "s", 1)
+        assert (none.granted, none.remaining, none.last_value) == (0, 0, ids[-1])
+
+    async def test_one_grant_can_take_all_ids(self, store: Store) -> None:
+        """One grant may take all 2^63 - 2 ids; a larger one grants nothing and moves nothing."""
+        await store.create(new_row("s"))
+        too_many = await grant(store, "s", 2**70)
+        assert (too_many.last_value, too_many.granted, too_many.remaining) == (0, 0, MAX_ID)
+        everything = await grant(store, "s", MAX_ID)
+        assert (everything.last_value, everything.granted, everything.remaining) == (MAX_ID, MAX_ID, 0)
+
+    @pytest.mark.parametrize(
+        ("row", "seen"),
+        [
+            ({"last_value": 10}, GrantFloor(least=11)),
+            ({"last_value": 10, "generation": 3}, GrantFloor(3, least=11)),
+            ({"last_value": 10, "generation": 2}, GrantFloor(3, least=10)),
+            ({"last_value": 10}, GrantFloor(2, least=5)),
+            ({"last_value": 10, "step": -1}, GrantFloor(most=9)),
+            ({"last_value": MIN_BIGINT}, GrantFloor(least=MIN_BIGINT + 1)),
+            ({"last_value": MAX_ID, "step": -1}, GrantFloor(most=MAX_ID - 1)),
+        ],
+        ids=str,
+    )
+    async def test_a_counter_below_the_floor_grants_nothing(
+        self, store: Store, opener: Opener, row: dict[str, int], seen: GrantFloor
+    ) -> None:
+        """P3: a counter or generation behind what the node saw grants nothing and is not moved."""
+        await opener.put("s", **row)
+        for wanted in (0, 1, 1_000):
+            none = await store.grant("s", wanted, 1000, seen)
+            assert none is not None
+            assert (none.last_value, none.granted) == (row["last_value"], 0)
+
+    @pytest.mark.parametrize(
+        ("row", "seen"),
+        [
+            ({"last_value": 10}, GrantFloor(0, least=10)),
+            ({"last_value": 10, "generation": 3}, GrantFloor(3, least=9)),
+            ({"last_value": 10, "generation": 4}, GrantFloor(3, least=MIN_BIGINT)),
+            ({"last_value": 10, "step": -1}, GrantFloor(most=10)),
+        ],
+        ids=str,
+    )
+    async def test_a_counter_at_or_past_the_floor_is_granted(
+        self, store: Store, opener: Opener, row: dict[str, int], seen: GrantFloor
+    ) -> None:
+        """P3: a counter at or past what the node saw, in its generation or a later one, is granted."""
+        await opener.put("s", **row)
+        some = await store.grant("s", 2, 1000, seen)
+        assert some is not None
+        assert some.granted == 2
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            {"last_value": 100, "max_value": 10},
+            {"last_value": 11, "max_value": 10},
+            {"last_value": MAX_ID, "max_value": MIN_BIGINT},
+            {"last_value": -5, "step": -1, "min_value": 1},
+            {"last_value": MIN_BIGINT, "step": -1, "min_value": MAX_ID},
+            {"last_value": 0, "step": -1},
+            {"last_value": 8, "max_value": 10, "step": 3},
+            {"last_value": 3, "min_value": 1, "step": -3},
+            {"last_value": MAX_ID},
+            {"last_value": MIN_BIGINT, "step": -1, "min_value": MIN_BIGINT},
+        ],
+        ids=str,
+    )
+    async def test_a_counter_at_or_past_its_bound_is_not_moved(
+        self, store: Store, opener: Opener, row: dict[str, int]
+    ) -> None:
+        """P2: a grant past the bound grants nothing and moves nothing, also with an adopted row past its bound."""
+        await opener.put("s", **row)
+        for wanted in (0, 1, MAX_ID):
+            none = await grant(store, "s", wanted)
+            assert (none.last_value, none.granted, none.remaining) == (row["last_value"], 0, 0)
+
+    @pytest.mark.parametrize(
+        ("row", "wanted", "last_value"),
+        [
+            ({"last_value": 0}, 7, 7),
+            ({"last_value": -1}, 7, 6),
+            ({"last_value": -1}, MAX_ID, MAX_ID - 1),
+            ({"last_value": MIN_BIGINT}, 7, MIN_BIGINT + 7),
+            ({"last_value": MIN_BIGINT}, MAX_ID, -1),
+            ({"last_value": MIN_BIGINT, "max_value": MIN_BIGINT + 3}, 3, MIN_BIGINT + 3),
+            ({"last_value": MIN_BIGINT, "max_value": 100, "step": MAX_ID}, 1, -1),
+            ({"last_value": 5, "max_value": 2**53 + 11, "step": 1}, 2**53 + 6, 2**53 + 11),
+            ({"last_value": 100, "step": -1}, 99, 1),
+            ({"last_value": MAX_ID, "step": -1}, MAX_ID - 1, 1),
+            ({"last_value": MAX_ID, "step": -1, "min_value": MIN_BIGINT}, 7, MAX_ID - 7),
+            ({"last_value": MAX_ID, "step": -1, "min_value": MIN_BIGINT}, MAX_ID, 0),
+            ({"last_value": -1, "step": -1, "min_value": MIN_BIGINT}, MAX_ID, MIN_BIGINT),
+            ({"last_value": 0, "step": MIN_BIGINT, "min_value": MIN_BIGINT}, 1, MIN_BIGINT),
+            ({"last_value": 3, "step": -(2**53) - 1, "min_value": MIN_BIGINT}, 1023, 3 - 1023 * (2**53 + 1)),
+        ],
+        ids=str,
+    )
+    async def test_null_settings_and_edge_values_are_exact(
+        self, store: Store, opener: Opener, row: dict[str, int], wanted: int, last_value: int
+    ) -> None:
+        """P1: NULL settings have their defaults, and arithmetic at the ends of 64 bits is exact."""
+        await opener.put("s", **row)
+        step = row.get("step", 1)
+        granted = await grant(store, "s", wanted)
+        assert (granted.last_value, granted.step, granted.generation) == (last_value, step, 1)
+        assert granted.granted == (last_value - row["last_value"]) // step
+        end = row.get("max_value", MAX_ID) if step > 0 else row.get("min_value", 1)
+        assert granted.remaining == (end - last_value) // step
+        if granted.remaining < MAX_ID:
+            more = await grant(store, "s", granted.remaining + 1)
+            assert (more.granted, more.last_value, more.remaining) == (0, last_value, granted.remaining)
+
+    @pytest.mark.parametrize("row", [{"last_value": None}, {"last_value": 5, "step": 0}], ids=str)
+    async def test_a_corrupt_row_is_refused_and_not_changed(
+        self, store: Store, opener: Opener, row: dict[str, int | None]
+    ) -> None:
+        """A row without last_value, or with a step of 0, raises SequenceInvalid and stays as it is."""
+        await opener.put("s", **row)
+        with pytest.raises(SequenceInvalid, match="'s' cannot be used"):
+            await store.grant("s", 5, 1000)
+        found = await opener.row("s")
+        assert found is not None
+        assert found["last_value"] == row["last_value"]
+
+    async def test_concurrent_grants_never_overlap(self, store: Store, opener: Opener) -> None:
+        """P1: concurrent grants of two processes have no id in common, and leave none out."""
+        other = await opener.open()
+        await store.create(new_row("s", Sequence(step=7)))
+        grants = await asyncio.gather(*((store, other)[n % 2].grant("s", n + 1, 1000) for n in range(50)))
+        ids = [each for granted in grants for each in ids_of(granted)]
+        assert len(ids) == sum(range(51))
+        assert sorted(ids) == list(range(1, 1 + 7 * len(ids), 7))
+
+    async def test_concurrent_grants_at_the_bound_share_the_rest(self, store: Store) -> None:
+        """P1: concurrent grants near the bound never exceed it."""
+        await store.create(new_row("s", Sequence(max_value=100)))
+        grants = await asyncio.gather(*(store.grant("s", 7, 1000) for _ in range(30)))
+        assert sorted(each for granted in grants for each in ids_of(granted)) == list(range(1, 99))
+        assert list(ids_of(await grant(store, "s", 2))) == [99, 100]
+
+    async def test_a_renewal_returns_the_generation(self, store: Store, opener: Opener) -> None:
+        """P4: a grant of 0 ids returns the generation and moves nothing."""
+        await opener.put("s", last_value=41, generation=7)
+        renewed = await grant(store, "s", 0)
+        assert (renewed.last_value, renewed.granted, renewed.generation) == (41, 0, 7)
+        assert renewed.remaining == MAX_ID - 41
+        assert list(ids_of(await store.grant("s", 1, 1000))) == [42]
+
+    async def test_the_row_keeps_the_longest_lease_time(self, store: Store, opener: Opener) -> None:
+        """P5: lease_ms is the longest lease time of all grants."""
+        await store.create(new_row("s"))
+        for lease_ms, longest in ((5000, 5000), (180_000, 180_000), (60_000, 180_000)):
+            await store.grant("s", 0, lease_ms)
+            found = await opener.row("s")
+            assert found is not None
+            assert found["lease_ms"] == longest
+
+
+class TestCreate:
+    async def test_a_new_row_has_the_settings(self, store: Store, opener: Opener) -> None:
+        """A new row has its settings in columns, and its counter one step before the start."""
+        await store.create(new_row("s", Sequence(start=-10, step=5, min_value=-10, max_value=1000)))
+        assert await opener.row("s") == dict(zip(COLUMNS, (-15, 5, -10, 1000, 1, 0), strict=True))
+
+    async def test_an_existing_sequence_is_not_changed(self, store: Store) -> None:
+        """P2: create leaves the counter and the settings of an existing sequence alone."""
+        await store.create(new_row("s"))
+        await store.grant("s", 10, 1000)
+        await store.create(new_row("s", Sequence(start=1000, step=-1)))
+        assert list(ids_of(await store.grant("s", 2, 1000))) == [11, 12]
+
+    async def test_concurrent_creates_make_one_row(self, store: Store, opener: Opener) -> None:
+        """P1: concurrent creates by several processes make one counter."""
+        other = await opener.open()
+        await asyncio.gather(*((store, other)[n % 2].create(new_row("s")) for n in range(20)))
+        grants = await asyncio.gather(*(store.grant("s", 1, 1000) for _ in range(20)))
+        assert sorted(each for granted in grants for each in ids_of(granted)) == list(range(1, 21))
