@@ -1,8 +1,8 @@
-"""Identifiers that are unique for ever: the client of an idalloc server.
+"""Client of idalloc, a server that allocates unique ids.
 
     with idalloc.Client("127.0.0.1:50051") as client:
         client.allocate_range("orders", 100)   # range(1, 101)
-        for i in client.ids("orders"): ...     # without end, at the speed of memory
+        for i in client.ids("orders"): ...     # endless; most ids cost no call
         client.doc_ids(3)                      # ["0000674b2a…", …]
         client.sequences.create("invoices", format="INV-{year}-{value:06d}", reset="yearly")
         client.allocate_texts("invoices", 2)   # ["INV-2026-000001", "INV-2026-000002"]
@@ -79,15 +79,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # On demand: `idalloc health` starts often and needs none of it, and a server imports `idalloc.v1` alone.
+    # Imported on first use, because `idalloc health` needs none of it, and the server only `idalloc.v1`.
     if name == "__version__":
         return version("idalloc")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "aio":
         return import_module("idalloc.aio")
-    home = {"Client": "idalloc._sync.client", "Ids": "idalloc._sync.ids"}.get(name, "idalloc._core.errors")
-    return getattr(import_module(home), name)
+    module = {"Client": "idalloc._sync.client", "Ids": "idalloc._sync.ids"}.get(name, "idalloc._core.errors")
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -57,7 +57,7 @@ class Taker:
         """Has much at hand, an open stream, and a range that was asked for ahead."""
         self._write(list(islice(self._loop, WARM)))
         self.take()
-        while self._ids._coming is None:
+        while self._ids._prefetch is None:
             self._write([next(self._loop)])
 
     def take(self, turns: int = 1) -> None:

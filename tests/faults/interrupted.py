@@ -92,7 +92,7 @@ def main(target: str, log: str, signals: int, seed: int) -> None:
     client = idalloc.Client(target or "memory:1", timeout=10, log=log)
     if not target:
         memory = InMemory()
-        pool.LARGEST = 16  # so that ranges change hands often
+        pool.MAX_RANGE_SIZE = 16  # so that ranges change hands often
         client._connection._open_stubs = lambda: memory  # type: ignore[assignment,return-value]
     ids = client.ids("orders")
     taken: list[int] = []

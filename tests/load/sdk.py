@@ -62,7 +62,7 @@ def shared_calls(address: str, *, shared: bool) -> Callable[[float], Turn]:
         async with idalloc.aio.Client(address, timeout=30) as client:
 
             async def alone(sequence: str) -> range:
-                return await client._range(range_request(sequence, 1))
+                return await client._allocate_range(range_request(sequence, 1))
 
             take: Callable[[str], Awaitable[range]] = client.allocate_range if shared else alone
 

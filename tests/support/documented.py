@@ -217,7 +217,7 @@ def of_documents() -> Claims:
             f"at most {number(transport.MAX_BLOCKED_WRITES)} of them",
             f"a request with more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
             f"A host that shows {rejected_callers.BURST} wrong tokens at once",
-            f"up to {resumption.LONGEST_WAIT:g} s at a time",
+            f"up to {resumption.MAX_RETRY_AFTER:g} s at a time",
             f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
             f"Each reason has up to {metrics.MAX_CAUSES} causes a second",
         ],
@@ -249,6 +249,6 @@ def copies() -> list[tuple[float, float]]:
         *of_terms,
         (retention.OLD_WINDOW, default("request_id_window")),
         (authorize.DEFAULT_CHUNK, id_allocator.DEFAULT_CHUNK),
-        (requests.MOST_UUIDS, id_allocator.MAX_TEXTS_PER_MESSAGE),
-        (pool.LARGEST, default("max_ids_per_call")),
+        (requests.MAX_UUIDS_PER_CALL, id_allocator.MAX_TEXTS_PER_MESSAGE),
+        (pool.MAX_RANGE_SIZE, default("max_ids_per_call")),
     ]

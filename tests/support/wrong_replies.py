@@ -246,7 +246,7 @@ LIES = [
     ),
     _range("the id 2^63-1", lambda n: reply(ids(INT64 - (n - 1), n)), "_id is 9223372036854775807"),
     _range("the id 2^63-1 at first", lambda n: reply(ids(INT64, n, -1)), "range.first_id is 9223372036854775807"),
-    _range("bytes of no message", lambda _: b"\x0a\xff\xff\xff\xff\x07", "cannot be read"),
+    _range("bytes of no message", lambda _: b"\x0a\xff\xff\xff\xff\x07", "cannot be parsed"),
     _range("a period of no calendar", lambda n: reply(ids(1, n), period="2026\n7"), r"period is '2026\\n7'"),
     _within("a negative ttl", "ttl is -1 s", seconds=-1),
     _within("a ttl of 10,000 years", "ttl is 315576000000 s", seconds=YEARS_10000),
@@ -277,11 +277,11 @@ LIES = [
     _stream(
         "step 0 in the second chunk", lambda r: [chunk(ids(1, 5)), chunk(ids(6, 5, step=0))], "step is 0", honest=5
     ),
-    _stream("bytes of no message in a stream", lambda _: [b"\x0a\xff\xff\xff\xff\x07"], "cannot be read"),
+    _stream("bytes of no message in a stream", lambda _: [b"\x0a\xff\xff\xff\xff\x07"], "cannot be parsed"),
     _stream("an end before the total", lambda r: [chunk(ids(1, 5))], "ended with 5 of 10 ids missing", honest=5),
     _stream("an end without a message", lambda r: [], "ended with 10 of 10 ids missing"),
     _stream(
-        "a message after the total", lambda r: [*chunks(r), chunk(ids(100, 5))], "goes on after its 10 ids", honest=10
+        "a message after the total", lambda r: [*chunks(r), chunk(ids(100, 5))], "continues after its 10 ids", honest=10
     ),
     _stream(
         "a negative ttl in a stream",

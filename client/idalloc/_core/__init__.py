@@ -1,1 +1,1 @@
-"""What both clients share; does no I/O."""
+"""The core that both clients share: requests, replies, pools and errors. It does no I/O."""

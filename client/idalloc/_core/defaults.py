@@ -1,4 +1,4 @@
-"""What is taken where nothing is said."""
+"""Default target and timeout of the clients."""
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT = 5.0

@@ -1,9 +1,8 @@
-"""Numbers that the child of any fork reads as 0.0, also of a fork that bypasses Python, as uWSGI's.
+"""Detection of forks, including forks that bypass Python, such as uWSGI's.
 
-``os.register_at_fork`` works for ``os.fork`` only. Linux (4.14 and newer) wipes a page of memory in the child of every
-fork if ``madvise`` asked for that, so these numbers lie in such a page and are read anew each time. Elsewhere each
-reading asks for the process id, which makes it about three times as slow, and takes a child for its parent where both
-have one id, as may happen between two PID namespaces.
+``os.register_at_fork`` sees ``os.fork`` only. On Linux 4.14 and later, the values here are read from a page of memory
+that the kernel zeroes in the child of every fork (``MADV_WIPEONFORK``). On other systems, each read compares process
+ids. That is about three times slower, and misses a fork into another PID namespace in which the child has the same id.
 """
 
 import errno
@@ -15,39 +14,42 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import chain, repeat
 
-# Of linux/mman.h; the module mmap has no name for it.
+# From linux/mman.h; the module mmap does not define it.
 _MADV_WIPEONFORK = 18
-# Each id is one reading, and the readings go through the page: the larger it is, the rarer they start over.
-_BYTES = 4096
+# Readers iterate over the page and then start over; a larger page makes that rarer.
+_PAGE_BYTES = 4096
 
 
 def wiped_on_fork(value: float) -> Iterator[float]:
-    """Gives the number without end, in C, and 0.0 in the child of any fork. Threads may share it."""
+    """Return an endless iterator that yields the value, and 0.0 in the child of any fork.
+
+    It runs in C. Threads may share it.
+    """
     if not hasattr(os, "fork"):
         return repeat(value)
     if not _kernel_wipes():
         return _by_process_id(value)
     try:
-        page = _page()
+        page = _map_page()
     except OSError as error:
-        if error.errno not in (errno.ENOMEM, errno.EAGAIN, errno.EPERM):  # the error of a signal's handler
+        if error.errno not in (errno.ENOMEM, errno.EAGAIN, errno.EPERM):  # raised by a signal handler
             raise
-        return _by_process_id(value)  # this process may have no more pages
+        return _by_process_id(value)  # the process has reached its limit of mappings
     view = memoryview(page).cast("d")
     view[:] = array("d", [value]) * len(view)
     return chain.from_iterable(repeat(view))
 
 
-def this_process() -> Iterator[float]:
-    """Returns a mark of this process: it gives 1.0 without end, and 0.0 in the child of any fork."""
-    global _mark
-    if not next(_mark):
-        _mark = wiped_on_fork(1.0)
-    return _mark
+def process_marker() -> Iterator[float]:
+    """Return the marker of this process: an endless iterator of 1.0, and of 0.0 in the child of any fork."""
+    global _marker
+    if not next(_marker):
+        _marker = wiped_on_fork(1.0)
+    return _marker
 
 
-def _page() -> mmap.mmap:
-    page = mmap.mmap(-1, _BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _map_page() -> mmap.mmap:
+    page = mmap.mmap(-1, _PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.madvise(_MADV_WIPEONFORK)
     return page
 
@@ -61,14 +63,14 @@ def _kernel_wipes() -> bool:
     if sys.platform != "linux":
         return False
     try:
-        page = _page()
+        page = _map_page()
     except OSError:
         return False
     try:
         page.madvise(-1)
     except OSError:
         return True
-    return False  # an emulator that accepts any advice, and follows none
+    return False  # an emulator that accepts any advice and ignores it
 
 
-_mark = wiped_on_fork(1.0)
+_marker = wiped_on_fork(1.0)

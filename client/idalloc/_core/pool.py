@@ -1,4 +1,4 @@
-"""What both kinds of ``ids()`` share: the ids at hand, until when they may be used, and how many to ask for next."""
+"""The pool of prefetched ids behind ``ids()`` of both clients."""
 
 import random
 import time
@@ -9,195 +9,197 @@ from itertools import compress, repeat
 from operator import gt, length_hint
 from typing import NamedTuple
 
+from idalloc._core.conversions import to_range
 from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidRequest, QuotaExceeded, SequenceExhausted
-from idalloc._core.fork import this_process, wiped_on_fork
-from idalloc._core.requests import range_request, to_range
+from idalloc._core.fork import process_marker, wiped_on_fork
+from idalloc._core.requests import range_request
 from idalloc.v1 import id_allocator_pb2 as pb
 
-# A range that lasts less than this many seconds is followed by one twice as large.
-SHORT = 1.0
-# The largest range that is ever asked for: a server's limit, unless it was set otherwise.
-LARGEST = 1_000_000
-# So many ranges in a row may arrive too late to be used before that is an error.
-MAX_LATE = 3
-# Where a quota is used up, more is asked for after so many seconds at the earliest.
-SHORTEST_PAUSE = 0.01
+# A range that is used up in fewer seconds is followed by one twice as large.
+MIN_RANGE_SECONDS = 1.0
+# The largest range that the pool requests: the default of the server's limit max_ids_per_call.
+MAX_RANGE_SIZE = 1_000_000
+# The number of consecutive ranges that may have expired on arrival before that is an error.
+MAX_LATE_RANGES = 3
+# The shortest wait, in seconds, after a quota is exceeded.
+MIN_RETRY_DELAY = 0.01
 
 
 def boot_clock() -> Iterator[float]:
-    """Gives the time, in seconds, without end: on a clock that no one sets and that goes on while the machine sleeps.
+    """Return an endless iterator of the time in seconds, on a clock that cannot be set and that counts suspended time.
 
-    An iterator, so that a reading for every id can be had without running any Python code for it.
+    An iterator, because it can be read for every id without running Python code.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return map(time.clock_gettime, repeat(time.CLOCK_BOOTTIME))
-    if hasattr(time, "CLOCK_MONOTONIC"):  # macOS: unlike time.monotonic() it counts sleep
+    if hasattr(time, "CLOCK_MONOTONIC"):  # macOS: counts sleep, unlike time.monotonic()
         return map(time.clock_gettime, repeat(time.CLOCK_MONOTONIC))
     return iter(time.monotonic, None)  # Windows: counts sleep
 
 
-class Asked(NamedTuple):
-    """A request, the moment before it was sent, and the mark of the process that sends it."""
+class PoolRequest(NamedTuple):
+    """A request for a range, the time before it was sent, and the marker of the process that sends it."""
 
-    request: pb.AllocateRangeRequest
-    at: float
+    message: pb.AllocateRangeRequest
+    sent_at: float
     process: Iterator[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Ids that are used one after the other.
+class RangePart:
+    """A part of a range.
 
     Attributes:
-        ids: Gives them as long as they may be used. It reads the clock and ``until`` for each id, in C, and drops an
-            id that is too old, or the parent's in the child of a fork. Several threads may take from it.
-        numbers: What ``ids`` takes from.
-        until: Gives their deadline; 0.0 in the child of a fork. All pieces of a range share it.
+        ids: Yields the ids until they expire. For each id it compares the clock with ``deadline``, in C, and discards
+            an id that has expired, or that belongs to the parent of a forked process. Threads may share it.
+        unchecked: The iterator that ``ids`` takes from.
+        deadline: Yields the time when the ids expire; 0.0 in the child of a fork. All parts of a range share it.
     """
 
     ids: Iterator[int]
-    numbers: Iterator[int]
-    until: Iterator[float]
+    unchecked: Iterator[int]
+    deadline: Iterator[float]
 
 
-_NOTHING = Piece(iter(()), iter(()), repeat(float("inf")))
+_EMPTY = RangePart(iter(()), iter(()), repeat(float("inf")))
 
 
 class Pool:
-    """The ids that one ``ids()`` has at hand. Does no I/O and has no lock.
+    """The prefetched ids of one ``ids()``. It does no I/O and has no lock.
 
-    A range is used in two halves; at the second one, the next range is to be asked for. So what a slow caller has in
-    stock stays small, and a quick one does not wait.
+    A range is used in two halves. When the second half begins, the client prefetches the next range. So a slow caller
+    holds few ids, and a fast caller does not wait.
 
-    A handler of a signal may raise an exception in any method. Then ids can be lost, but none is given twice: a range
-    comes in by one ``extend``, a piece leaves by one ``popleft``, and is put to use by one assignment.
+    A signal handler may raise in any method. Then ids can be lost, but none is returned twice: one ``extend`` adds a
+    range, one ``popleft`` removes a part, and one assignment makes it current.
 
     Attributes:
-        piece: The piece in use. Its ``ids`` end when it is used up or too old; ``advance`` replaces it.
+        current: The part in use. Its ``ids`` end when they are used up or expired; ``advance`` replaces it.
     """
 
     def __init__(self, sequence: str, clock: Iterator[float] | None = None) -> None:
-        self.piece = _NOTHING
+        self.current = _EMPTY
         self._sequence = sequence
         self._clock = boot_clock() if clock is None else clock
-        self._ahead: deque[Piece] = deque()
-        self._started = 0.0  # when the range in use was first taken from
+        self._parts: deque[RangePart] = deque()
+        self._started = 0.0  # when the first id of the current range was taken
         self._size = 1
-        self._largest = LARGEST
-        self._in_demand = True  # whether ranges are used up before they are too old
-        self._late = 0
+        self._max_size = MAX_RANGE_SIZE
+        self._in_demand = True  # whether ranges are used up before they expire
+        self._late_ranges = 0
 
     def advance(self) -> bool:
-        """Puts the next piece at hand to use. Returns False if there is none, or it is too old.
+        """Make the next part current. Return False if none is left, or all have expired.
 
         Raises:
-            DeadlineExceeded: Range after range was already too old when it came.
+            DeadlineExceeded: Several ranges in a row had expired on arrival.
         """
-        used = self.piece
-        if length_hint(used.numbers):  # another caller was quicker
+        used = self.current
+        if length_hint(used.unchecked):  # another caller has advanced
             return True
         now = next(self._clock)
-        if now >= next(used.until):
-            self._slow_down()
-        elif self._started and not self._ahead:
+        if now >= next(used.deadline):
+            self._reduce_demand()
+        elif self._started and not self._parts:
             self._in_demand = True
-        self.piece = _NOTHING
-        while self._ahead:
-            piece = self._ahead.popleft()
-            begins = piece.until is not used.until
-            if now < next(piece.until):
-                if begins:
-                    self._started, self._late = now, 0
-                self.piece = piece
+        self.current = _EMPTY
+        while self._parts:
+            part = self._parts.popleft()
+            is_new_range = part.deadline is not used.deadline
+            if now < next(part.deadline):
+                if is_new_range:
+                    self._started, self._late_ranges = now, 0
+                self.current = part
                 return True
-            if begins:
-                self._came_late()
+            if is_new_range:
+                self._drop_late_range()
         self._started = 0.0
         return False
 
-    def wants_more(self) -> bool:
-        """Whether the next range is to be asked for while the present one is used."""
-        return self._in_demand and not self._ahead
+    def should_prefetch(self) -> bool:
+        """Return whether to request the next range while the current one is used."""
+        return self._in_demand and not self._parts
 
-    def ask(self) -> Asked:
-        """Makes the request for the next range. It is to be sent at once."""
+    def next_request(self) -> PoolRequest:
+        """Return the request for the next range, to be sent at once."""
         now = next(self._clock)
-        if self._started and now - self._started < SHORT / 2:
+        if self._started and now - self._started < MIN_RANGE_SECONDS / 2:
             self._size *= 2
-        self._size = min(self._size, self._largest)
-        return Asked(range_request(self._sequence, self._size), now, this_process())
+        self._size = min(self._size, self._max_size)
+        return PoolRequest(range_request(self._sequence, self._size), now, process_marker())
 
-    def accept(self, asked: Asked, response: pb.AllocateRangeResponse) -> None:
-        """Takes the range that was asked for in. One that the parent of this process asked for is dropped.
+    def add(self, request: PoolRequest, response: pb.AllocateRangeResponse) -> None:
+        """Add the requested range, unless the parent of this process requested it.
 
         Raises:
-            InvalidRequest: The sequence starts over in each period.
+            InvalidRequest: The sequence has a reset.
         """
         if response.period:
             raise InvalidRequest(
-                f"sequence {self._sequence!r} starts over in each period, so its numbers alone come again: "
-                "use allocate_texts",
+                f"sequence {self._sequence!r} restarts in each period, so its numbers repeat: use allocate_texts",
                 metadata={"field": "sequence"},
             )
         ids = to_range(response)
         half = len(ids) // 2
-        until = wiped_on_fork(asked.at + response.ttl.ToTimedelta().total_seconds())
-        pieces = [self._piece(part, until) for part in (ids[:half], ids[half:]) if part]
-        if next(asked.process):  # looked at last: a fork after it wipes `until`
-            self._ahead.extend(pieces)
+        deadline = wiped_on_fork(request.sent_at + response.ttl.ToTimedelta().total_seconds())
+        parts = [self._part(part, deadline) for part in (ids[:half], ids[half:]) if part]
+        if next(request.process):  # checked last: a later fork wipes `deadline`
+            self._parts.extend(parts)
 
-    def refused(self, error: IdallocError) -> bool:
-        """Learns from an error how much to ask for. Returns whether that is less than was asked for."""
+    def adapt_size(self, error: IdallocError) -> bool:
+        """Adapt the size of the next range to an error. Return whether a smaller range may succeed at once."""
         if isinstance(error, SequenceExhausted) and 0 < error.largest_range < self._size:
             self._size = error.largest_range
             return True
         if isinstance(error, InvalidRequest) and error.field == "id_count" and self._size > 1:
-            self._size = self._largest = self._size // 2
+            self._size = self._max_size = self._size // 2
             return True
-        if isinstance(error, QuotaExceeded) and (error.retry_after or 0.0) > SHORT / 2:
-            # The server lets a call take more than there is, and then refuses all until that is made up for: smaller
-            # ranges make for shorter waits.
+        if isinstance(error, QuotaExceeded) and (error.retry_after or 0.0) > MIN_RANGE_SECONDS / 2:
+            # A call may overdraw the quota, and the server rejects all calls until it is refilled: smaller ranges make
+            # for shorter waits.
             self._size = max(1, self._size // 2)
         return False
 
-    def pause(self, error: IdallocError, deadline: float) -> float:
-        """Says how many seconds to wait after an error before more is asked for.
+    def retry_delay(self, error: IdallocError, deadline: float) -> float:
+        """Return how many seconds to wait before the next request.
 
         Args:
-            error: The error.
-            deadline: Until when whoever wants an id waits, on ``time.monotonic()``.
+            error: The error of the last request.
+            deadline: When the caller's timeout ends, on ``time.monotonic()``.
 
         Raises:
-            IdallocError: The error itself, where it is none of a quota's, or the wait would be too long.
+            IdallocError: The error itself, if it is not ``QuotaExceeded`` or the wait would pass the deadline.
         """
         if not isinstance(error, QuotaExceeded) or error.retry_after is None:
             raise error
-        # A little longer, so that what waits for one quota does not all come back at one moment.
-        pause = max(SHORTEST_PAUSE, error.retry_after) * random.uniform(1.0, 1.2)  # noqa: S311
-        if time.monotonic() + pause >= deadline:
+        # Jitter, so that clients that wait for the same quota do not retry at the same moment.
+        delay = max(MIN_RETRY_DELAY, error.retry_after) * random.uniform(1.0, 1.2)  # noqa: S311
+        if time.monotonic() + delay >= deadline:
             raise error
-        return pause
+        return delay
 
-    def drop(self) -> None:
-        """Drops all that is at hand; also iterators that were taken from ``piece`` before end."""
-        self._ahead.clear()
-        deque(self.piece.numbers, maxlen=0)
+    def clear(self) -> None:
+        """Discard all ids, also those of iterators that were taken from ``current`` before."""
+        self._parts.clear()
+        deque(self.current.unchecked, maxlen=0)
         self._started = 0.0
         self._size = 1
 
-    def _piece(self, ids: range, until: Iterator[float]) -> Piece:
-        numbers = iter(ids)
-        return Piece(compress(numbers, map(gt, until, self._clock)), numbers, until)
+    def _part(self, ids: range, deadline: Iterator[float]) -> RangePart:
+        unchecked = iter(ids)
+        return RangePart(compress(unchecked, map(gt, deadline, self._clock)), unchecked, deadline)
 
-    def _slow_down(self) -> None:
-        """A range grew too old before it was used up."""
+    def _reduce_demand(self) -> None:
+        """Stop prefetching and halve the size, because a range expired before it was used up."""
         self._in_demand = False
         self._size = max(1, self._size // 2)
 
-    def _came_late(self) -> None:
-        self._ahead.clear()
-        self._slow_down()
-        self._late += 1
-        if self._late >= MAX_LATE:
-            self._late = 0
-            raise DeadlineExceeded(f"ranges of sequence {self._sequence!r} come later than they may be used")
+    def _drop_late_range(self) -> None:
+        self._parts.clear()
+        self._reduce_demand()
+        self._late_ranges += 1
+        if self._late_ranges >= MAX_LATE_RANGES:
+            self._late_ranges = 0
+            raise DeadlineExceeded(
+                f"{MAX_LATE_RANGES} ranges of sequence {self._sequence!r} in a row had expired on arrival"
+            )

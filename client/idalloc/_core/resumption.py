@@ -1,4 +1,4 @@
-"""What a stream remembers, so that it can go on where it broke."""
+"""Resumption of broken streams: when to request the missing ids again."""
 
 import random
 import time
@@ -8,63 +8,63 @@ import grpc
 from idalloc._core.errors import IdallocError, ProtocolError, ServerUnreachable, Unavailable
 from idalloc._core.requests import at_least_one
 
-# A stream that breaks and receives nothing more is tried again this often before its error is its caller's: with
-# the pauses below, half a minute and more, in which a server restarts.
+# How often a stream is attempted without progress before its error is raised. With the delays below that takes more
+# than half a minute, in which a server restarts.
 MAX_ATTEMPTS = 12
-# Before the first message there may be no server at all: the error comes after three to five seconds.
+# The same before the first message, since there may be no server: the error is raised after 3 to 5 seconds.
 MAX_FIRST_ATTEMPTS = 6
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-# Who has used up a quota may be told of a wait of hours; nothing should stand still for so long and not say why.
-LONGEST_WAIT = 30.0
-# A stream that has brought its total and does not end is cancelled after so many seconds.
-LONGEST_END = 5.0
+INITIAL_BACKOFF = 0.1
+MAX_BACKOFF = 5.0
+# The longest retry_after, in seconds, that a stream waits for. A quota may take hours; then the caller must know.
+MAX_RETRY_AFTER = 30.0
+# The stream is cancelled if it does not end within so many seconds after its total arrived.
+END_TIMEOUT = 5.0
 
 
 class Resumption:
-    """How much of a stream's total is still missing, and whether and when to ask for it again.
+    """How many ids of a stream are missing, and whether and when to request them again.
 
     Attributes:
-        missing: How many ids have not been received.
+        missing: How many ids of the total have not arrived.
     """
 
     def __init__(self, total: int, timeout: float | None) -> None:
         self.missing = at_least_one("total", total)
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._failures = 0
-        self._begun = False
+        self._started = False
 
     def time_left(self) -> float | None:
-        """The timeout, in seconds, of the next attempt."""
+        """Return the timeout of the next attempt in seconds; None if there is no limit."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def received(self, count: int) -> None:
-        """Counts ids in."""
+        """Record the arrival of ``count`` ids."""
         self.missing -= count
         self._failures = 0
-        self._begun = True
+        self._started = True
 
-    def pause(self, error: IdallocError) -> float:
-        """Says how many seconds to wait after an error before what is missing is asked for.
+    def retry_delay(self, error: IdallocError) -> float:
+        """Return how many seconds to wait before the missing ids are requested again.
 
         Raises:
-            IdallocError: The error itself, where asking again does not help, did not help, or would be too late.
+            IdallocError: The error itself, if a retry cannot succeed, or the attempts or the time are used up.
         """
         if self.missing <= 0 and not isinstance(error, ProtocolError):
             return 0.0
-        # A server that stops answers CANCELLED to streams that it has not begun: they have brought nothing.
-        brought_nothing = not self._begun or self._failures > 0
-        not_begun = brought_nothing and error.code is grpc.StatusCode.CANCELLED
+        # A server that shuts down answers CANCELLED to streams of which it has sent nothing.
+        no_message = not self._started or self._failures > 0
+        cancelled = no_message and error.code is grpc.StatusCode.CANCELLED
         self._failures += 1
-        no_answer = not_begun or isinstance(error, ServerUnreachable)
-        attempts = MAX_FIRST_ATTEMPTS if no_answer and not self._begun else MAX_ATTEMPTS
-        wait = error.retry_after or 0.0
-        again = not_begun or isinstance(error, Unavailable)
-        if not again or self._failures >= attempts or wait > LONGEST_WAIT:
+        no_answer = cancelled or isinstance(error, ServerUnreachable)
+        attempts = MAX_FIRST_ATTEMPTS if no_answer and not self._started else MAX_ATTEMPTS
+        retry_after = error.retry_after or 0.0
+        retryable = cancelled or isinstance(error, Unavailable)
+        if not retryable or self._failures >= attempts or retry_after > MAX_RETRY_AFTER:
             raise error
-        backoff: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures - 1))
-        # Jitter, so that the streams which a server's restart broke do not all come back at one moment.
-        pause = max(backoff, wait) * random.uniform(1.0, 1.5)  # noqa: S311
-        if self._deadline is not None and time.monotonic() + pause >= self._deadline:
+        backoff: float = min(MAX_BACKOFF, INITIAL_BACKOFF * 2.0 ** (self._failures - 1))
+        # Jitter, so that streams broken by the same restart do not retry at the same moment.
+        delay = max(backoff, retry_after) * random.uniform(1.0, 1.5)  # noqa: S311
+        if self._deadline is not None and time.monotonic() + delay >= self._deadline:
             raise error
-        return pause
+        return delay

@@ -1,4 +1,4 @@
-"""Requests to SequenceService, and the pages of its lists."""
+"""Requests to SequenceService, and pagination of ListSequences."""
 
 import uuid
 from collections.abc import Mapping
@@ -7,21 +7,20 @@ from typing import Any, Literal, TypedDict
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from idalloc._core.errors import protocol_error
-from idalloc._core.replies import shown
+from idalloc._core.reply_checks import protocol_error, quote
 from idalloc._core.requests import AnyRequest
 from idalloc.v1 import sequences_pb2 as pb
 
-# The most sequences that the server puts on a page.
+# The largest page that the server returns.
 PAGE_SIZE = 1000
-# So many pages without a sequence may come in a row: a server looks through at least 1,000 rows for each.
+# The most empty pages in a row. For each page a server scans at least 1,000 rows.
 MAX_EMPTY_PAGES = 1_000
 
 
 class SequenceSettings(TypedDict, total=False):
-    """What a sequence is made of: the fields of ``idalloc.v1.Sequence``, which say more on each.
+    """The settings of a sequence, named as the fields of ``idalloc.v1.Sequence``, which documents them.
 
-    None stands for the default. Values of enums may be written as text, such as ``"rising"`` or ``"timestamp-ms"``.
+    None stands for the default. An enum value may be a text, such as ``"rising"`` or ``"timestamp-ms"``.
     """
 
     description: str | None
@@ -42,25 +41,25 @@ class SequenceSettings(TypedDict, total=False):
     time_zone: str | None
 
 
-# The texts of an enum's values are their names without this.
+# The prefix of an enum's value names; the rest of a name is the value's text.
 _PREFIXES = {"SequenceKind": "SEQUENCE_KIND_", "Ordering": "ORDERING_", "Reset": "RESET_"}
 _SETTINGS = frozenset(SequenceSettings.__annotations__)
 
 
 def new_request_id() -> str:
-    """An id by which the server knows a request that it gets twice."""
+    """Return a new request id, by which the server recognizes a request that it receives twice."""
     return str(uuid.uuid4())
 
 
 def create_request(name: str, settings: Mapping[str, Any]) -> pb.CreateSequenceRequest:
-    """Asks for a new sequence."""
+    """Return a request to create a sequence."""
     return pb.CreateSequenceRequest(sequence=_sequence(name, settings), request_id=new_request_id())
 
 
 def update_request(name: str, settings: Mapping[str, Any], etag: str) -> pb.UpdateSequenceRequest:
-    """Asks for other settings; those that are None go back to their defaults."""
+    """Return a request to change settings; None restores the default."""
     if not settings:
-        raise ValueError("nothing to change")
+        raise ValueError("nothing to change: no setting was given")
     sequence = _sequence(name, settings)
     sequence.MergeFrom(_message(pb.Sequence, etag=etag))
     mask = FieldMask(paths=sorted(settings))
@@ -68,50 +67,48 @@ def update_request(name: str, settings: Mapping[str, Any], etag: str) -> pb.Upda
 
 
 def delete_request(name: str, etag: str) -> pb.DeleteSequenceRequest:
-    """Asks for a sequence to be deleted."""
+    """Return a request to delete a sequence."""
     return _message(pb.DeleteSequenceRequest, name=name, etag=etag, request_id=new_request_id())
 
 
 def advance_request(name: str, past: int, period: str, etag: str) -> pb.AdvanceSequenceRequest:
-    """Asks for a counter to move past a value."""
+    """Return a request to move a counter past a value."""
     return _message(
         pb.AdvanceSequenceRequest, name=name, past=past, period=period, etag=etag, request_id=new_request_id()
     )
 
 
 class Pages:
-    """The pages of one list: what to ask for next, and whether a page may follow those before it.
+    """Pagination of one list.
 
     Attributes:
-        request: Asks for the next page.
+        request: The request for the next page.
     """
 
     def __init__(self, prefix: str, show_deleted: bool) -> None:
         self.request = _message(
             pb.ListSequencesRequest, page_size=PAGE_SIZE, name_prefix=prefix, show_deleted=show_deleted
         )
-        self._last = ""
-        self._tokens: set[int] = set()  # since the last name came; as hashes, since a token may be megabytes long
+        self._last_name = ""
+        self._tokens: set[int] = set()  # hashes of those since the last name, since a token may be megabytes long
 
-    def follow(self, response: pb.ListSequencesResponse) -> bool:
-        """Takes in a page, and makes the request one for the next page. Returns whether there is one.
+    def advance(self, response: pb.ListSequencesResponse) -> bool:
+        """Check a page and make ``request`` the one for the next page. Return whether there is a next page.
 
         Raises:
-            ProtocolError: The names do not rise, or pages without a name never end.
+            ProtocolError: The names are not in ascending order, or empty pages never end.
         """
         for number, sequence in enumerate(response.sequences):
-            if sequence.name <= self._last:
-                found, expected = f"is {shown(sequence.name)}", f"a name behind {shown(self._last)}"
+            if sequence.name <= self._last_name:
+                found, expected = f"is {quote(sequence.name)}", f"a name after {quote(self._last_name)}"
                 raise protocol_error(response, f"sequences[{number}].name", found, expected)
-            self._last = sequence.name
+            self._last_name = sequence.name
             self._tokens.clear()
         token = response.next_page_token
         if hash(token) in self._tokens:
-            raise protocol_error(
-                response, "next_page_token", f"is {shown(token)} again", "a page that was not there yet"
-            )
+            raise protocol_error(response, "next_page_token", f"is {quote(token)} again", "the token of a new page")
         if len(self._tokens) >= MAX_EMPTY_PAGES:
-            found = f"is {shown(token)} behind {MAX_EMPTY_PAGES} empty pages"
+            found = f"is {quote(token)} after {MAX_EMPTY_PAGES} empty pages"
             raise protocol_error(response, "next_page_token", found, "a page with a sequence, or the end of the list")
         self._tokens.add(hash(token))
         self.request.page_token = token
@@ -119,30 +116,30 @@ class Pages:
 
 
 def enum_texts(field: str) -> list[str]:
-    """The texts that stand for the values of a setting that is an enum."""
+    """Return the texts of all values of an enum setting."""
     enum = _enum(field)
     return [_text(enum, value.name) for value in enum.values if value.number]
 
 
 def enum_text(field: str, number: int) -> str:
-    """The text of a value of a setting that is an enum; empty where nothing was said."""
+    """Return the text of a value of an enum setting; empty if it is unspecified."""
     enum = _enum(field)
     known = enum.values_by_number.get(number)
-    if known is None:  # of a newer server
+    if known is None:  # from a newer server
         return str(number)
     return _text(enum, known.name) if number else ""
 
 
 def _sequence(name: str, settings: Mapping[str, Any]) -> pb.Sequence:
     if unknown := sorted(settings.keys() - _SETTINGS):
-        raise TypeError(f"a sequence has no setting {unknown[0]!r}")
+        raise TypeError(f"unknown sequence setting {unknown[0]!r}")
     fields = pb.Sequence.DESCRIPTOR.fields_by_name
     values = {key: _value(fields[key], value) for key, value in settings.items() if value is not None}
     return _message(pb.Sequence, name=name, **values)
 
 
 def _message(kind: type[AnyRequest], /, **fields: Any) -> AnyRequest:
-    """Makes a message. Which value it is that does not fit, protobuf does not say."""
+    """Return a message; name the field of an invalid value, which protobuf does not."""
     message = kind()
     for name, value in fields.items():
         try:
@@ -166,7 +163,7 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
 def _enum(field: str) -> EnumDescriptor:
     enum = pb.Sequence.DESCRIPTOR.fields_by_name[field].enum_type
     if enum is None:
-        raise TypeError(f"{field} is no enum")
+        raise TypeError(f"setting {field!r} is not an enum")
     return enum
 
 

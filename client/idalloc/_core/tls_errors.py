@@ -1,45 +1,44 @@
-"""Why no connection came about, where gRPC tells it in OpenSSL's words."""
+"""Causes of TLS failures, found in gRPC's error messages, which quote OpenSSL."""
 
 import re
 from typing import NamedTuple
 
 
 class TlsError(NamedTuple):
-    """What kept a connection from coming about.
+    """The cause of a TLS failure.
 
     Attributes:
-        kind: One word for it.
-        told: What to say of the server.
+        kind: The cause as one word; ``ServerUnreachable`` lists them.
+        description: The cause as a clause.
     """
 
     kind: str
-    told: str
+    description: str
 
 
-_TROUBLES = (
-    (r"CERTIFICATE_VERIFY_FAILED: certificate has expired", TlsError("expired", "its certificate has expired")),
-    (
-        r"CERTIFICATE_VERIFY_FAILED",
-        TlsError("untrusted", "its certificate is of no authority that this client trusts"),
-    ),
+_CAUSES = (
+    (r"CERTIFICATE_VERIFY_FAILED: certificate has expired", "expired", "the server's certificate has expired"),
+    (r"CERTIFICATE_VERIFY_FAILED", "untrusted", "the server's certificate is signed by an untrusted CA"),
     (
         r"Hostname Verification Check failed|is not in peer certificate",
-        TlsError("name", "its certificate is for other names than the one that it was called by"),
+        "name",
+        "the server's certificate is not valid for the target's name",
     ),
-    (r"WRONG_VERSION_NUMBER|HTTP_REQUEST", TlsError("plaintext", "it speaks no TLS")),
-    (r"ALERT|CERTIFICATE_REQUIRED", TlsError("refused", "it refused this client's certificate")),
-    (r"Failed to create security handshaker", TlsError("unusable", "the credentials of this client cannot be used")),
-    # What a server that speaks TLS alone does with a client that does not; and with one that shows no certificate, or
-    # not the right one, in TLS 1.3.
+    (r"WRONG_VERSION_NUMBER|HTTP_REQUEST", "plaintext", "the server does not use TLS"),
+    (r"ALERT|CERTIFICATE_REQUIRED", "refused", "the server rejected the client's certificate"),
+    (r"Failed to create security handshaker", "unusable", "the client's credentials are invalid"),
+    # A server that requires TLS closes a plaintext connection; in TLS 1.3 also one without an accepted certificate.
     (
         r"^failed to connect to all addresses.*(Socket closed|Connection reset by peer)",
-        TlsError(
-            "closed", "it ended the connection at once; it may speak TLS only, or want another client certificate"
-        ),
+        "closed",
+        "the server closed the connection; it may require TLS or another client certificate",
     ),
 )
 
 
-def tls_error_of(message: str) -> TlsError | None:
-    """Finds out what a message of gRPC's tells of TLS, if anything."""
-    return next((known for pattern, known in _TROUBLES if re.search(pattern, message, re.DOTALL)), None)
+def find_tls_error(message: str) -> TlsError | None:
+    """Return the TLS failure that a gRPC error message reports, or None if it reports none."""
+    for pattern, kind, description in _CAUSES:
+        if re.search(pattern, message, re.DOTALL):
+            return TlsError(kind, description)
+    return None

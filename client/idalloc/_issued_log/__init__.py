@@ -1,1 +1,1 @@
-"""The log of issued ids: its format and its writer."""
+"""The log of issued ids: format and writer."""

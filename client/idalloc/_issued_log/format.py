@@ -1,24 +1,25 @@
 """The format of the log of issued ids.
 
-A file whose name ends in ``.jsonl`` is JSON lines: a header, then a line a record. Any other is rows of 88 bytes,
-little-endian. Each row has 84 bytes of content, then their check: the CRC-32 of zlib, begun with 0x2144DF1C. With that
-start, the CRC-32 of any number of sound rows is 0x2144DF1C again. The content of the rows:
+A file whose name ends in ``.jsonl`` contains JSON lines: a header, then one line per record. Any other file contains
+rows of 88 bytes, little-endian. Each row has 84 bytes of content, then a checksum: zlib's CRC-32, started with
+0x2144DF1C. With that start, the CRC-32 of any number of valid rows is 0x2144DF1C again. The content of the rows:
 
-* The header: ``IDALLOC``, the format's number, the length of a JSON text (u32) and that text, zeros up to whole rows.
-* A name: a row of kind 2 with its number and its length in bytes as the count; its UTF-8 bytes follow, zeros up to
-  whole rows. It stands before the first record of that name; where writing failed it may be there once more, under the
-  same number.
-* A record: a row of kind 1. A sequence with a period is named as sequence, U+001F, period. Document ids have flag 2,
-  the 12 characters that a run of them shares as their name, and their serials less 2^63. The request id is its 16
-  bytes, zeros for none.
+* The header: ``IDALLOC``, the format's number, the length of a JSON text (u32) and that text, padded with zeros to
+  whole rows.
+* A name: a row of kind 2 with its number, and its length in bytes as the count. Its UTF-8 bytes follow, padded with
+  zeros to whole rows. It precedes the first record of that name. After a failed write it may be repeated with the same
+  number.
+* A record: a row of kind 1. The name of a sequence with a period is sequence, U+001F, period. A run of document ids has
+  flag 2, the 12 characters that the ids share as its name, and its serials less 2^63. The request id is its 16 bytes,
+  or zeros.
 
-The last piece of a file may be less than a row, or half a line: its writer was killed.
+A file may end within a row or a line, if its writer was killed.
 
-In the header, ``boot_offset_ns`` is how far the process's boot clock is ahead of the machine's, null if unknown: a
-container may run in a time namespace.
+In the header, ``boot_offset_ns`` is how far the boot clock of the process is ahead of the machine's, because a
+container may run in a time namespace. It is null if unknown.
 
-Format 1 had no ``boot_offset_ns``. Its rows had 72 bytes and no check. Of a request id they had the first 8 bytes as a
-number, with the lowest bit set.
+Format 1 had no ``boot_offset_ns``. Its rows had 72 bytes and no checksum, and the first 8 bytes of a request id as a
+number with the lowest bit set.
 """
 
 import json
@@ -34,48 +35,48 @@ if TYPE_CHECKING:
     RangeRequest: TypeAlias = pb.AllocateRangeRequest | pb.StreamRangesRequest
     RangeResponse: TypeAlias = pb.AllocateRangeResponse | pb.StreamRangesResponse
 
-# The header of both forms says this number.
+# The format's number, in the header of both encodings.
 FORMAT = 2
-# How the name of a file of JSON lines ends.
+# The suffix of a file of JSON lines.
 JSON_LINES = ".jsonl"
 
-# What a binary log begins with; the length of the header's JSON text comes next.
+# The first bytes of a binary log; the length of the header's JSON text follows.
 MAGIC = b"IDALLOC" + bytes([FORMAT])
 LENGTH = struct.Struct("<I")
 # The content of a row: kind, flags, 0, name, generation, node, first, step, count, asked, answered, request id, 0
 CONTENT = struct.Struct("<BBHIqqqqqqq16s4x")
-# The check of a row, and what its CRC-32 begins with.
+# The checksum of a row, and the start value of its CRC-32.
 CHECK = struct.Struct("<I")
 CHECK_START = 0x2144DF1C
-# A row with its check.
+# A row with its checksum.
 ROW = struct.Struct(f"{CONTENT.format}I")
 # Kinds of rows.
 RECORD, NAME = 1, 2
 # Flags of a record.
 RISING, DOC_IDS = 1, 2
-# Between a sequence and its period in a name, as in the store.
+# The separator of sequence and period in a name, as in the store.
 PERIOD_MARK = "\x1f"
-# How many characters of a document id are its name in rows. Its unsigned serial is stored less the offset.
+# The length of a document id's name in rows. Its unsigned serial is stored less the offset.
 HEAD = 12
 SERIAL_OFFSET = 2**63
 
-# How far apart the serials of document ids can be: MySQL's auto_increment_increment.
-_FARTHEST = 65_535
+# The largest distance between serials: MySQL's maximum of auto_increment_increment.
+_MAX_STEP = 65_535
 
-# ORDERING_RISING; not taken from the protos, which who reads a log need not load.
+# ORDERING_RISING, without importing the protos, which a reader of a log does not need.
 _ORDERING_RISING = 2
 
 
 class Run(NamedTuple):
-    """Document ids that differ in their serials only."""
+    """Document ids that share a prefix, with serials at one distance."""
 
     first: str
     step: int
     id_count: int
 
 
-class Form(Protocol):
-    """Writes records as bytes."""
+class Encoder(Protocol):
+    """Encodes the header and the records of a log."""
 
     def header(self, text: str) -> bytes: ...
 
@@ -83,20 +84,20 @@ class Form(Protocol):
 
     def doc_ids(self, runs: Iterable[Run], asked: int, answered: int) -> bytes: ...
 
-    def written(self) -> None:
-        """Learns that the last record is in the file."""
+    def commit(self) -> None:
+        """Remember that the last encoded record was written."""
 
 
-class Rows:
-    """Rows of a fixed size, of which a reader makes an array."""
+class BinaryEncoder:
+    """Encodes rows of a fixed size."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._named: set[str] = set()  # names that the file has
-        self._new: set[str] = set()  # and those that the last record brings
+        self._written: set[str] = set()  # the names in the file
+        self._new: set[str] = set()  # the names added by the last record
 
     def header(self, text: str) -> bytes:
-        return _rows(MAGIC + LENGTH.pack(len(text.encode())) + text.encode())
+        return _pad_rows(MAGIC + LENGTH.pack(len(text.encode())) + text.encode())
 
     def range(self, request: "RangeRequest", response: "RangeResponse", asked: int, answered: int) -> bytes:
         ids = response.range
@@ -104,7 +105,7 @@ class Rows:
         flags = RISING if response.ordering == _ORDERING_RISING else 0
         request_id = _request_id(request)
         self._new = set()
-        before = b"" if name in self._named else self._name(name)
+        name_rows = b"" if name in self._written else self._name_rows(name)
         content = CONTENT.pack(
             RECORD,
             flags,
@@ -119,31 +120,31 @@ class Rows:
             answered,
             request_id.bytes if request_id else b"",
         )
-        return before + _row(content)
+        return name_rows + _row(content)
 
     def doc_ids(self, runs: Iterable[Run], asked: int, answered: int) -> bytes:
         rows = []
         self._new = set()
-        for first, step, how_many in runs:
+        for first, step, id_count in runs:
             head, serial = first[:HEAD], int(first[HEAD:], 16) - SERIAL_OFFSET
-            if head not in self._named and head not in self._new:
-                rows.append(self._name(head))
-            content = (RECORD, DOC_IDS, 0, self._numbers[head], 0, 0, serial, step, how_many, asked, answered, b"")
+            if head not in self._written and head not in self._new:
+                rows.append(self._name_rows(head))
+            content = (RECORD, DOC_IDS, 0, self._numbers[head], 0, 0, serial, step, id_count, asked, answered, b"")
             rows.append(_row(CONTENT.pack(*content)))
         return b"".join(rows)
 
-    def written(self) -> None:
-        self._named |= self._new
+    def commit(self) -> None:
+        self._written |= self._new
 
-    def _name(self, name: str) -> bytes:
+    def _name_rows(self, name: str) -> bytes:
         number = self._numbers.setdefault(name, len(self._numbers))
         self._new.add(name)
         text = name.encode()
-        return _row(CONTENT.pack(NAME, 0, 0, number, 0, 0, 0, 0, len(text), 0, 0, b"")) + _rows(text)
+        return _row(CONTENT.pack(NAME, 0, 0, number, 0, 0, 0, 0, len(text), 0, 0, b"")) + _pad_rows(text)
 
 
-class Lines:
-    """JSON, a line a record."""
+class JsonLinesEncoder:
+    """Encodes one line of JSON per record."""
 
     def header(self, text: str) -> bytes:
         return f"{text}\n".encode()
@@ -169,12 +170,12 @@ class Lines:
 
     def doc_ids(self, runs: Iterable[Run], asked: int, answered: int) -> bytes:
         lines = [
-            dump({"doc_id": first, "step": step, "count": how_many, "asked": asked, "answered": answered})
-            for first, step, how_many in runs
+            dump({"doc_id": first, "step": step, "count": id_count, "asked": asked, "answered": answered})
+            for first, step, id_count in runs
         ]
         return "".join(f"{line}\n" for line in lines).encode()
 
-    def written(self) -> None:
+    def commit(self) -> None:
         pass
 
 
@@ -183,18 +184,18 @@ def _request_id(request: "RangeRequest") -> uuid.UUID | None:
     return uuid.UUID(text) if text else None
 
 
-def runs_of(texts: Iterable[str]) -> list[Run]:
-    """Document ids as runs."""
+def to_runs(texts: Iterable[str]) -> list[Run]:
+    """Group document ids into runs, in their order."""
     runs: list[Run] = []
     for text in texts:
         head, serial = text[:HEAD], int(text[HEAD:], 16)
         if runs and runs[-1].first[:HEAD] == head:
-            first, step, how_many = runs[-1]
-            begun = int(first[HEAD:], 16)
-            if how_many == 1 and 0 < serial - begun <= _FARTHEST:
-                step = serial - begun
-            if serial == begun + how_many * step:
-                runs[-1] = Run(first, step, how_many + 1)
+            first, step, id_count = runs[-1]
+            first_serial = int(first[HEAD:], 16)
+            if id_count == 1 and 0 < serial - first_serial <= _MAX_STEP:
+                step = serial - first_serial
+            if serial == first_serial + id_count * step:
+                runs[-1] = Run(first, step, id_count + 1)
                 continue
         runs.append(Run(text, 1, 1))
     return runs
@@ -204,7 +205,7 @@ def _row(content: bytes) -> bytes:
     return content + CHECK.pack(zlib.crc32(content, CHECK_START))
 
 
-def _rows(data: bytes) -> bytes:
+def _pad_rows(data: bytes) -> bytes:
     size = CONTENT.size
     return b"".join(_row(data[at : at + size].ljust(size, b"\0")) for at in range(0, len(data), size))
 

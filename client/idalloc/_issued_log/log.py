@@ -1,4 +1,4 @@
-"""The log of issued ids: one record for each range that a client got, as proof of who got what."""
+"""The writer of the log of issued ids: one record of each range that a client received."""
 
 import os
 import socket
@@ -12,9 +12,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from idalloc._core.fork import this_process
+from idalloc._core.fork import process_marker
 from idalloc._core.requests import StreamRequest, StreamResponse
-from idalloc._issued_log.format import FORMAT, JSON_LINES, Form, Lines, Rows, Run, dump, runs_of
+from idalloc._issued_log.format import FORMAT, JSON_LINES, BinaryEncoder, Encoder, JsonLinesEncoder, Run, dump, to_runs
 from idalloc.v1 import id_allocator_pb2 as pb
 
 if TYPE_CHECKING:
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 
 
 class IssuedLog:
-    """Writes down what a client got, before its caller gets it.
+    """Records the ids that a client received, before they are returned to the caller.
 
-    Each record is written by itself and at once: it outlives a kill of the process, though not a loss of power. In the
-    child of a fork, records go to a file of the child's own, made at the first of them: the name with the child's
-    process id behind it, as ``issued.log.4711``; where that exists, ``issued.log.4711.2`` and so on.
+    Each record is written at once. It survives a kill of the process, but not a power failure. The child of a fork
+    writes a file of its own, created with its first record: the name with the child's process id, such as
+    ``issued.log.4711``; if that exists, ``issued.log.4711.2`` and so on.
+
+    Threads may share a log.
 
     Args:
-        path: The file. It must not exist.
+        path: The file, which must not exist.
 
     Raises:
         FileExistsError: The file exists.
-        OSError: It cannot be made. From all methods that write: the record could not be written. Then it is not in the
-            file, not even in part, and its ids are not to be used; the next record is tried anew.
+        OSError: The file cannot be created. From all methods that write: the record cannot be written. Then no part of
+            it is in the file, and its ids must not be used; the next record is tried again.
         RuntimeError: From all methods that write: the log is closed.
     """
 
@@ -44,75 +46,75 @@ class IssuedLog:
         self._path = Path(path).absolute()
         self._boot_time = time.time_ns() - _boot_clock()
         self._closed = False
-        self._own = _Own(this_process())
+        self._state = _ProcessState(process_marker())
         _logs.add(self)
         try:
-            self._start(self._own, self._path)
+            self._start(self._state, self._path)
         except BaseException:
-            if self._own.file is not None:  # a signal's handler raised after the last step
-                self._own.file.remove()
+            if self._state.file is not None:  # a signal handler raised after the last step
+                self._state.file.remove()
             raise
 
     def now(self) -> int:
-        """The time, in nanoseconds since 1970, by a clock that is not set while this log is written."""
+        """Return the time in nanoseconds since 1970, on a clock that cannot be set while the log is open."""
         return self._boot_time + _boot_clock()
 
     def range(self, request: "RangeRequest", response: "RangeResponse", asked: int) -> None:
-        """Writes down a range that just arrived.
+        """Record a range that has just arrived.
 
         Args:
-            request: What was asked for.
-            response: What arrived.
-            asked: ``now()`` before it was asked for.
+            request: The request.
+            response: The reply.
+            asked: ``now()`` before the request was sent.
         """
         answered = self.now()
-        self._write(lambda form: form.range(request, response, asked, answered))
+        self._write(lambda encoder: encoder.range(request, response, asked, answered))
 
     def doc_ids(self, response: "DocIdsResponse", asked: int) -> None:
-        """Writes down document ids that just arrived, a record for each run.
+        """Record document ids that have just arrived, one record per run.
 
         Args:
-            response: What arrived, as runs or as texts.
-            asked: ``now()`` before they were asked for.
+            response: The reply, with runs or texts.
+            asked: ``now()`` before the request was sent.
 
         Raises:
-            ValueError: It has neither.
+            ValueError: The reply has neither runs nor texts.
         """
         answered = self.now()
-        runs = [Run(run.first_doc_id, run.step, run.id_count) for run in response.runs] or runs_of(response.doc_ids)
+        runs = [Run(run.first_doc_id, run.step, run.id_count) for run in response.runs] or to_runs(response.doc_ids)
         if not runs:
-            raise ValueError("document ids are logged from runs or texts, and this reply has neither")
-        self._write(lambda form: form.doc_ids(runs, asked, answered))
+            raise ValueError("the reply has neither runs nor texts of document ids, which the log requires")
+        self._write(lambda encoder: encoder.doc_ids(runs, asked, answered))
 
     def close(self) -> None:
-        """Ends the log."""
-        own = self._of_this_process()
-        with own.lock:
+        """Close the log."""
+        state = self._current_state()
+        with state.lock:
             self._closed = True
-            file, own.file = own.file, None
+            file, state.file = state.file, None
             if file is not None:
                 file.close()
 
-    def leave_to_parent(self) -> None:
-        """Gives the file up, in the child of a fork: also its lock, which a thread of the parent may have held."""
-        self._own = _Own(this_process())
+    def reset_after_fork(self) -> None:
+        """Give up the parent's file in the child of a fork, and its lock, which a thread of the parent may hold."""
+        self._state = _ProcessState(process_marker())
 
-    def _of_this_process(self) -> "_Own":
-        if not next(self._own.process):  # after a fork that bypassed Python
-            self.leave_to_parent()
-        return self._own
+    def _current_state(self) -> "_ProcessState":
+        if not next(self._state.process):  # after a fork that bypassed Python
+            self.reset_after_fork()
+        return self._state
 
-    def _write(self, encode: Callable[[Form], bytes]) -> None:
-        own = self._of_this_process()
-        with own.lock:
+    def _write(self, encode: Callable[[Encoder], bytes]) -> None:
+        state = self._current_state()
+        with state.lock:
             if self._closed:
                 raise RuntimeError("the log of issued ids is closed")
-            file = own.file or self._start_own(own)
-            file.append(encode(file.form))
-            file.form.written()
+            file = state.file or self._start_child_file(state)
+            file.append(encode(file.encoder))
+            file.encoder.commit()
 
-    def _start(self, own: "_Own", path: Path) -> "_File":
-        """Makes a file that has a header. An exception, also of a signal's handler, leaves no file."""
+    def _start(self, state: "_ProcessState", path: Path) -> "_File":
+        """Create a file with a header. After an exception, even of a signal handler, no file is left."""
         header = {
             "idalloc_log": FORMAT,
             "boot_id": _boot_id(),
@@ -120,40 +122,40 @@ class IssuedLog:
             "boot_offset_ns": _boot_offset(),
             "client": f"{socket.gethostname()} {os.getpid()}",
         }
-        file = _File(path, Lines() if self._path.name.endswith(JSON_LINES) else Rows())
+        file = _File(path, JsonLinesEncoder() if self._path.name.endswith(JSON_LINES) else BinaryEncoder())
         try:
             file.create()
-            file.append(file.form.header(dump(header)))
-            own.file = file
+            file.append(file.encoder.header(dump(header)))
+            state.file = file
         except BaseException:
             file.remove()
             raise
         return file
 
-    def _start_own(self, own: "_Own") -> "_File":
-        """Makes the file of a forked process. A process id may come again: then the name has a number, too."""
+    def _start_child_file(self, state: "_ProcessState") -> "_File":
+        """Create the file of a forked process. The name has a number if the process id was used before."""
         path = f"{self._path}.{os.getpid()}"
         for name in chain([path], (f"{path}.{number}" for number in count(2))):
             with suppress(FileExistsError):
-                return self._start(own, Path(name))
+                return self._start(state, Path(name))
         raise AssertionError
 
 
 def log_chunk(log: IssuedLog, request: StreamRequest, response: StreamResponse, asked: int) -> None:
-    """Writes down what a message of a stream brings."""
+    """Record the ids in a message of a stream."""
     if isinstance(response, pb.StreamDocIdsResponse):
         log.doc_ids(response, asked)
     elif isinstance(request, pb.StreamRangesRequest):
         log.range(request, response, asked)
 
 
-class _Own:
-    """What a log has in one process.
+class _ProcessState:
+    """The state of a log in one process.
 
     Attributes:
-        process: The mark of that process.
-        lock: Held while its file is written.
-        file: The file, once it is made.
+        process: The marker of the process.
+        lock: Held while the file is written.
+        file: The file, after it is created.
     """
 
     def __init__(self, process: Iterator[float]) -> None:
@@ -163,38 +165,38 @@ class _Own:
 
 
 class _File:
-    """A new file that only grows, by whole pieces.
+    """A new file to which records are appended as a whole or not at all.
 
     Attributes:
-        form: What its records are written as.
-        close: Closes it, once.
+        encoder: Encodes the records.
+        close: Closes the file, once.
     """
 
-    def __init__(self, path: Path, form: Form) -> None:
-        self.form = form
+    def __init__(self, path: Path, encoder: Encoder) -> None:
+        self.encoder = encoder
         self._path = path
-        self._size = 0  # of its whole pieces
-        self._is_torn = False  # whether more than those may be in it
-        self._descriptors: list[int] = []  # one, once it is created
+        self._size = 0  # of the complete records
+        self._is_torn = False  # whether a part of a record may follow them
+        self._descriptors: list[int] = []  # one, after it is created
         self.close = weakref.finalize(self, deque, map(os.close, self._descriptors), 0)
-        self.close.atexit = False  # other threads may still write then
+        self.close.atexit = False  # at exit, other threads may still write
 
     def create(self) -> None:
-        """Creates it. FileExistsError: there is one."""
+        """Create the file. Raise FileExistsError if it exists."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        # All of it runs in C: no exception of a signal's handler comes between the file and its descriptor in the list.
+        # It runs in C: a signal handler cannot raise between the creation and the append of the descriptor to the list.
         self._descriptors.extend(map(os.open, [self._path], [flags], [0o600]))
 
     def remove(self) -> None:
-        """Removes it, if this object created it: then another one can be created under its name."""
+        """Remove the file if this object created it, so that it can be created again."""
         if self._descriptors:
             self.close()
             self._path.unlink()
 
     def append(self, data: bytes) -> None:
-        """Writes all of it or, with an exception, nothing: what it left is cut off before the next piece."""
+        """Write all data or, with an exception, nothing. The next call truncates what this one could not."""
         try:
-            self._cut()
+            self._truncate()
             self._is_torn = True
             written = 0
             while written < len(data):
@@ -202,28 +204,28 @@ class _File:
             self._size += written
             self._is_torn = False
         except OSError as error:
-            with suppress(OSError):  # tried again before the next piece
-                self._cut()
+            with suppress(OSError):  # tried again before the next write
+                self._truncate()
             error.filename = str(self._path)
             raise
 
-    def _cut(self) -> None:
+    def _truncate(self) -> None:
         if self._is_torn:
             os.ftruncate(self._descriptors[0], self._size)
             self._is_torn = False
 
 
 def _boot_clock() -> int:
-    """Nanoseconds, on a clock that no one sets and that goes on while the machine sleeps."""
+    """Return nanoseconds on a clock that cannot be set and that counts suspended time."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    if hasattr(time, "CLOCK_MONOTONIC"):  # macOS: unlike time.monotonic_ns() it counts sleep
+    if hasattr(time, "CLOCK_MONOTONIC"):  # macOS: counts sleep, unlike time.monotonic_ns()
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     return time.monotonic_ns()
 
 
 def _boot_id() -> str:
-    """Which run of the machine this is, where it can be known."""
+    """Return the id of the machine's current boot; empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -231,12 +233,12 @@ def _boot_id() -> str:
 
 
 def _boot_offset() -> int | None:
-    """How many nanoseconds the boot clock of this process is ahead of the machine's; None if that is not known."""
+    """Return by how many nanoseconds this process's boot clock is ahead of the machine's; None if unknown."""
     try:
         namespaces = [each.name for each in Path("/proc/self/ns").iterdir()]
-        if namespaces and "time" not in namespaces:  # the kernel has one boot clock for all processes
+        if namespaces and "time" not in namespaces:  # the kernel has no time namespaces
             return 0
-        # The offsets are those of the children's time namespace, which may be another one than this process's.
+        # The offsets belong to the time namespace of the children, which may differ from this process's.
         if Path("/proc/self/ns/time").readlink() != Path("/proc/self/ns/time_for_children").readlink():
             return None
         offsets = [line.split() for line in Path("/proc/self/timens_offsets").read_text().splitlines()]
@@ -249,10 +251,10 @@ def _boot_offset() -> int | None:
 _logs: "weakref.WeakSet[IssuedLog]" = weakref.WeakSet()
 
 
-def _forget_in_child() -> None:
+def _after_fork_in_child() -> None:
     for log in list(_logs):
-        log.leave_to_parent()
+        log.reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork either
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(after_in_child=_after_fork_in_child)

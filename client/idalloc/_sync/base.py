@@ -1,31 +1,26 @@
-"""What all parts of the client for threads use: its connections, its log, and one call."""
+"""The base of the client for threads: its connections, its log and its unary calls."""
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 import grpc
 
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from idalloc._core.errors import translated
-from idalloc._core.replies import checked
-from idalloc._core.requests import (
-    AnyRequest,
-    AnyResponse,
-)
+from idalloc._core.reply_checks import check_reply
+from idalloc._core.requests import AnyRequest, AnyResponse
+from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._issued_log.log import IssuedLog
-from idalloc._transport.access import ChannelConfig
 from idalloc._transport.channel import MAX_CONNECTIONS, Connection, channel_options
+from idalloc._transport.config import ChannelConfig
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
 from idalloc.v1.node_pb2_grpc import NodeServiceStub
 from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
 
-T = TypeVar("T")
-
 
 class Stubs(NamedTuple):
-    """An open channel, and the services on it."""
+    """An open channel and its stubs."""
 
     channel: grpc.Channel
     ids: IdAllocatorServiceStub
@@ -34,9 +29,9 @@ class Stubs(NamedTuple):
 
 
 class BaseClient:
-    """The connections of a client, its log, and calls of one reply; ``Client`` has the public methods.
+    """The connections of a client, its log and its unary calls. ``Client`` adds the public methods.
 
-    Its arguments are those of ``Client``.
+    The arguments are those of ``Client``.
     """
 
     def __init__(
@@ -52,15 +47,15 @@ class BaseClient:
     ) -> None:
         self.target = target
         self.timeout = timeout
-        self._access = ChannelConfig(
+        self._config = ChannelConfig(
             target, token=token, credentials=credentials, server_name=server_name, insecure=insecure
         )
         self._log = None if log is None else IssuedLog(log)
-        self._connections = [Connection(self._open, of_asyncio=False) for _ in range(MAX_CONNECTIONS)]
+        self._connections = [Connection(self._open_channel, is_asyncio=False) for _ in range(MAX_CONNECTIONS)]
         self._connection = self._connections[0]
 
     def close(self) -> None:
-        """Closes all connections. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
+        """Close all connections and the log. Prefetched ids are discarded; running calls and streams fail."""
         for stubs in [connection.close() for connection in self._connections]:
             if stubs is not None:
                 stubs.channel.close()
@@ -73,12 +68,12 @@ class BaseClient:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _open(self) -> Stubs:
-        access = self._access
-        if access.credentials is None:
-            channel = grpc.insecure_channel(self.target, channel_options(access))
+    def _open_channel(self) -> Stubs:
+        config = self._config
+        if config.credentials is None:
+            channel = grpc.insecure_channel(self.target, channel_options(config))
         else:
-            channel = grpc.secure_channel(self.target, access.credentials, channel_options(access))
+            channel = grpc.secure_channel(self.target, config.credentials, channel_options(config))
         return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
 
     def _call(
@@ -86,11 +81,11 @@ class BaseClient:
         method: "Callable[[Stubs], grpc.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
         request: AnyRequest,
     ) -> AnyResponse:
-        with translated(self.target):
-            stubs = self._connection.get()
-            with self._connection.inside_grpc(stubs):
-                reply = method(stubs)(request, timeout=self.timeout, metadata=self._access.metadata)
-        return checked(request, reply)
+        with translate_rpc_errors(self.target):
+            stubs = self._connection.stubs()
+            with self._connection.abandon_if_interrupted(stubs):
+                reply = method(stubs)(request, timeout=self.timeout, metadata=self._config.metadata)
+        return check_reply(request, reply)
 
     def _allocate(self, request: pb.AllocateRangeRequest) -> pb.AllocateRangeResponse:
         if self._log is None:

@@ -1,4 +1,4 @@
-"""`ids()` of the client for threads."""
+"""``Ids``: the iterator over a sequence's ids, for threads."""
 
 import threading
 import time
@@ -8,139 +8,139 @@ from typing import NamedTuple
 
 import grpc
 
-from idalloc._core.errors import DeadlineExceeded, ProtocolError, from_rpc_error, translated
-from idalloc._core.pool import Asked, Pool
-from idalloc._core.replies import checked
+from idalloc._core.errors import DeadlineExceeded, ProtocolError
+from idalloc._core.pool import Pool, PoolRequest
+from idalloc._core.reply_checks import check_reply
+from idalloc._core.rpc_errors import from_rpc_error, translate_rpc_errors
 from idalloc._sync.base import BaseClient, Stubs
-from idalloc._transport.channel import leave_behind
+from idalloc._transport.channel import leak
 from idalloc.v1 import id_allocator_pb2 as pb
 
-# A call that gRPC has not ended so many seconds after its deadline is given up.
-OVERDUE = 1.0
+# A call that gRPC has not ended so many seconds after its deadline is abandoned.
+DEADLINE_GRACE = 1.0
 
 
 class Ids(Iterator[int]):
-    """The ids of one sequence, one by one, without end.
+    """An endless iterator over the ids of one sequence.
 
-    Ids come from ranges that are asked for ahead, the larger the quicker they are used, so that most ids cost no call.
-    What is at hand is dropped when it is older than the server allows (``ttl``); time is looked at before each
-    id. Every id is given once, in the sequence's order as long as one server answers.
+    It prefetches ranges, larger ones the faster ids are used, so that most ids cost no call. It returns each id once,
+    in the sequence's order while one server answers. Before each id it checks the time, and discards ids that are older
+    than the server allows (``ttl``).
 
-    Several threads may share one ``Ids``, with ``next()`` as well as with loops: each id goes to one of them. A loop
-    that was left, or ended by an error, can be followed by another one, which goes on with the next id.
+    Threads may share one ``Ids``, with ``next()`` and with loops: each id goes to one thread. After a loop has ended,
+    by ``break`` or by an error, another loop continues with the next id.
 
-    In the child of a fork it goes on with ids of the child's own, also where the fork bypassed Python (uWSGI). When the
-    client is closed, ids at hand are dropped, and more of them are refused by ``RuntimeError``.
+    In the child of a fork it continues with ids of the child's own, also if the fork bypassed Python (uWSGI). After the
+    client is closed, it raises ``RuntimeError``.
 
-    The handler of a signal may raise an exception at any moment: ids may be lost then, but none is given twice, and the
-    next id may be asked for again. The handler must not call any method of the client or of its ``Ids``, ``close``
-    included: it sets a flag or raises.
+    A signal handler may raise at any moment: ids may be lost, but none is returned twice, and ``next()`` works
+    afterwards. The handler must not call a method of the client or of its ``Ids``, including ``close``.
 
     Raises:
-        SequenceExhausted: After the sequence's last id.
-        IdallocError: As from any call; the next id may be asked for again. Where a quota is used up, it is waited for
-            within the client's timeout.
+        SequenceExhausted: The sequence has no more ids.
+        IdallocError: As from any call; ``next()`` tries again. If a quota is exceeded, it first waits within the
+            client's timeout.
     """
 
     def __init__(self, client: BaseClient, sequence: str) -> None:
         self._client = client
         self._pool = Pool(sequence)
         self._lock = threading.Lock()
-        self._coming: _Coming | None = None
-        client._connection.add(self)
+        self._prefetch: _Prefetch | None = None
+        client._connection.register(self)
 
     def __iter__(self) -> Iterator[int]:
-        # Runs in C, and takes from the same ids as everyone else.
-        return chain.from_iterable(iter(self._more, None))
+        # Runs in C, and shares the ids with all other iterators.
+        return chain.from_iterable(iter(self._next_part, None))
 
     def __next__(self) -> int:
         while True:
-            for value in self._pool.piece.ids:
+            for value in self._pool.current.ids:
                 return value
-            self._more()
+            self._next_part()
 
-    def drop(self) -> None:
-        """Drops what is at hand. Another thread may still get what it was about to take."""
-        self._pool.drop()
+    def clear(self) -> None:
+        """Discard all prefetched ids. A thread that is in ``next()`` may still return one."""
+        self._pool.clear()
 
-    def forget(self) -> None:
-        """Drops what the parent of this process has at hand."""
+    def clear_after_fork(self) -> None:
+        """Discard the prefetched ids of the parent process."""
         self._lock = threading.Lock()
-        leave_behind(self._coming)
-        self._coming = None
-        self._pool.drop()
+        leak(self._prefetch)
+        self._prefetch = None
+        self._pool.clear()
 
-    def _more(self) -> Iterator[int]:
-        """Returns ids, which any number of threads may take from until it ends."""
-        stubs = self._client._connection.get()  # refuses when the client was closed
+    def _next_part(self) -> Iterator[int]:
+        """Return an iterator over the next ids, which threads may share."""
+        stubs = self._client._connection.stubs()  # raises if the client is closed
         deadline = time.monotonic() + self._client.timeout
         with self._lock:
-            if self._coming is not None and self._coming.stubs is not stubs:
-                # Another call was interrupted on that channel, whose thread may deliver no answer any more.
-                leave_behind(self._coming)
-                self._coming = None
+            if self._prefetch is not None and self._prefetch.stubs is not stubs:
+                # The channel was abandoned: its thread may never deliver the answer.
+                leak(self._prefetch)
+                self._prefetch = None
             while not self._pool.advance():
                 self._receive(deadline)
-            if self._coming is None and self._pool.wants_more():
-                self._coming = self._ask()
-            return self._pool.piece.ids
+            if self._prefetch is None and self._pool.should_prefetch():
+                self._prefetch = self._send()
+            return self._pool.current.ids
 
-    def _ask(self) -> "_Coming":
+    def _send(self) -> "_Prefetch":
         connection = self._client._connection
-        stubs = connection.get()
-        asked = self._pool.ask()
+        stubs = connection.stubs()
+        request = self._pool.next_request()
         log = self._client._log
-        logged = 0 if log is None else log.now()
-        metadata = self._client._access.metadata
-        with translated(self._client.target), connection.inside_grpc(stubs):
-            future = stubs.ids.AllocateRange.future(asked.request, timeout=self._client.timeout, metadata=metadata)
-            connection.keep(future)
-        return _Coming(asked, logged, future, stubs)
+        asked = 0 if log is None else log.now()
+        timeout, metadata = self._client.timeout, self._client._config.metadata
+        with translate_rpc_errors(self._client.target), connection.abandon_if_interrupted(stubs):
+            future = stubs.ids.AllocateRange.future(request.message, timeout=timeout, metadata=metadata)
+            connection.keep_until_done(future)
+        return _Prefetch(request, asked, future, stubs)
 
     def _receive(self, deadline: float) -> None:
-        """Waits for the range that was asked for ahead, or for one that is asked for now."""
-        coming = self._coming
-        ahead = coming is not None
-        if coming is None:
-            coming = self._coming = self._ask()
+        """Wait for the prefetched range, or for one that is requested now."""
+        prefetch = self._prefetch
+        was_prefetched = prefetch is not None
+        if prefetch is None:
+            prefetch = self._prefetch = self._send()
         connection = self._client._connection
         try:
-            with connection.inside_grpc(coming.stubs, coming.future):
-                response = coming.future.result(self._client.timeout + OVERDUE)
+            with connection.abandon_if_interrupted(prefetch.stubs, prefetch.future):
+                response = prefetch.future.result(self._client.timeout + DEADLINE_GRACE)
         except grpc.FutureTimeoutError:
-            self._coming = None
-            raise DeadlineExceeded(f"no answer from {self._client.target} in time") from None
-        except grpc.RpcError as error:
-            self._coming = None
-            refusal = from_rpc_error(error, self._client.target)
-            smaller = self._pool.refused(refusal) and time.monotonic() < deadline
-            if not smaller and (not ahead or isinstance(refusal, ProtocolError)):
-                refusal.__cause__ = error
-                time.sleep(self._pool.pause(refusal, deadline))
+            self._prefetch = None
+            raise DeadlineExceeded(f"no answer from {self._client.target} within {self._client.timeout:g} s") from None
+        except grpc.RpcError as rpc_error:
+            self._prefetch = None
+            error = from_rpc_error(rpc_error, self._client.target)
+            retry_now = self._pool.adapt_size(error) and time.monotonic() < deadline
+            if not retry_now and (not was_prefetched or isinstance(error, ProtocolError)):
+                error.__cause__ = rpc_error
+                time.sleep(self._pool.retry_delay(error, deadline))
         except grpc.FutureCancelledError:
-            self._coming = None
-            connection.get()  # says that the client was closed
+            self._prefetch = None
+            connection.stubs()  # raises if the client is closed
             raise
-        except BaseException:  # of a signal's handler: another thread that waits for this call may wait for ever
-            self._coming = None
+        except BaseException:  # of a signal handler; another thread could wait for this call for ever
+            self._prefetch = None
             raise
         else:
-            self._coming = None
-            checked(coming.asked.request, response)
-            if self._client._log is not None and next(coming.asked.process):  # else the handler of a signal forked
-                self._client._log.range(coming.asked.request, response, coming.logged)
-            self._pool.accept(coming.asked, response)
+            self._prefetch = None
+            check_reply(prefetch.request.message, response)
+            if self._client._log is not None and next(prefetch.request.process):  # unless a signal handler forked
+                self._client._log.range(prefetch.request.message, response, prefetch.asked)
+            self._pool.add(prefetch.request, response)
 
 
-class _Coming(NamedTuple):
-    """A range that was asked for ahead.
+class _Prefetch(NamedTuple):
+    """A range that was requested and has not been received.
 
     Attributes:
-        logged: When it was asked for, as the log tells it.
-        stubs: What it was asked for on.
+        asked: When it was requested, on the clock of the log of issued ids.
+        stubs: The stubs of the channel.
     """
 
-    asked: Asked
-    logged: int
+    request: PoolRequest
+    asked: int
     future: "grpc.Future[pb.AllocateRangeResponse]"
     stubs: Stubs

@@ -1,4 +1,4 @@
-"""`client.sequences` of the client for threads."""
+"""``client.sequences`` of the client for threads."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -22,94 +22,97 @@ if TYPE_CHECKING:
 
 
 class Sequences:
-    """The sequences of a server: ``client.sequences``.
+    """Administration of sequences: ``client.sequences``.
 
-    A change carries a request id of its own, so that it is done once also where its answer was lost and gRPC sent it
-    again. Nodes may still use the old settings until the ``effective_time`` in the reply; ``effective_delay`` is the
+    Each change carries a new request id. So the server applies it once, even if gRPC retries it because a reply was
+    lost. Other nodes may use the old settings until the ``effective_time`` in the reply; ``effective_delay`` is the
     time until then.
 
-    All raise what calls of the client do, and before anything is sent ``ValueError`` for a value that does not fit
-    into its field (a number beyond 64 bits, a word that the setting does not know) and ``TypeError`` for one of
-    another type; both name the argument.
+    All methods raise the errors of ``Client``. Before anything is sent they raise ``ValueError`` for a value that does
+    not fit into its field, such as a number beyond 64 bits or an unknown enum text, and ``TypeError`` for a value of
+    the wrong type. Both name the argument.
     """
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
 
     def create(self, name: str, **settings: "Unpack[SequenceSettings]") -> pb.Sequence:
-        """Creates a sequence. Under the name of a deleted one, it goes on behind that one's last id.
+        """Create a sequence. If a sequence of that name was deleted, the new one continues after its last id.
 
         Args:
-            name: Its name: 1 to 255 bytes of UTF-8 without control characters.
-            settings: What it is made of, see ``SequenceSettings``; what is left out is the default.
+            name: The name: 1 to 255 bytes of UTF-8 without control characters.
+            settings: The settings, see ``SequenceSettings``; the others have their defaults.
 
         Raises:
-            SequenceExists: There is one of that name.
-            InvalidRequest: A setting breaks its rule.
-            ValueError: A setting is none of its words, or does not fit into its field.
-            TypeError: A setting is of another type, or there is none of that name.
+            SequenceExists: A sequence of that name exists.
+            InvalidRequest: A setting is invalid.
+            ValueError: A setting does not fit into its field, or is an unknown enum text.
+            TypeError: A setting has the wrong type, or is unknown.
         """
         return self._call(lambda stubs: stubs.sequences.CreateSequence, create_request(name, settings)).sequence
 
     def get(self, name: str, period: str = "") -> pb.Sequence:
-        """Gets a sequence: its settings, its counter, and when it will be exhausted.
+        """Return a sequence: its settings, its counter and the estimated time of exhaustion.
 
         Args:
-            name: Its name.
+            name: The name.
             period: As in ``advance``.
+
+        Raises:
+            SequenceNotFound: No sequence has that name.
         """
         request = pb.GetSequenceRequest(name=name, period=period)
         return self._call(lambda stubs: stubs.sequences.GetSequence, request).sequence
 
     def list(self, prefix: str = "", *, show_deleted: bool = False) -> Iterator[pb.Sequence]:
-        """Lists sequences by name, asking for page after page.
+        """Yield sequences in the order of their names. It requests one page after another.
 
         Args:
-            prefix: Only those whose names begin with this.
-            show_deleted: Whether also deleted ones.
+            prefix: Only sequences whose names begin with it.
+            show_deleted: Whether to include deleted sequences.
         """
         pages, more = Pages(prefix, show_deleted), True
         while more:
             response = self._call(lambda stubs: stubs.sequences.ListSequences, pages.request)
-            more = pages.follow(response)
+            more = pages.advance(response)
             yield from response.sequences
 
     def update(self, name: str, *, etag: str = "", **settings: "Unpack[SequenceSettings]") -> pb.UpdateSequenceResponse:
-        """Changes settings of a sequence.
+        """Change settings of a sequence.
 
         Args:
-            name: Its name.
-            etag: Where it is given, the sequence must not have been changed since this etag of it was read.
-            settings: What to change, see ``SequenceSettings``; None restores the default, labels are replaced as a
-                whole. Kind, reset, time zone and the sign of step stay for ever.
+            name: The name.
+            etag: If given, the change fails if the sequence was changed after this etag was read.
+            settings: The settings to change, see ``SequenceSettings``; None restores the default. Labels are replaced
+                as a whole. Kind, reset, time zone and the sign of step cannot be changed.
 
         Raises:
-            SequenceChanged: The etag is not the present one.
-            ValueError: There is nothing to change, or as in ``create``.
+            SequenceChanged: The etag is not the current one.
+            ValueError: No setting was given, or as in ``create``.
         """
         request = update_request(name, settings, etag)
         return self._call(lambda stubs: stubs.sequences.UpdateSequence, request)
 
     def delete(self, name: str, *, etag: str = "") -> pb.DeleteSequenceResponse:
-        """Deletes a sequence. Its name stays known: created again, it goes on behind its last id.
+        """Delete a sequence. If it is created again, it continues after its last id.
 
         Args:
-            name: Its name.
+            name: The name.
             etag: As in ``update``.
         """
         return self._call(lambda stubs: stubs.sequences.DeleteSequence, delete_request(name, etag))
 
     def advance(self, name: str, past: int, *, period: str = "", etag: str = "") -> pb.AdvanceSequenceResponse:
-        """Moves a sequence past a value, as after an import of rows that have ids already. It never moves back.
+        """Move a sequence past a value, for example after an import of rows with ids. It never moves back.
 
-        From ``effective_time`` on no id at or below ``past`` is given (at or above, where the sequence counts down),
-        neither by a node nor by ``ids()``.
+        From ``effective_time`` on, no node and no ``ids()`` returns an id at or below ``past`` (at or above, if the
+        sequence counts down).
 
         Args:
-            name: Its name.
-            past: The largest id in use, or the smallest one where the sequence counts down.
-            period: Which period's counter, such as ``"2026-11"``, where the sequence has a reset; empty for the
-                present one.
+            name: The name.
+            past: The largest id in use, or the smallest one if the sequence counts down.
+            period: The period of the counter, such as ``"2026-11"``, if the sequence has a reset; empty for the current
+                period.
             etag: As in ``update``.
         """
         request = advance_request(name, past, period, etag)

@@ -1,4 +1,4 @@
-"""A stream of the client for threads, which goes on where it broke."""
+"""Streams of the client for threads, resumed where they break."""
 
 import threading
 import time
@@ -7,77 +7,78 @@ from typing import TypeVar
 
 import grpc
 
-from idalloc._core.errors import IdallocError, translated
-from idalloc._core.fork import this_process
-from idalloc._core.replies import Chunks
+from idalloc._core.errors import IdallocError
+from idalloc._core.fork import process_marker
+from idalloc._core.reply_checks import ChunkChecker
 from idalloc._core.requests import StreamRequest, StreamResponse
-from idalloc._core.resumption import LONGEST_END, Resumption
+from idalloc._core.resumption import END_TIMEOUT, Resumption
+from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._issued_log.log import log_chunk
 from idalloc._sync.base import BaseClient, Stubs
-from idalloc._transport.channel import least_busy, leave_behind
+from idalloc._transport.channel import leak, least_busy
 
 T = TypeVar("T")
 
 
-def resume(
+def read_stream(
     client: BaseClient,
     method: "Callable[[Stubs], grpc.UnaryStreamMultiCallable[StreamRequest, StreamResponse]]",
     request: Callable[[int], StreamRequest],
     convert: Callable[[StreamResponse], T],
     resumption: Resumption,
 ) -> Iterator[T]:
-    """Gives what a stream brings; asks for what is missing where it breaks.
+    """Yield the messages of a stream; if it breaks, request the missing ids again.
 
     Args:
-        client: Whose stream it is.
-        method: Begins it.
-        request: Makes the request for a number of ids.
-        convert: What to give for a message.
-        resumption: How much is missing.
+        client: The client.
+        method: Returns the RPC of the stubs.
+        request: Returns the request for a total of ids.
+        convert: Converts a message to the value to yield.
+        resumption: How many ids are missing.
     """
     while resumption.missing > 0:
         with least_busy(client._connections) as connection:
-            stubs = connection.get()
+            stubs = connection.stubs()
             message = request(resumption.missing)
             asked = 0 if client._log is None else client._log.now()
-            process, chunks = this_process(), Chunks(message)
-            with translated(client.target), connection.inside_grpc(stubs):
-                call = method(stubs)(message, timeout=resumption.time_left(), metadata=client._access.metadata)
+            process, checker = process_marker(), ChunkChecker(message)
+            with translate_rpc_errors(client.target), connection.abandon_if_interrupted(stubs):
+                call = method(stubs)(message, timeout=resumption.time_left(), metadata=client._config.metadata)
             try:
-                with translated(client.target):
+                with translate_rpc_errors(client.target):
                     responses = connection.responses(stubs, call)
                     for response in responses:
                         if not next(process):
                             break  # in the child of a fork, where the call is the parent's
-                        count = chunks.check(response)
+                        count = checker.check(response)
                         if client._log is not None:
                             log_chunk(client._log, message, response, asked)
                         resumption.received(count)
                         yield convert(response)
-                        connection.get()  # refuses when the client was closed, or gRPC is not usable after a fork
+                        connection.stubs()  # raises if the client is closed, or gRPC is unusable after a fork
                         if not next(process):
                             break
-                        if not chunks.missing:
-                            _end(responses, call, chunks)
+                        if not checker.missing:
+                            _await_end(responses, call, checker)
                     else:
-                        chunks.end()
+                        checker.end()
             except IdallocError as error:
-                time.sleep(resumption.pause(error))
+                time.sleep(resumption.retry_delay(error))
             finally:
                 if next(process):
-                    with connection.inside_grpc(stubs, call):
+                    with connection.abandon_if_interrupted(stubs, call):
                         call.cancel()
                 else:
-                    leave_behind(call)
+                    leak(call)
 
 
-def _end(responses: Iterator[StreamResponse], call: grpc.RpcContext, chunks: Chunks) -> None:
-    """Waits for the end of a stream that has brought its total. A message that comes in its place is refused."""
-    timer = threading.Timer(LONGEST_END, call.cancel)
+def _await_end(responses: Iterator[StreamResponse], call: grpc.RpcContext, checker: ChunkChecker) -> None:
+    """Wait for the end of a stream whose total has arrived. A further message is an error."""
+    timer = threading.Timer(END_TIMEOUT, call.cancel)
     timer.daemon = True
     try:
         timer.start()
         for response in responses:
-            chunks.check(response)
+            checker.check(response)
     finally:
         timer.cancel()

@@ -1,1 +1,1 @@
-"""How a client reaches a server: the target, TLS, tokens and channels."""
+"""The connection to a server: target, credentials, tokens and channels."""

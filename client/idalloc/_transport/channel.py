@@ -1,8 +1,8 @@
-"""The connection to a server: opened on first use, again after a fork, refused after close.
+"""The connection to a server: opened on first use, reopened after a fork, unusable after close.
 
-gRPC survives a fork only under conditions (tried with 1.74 and 1.85): no open channel is one of asyncio's, and
-``GRPC_ENABLE_FORK_SUPPORT=1`` was in the environment when gRPC was loaded. Else a call in the child hangs beyond its
-own deadline, or ends the process by a signal; here it raises ``RuntimeError`` instead.
+gRPC 1.74 and 1.85 survive a fork only if no open channel is one of grpc.aio, and ``GRPC_ENABLE_FORK_SUPPORT=1`` was in
+the environment when gRPC was loaded. Otherwise a call in the child hangs past its deadline or crashes the process; here
+it raises ``RuntimeError`` instead.
 """
 
 import json
@@ -18,49 +18,49 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
 
-from idalloc._core.fork import this_process
-from idalloc._transport.access import ChannelConfig
+from idalloc._core.fork import process_marker
+from idalloc._transport.config import ChannelConfig
 
-# The most connections of a client. Its calls, and its streams one at a time, have the first one.
+# The most connections of a client. Unary calls use the first one, and so does a stream while no other stream runs.
 MAX_CONNECTIONS = 4
 
-# Read when this is loaded: importlib suppresses what a signal's handler raises, and finds nothing then.
+# Read at import: importlib suppresses what a signal handler raises, and then reports a missing file.
 _SERVICE_CONFIG = json.loads(files("idalloc.v1").joinpath("service_config.json").read_text())
-# gRPC's retry policy waits as long as the trailer grpc-retry-pushback-ms says, for days too. A unary call ends at its
+# gRPC's retry policy waits as long as the trailer grpc-retry-pushback-ms requests, even days. A unary call ends at its
 # timeout, but a stream may have none: `Resumption` does all retries of streams.
 _STREAMS = [{"service": "idalloc.v1.IdAllocatorService", "method": name} for name in ("StreamRanges", "StreamDocIds")]
 _SERVICE_CONFIG["methodConfig"].append({"name": _STREAMS})
 _USER_AGENT = f"idalloc-python/{version('idalloc')}"
 
-_left_behind: list[object] = []
+_leaked: list[object] = []
 
 
-def channel_options(access: ChannelConfig) -> list[tuple[str, str | int]]:
-    """Settings of a channel; unary calls have the retry policy beside the protos, streams have none."""
+def channel_options(config: ChannelConfig) -> list[tuple[str, str | int]]:
+    """Return the options of a channel: the retry policy of unary calls, connection settings and those of the config."""
     return [
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
         ("grpc.service_config_disable_resolution", 1),  # a DNS record must not replace it
-        # A connection of its own for each client: a server of several processes gives a connection to one of them.
+        # Do not share connections between clients: each server process accepts connections of its own.
         ("grpc.use_local_subchannel_pool", 1),
-        # By itself gRPC waits up to two minutes before it looks for a server that was away; streams give up before.
+        # gRPC's default waits up to two minutes before it reconnects; streams give up earlier.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2_000),
-        # A server that vanished without a word is noticed also by a call without a deadline, such as a stream.
+        # Keepalive, so that a call without a deadline, such as a stream, also detects that the server vanished.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.primary_user_agent", _USER_AGENT),
-        *access.options,
+        *config.options,
     ]
 
 
-class Holder(Protocol):
-    """Something that holds ids."""
+class IdHolder(Protocol):
+    """An object that holds ids in memory."""
 
-    def drop(self) -> None:
-        """Drops them."""
+    def clear(self) -> None:
+        """Discard the ids."""
 
-    def forget(self) -> None:
-        """Drops them in the child of a fork, where other threads are gone, and no one gives back what they locked."""
+    def clear_after_fork(self) -> None:
+        """Discard the ids in the child of a fork, where a lock that another thread held is never released."""
 
 
 Stubs = TypeVar("Stubs")
@@ -68,36 +68,36 @@ T = TypeVar("T")
 
 
 class Connection(Generic[Stubs]):
-    """A channel's stubs.
+    """A channel and its stubs.
 
     Args:
-        open_stubs: Opens a channel.
-        of_asyncio: Whether it is a channel of ``grpc.aio``.
+        open_stubs: Opens a channel and returns its stubs.
+        is_asyncio: Whether the channel is one of ``grpc.aio``.
 
     Attributes:
         streams: The streams that run on it; see ``least_busy``.
     """
 
-    def __init__(self, open_stubs: Callable[[], Stubs], *, of_asyncio: bool) -> None:
+    def __init__(self, open_stubs: Callable[[], Stubs], *, is_asyncio: bool) -> None:
         self.streams: set[object] = set()
         self._open_stubs = open_stubs
-        self._of_asyncio = of_asyncio
+        self._is_asyncio = is_asyncio
         self._stubs: Stubs | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self._holders: weakref.WeakSet[IdHolder] = weakref.WeakSet()
         self._pending: set[object] = set()
         _connections.add(self)
 
-    def get(self) -> Stubs:
-        """Returns the stubs of the open channel; they are others after a fork.
+    def stubs(self) -> Stubs:
+        """Return the stubs of the open channel; after a fork, those of a new channel.
 
         Raises:
-            RuntimeError: The client was closed, or gRPC cannot be used after this fork.
+            RuntimeError: The client is closed, or gRPC cannot be used after this fork.
         """
-        _notice_fork()
-        if _refusal:
-            raise RuntimeError(_refusal)
+        _handle_fork()
+        if _fork_error:
+            raise RuntimeError(_fork_error)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the client is closed")
@@ -106,81 +106,81 @@ class Connection(Generic[Stubs]):
             return self._stubs
 
     @contextmanager
-    def inside_grpc(self, stubs: Stubs, call: object = None) -> Iterator[None]:
-        """Runs code of gRPC for a call: what starts it, waits for it, or cancels it.
+    def abandon_if_interrupted(self, stubs: Stubs, call: object = None) -> Iterator[None]:
+        """Run gRPC's code for a call, and abandon the channel if a signal handler raises in it.
 
-        A signal's handler may raise amid that code, after which a lock of the channel may stay locked for ever, or the
-        channel's thread be missing. After any exception but gRPC's own, the next call opens another channel. The old
-        channel and the call are never closed: to close them takes those locks.
+        After such an exception a lock of the channel may stay locked, or its thread may be missing. So after any
+        exception that is not gRPC's own, the next call opens a new channel. The old channel and the call are never
+        closed, because that takes the same locks.
 
         Args:
-            stubs: The channel's.
-            call: The call, once it has begun.
+            stubs: The stubs of the channel.
+            call: The call, if it has begun.
         """
         try:
             yield
         except (grpc.RpcError, grpc.FutureCancelledError, GeneratorExit):
             raise
         except BaseException:
-            leave_behind((stubs, call))
+            leak((stubs, call))
             if self._stubs is stubs:
                 self._stubs = None
             raise
 
-    def keep(self, future: "grpc.Future[Any]") -> None:
-        """Keeps a call until it has ended. To be called ``inside_grpc``.
+    def keep_until_done(self, future: "grpc.Future[Any]") -> None:
+        """Reference a call until it is done. To be called within ``abandon_if_interrupted``.
 
-        gRPC takes a lock of a call to collect it, in whatever code drops the last reference. An exception of a signal's
-        handler there would leave the lock taken, and the channel's thread would wait for it when the answer comes.
+        gRPC locks a call when it is garbage-collected, in whatever code drops the last reference. If a signal handler
+        raised there, the lock would stay locked, and the channel's thread would wait for it when the answer arrives.
         """
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
 
     def responses(self, stubs: Stubs, call: Iterable[T]) -> Iterator[T]:
-        """Returns the responses of a stream of gRPC for threads, received ``inside_grpc``."""
-        with self.inside_grpc(stubs, call):
+        """Yield the responses of a synchronous stream, received within ``abandon_if_interrupted``."""
+        with self.abandon_if_interrupted(stubs, call):
             yield from call
 
-    def add(self, holder: Holder) -> None:
-        """Has a holder of ids forget them when the client is closed, and in the child of a fork."""
+    def register(self, holder: IdHolder) -> None:
+        """Register an object whose ids are discarded when the client is closed, and in the child of a fork."""
         self._holders.add(holder)
 
     def close(self) -> Stubs | None:
-        """Refuses further use, drops all ids, and returns the stubs, if a channel is open, for it to be closed."""
-        _notice_fork()
+        """Reject further calls, discard all ids, and return the stubs of the open channel for the caller to close."""
+        _handle_fork()
         with self._lock:
             self._closed = True
             stubs, self._stubs = self._stubs, None
         for holder in list(self._holders):
-            holder.drop()
+            holder.clear()
         return stubs
 
-    def refusal(self) -> str:
-        """Says in the child of a fork why gRPC cannot be used there; empty if it can."""
+    def fork_error(self) -> str:
+        """Return why gRPC cannot be used in the child of a fork; empty if it can."""
         if self._stubs is None:
             return ""
-        if self._of_asyncio:
-            return _REFUSAL_OF_ASYNCIO
-        return "" if _fork_support() else _REFUSAL
+        if self._is_asyncio:
+            return _ASYNCIO_FORK_ERROR
+        return "" if _fork_support() else _FORK_ERROR
 
-    def start_afresh(self) -> None:
-        """Starts afresh in the child of a fork."""
+    def reset_after_fork(self) -> None:
+        """Drop the parent's channel, locks and ids in the child of a fork."""
         self._lock = threading.Lock()
         self.streams = set()
-        leave_behind(self._pending)
+        leak(self._pending)
         self._pending = set()
         for holder in list(self._holders):
-            holder.forget()
+            holder.clear_after_fork()
         if self._stubs is not None:
-            leave_behind(self._stubs)
+            leak(self._stubs)
             self._stubs = None
 
 
 @contextmanager
 def least_busy(connections: Sequence[Connection[Stubs]]) -> Iterator[Connection[Stubs]]:
-    """Chooses the connection of a stream, which runs as long as the block: the first of those with fewest streams.
+    """Yield the first connection with the fewest streams, and count a stream on it for the duration of the block.
 
-    So streams that run at the same time have several connections, and with them several processes of a server.
+    So concurrent streams use several connections, and with them several processes of a server.
     """
     connection = min(connections, key=lambda each: len(each.streams))
     stream = object()
@@ -191,59 +191,56 @@ def least_busy(connections: Sequence[Connection[Stubs]]) -> Iterator[Connection[
         connection.streams.discard(stream)
 
 
-_REFUSAL = (
+_FORK_ERROR = (
     "this process was forked while a client was connected, which gRPC does not survive: "
     "set GRPC_ENABLE_FORK_SUPPORT=1 before Python starts, or fork before the client's first call"
 )
-_REFUSAL_OF_ASYNCIO = (
-    "this process was forked while a client of asyncio was connected, which gRPC does not survive: "
+_ASYNCIO_FORK_ERROR = (
+    "this process was forked while an asyncio client was connected, which gRPC does not survive: "
     "fork before the client's first call, or close it before the fork"
 )
-_process = this_process()
-_refusal = ""
+_process = process_marker()
+_fork_error = ""
 _fork_lock = threading.Lock()
 _connections: weakref.WeakSet[Connection[Any]] = weakref.WeakSet()
 
 
-def leave_behind(thing: object) -> None:
-    """Keeps a channel or a call of the parent's for ever.
-
-    To collect it is to close it, which waits for locks that threads of the parent may have held.
-    """
-    _left_behind.append(thing)
+def leak(thing: object) -> None:
+    """Keep a channel or a call for ever, because closing it takes locks that may never be released."""
+    _leaked.append(thing)
 
 
 def _fork_support() -> bool:
-    """Whether gRPC takes care of its channels when this process forks."""
-    with suppress(AttributeError):  # not a published function; without it, the variable that it goes by
+    """Return whether gRPC handles forks of this process."""
+    with suppress(AttributeError):  # not a public function; without it, read the variable that enables it
         return bool(cygrpc.is_fork_support_enabled())
     return os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "t", "true", "y", "yes")
 
 
-def _notice_fork() -> None:
-    """Does in a forked process what has to be done there, also where the fork bypassed Python.
+def _handle_fork() -> None:
+    """Reset all connections if this process is the child of a fork, including a fork that bypassed Python.
 
-    An exception from a signal's handler may interrupt it: then the next call does all of it again.
+    If a signal handler raises in it, the next call does all of it again.
     """
-    global _process, _refusal
+    global _process, _fork_error
     if next(_process):
         return
-    with _fork_lock:  # after a fork that bypassed Python, several threads may be here first
+    with _fork_lock:  # after a fork that bypassed Python, several threads may get here at once
         if next(_process):
             return
-        process, connections = this_process(), list(_connections)
+        process, connections = process_marker(), list(_connections)
         for connection in connections:
-            _refusal = connection.refusal() or _refusal
+            _fork_error = connection.fork_error() or _fork_error
         for connection in connections:
-            connection.start_afresh()
+            connection.reset_after_fork()
         _process = process
 
 
-def _notice_fork_in_child() -> None:
+def _after_fork_in_child() -> None:
     global _fork_lock
     _fork_lock = threading.Lock()
-    _notice_fork()
+    _handle_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_notice_fork_in_child)
+    os.register_at_fork(after_in_child=_after_fork_in_child)

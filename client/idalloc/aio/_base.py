@@ -1,4 +1,4 @@
-"""What all parts of the client for asyncio use: its connections, its log, its tasks, and one call."""
+"""The base of the client for asyncio: its connections, its log, its tasks and its unary calls."""
 
 import asyncio
 import os
@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import grpc
 
+from idalloc._core.conversions import to_range
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from idalloc._core.errors import translated
-from idalloc._core.replies import checked
-from idalloc._core.requests import (
-    AnyRequest,
-    AnyResponse,
-    to_range,
-)
+from idalloc._core.reply_checks import check_reply
+from idalloc._core.requests import AnyRequest, AnyResponse
+from idalloc._core.rpc_errors import translate_rpc_errors
 from idalloc._issued_log.log import IssuedLog
-from idalloc._transport.access import ChannelConfig
 from idalloc._transport.channel import MAX_CONNECTIONS, Connection, channel_options
+from idalloc._transport.config import ChannelConfig
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
 from idalloc.v1.node_pb2_grpc import NodeServiceStub
@@ -32,7 +29,7 @@ T = TypeVar("T")
 
 
 class Stubs(NamedTuple):
-    """An open channel, and the services on it."""
+    """An open channel and its stubs."""
 
     channel: grpc.aio.Channel
     ids: "IdAllocatorServiceAsyncStub"
@@ -41,9 +38,9 @@ class Stubs(NamedTuple):
 
 
 class BaseClient:
-    """The connections of a client, its log and tasks, and calls of one reply; ``Client`` has the public methods.
+    """The connections of a client, its log, its tasks and its unary calls. ``Client`` adds the public methods.
 
-    Its arguments are those of ``Client``.
+    The arguments are those of ``Client``.
     """
 
     def __init__(
@@ -59,16 +56,16 @@ class BaseClient:
     ) -> None:
         self.target = target
         self.timeout = timeout
-        self._access = ChannelConfig(
+        self._config = ChannelConfig(
             target, token=token, credentials=credentials, server_name=server_name, insecure=insecure
         )
         self._log = None if log is None else IssuedLog(log)
-        self._connections = [Connection(self._open, of_asyncio=True) for _ in range(MAX_CONNECTIONS)]
+        self._connections = [Connection(self._open_channel, is_asyncio=True) for _ in range(MAX_CONNECTIONS)]
         self._connection = self._connections[0]
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        """Closes all connections. Ids at hand in ``ids()`` are dropped, running calls and streams fail."""
+        """Close all connections and the log. Prefetched ids are discarded; running calls and streams fail."""
         opened = [connection.close() for connection in self._connections]
         for task in self._tasks:
             task.cancel()
@@ -85,12 +82,12 @@ class BaseClient:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    def _open(self) -> Stubs:
-        access = self._access
-        if access.credentials is None:
-            channel = grpc.aio.insecure_channel(self.target, channel_options(access))
+    def _open_channel(self) -> Stubs:
+        config = self._config
+        if config.credentials is None:
+            channel = grpc.aio.insecure_channel(self.target, channel_options(config))
         else:
-            channel = grpc.aio.secure_channel(self.target, access.credentials, channel_options(access))
+            channel = grpc.aio.secure_channel(self.target, config.credentials, channel_options(config))
         return Stubs(channel, IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
 
     async def _call(
@@ -99,11 +96,11 @@ class BaseClient:
         request: AnyRequest,
         timeout: float | None = None,
     ) -> AnyResponse:
-        with translated(self.target):
-            stub = method(self._connection.get())
+        with translate_rpc_errors(self.target):
+            stub = method(self._connection.stubs())
             seconds = self.timeout if timeout is None else timeout
-            reply = await stub(request, timeout=seconds, metadata=self._access.metadata)
-        return checked(request, reply)
+            reply = await stub(request, timeout=seconds, metadata=self._config.metadata)
+        return check_reply(request, reply)
 
     async def _allocate(
         self, request: pb.AllocateRangeRequest, timeout: float | None = None
@@ -123,16 +120,16 @@ class BaseClient:
         self._log.doc_ids(response, asked)
         return response
 
-    async def _range(self, request: pb.AllocateRangeRequest, timeout: float | None = None) -> range:
+    async def _allocate_range(self, request: pb.AllocateRangeRequest, timeout: float | None = None) -> range:
         return to_range(await self._allocate(request, timeout))
 
-    def _own(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Starts a task that ends with the client at the latest."""
+    def _start_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task that is cancelled when the client is closed."""
         try:
             task = asyncio.create_task(coroutine)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        except BaseException:  # of a signal's handler: nobody would wait for the task, or end it
+        except BaseException:  # of a signal handler: nothing else would cancel the task
             for each in asyncio.all_tasks():
                 if each.get_coro() is coroutine:
                     each.cancel()

@@ -1,18 +1,14 @@
 """The client for asyncio: ``idalloc.aio.Client`` has the methods of ``idalloc.Client``."""
 
-import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
 from typing import Self, TypeVar
 
 import grpc
 
+from idalloc._core.conversions import to_doc_ids, to_range, to_uuids
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from idalloc._core.errors import IdallocError, translated
-from idalloc._core.fork import this_process
-from idalloc._core.replies import Chunks
 from idalloc._core.requests import (
     StreamRequest,
     StreamResponse,
@@ -20,20 +16,16 @@ from idalloc._core.requests import (
     range_request,
     stream_doc_ids_request,
     stream_ranges_request,
-    to_doc_ids,
-    to_range,
-    to_uuids,
     update_node_request,
     uuid_requests,
 )
-from idalloc._core.resumption import LONGEST_END, Resumption
-from idalloc._issued_log.log import log_chunk
-from idalloc._transport.access import from_environment
-from idalloc._transport.channel import least_busy, leave_behind
+from idalloc._core.resumption import Resumption
+from idalloc._transport.config import from_environment
 from idalloc.aio._base import BaseClient, Stubs
+from idalloc.aio._coalescing import CallCoalescer
 from idalloc.aio._ids import Ids
 from idalloc.aio._sequences import Sequences
-from idalloc.aio._shared_calls import SharedCalls
+from idalloc.aio._streams import read_stream
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.node_pb2 import GetNodeRequest, Node
 from idalloc.v1.sequences_pb2 import ParseIdRequest, ParseIdResponse
@@ -42,34 +34,33 @@ T = TypeVar("T")
 
 
 class Client(BaseClient):
-    """Takes ids from an idalloc server, for asyncio.
+    """Client of an idalloc server, for asyncio.
 
-    One client serves any number of tasks of one event loop. It connects on its first call, and has up to four
-    connections, as ``idalloc.Client``. A call that fails because the server or its store is away is tried again up to
-    five times within its timeout; that never gives an id twice, at worst it leaves a gap. A call that is cancelled
-    leaves at worst a gap, too.
+    The tasks of one event loop may share a client. It connects on its first call. Concurrent streams use up to four
+    connections. If the server or its store is unavailable, gRPC retries a unary call up to five times within its
+    timeout. A retry never returns an id twice; at worst it leaves a gap, and so does a cancelled call.
 
-    gRPC does not survive a fork of a process whose client of asyncio is connected: in the child every call, also of
-    other clients, raises ``RuntimeError``. Fork before the first call, or close the client before. That is noticed also
-    where the fork bypassed Python (uWSGI).
+    Forks: gRPC does not survive a fork while an asyncio client is connected. In the child, each call of any client then
+    raises ``RuntimeError``, also if the fork bypassed Python (uWSGI). Fork before the first call, or close the client
+    before the fork.
 
     Args:
-        target: The server as ``host:port``, or any other name that gRPC resolves.
-        timeout: How many seconds a call may take, retries included. Streams take their own.
-        credentials: As of ``idalloc.Client``, and so are the next three.
-        token: Says to the server who this is.
-        server_name: The name in the server's certificate, where it is not the target's.
-        insecure: Whether the token may go to another machine over a connection without TLS.
-        log: As of ``idalloc.Client``. The event loop waits for each record: some microseconds on most disks.
+        target: The server as ``host:port``, or another name that gRPC resolves.
+        timeout: Limit of a call in seconds, including retries. Streams have a parameter of their own.
+        credentials: TLS credentials, such as ``grpc.ssl_channel_credentials()``; None for a plaintext connection.
+        token: Bearer token that identifies the client. It is sent with each call, over TLS or to this machine only.
+        server_name: The name in the server's certificate, if it is not the target's.
+        insecure: Whether the token may be sent to another machine without TLS.
+        log: As in ``idalloc.Client``. Each record blocks the event loop, for some microseconds on most disks.
 
     Attributes:
-        sequences: Creates, shows, changes, advances and deletes sequences.
+        sequences: Methods to create, read, update, advance and delete sequences.
 
     Raises:
-        IdallocError: From all methods, when a call failed: one of its subclasses says why.
-        ValueError, TypeError: From all methods, for an argument that no request can hold.
-        RuntimeError: From all methods, when the client was closed, or gRPC is not usable after a fork.
-        OSError: As from ``idalloc.Client``, of its log.
+        IdallocError: From all methods: the call failed; the subclass is the cause.
+        ValueError, TypeError: From all methods: an argument does not fit into the request.
+        RuntimeError: From all methods: the client is closed, or gRPC is unusable after a fork.
+        OSError: The log cannot be created or written, as in ``idalloc.Client``.
     """
 
     def __init__(
@@ -93,7 +84,7 @@ class Client(BaseClient):
             log=log,
         )
         self.sequences = Sequences(self)
-        self._shared_calls = SharedCalls(self)
+        self._coalescer = CallCoalescer(self)
 
     @classmethod
     def from_environment(cls, *, timeout: float = DEFAULT_TIMEOUT, log: str | os.PathLike[str] | None = None) -> Self:
@@ -109,16 +100,16 @@ class Client(BaseClient):
         request_id: str | uuid.UUID | None = None,
         exactly_once: bool = False,
     ) -> range:
-        """As ``idalloc.Client.allocate_range``; but tasks that wait at the same time share calls.
+        """As ``idalloc.Client.allocate_range``; but concurrent calls for one sequence are coalesced.
 
-        Without a request id, callers who come while a call for the same sequence is under way wait for its end. Then
-        one call is made for all of them, and its ids are given out in the order in which they came. Each has its own
-        timeout and its own error. The part of one that was cancelled meanwhile is nobody's: it is a gap.
+        Calls without a request id wait while another call for the same sequence is in flight. Then one call allocates
+        the ids of all of them, in the order of arrival. Each caller has its own timeout and its own error. The ids of a
+        caller that was cancelled meanwhile are a gap.
         """
         request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once)
         if request.request_id:
-            return await self._range(request)
-        return await self._shared_calls.allocate(request)
+            return await self._allocate_range(request)
+        return await self._coalescer.allocate(request)
 
     async def allocate_texts(
         self,
@@ -168,10 +159,10 @@ class Client(BaseClient):
 
     async def uuids(self, n: int = 1, version: int = 7) -> list[uuid.UUID]:
         """As ``idalloc.Client.uuids``."""
-        made: list[uuid.UUID] = []
+        uuids: list[uuid.UUID] = []
         for request in uuid_requests(n, version):
-            made += to_uuids(await self._call(lambda stubs: stubs.ids.GenerateUuid, request))
-        return made
+            uuids += to_uuids(await self._call(lambda stubs: stubs.ids.GenerateUuid, request))
+        return uuids
 
     async def node(self) -> Node:
         """As ``idalloc.Client.node``."""
@@ -197,48 +188,5 @@ class Client(BaseClient):
         total: int,
         timeout: float | None,
     ) -> AsyncIterator[T]:
-        resumption = Resumption(total, timeout)  # here and not in the generator: what is wrong is told at once
-        return self._resuming(method, request, convert, resumption)
-
-    async def _resuming(
-        self,
-        method: "Callable[[Stubs], grpc.aio.UnaryStreamMultiCallable[StreamRequest, StreamResponse]]",
-        request: Callable[[int], StreamRequest],
-        convert: Callable[[StreamResponse], T],
-        resumption: Resumption,
-    ) -> AsyncIterator[T]:
-        while resumption.missing > 0:
-            with least_busy(self._connections) as connection:
-                stubs = connection.get()
-                message = request(resumption.missing)
-                asked = 0 if self._log is None else self._log.now()
-                process, chunks = this_process(), Chunks(message)
-                call = method(stubs)(message, timeout=resumption.time_left(), metadata=self._access.metadata)
-                try:
-                    with translated(self.target):
-                        async for response in call:
-                            count = chunks.check(response)
-                            if self._log is not None:
-                                log_chunk(self._log, message, response, asked)
-                            resumption.received(count)
-                            yield convert(response)
-                            if not next(process):
-                                connection.get()  # refuses: the call is the parent's
-                            if not chunks.missing:
-                                await _end(call, chunks)
-                        chunks.end()
-                except IdallocError as error:
-                    await asyncio.sleep(resumption.pause(error))
-                finally:
-                    if next(process):
-                        call.cancel()
-                    else:
-                        leave_behind(call)
-
-
-async def _end(call: AsyncIterable[StreamResponse], chunks: Chunks) -> None:
-    """Waits for the end of a stream that has brought its total. A message that comes in its place is refused."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LONGEST_END):
-            async for response in call:
-                chunks.check(response)
+        resumption = Resumption(total, timeout)  # not in the generator: invalid arguments raise at once
+        return read_stream(self, method, request, convert, resumption)

@@ -1,4 +1,4 @@
-"""`ids()` of the client for asyncio."""
+"""``Ids``: the iterator over a sequence's ids, for asyncio."""
 
 import asyncio
 import time
@@ -6,93 +6,96 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple, Self, TypeAlias
 
 from idalloc._core.errors import IdallocError, ProtocolError
-from idalloc._core.pool import Asked, Pool
-from idalloc._transport.channel import leave_behind
+from idalloc._core.pool import Pool, PoolRequest
+from idalloc._transport.channel import leak
 from idalloc.aio._base import BaseClient
 from idalloc.v1 import id_allocator_pb2 as pb
 
-# What comes of a range that was asked for ahead; an OSError is of the log.
-_Answer: TypeAlias = pb.AllocateRangeResponse | IdallocError | OSError
+# The result of a request; an OSError is of the log of issued ids.
+_Result: TypeAlias = pb.AllocateRangeResponse | IdallocError | OSError
 
 
 class Ids(AsyncIterator[int]):
-    """The ids of one sequence, one by one, without end: as ``idalloc.Ids``.
+    """An endless asynchronous iterator over the ids of one sequence, as ``idalloc.Ids``.
 
-    Any number of tasks may share one: each id goes to one of them. A task that is cancelled while it waits takes none.
+    Tasks may share one ``Ids``: each id goes to one task. A task that is cancelled while it waits takes no id.
     """
 
     def __init__(self, client: BaseClient, sequence: str) -> None:
         self._client = client
         self._pool = Pool(sequence)
-        self._coming: _Coming | None = None
-        client._connection.add(self)
+        self._prefetch: _Prefetch | None = None
+        client._connection.register(self)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> int:
         while True:
-            for value in self._pool.piece.ids:
+            for value in self._pool.current.ids:
                 return value
-            await self._more()
+            await self._next_part()
 
-    def drop(self) -> None:
-        """Drops what is at hand."""
-        self._pool.drop()
+    def clear(self) -> None:
+        """Discard all prefetched ids."""
+        self._pool.clear()
 
-    def forget(self) -> None:
-        """Drops what the parent of this process has at hand."""
-        leave_behind(self._coming)
-        self._coming = None
-        self._pool.drop()
+    def clear_after_fork(self) -> None:
+        """Discard the prefetched ids of the parent process."""
+        leak(self._prefetch)
+        self._prefetch = None
+        self._pool.clear()
 
-    async def _more(self) -> None:
-        # Without a lock: to leave `async with` takes an await, before which a signal's handler may raise. What is done
-        # between two awaits is done by one task alone.
-        self._client._connection.get()  # refuses when the client was closed
+    async def _next_part(self) -> None:
+        # Without a lock, because a signal handler may raise before `async with` releases it. Only one task runs between
+        # two awaits.
+        self._client._connection.stubs()  # raises if the client is closed
         deadline = time.monotonic() + self._client.timeout
         while not self._pool.advance():
-            coming = self._coming
-            ahead = coming is not None
-            if coming is None:
-                coming = self._coming = self._ask()
-            # Who is cancelled while it waits leaves the range to the next one.
-            await asyncio.wait([coming.task])
-            if self._coming is coming:
-                self._coming = None
-                self._receive(coming, ahead, deadline)
-        if self._coming is None and self._pool.wants_more():
-            self._coming = self._ask()
+            prefetch = self._prefetch
+            was_prefetched = prefetch is not None
+            if prefetch is None:
+                prefetch = self._prefetch = self._send()
+            # A task that is cancelled here leaves the range to the next task.
+            await asyncio.wait([prefetch.task])
+            if self._prefetch is prefetch:
+                self._prefetch = None
+                self._receive(prefetch, was_prefetched, deadline)
+        if self._prefetch is None and self._pool.should_prefetch():
+            self._prefetch = self._send()
 
-    def _ask(self) -> "_Coming":
-        self._client._connection.get()  # refuses when the client was closed
-        asked = self._pool.ask()
-        return _Coming(asked, self._client._own(self._fetch(asked.request)))
+    def _send(self) -> "_Prefetch":
+        self._client._connection.stubs()  # raises if the client is closed
+        request = self._pool.next_request()
+        return _Prefetch(request, self._client._start_task(self._fetch(request.message)))
 
-    async def _fetch(self, request: pb.AllocateRangeRequest) -> _Answer:
+    async def _fetch(self, request: pb.AllocateRangeRequest) -> _Result:
         try:
             return await self._client._allocate(request)
-        except (IdallocError, OSError) as error:  # returned, for it may be that no one wants to know
+        except (
+            IdallocError,
+            OSError,
+        ) as error:  # returned, because asyncio reports an exception that nothing retrieves
             return error
 
-    def _receive(self, coming: "_Coming", ahead: bool, deadline: float) -> None:
-        """Takes in what came. After a refusal for a quota, the end of a pause comes next."""
-        if coming.task.cancelled():
-            self._client._connection.get()  # says that the client was closed
-        answer = coming.task.result()
-        if isinstance(answer, OSError):
-            raise answer
-        if isinstance(answer, pb.AllocateRangeResponse):
-            self._pool.accept(coming.asked, answer)
-        elif answer is not None:
-            smaller = self._pool.refused(answer) and time.monotonic() < deadline
-            if not smaller and (not ahead or isinstance(answer, ProtocolError)):
-                pause = self._pool.pause(answer, deadline)
-                self._coming = _Coming(coming.asked, self._client._own(asyncio.sleep(pause)))
+    def _receive(self, prefetch: "_Prefetch", was_prefetched: bool, deadline: float) -> None:
+        """Add the received range to the pool. If a quota is exceeded, start a delay in place of a request."""
+        if prefetch.task.cancelled():
+            self._client._connection.stubs()  # raises if the client is closed
+        result = prefetch.task.result()
+        if isinstance(result, OSError):
+            raise result
+        if isinstance(result, pb.AllocateRangeResponse):
+            self._pool.add(prefetch.request, result)
+        elif result is not None:
+            retry_now = self._pool.adapt_size(result) and time.monotonic() < deadline
+            if not retry_now and (not was_prefetched or isinstance(result, ProtocolError)):
+                delay = self._pool.retry_delay(result, deadline)
+                self._prefetch = _Prefetch(prefetch.request, self._client._start_task(asyncio.sleep(delay)))
 
 
-class _Coming(NamedTuple):
-    """A range that was asked for ahead, or the end of a pause: then its task gives None."""
+class _Prefetch(NamedTuple):
+    """A range that was requested and has not been received, or a delay, whose task returns None."""
 
-    asked: Asked
-    task: asyncio.Task[_Answer] | asyncio.Task[None]
+    request: PoolRequest
+    task: asyncio.Task[_Result] | asyncio.Task[None]

@@ -1,4 +1,4 @@
-"""`client.sequences` of the client for asyncio."""
+"""``client.sequences`` of the client for asyncio."""
 
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Sequences:
-    """The sequences of a server: ``client.sequences``, as ``idalloc.Client.sequences``."""
+    """Administration of sequences: ``client.sequences``, as ``idalloc.Client.sequences``."""
 
     def __init__(self, client: BaseClient) -> None:
         self._client = client
@@ -39,7 +39,7 @@ class Sequences:
         pages, more = Pages(prefix, show_deleted), True
         while more:
             response = await self._client._call(lambda stubs: stubs.sequences.ListSequences, pages.request)
-            more = pages.follow(response)
+            more = pages.advance(response)
             for sequence in response.sequences:
                 yield sequence
 

@@ -18,11 +18,11 @@ from idalloc._core.errors import (
     ServerUnreachable,
     Unauthenticated,
     Unavailable,
-    from_rpc_error,
 )
-from idalloc._core.replies import check_chunk, checked
+from idalloc._core.reply_checks import check_chunk, check_reply
+from idalloc._core.rpc_errors import from_rpc_error
 from idalloc._issued_log.log import IssuedLog
-from idalloc._transport.access import ChannelConfig
+from idalloc._transport.config import ChannelConfig
 from idalloc.bench._latencies import Latencies
 from idalloc.bench._plan import Call, Plan, calls
 from idalloc.bench._verifier import Mark, Trail, Verifier
@@ -215,7 +215,7 @@ class Bench:
             await self._refused(call, error, counted)
             return
         ended = time.perf_counter_ns()
-        check = partial(checked, call.message)
+        check = partial(check_reply, call.message)
         if self._received(caller, call, reply, check, begin, ended, counted) and counted:
             self.tallies[call.rpc].latencies.add(ended - began)
 

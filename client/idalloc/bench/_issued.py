@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from idalloc._core.lattices import meeting
+from idalloc._core.congruences import solve
 
 
 class Intervals:
@@ -71,7 +71,7 @@ class IssuedIds:
     def _common(self, first: int, last: int, key: tuple[int, int], other: tuple[int, int]) -> int | None:
         """The id in first … last, of the step and remainder of ``key``, that was seen with those of ``other``."""
         (step, remainder), (width, offset) = key, other
-        met = meeting(step, remainder, width, offset)
+        met = solve(step, remainder, width, offset)
         if met is None:
             return None
         one, period = met

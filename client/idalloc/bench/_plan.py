@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from idalloc._core.requests import to_doc_ids
+from idalloc._core.conversions import to_doc_ids
 from idalloc.v1 import id_allocator_pb2 as pb
 
 SCENARIOS = ("unary", "stream", "docids", "mixed")

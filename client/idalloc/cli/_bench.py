@@ -89,7 +89,7 @@ def bench(
     target, limit = settings(context, server, timeout)
     try:
         from idalloc._issued_log.log import IssuedLog
-        from idalloc._transport.access import ChannelConfig
+        from idalloc._transport.config import ChannelConfig
         from idalloc.bench import _chart, _engine, _plan, _report
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "hdrh":

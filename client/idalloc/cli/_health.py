@@ -9,7 +9,7 @@ from idalloc.cli import _output
 from idalloc.cli._options import Json, Server, Timeout, arguments, connect, settings
 
 if TYPE_CHECKING:
-    from idalloc._transport.access import ChannelArguments
+    from idalloc._transport.config import ChannelArguments
 
 # What the server calls the check of its store.
 STORE = "store"
@@ -67,7 +67,7 @@ def check(target: str, service: str, timeout: float, shown: "ChannelArguments") 
     """
     import grpc
 
-    from idalloc._transport.access import ChannelConfig
+    from idalloc._transport.config import ChannelConfig
 
     access = ChannelConfig(target, **shown)
     if access.credentials is None:
@@ -81,7 +81,7 @@ def check(target: str, service: str, timeout: float, shown: "ChannelArguments") 
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return "SERVICE_UNKNOWN"
-        from idalloc._core.errors import from_rpc_error
+        from idalloc._core.rpc_errors import from_rpc_error
 
         raise from_rpc_error(error, target) from error
     return _status(reply)

@@ -17,7 +17,7 @@ from idalloc.cli._plugins import is_others
 
 if TYPE_CHECKING:
     from idalloc import Client, InvalidRequest
-    from idalloc._transport.access import ChannelArguments
+    from idalloc._transport.config import ChannelArguments
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -178,7 +178,7 @@ def settings(context: typer.Context, server: str | None, timeout: str | None) ->
 
 def arguments(context: typer.Context, target: str) -> "ChannelArguments":
     """Reads what the client of a target is to show, and to trust."""
-    from idalloc._transport.access import ChannelConfig, ChannelConfigError, read_channel_arguments
+    from idalloc._transport.config import ChannelConfig, ChannelConfigError, read_channel_arguments
 
     shown: ShownCredentials = context.obj.shown
     source = context.find_root().get_parameter_source("token_file")

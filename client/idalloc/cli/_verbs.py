@@ -89,7 +89,8 @@ def allocate(
     A sequence that does not exist is created, counting 1, 2, 3 … without a format, unless the server's setting
     auto_create_sequences is off. A line on standard error says so; `idalloc sequences create` makes one with a format.
     """
-    from idalloc._core.requests import range_request, to_range
+    from idalloc._core.conversions import to_range
+    from idalloc._core.requests import range_request
     from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
 
     _one_form(context, ranges, texts)
@@ -125,7 +126,8 @@ def stream(
     It goes on by itself where a server stops and another one, or the same one again, answers. With --json each range
     is one object on a line. A timeout is that of the whole stream; there is none unless it is said after the verb.
     """
-    from idalloc._core.requests import stream_ranges_request, to_range
+    from idalloc._core.conversions import to_range
+    from idalloc._core.requests import stream_ranges_request
     from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
 
     _one_form(context, ranges, texts)
@@ -204,14 +206,14 @@ def uuids(
 
     They come 10,000 at a time; with --json each of these batches is an object on a line of its own.
     """
-    from idalloc._core.requests import MOST_UUIDS, uuid_requests
+    from idalloc._core.requests import MAX_UUIDS_PER_CALL, uuid_requests
     from idalloc.v1.id_allocator_pb2 import UUID_VIEW_TEXT
 
     with connect(context, server, timeout) as client:
         for request in uuid_requests(count, version, UUID_VIEW_TEXT):
             reply = client._call(lambda stubs: stubs.ids.GenerateUuid, request)
             if as_json:
-                _output.write_json(reply, one_line=count > MOST_UUIDS)
+                _output.write_json(reply, one_line=count > MAX_UUIDS_PER_CALL)
             else:
                 _output.write_lines(reply.uuids)
 

@@ -1,1 +1,1 @@
-"""Ids in other libraries' own terms. Each module here is imported by its full name only."""
+"""Integrations with other libraries. Import each module by its full name."""

@@ -1,10 +1,10 @@
-"""Primary keys of SQLAlchemy's models from an idalloc sequence, in any database.
+"""Primary keys of SQLAlchemy models from an idalloc sequence, for any database.
 
     class Order(Base):
         __tablename__ = "orders"
         id: Mapped[int] = mapped_column(BigInteger, primary_key=True, default=idalloc_default("orders"))
 
-In a class of ``MappedAsDataclass`` it is ``insert_default=``, since ``default=`` there is the dataclass's.
+In a ``MappedAsDataclass`` class use ``insert_default=``, because there ``default=`` is the dataclass's default.
 """
 
 import os
@@ -18,30 +18,28 @@ _clients: dict[str, Client] = {}
 
 
 def idalloc_default(sequence: str, client: Client | None = None) -> Callable[[], int]:
-    """Makes a column's default: each row that comes without a value gets the sequence's next id.
+    """Return a column default: a row that is inserted without a value gets the sequence's next id.
 
-    The ids are those of ``Client.ids``: asked for ahead, so that most rows cost no call, also in bulk inserts, where
-    each row gets one. Any number of threads may insert. In the child of a fork it goes on with ids of the child's own,
-    under the conditions that ``Client`` tells. A rollback leaves a gap. In an asynchronous engine the event loop stands
-    still while ids are fetched.
+    The ids come from ``Client.ids``, which prefetches, so that most rows cost no call, also in bulk inserts. Threads
+    may share the default. In the child of a fork it continues with ids of the child's own, on the conditions in
+    ``Client``. A rollback leaves a gap. In an asynchronous engine, a fetch of ids blocks the event loop.
 
     Args:
-        sequence: The sequence's name. It must not be one with a reset, whose numbers come again.
-        client: Where to get ids. Without it, from the server that the environment names when the first id is needed,
-            by one client for all columns: see ``Client.from_environment``. ``IDALLOC_SERVER`` is 127.0.0.1:50051
-            unless it is set; ``IDALLOC_TOKEN`` or ``IDALLOC_TOKEN_FILE`` say who this is, ``IDALLOC_TLS`` and
-            ``IDALLOC_CA`` ask for TLS.
+        sequence: The sequence's name. The sequence must not have a reset, because its numbers repeat.
+        client: The client; None for one that all columns share, created by ``Client.from_environment`` when the first
+            id is needed. ``IDALLOC_SERVER`` is the server (default 127.0.0.1:50051), ``IDALLOC_TOKEN`` or
+            ``IDALLOC_TOKEN_FILE`` the token; ``IDALLOC_TLS`` and ``IDALLOC_CA`` enable TLS.
 
     Returns:
-        What ``default=`` of ``Column`` and ``mapped_column`` takes.
+        A function for ``default=`` of ``Column`` and ``mapped_column``.
     """
-    # No lock, which a fork might find taken: of two threads that are here first, both get what was put in first.
-    made: dict[str, Ids] = {}
+    # No lock, because a fork could copy it locked: setdefault returns the same object to threads that race.
+    shared: dict[str, Ids] = {}
 
     def next_id() -> int:
-        ids = made.get(sequence)
+        ids = shared.get(sequence)
         if ids is None:
-            ids = made.setdefault(sequence, (client or _shared_client()).ids(sequence))
+            ids = shared.setdefault(sequence, (client or _shared_client()).ids(sequence))
         return next(ids)
 
     return next_id

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from idalloc._core.lattices import meeting
+from idalloc._core.congruences import solve
 from idalloc.verify._columns import Ints, Positions, combine, distance, pack, running_most, sorting, total
 
 # As they lie in a file.
@@ -210,7 +210,7 @@ def _count_shared(one: Spans, other: Spans, twice: Twice) -> None:
     left = np.arange(len(right)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(begins, counts)
     low, high = np.maximum(one.low[left], other.low[right]), np.minimum(one.high[left], other.high[right])
     step, width = int(one.step[0]), int(other.step[0])
-    met = meeting(step, int(one.low[0]) % step, width, int(other.low[0]) % width)
+    met = solve(step, int(one.low[0]) % step, width, int(other.low[0]) % width)
     if met is None:
         return
     number, period = met

@@ -100,9 +100,9 @@ COMING = """
 ids = idalloc.Client(target).ids("orders")
 loop = iter(ids)
 before += islice(loop, 2000)
-while ids._coming is None:
+while ids._prefetch is None:
     before.append(next(loop))
-while not ids._coming.future.done():
+while not ids._prefetch.future.done():
     time.sleep(0.01)
 fork(lambda: islice(loop, 3000))
 """

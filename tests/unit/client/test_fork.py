@@ -65,7 +65,7 @@ loop = iter(ids)
 before = list(islice(loop, 5000))
 stream = client.stream_ranges("orders", 50, 10)
 before += next(stream)
-while ids._coming is None:  # a range that the parent asked for ahead is there when it forks
+while ids._prefetch is None:  # a range that the parent asked for ahead is there when it forks
     before.append(next(loop))
 time.sleep(0.2)
 def take():

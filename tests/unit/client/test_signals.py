@@ -145,7 +145,7 @@ def test_an_exception_anywhere_leaves_shared_calls_usable(server: FakeServer) ->
             places.end()
             taken += await client.allocate_range("orders", 3)
             assert len(set(taken)) == len(taken) >= 3
-            assert not client._shared_calls._lines
+            assert not client._coalescer._queues
 
     assert at_each_place(lambda places: run(use(places))) > 100
 
@@ -194,7 +194,7 @@ def test_an_exception_anywhere_leaves_the_log_whole(tmp_path: Path, name: str) -
                 logged.append(number)
             except Interrupt:
                 places.watch()
-            assert not log._own.lock.locked()
+            assert not log._state.lock.locked()
         places.end()
         log.close()
         assert [number for number in issued_log.read(path).ids if number in logged] == logged
@@ -209,7 +209,7 @@ def test_an_exception_anywhere_leaves_no_file_of_a_child(tmp_path: Path, name: s
     def write(places: Places) -> None:
         path = tmp_path / f"{places._number}-{name}"
         log = IssuedLog(path)
-        log.leave_to_parent()  # as in the child of a fork
+        log.reset_after_fork()  # as in the child of a fork
         logged = []
         places.watch()
         for number in range(1, 4):
@@ -218,7 +218,7 @@ def test_an_exception_anywhere_leaves_no_file_of_a_child(tmp_path: Path, name: s
                 logged.append(number)
             except Interrupt:
                 places.watch()
-            assert not log._own.lock.locked()
+            assert not log._state.lock.locked()
         places.end()
         log.close()
         own = Path(f"{path}.{os.getpid()}")

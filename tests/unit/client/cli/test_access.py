@@ -133,7 +133,7 @@ def test_the_systems_authorities(
         elsewhere = tmp_path / "other.pem"
         trustme.CA().cert_pem.write_to_path(str(elsewhere))
         line = run.fails(1, "--ca", elsewhere, "--server", server.target, "node")  # nothing but these
-        assert "is of no authority that this client trusts" in line
+        assert "is signed by an untrusted CA" in line
 
 
 def test_what_is_said_on_the_line_goes_before_the_environment(
@@ -146,7 +146,7 @@ def test_what_is_said_on_the_line_goes_before_the_environment(
         run("node")
         assert server.shown["GetNode"] == [BEARER, "Bearer another"]
         environment.setenv("IDALLOC_TOKEN_FILE", str(token_file))
-        assert "'--token-file': there is a token, too" in run.fails(2, "node")
+        assert "'--token-file': cannot be combined with token" in run.fails(2, "node")
         run("--token-file", token_file, "node")
         environment.delenv("IDALLOC_TOKEN")
         run("node")
@@ -168,18 +168,21 @@ def test_a_server_that_cannot_be_talked_to_is_told_in_one_line(
         return f"{kind.partition(': no answer from ')[2].partition(': ')[2]}; {hint}"
 
     with serving(credentials=certificates.server()) as server:
-        untrusted = "its certificate is of no authority that this client trusts; --ca names the file of its authority"
+        untrusted = "the server's certificate is signed by an untrusted CA; --ca names the file of its authority"
         assert told(server, "--ca", other) == untrusted
-        closed = "it ended the connection at once; it may speak TLS only, or want another client certificate; "
+        closed = "the server closed the connection; it may require TLS or another client certificate; "
         assert told(server) == closed + "--tls or --ca is for the one, --cert and --key are for the other"
     with serving(credentials=certificates.server("idalloc.example.org")) as server:
-        name = "its certificate is for other names than the one that it was called by; "
+        name = "the server's certificate is not valid for the target's name; "
         assert told(server, "--ca", certificates.ca) == name + "--server-name says which name it has to be"
         assert run("--ca", certificates.ca, "--server-name", "idalloc.example.org", "--server", server.target, "health")
     with serving() as server:
-        assert told(server, "--ca", certificates.ca) == "it speaks no TLS; call it without --tls, --ca and --cert"
+        assert (
+            told(server, "--ca", certificates.ca)
+            == "the server does not use TLS; call it without --tls, --ca and --cert"
+        )
     with serving(credentials=certificates.server(of_clients=certificates.authority)) as server:
-        assert told(server, "--ca", certificates.ca).startswith("it ended the connection at once")
+        assert told(server, "--ca", certificates.ca).startswith("the server closed the connection")
         assert run("--ca", certificates.ca, "--cert", shown.cert, "--key", shown.key, "--server", server.target, "node")
 
 
@@ -243,12 +246,12 @@ def files(tmp_path: Path, certificates: Certificates, shown: Shown) -> Path:
         ("--cert F/billing.pem --key F/locked", "'--key': F/locked: is encrypted; it must be without a passphrase"),
         ("--token-file F/none", "'--token-file': cannot read F/none: No such file"),
         ("--token-file F/empty", "'--token-file': F/empty is empty"),
-        ("--token-file F/words", "'--token-file': F/words must have one token in it, and nothing else"),
-        ("--token-file F/bytes", "'--token-file': F/bytes has no token in it"),
-        ("--server-name there", "'--server-name': is for TLS"),
+        ("--token-file F/words", "'--token-file': F/words must contain one token and nothing else"),
+        ("--token-file F/bytes", "'--token-file': F/bytes is not text"),
+        ("--server-name there", "'--server-name': requires TLS"),
         (
             "--server 192.0.2.7:1 --token-file F/token",
-            "'--insecure': the token would go unencrypted to 192.0.2.7:1, and anyone on the way could read it: use TLS",
+            "'--insecure': the token would be sent unencrypted to 192.0.2.7:1: use TLS",
         ),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_target_without_a_port_is_an_error(target: str, capsys: pytest.Capture
         ("bench", "--server", target),
     ):
         line = error_of(capsys, *args)
-        assert line.startswith("idalloc: Invalid value for '--server': must be HOST:PORT, as localhost:50051")
+        assert line.startswith("idalloc: Invalid value for '--server': must be HOST:PORT, such as localhost:50051")
         assert line.endswith(f"not {target!r} (see idalloc --help)")
 
 

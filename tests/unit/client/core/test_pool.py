@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from idalloc import DeadlineExceeded, InvalidRequest, SequenceExhausted, StoreUnavailable
-from idalloc._core.pool import LARGEST, MAX_LATE, Asked, Pool, boot_clock
+from idalloc._core.pool import MAX_LATE_RANGES, MAX_RANGE_SIZE, Pool, PoolRequest, boot_clock
 from idalloc.v1 import id_allocator_pb2 as pb
 
 
@@ -33,26 +33,26 @@ class Source:
         self.asked: list[int] = []
         self._number = 1
 
-    def answer(self, asked: Asked) -> None:
-        count = asked.request.id_count
+    def answer(self, request: PoolRequest) -> None:
+        count = request.message.id_count
         self.asked.append(count)
         first, last = self._number * self.step, (self._number + count - 1) * self.step
         self._number += count
         ttl = Duration(seconds=int(self.ttl), nanos=int(self.ttl % 1 * 1e9))
         ids = pb.IdRange(first_id=first, last_id=last, step=self.step, id_count=count)
-        self.pool.accept(asked, pb.AllocateRangeResponse(range=ids, ttl=ttl))
+        self.pool.add(request, pb.AllocateRangeResponse(range=ids, ttl=ttl))
 
     def take(self, n: int) -> list[int]:
         """Takes n ids; asks for ranges as a client would that has its answers at once."""
         taken: list[int] = []
         while True:
-            taken += islice(self.pool.piece.ids, n - len(taken))
+            taken += islice(self.pool.current.ids, n - len(taken))
             if len(taken) == n:
                 return taken
             while not self.pool.advance():
-                self.answer(self.pool.ask())
-            if self.pool.wants_more():
-                self.answer(self.pool.ask())
+                self.answer(self.pool.next_request())
+            if self.pool.should_prefetch():
+                self.answer(self.pool.next_request())
 
 
 def test_ids_come_in_order_and_without_a_gap() -> None:
@@ -69,7 +69,7 @@ def test_ranges_double_while_they_last_less_than_a_second() -> None:
     source = Source()
     source.take(5_000_000)
     assert source.asked[:8] == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert max(source.asked) == LARGEST
+    assert max(source.asked) == MAX_RANGE_SIZE
 
 
 def test_ranges_stay_as_they_are_where_they_last() -> None:
@@ -108,18 +108,18 @@ def test_no_id_is_used_at_its_deadline() -> None:
 def test_time_counts_from_before_the_request_was_sent() -> None:
     source = Source(ttl=10.0)
     assert not source.pool.advance()
-    asked = source.pool.ask()
+    request = source.pool.next_request()
     source.clock.now += 9.0
-    source.answer(asked)
+    source.answer(request)
     assert source.pool.advance()
     source.clock.now += 1.0
-    assert list(source.pool.piece.ids) == []
+    assert list(source.pool.current.ids) == []
 
 
 def test_an_iterator_that_is_in_use_ends_when_its_ids_are_too_old() -> None:
     source = Source(ttl=10.0)
     source.take(1000)
-    in_use = source.pool.piece.ids
+    in_use = source.pool.current.ids
     next(in_use)
     source.clock.now += 10.0
     assert list(in_use) == []
@@ -153,7 +153,7 @@ def test_ranges_that_always_come_too_late_are_an_error_and_not_a_loop() -> None:
     source = Source(ttl=0.0)
     with pytest.raises(DeadlineExceeded, match="orders"):
         source.take(1)
-    assert len(source.asked) == MAX_LATE
+    assert len(source.asked) == MAX_LATE_RANGES
     source.ttl = 1.0
     assert len(source.take(3)) == 3
 
@@ -161,35 +161,35 @@ def test_ranges_that_always_come_too_late_are_an_error_and_not_a_loop() -> None:
 def test_near_the_end_what_is_left_is_asked_for() -> None:
     pool = Pool("orders", Clock())
     pool._size = 64
-    assert pool.ask().request.id_count == 64
-    assert pool.refused(SequenceExhausted(metadata={"remaining": "9", "largest_range": "5"}))
-    assert pool.ask().request.id_count == 5
-    assert not pool.refused(SequenceExhausted(metadata={"remaining": "5", "largest_range": "5"}))
-    assert not pool.refused(SequenceExhausted(metadata={"remaining": "0", "largest_range": "0"}))
+    assert pool.next_request().message.id_count == 64
+    assert pool.adapt_size(SequenceExhausted(metadata={"remaining": "9", "largest_range": "5"}))
+    assert pool.next_request().message.id_count == 5
+    assert not pool.adapt_size(SequenceExhausted(metadata={"remaining": "5", "largest_range": "5"}))
+    assert not pool.adapt_size(SequenceExhausted(metadata={"remaining": "0", "largest_range": "0"}))
 
 
 def test_above_the_servers_limit_half_is_asked_for_from_then_on() -> None:
     source = Source()
     source.pool._size = 64
-    assert source.pool.refused(InvalidRequest(metadata={"field": "id_count"}))
+    assert source.pool.adapt_size(InvalidRequest(metadata={"field": "id_count"}))
     source.take(1000)
     assert max(source.asked) == 32
 
 
 def test_other_errors_do_not_change_what_is_asked_for() -> None:
     pool = Pool("orders", Clock())
-    assert not pool.refused(InvalidRequest(metadata={"field": "id_count"}))  # of one id
+    assert not pool.adapt_size(InvalidRequest(metadata={"field": "id_count"}))  # of one id
     pool._size = 64
-    assert not pool.refused(InvalidRequest(metadata={"field": "sequence"}))
-    assert not pool.refused(StoreUnavailable())
-    assert pool.ask().request.id_count == 64
+    assert not pool.adapt_size(InvalidRequest(metadata={"field": "sequence"}))
+    assert not pool.adapt_size(StoreUnavailable())
+    assert pool.next_request().message.id_count == 64
 
 
 def test_what_was_dropped_is_not_given_by_iterators_in_use_either() -> None:
     source = Source()
     source.take(100)
-    in_use = source.pool.piece.ids
-    source.pool.drop()
+    in_use = source.pool.current.ids
+    source.pool.clear()
     assert list(in_use) == []
     taken = source.take(200)
     assert taken[0] == sum(source.asked[: source.asked.index(1, 1)]) + 1

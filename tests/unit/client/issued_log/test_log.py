@@ -116,11 +116,11 @@ def test_any_range_is_read_as_it_was(
     step: int,
     count: int,
     generation: int,
-    node: int,
+    node_id: int,
     request_id: uuid.UUID | None,
 ) -> None:
     ids = pb.IdRange(first_id=first, step=step, id_count=count)
-    response = pb.AllocateRangeResponse(range=ids, period=period, generation=generation, node_id=node)
+    response = pb.AllocateRangeResponse(range=ids, period=period, generation=generation, node_id=node_id)
     with TemporaryDirectory() as folder:
         path = Path(folder, form)
         log = IssuedLog(path)
@@ -129,7 +129,7 @@ def test_any_range_is_read_as_it_was(
         log.close()
         records = issued_log.read(path).records
     request = issued_log.request_number(str(request_id)) if request_id else 0
-    expected = Record(sequence, period, generation, node, first, step, count, 0, 0, False, False, request)
+    expected = Record(sequence, period, generation, node_id, first, step, count, 0, 0, False, False, request)
     assert [without_times(record) for record in records] == [expected] * 2
 
 

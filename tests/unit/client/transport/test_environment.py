@@ -63,9 +63,9 @@ async def test_a_client_of_the_environment(
         ({"CA": "/nowhere/ca.pem"}, "IDALLOC_CA: cannot read /nowhere/ca.pem: No such file"),
         ({"CERT": "/nowhere/cert.pem"}, "IDALLOC_KEY: must be given with cert"),
         ({"TOKEN_FILE": "/nowhere/token"}, "IDALLOC_TOKEN_FILE: cannot read /nowhere/token: No such file"),
-        ({"TOKEN": TOKEN, "TOKEN_FILE": "x"}, "IDALLOC_TOKEN_FILE: there is a token, too"),
+        ({"TOKEN": TOKEN, "TOKEN_FILE": "x"}, "IDALLOC_TOKEN_FILE: cannot be combined with token"),
         ({"TOKEN": "two words"}, "IDALLOC_TOKEN: must be ASCII"),
-        ({"TOKEN": TOKEN, "SERVER": "192.0.2.7:1"}, "IDALLOC_TOKEN_INSECURE: the token would go unencrypted"),
+        ({"TOKEN": TOKEN, "SERVER": "192.0.2.7:1"}, "IDALLOC_TOKEN_INSECURE: the token would be sent unencrypted"),
         ({"TLS": "perhaps"}, "IDALLOC_TLS: must be true or false"),
     ],
 )

@@ -18,7 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 
 import idalloc
 from idalloc import cli
-from idalloc._core.replies import CHECKS
+from idalloc._core.reply_checks import CHECKS
 from tests.support.wrong_replies import LIES, SERVICES, Lie, Pushback, Refuse, batch, chunks, ids, lying, reply
 
 # What a lie may cost, on a busy machine: seconds, and bytes of memory.
@@ -209,8 +209,8 @@ def test_a_stream_that_stays_open_after_its_total_ends(
     by: Callable[[str, Way, list[Any]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream ends at its total, also where the server never ends it."""
-    monkeypatch.setattr("idalloc._sync.streams.LONGEST_END", 0.2)
-    monkeypatch.setattr("idalloc.aio._client.LONGEST_END", 0.2)
+    monkeypatch.setattr("idalloc._sync.streams.END_TIMEOUT", 0.2)
+    monkeypatch.setattr("idalloc.aio._streams.END_TIMEOUT", 0.2)
     stays = threading.Event()
 
     def tell(request: Any) -> Iterator[Any]:

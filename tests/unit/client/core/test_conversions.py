@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idalloc._core.doc_ids import expand
+from idalloc._core.conversions import expand_run
 from idalloc_server.domain.document_ids.generator import DocIdRun
 
 TOP = 2**64 - 1
@@ -20,7 +20,7 @@ TOP = 2**64 - 1
 def test_expansion_is_what_formatting_each_serial_gives(head: str, serial: int, step: int, count: int) -> None:
     count = min(count, (TOP - serial) // step + 1)
     serials = range(serial, serial + step * count, step)
-    assert expand(f"{head}{serial:016x}", step, count) == [f"{head}{n:016x}" for n in serials]
+    assert expand_run(f"{head}{serial:016x}", step, count) == [f"{head}{n:016x}" for n in serials]
 
 
 @given(
@@ -34,4 +34,4 @@ def test_expansion_is_what_the_server_writes_out(
     prefix: int, timestamp: int, serial: int, step: int, count: int
 ) -> None:
     run = DocIdRun(prefix, timestamp, serial, step, min(count, (TOP - serial) // step + 1))
-    assert expand(run.first_doc_id, run.step, run.id_count) == run.texts()
+    assert expand_run(run.first_doc_id, run.step, run.id_count) == run.texts()

@@ -1,4 +1,4 @@
-"""How a client reaches a server: over TLS or not, and as whom."""
+"""Configuration of the channel to a server: target, TLS, token and certificate."""
 
 import ipaddress
 import os
@@ -12,16 +12,16 @@ from idalloc._core.defaults import DEFAULT_TARGET
 if TYPE_CHECKING:
     import grpc
 
-# What an environment variable may say of something that is or is not.
-_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+# The values of a Boolean environment variable.
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 class ChannelConfigError(ValueError):
-    """What a client is to show, or to trust, cannot be used.
+    """A setting of the channel is invalid.
 
     Attributes:
-        setting: Which one: an argument of ``read_channel_arguments``.
-        problem: What is wrong with it. Never has a secret in it.
+        setting: The setting: an argument of ``read_channel_arguments`` or ``ChannelConfig``.
+        problem: What is wrong with it. It never contains a secret.
     """
 
     def __init__(self, setting: str, problem: str) -> None:
@@ -31,7 +31,7 @@ class ChannelConfigError(ValueError):
 
 
 class ChannelArguments(TypedDict):
-    """What a client takes of all this."""
+    """The arguments of a client that configure its channel."""
 
     token: str | None
     credentials: "grpc.ChannelCredentials | None"
@@ -40,22 +40,22 @@ class ChannelArguments(TypedDict):
 
 
 class ChannelConfig:
-    """How a target is called. Its repr says nothing: there may be a token in it.
+    """How to call a target: credentials, metadata and channel options. Its repr does not show the token.
 
     Args:
-        target: The target.
-        token: As of ``idalloc.Client``, and all others.
-        credentials: For TLS.
+        target: The target; this and the other arguments as in ``idalloc.Client``.
+        token: The bearer token.
+        credentials: The TLS credentials.
         server_name: The name in the server's certificate.
-        insecure: Whether the token may go to another machine without TLS.
+        insecure: Whether the token may be sent to another machine without TLS.
 
     Attributes:
-        credentials: For TLS; None for a connection that is not encrypted.
-        metadata: What goes with each call.
-        options: Settings of the channel.
+        credentials: The TLS credentials; None for a plaintext connection.
+        metadata: The metadata of each call.
+        options: The channel options.
 
     Raises:
-        ValueError: The target is a URL or has no port, the token is none, or would be sent in the clear.
+        ChannelConfigError: The target is a URL or has no port, the token is malformed, or it would be sent unencrypted.
     """
 
     def __init__(
@@ -68,39 +68,42 @@ class ChannelConfig:
         insecure: bool = False,
     ) -> None:
         if re.match("(http|grpc)s?://", target):
-            raise ChannelConfigError("server", "must be HOST:PORT, with nothing before it")
+            raise ChannelConfigError("server", "must be HOST:PORT, without a scheme such as http://")
         if not _has_port(target):
-            raise ChannelConfigError("server", f"must be HOST:PORT, as localhost:50051 or [::1]:50051, not {target!r}")
+            raise ChannelConfigError(
+                "server", f"must be HOST:PORT, such as localhost:50051 or [::1]:50051, not {target!r}"
+            )
         self.credentials = credentials
         self.metadata: tuple[tuple[str, str], ...] | None = None
         self.options: list[tuple[str, str | int]] = []
         if server_name:
             if credentials is None:
-                raise ChannelConfigError("server_name", "is for TLS: say also which credentials")
+                raise ChannelConfigError("server_name", "requires TLS: set ca, cert or credentials, too")
             self.options.append(("grpc.default_authority", server_name))
         elif "," in target:
-            # gRPC would name the whole list as the server that it calls, which is no name: not all servers take that.
+            # By default gRPC sends the whole list as the authority, which some servers reject.
             self.options.append(("grpc.default_authority", target.partition(",")[0].partition(":")[2].lstrip("/")))
         if token is None:
             return
-        # gRPC itself would print a token that it does not take.
+        # gRPC itself would print a token that it rejects.
         if not re.fullmatch("[!-~]+", token):
-            raise ChannelConfigError("token", "must be ASCII characters, without spaces, line ends or the word Bearer")
+            raise ChannelConfigError(
+                "token", "must be ASCII characters without spaces, line breaks or the prefix Bearer"
+            )
         self.metadata = (("authorization", f"Bearer {token}"),)
         if credentials is not None or insecure:
             return
         if not is_local(target):
             raise ChannelConfigError(
                 "insecure",
-                f"the token would go unencrypted to {target}, and anyone on the way could read it: use TLS "
-                "(ca, credentials), or say that this is meant (insecure)",
+                f"the token would be sent unencrypted to {target}: use TLS (ca, credentials), or allow it (insecure)",
             )
-        # gRPC would go by http_proxy also to this machine.
+        # gRPC would use http_proxy even for this machine.
         self.options.append(("grpc.enable_http_proxy", 0))
 
 
 def _has_port(target: str) -> bool:
-    """Whether each address of a target has a port: gRPC would take 443. Other resolvers' targets are not looked at."""
+    """Return whether each address has a port, without which gRPC uses 443. Other resolvers' targets are not checked."""
     scheme, _, rest = target.partition(":")
     if scheme in ("ipv4", "ipv6"):
         addresses = rest.lstrip("/").split(",")
@@ -115,13 +118,13 @@ def _has_port(target: str) -> bool:
 
 
 def is_local(target: str) -> bool:
-    """Whether what is sent to a target stays on this machine, as far as its name tells."""
+    """Return whether the target's name is that of this machine: a Unix socket or a loopback address."""
     scheme, _, rest = target.partition(":")
     if scheme in ("unix", "unix-abstract"):
         return True
     if scheme in ("ipv4", "ipv6"):
         return all(_is_loopback(address) for address in rest.lstrip("/").split(","))
-    if scheme == "dns":  # with a name server of its own it has a / in it, and is no address
+    if scheme == "dns":  # a target that names a DNS server has a / in it, and is not an address
         return _is_loopback(rest.lstrip("/"))
     return _is_loopback(target)
 
@@ -148,27 +151,27 @@ def read_channel_arguments(
     token_file: str | os.PathLike[str] | None = None,
     insecure: bool = False,
 ) -> ChannelArguments:
-    """Reads what a client is to show, and to trust.
+    """Return the arguments of a client, and read the files of certificates and tokens.
 
     Args:
-        tls: Whether to speak TLS; each of the next three says so, too.
-        ca: File of the authorities to trust, in PEM; None for the system's.
-        cert: File of the client's certificate, in PEM, with what leads to its authority.
-        key: File of its private key.
-        server_name: The name in the server's certificate, where the target has another one.
-        token: The token.
-        token_file: The file that it is in, in its place.
-        insecure: Whether the token may go to another machine without TLS.
+        tls: Whether to use TLS. ``ca`` and ``cert`` imply it.
+        ca: PEM file of the CA certificates to trust; None for the system's.
+        cert: PEM file of the client's certificate chain.
+        key: PEM file of its private key.
+        server_name: The name in the server's certificate, if it is not the target's.
+        token: The bearer token.
+        token_file: A file that contains the token, instead of ``token``.
+        insecure: Whether the token may be sent to another machine without TLS.
 
     Raises:
-        AccessRefused: A file cannot be read, or used.
+        ChannelConfigError: The settings contradict each other, or a file cannot be read or is invalid.
     """
     if bool(cert) != bool(key):
         given, missing = ("cert", "key") if cert else ("key", "cert")
         raise ChannelConfigError(missing, f"must be given with {given}")
     if token and token_file:
-        raise ChannelConfigError("token_file", "there is a token, too: say one of them")
-    credentials = _credentials(ca, cert, key) if tls or ca or cert else None
+        raise ChannelConfigError("token_file", "cannot be combined with token")
+    credentials = _load_credentials(ca, cert, key) if tls or ca or cert else None
     if token_file:
         token = read_token(token_file)
     return ChannelArguments(
@@ -177,74 +180,76 @@ def read_channel_arguments(
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> tuple[str, ChannelArguments]:
-    """Reads the target and all of that from the variables that the command goes by.
+    """Return the target and the arguments of a client from the ``IDALLOC_*`` environment variables.
 
     Raises:
-        ValueError: One of them is wrong, and is named.
+        ValueError: A variable is invalid; the message names it.
     """
     target = environ.get("IDALLOC_SERVER") or DEFAULT_TARGET
-    found = {name: environ.get(variable(name), "") for name in ("ca", "cert", "key", "token_file", "server_name")}
+    found = {
+        name: environ.get(environment_variable(name), "") for name in ("ca", "cert", "key", "token_file", "server_name")
+    }
     try:
         arguments = read_channel_arguments(
-            tls=_said(environ, "tls"),
-            insecure=_said(environ, "insecure"),
-            token=environ.get(variable("token")),
+            tls=_boolean(environ, "tls"),
+            insecure=_boolean(environ, "insecure"),
+            token=environ.get(environment_variable("token")),
             **found,
         )
         ChannelConfig(target, **arguments)
-    except ChannelConfigError as refused:
-        raise ValueError(f"{variable(refused.setting)}: {refused.problem}") from None
+    except ChannelConfigError as error:
+        raise ValueError(f"{environment_variable(error.setting)}: {error.problem}") from None
     return target, arguments
 
 
-def variable(setting: str) -> str:
-    """The environment variable of a setting. The server has one of its own named IDALLOC_INSECURE."""
+def environment_variable(setting: str) -> str:
+    """Return the name of a setting's environment variable. IDALLOC_INSECURE is a setting of the server."""
     return "IDALLOC_TOKEN_INSECURE" if setting == "insecure" else f"IDALLOC_{setting.upper()}"
 
 
-def _said(environ: Mapping[str, str], setting: str) -> bool:
-    text = environ.get(variable(setting)) or "false"
-    if text.lower() not in _WORDS:
+def _boolean(environ: Mapping[str, str], setting: str) -> bool:
+    text = environ.get(environment_variable(setting)) or "false"
+    if text.lower() not in _BOOLEANS:
         raise ChannelConfigError(setting, "must be true or false")
-    return _WORDS[text.lower()]
+    return _BOOLEANS[text.lower()]
 
 
 def read_token(file: str | os.PathLike[str]) -> str:
-    """Reads a token from a file that has nothing else in it, but for space around.
+    """Return the token in a file, without surrounding white space.
 
     Raises:
-        AccessRefused: It cannot be read, or is empty.
+        ChannelConfigError: The file cannot be read, or does not contain exactly one token.
     """
     try:
         token = _read("token_file", file).decode().strip()
     except UnicodeDecodeError:
-        raise ChannelConfigError("token_file", f"{file} has no token in it, but something that is no text") from None
+        raise ChannelConfigError("token_file", f"{file} is not text") from None
     if not token:
         raise ChannelConfigError("token_file", f"{file} is empty")
     if not re.fullmatch("[!-~]+", token):
-        raise ChannelConfigError("token_file", f"{file} must have one token in it, and nothing else")
+        raise ChannelConfigError("token_file", f"{file} must contain one token and nothing else")
     return token
 
 
-def _credentials(
+def _load_credentials(
     ca: str | os.PathLike[str] | None, cert: str | os.PathLike[str] | None, key: str | os.PathLike[str] | None
 ) -> "grpc.ChannelCredentials":
-    """Makes credentials of files. They are looked at before: gRPC itself would not say what is wrong with them."""
-    import ssl  # neither `idalloc --help` nor a connection without TLS has need of them
+    """Return TLS credentials from files, and check them, because gRPC does not report what is wrong with them."""
+    import ssl  # imported late: `idalloc --help` and plaintext connections do not need it
 
     import grpc
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca:
-        authorities: bytes | None = _read("ca", ca)
+        roots: bytes | None = _read("ca", ca)
         try:
             context.load_verify_locations(ca)
         except (OSError, ValueError):
             raise ChannelConfigError("ca", f"{ca} has no certificates in PEM") from None
     else:
-        authorities = _system_authorities()
+        roots = _system_roots()
     if not cert or not key:
-        return grpc.ssl_channel_credentials(authorities)
+        return grpc.ssl_channel_credentials(roots)
     chain, private = _read("cert", cert), _read("key", key)
     if b"-----BEGIN CERTIFICATE-----" not in chain:
         raise ChannelConfigError("cert", f"{cert} has no certificate in PEM")
@@ -257,16 +262,16 @@ def _credentials(
         if why == "KEY_VALUES_MISMATCH":
             why = f"is not the key of the certificate in {cert}"
         raise ChannelConfigError("key", f"{key}: {why}") from None
-    return grpc.ssl_channel_credentials(authorities, private, chain)
+    return grpc.ssl_channel_credentials(roots, private, chain)
 
 
-def _system_authorities() -> bytes | None:
-    """Those that the system trusts; None for those that gRPC brings along, where the system's are not found."""
-    if os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"):  # gRPC's own variable, which it reads then
+def _system_roots() -> bytes | None:
+    """Return the system's CA certificates; None for those bundled with gRPC if the system has none."""
+    if os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"):  # gRPC reads this file by itself
         return None
     import ssl
 
-    file = ssl.get_default_verify_paths().cafile  # also what SSL_CERT_FILE names
+    file = ssl.get_default_verify_paths().cafile  # respects SSL_CERT_FILE
     try:
         return Path(file).read_bytes() if file else None
     except OSError:
@@ -278,11 +283,11 @@ def _read(setting: str, file: str | os.PathLike[str]) -> bytes:
         return Path(file).read_bytes()
     except OSError as error:
         name = os.fspath(file)
-        if name.startswith("idalloc_") or "-----BEGIN " in name:  # a token or key in place of its file: not to be told
-            name = "that: give the path of a file that it is in"
+        if name.startswith("idalloc_") or "-----BEGIN " in name:  # a secret in place of its file
+            name = "this path, which looks like the secret itself"
         raise ChannelConfigError(setting, f"cannot read {name}: {error.strerror}") from None
 
 
 def _no_password() -> Any:
-    # Else it would be asked for on the terminal.
+    # Otherwise OpenSSL would prompt for it on the terminal.
     raise ValueError("is encrypted; it must be without a passphrase")

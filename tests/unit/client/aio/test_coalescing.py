@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import idalloc
-from idalloc.aio._shared_calls import _split
+from idalloc.aio._coalescing import _split
 from tests.support.fake_server import FakeServer, serving
 
 
@@ -56,7 +56,7 @@ def server(gate: Gate) -> Iterator[FakeServer]:
 async def client(server: FakeServer) -> AsyncIterator[idalloc.aio.Client]:
     async with idalloc.aio.Client(server.target, timeout=20) as client:
         yield client
-        assert client._shared_calls._lines == {}, "someone is waited for who is gone"
+        assert client._coalescer._queues == {}, "someone is waited for who is gone"
         assert not client._tasks
 
 
@@ -249,7 +249,7 @@ async def test_who_is_cancelled_while_it_waits_takes_no_id(
         await asyncio.sleep(0)
         cancelled.cancel()
         await asyncio.wait([cancelled])
-        [line] = client._shared_calls._lines.values()
+        [line] = client._coalescer._queues.values()
         assert len(line.waiting) == 2
     gate.set()
     await asyncio.wait([one, cancelled, other])
@@ -362,7 +362,7 @@ async def close(client: idalloc.aio.Client, *calls: asyncio.Task[range]) -> None
     async with asyncio.timeout(10):
         await client.close()
         await asyncio.wait([*calls, *client._tasks])
-    assert client._shared_calls._lines == {}
+    assert client._coalescer._queues == {}
     assert not client._tasks
 
 
@@ -377,6 +377,6 @@ def test_a_loop_that_ends_leaves_nothing_behind(
         await held(gate, 1)
 
     asyncio.run(leave())
-    assert client._shared_calls._lines == {}
+    assert client._coalescer._queues == {}
     assert not client._tasks
     assert not caplog.records

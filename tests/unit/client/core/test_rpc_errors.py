@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 import idalloc
-from idalloc._core.errors import from_rpc_error
+from idalloc._core.rpc_errors import from_rpc_error
 from idalloc.v1.error_reason_pb2 import ErrorReason
 from tests.support.fake_server import trailers
 
@@ -40,7 +40,7 @@ def test_every_reason_of_the_contract_has_an_exception_of_its_own(reason: str) -
     assert (error.reason, error.code, str(error)) == (reason, grpc.StatusCode.ABORTED, "why")
 
 
-@pytest.mark.parametrize("kind", idalloc._core.errors._BY_REASON.values())
+@pytest.mark.parametrize("kind", idalloc._core.rpc_errors._BY_REASON.values())
 def test_every_exception_names_a_reason_of_the_contract(kind: type[idalloc.IdallocError]) -> None:
     assert kind.default_reason in REASONS
     assert getattr(idalloc, kind.__name__) is kind
@@ -93,7 +93,9 @@ def test_a_quota_says_when_to_come_again_and_is_no_broken_server() -> None:
 def test_a_server_that_does_not_know_the_call_is_named() -> None:
     error = from_rpc_error(Failure(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), "here:1")
     assert (type(error), error.reason) == (idalloc.IdallocError, "UNIMPLEMENTED")
-    assert str(error) == "no such call at here:1, which may be no idalloc, or an older one: Method not found!"
+    assert str(error) == (
+        "here:1 does not implement this method; it may run an older idalloc or another service: Method not found!"
+    )
 
 
 def test_reasons_to_come_are_kept_and_can_be_tried_again_where_the_status_says_so() -> None:

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 import idalloc
-from idalloc._transport.access import is_local
+from idalloc._transport.config import is_local
 from tests.support.certificates import Certificates
 from tests.support.fake_server import FakeServer, serving
 
@@ -150,11 +150,11 @@ async def test_a_client_shows_its_certificate(certificates: Certificates) -> Non
 @pytest.mark.parametrize(
     ("kind", "names", "told"),
     [
-        ("untrusted", ("127.0.0.1",), "is of no authority that this client trusts"),
+        ("untrusted", ("127.0.0.1",), "is signed by an untrusted CA"),
         ("expired", ("127.0.0.1",), "has expired"),
-        ("name", ("idalloc.example.org",), "is for other names"),
-        ("plaintext", (), "it speaks no TLS"),
-        ("closed", ("127.0.0.1",), "it may speak TLS only"),
+        ("name", ("idalloc.example.org",), "is not valid for the target's name"),
+        ("plaintext", (), "the server does not use TLS"),
+        ("closed", ("127.0.0.1",), "it may require TLS"),
     ],
 )
 async def test_why_tls_failed_is_said(
@@ -170,7 +170,7 @@ async def test_why_tls_failed_is_said(
             with pytest.raises(idalloc.ServerUnreachable, match=told) as caught:
                 client.node()
             assert caught.value.metadata == {"tls": kind}
-            assert str(caught.value).startswith(f"no answer from {server.target}: it")
+            assert str(caught.value).startswith(f"no answer from {server.target}: the server")
         async with idalloc.aio.Client(server.target, credentials=trust) as other:
             with pytest.raises(idalloc.ServerUnreachable, match=told):
                 await other.node()
@@ -182,7 +182,7 @@ def test_credentials_that_cannot_be_used_are_said_to_be_that(certificates: Certi
     with (
         serving(credentials=certificates.server()) as server,
         idalloc.Client(server.target, credentials=broken) as client,
-        pytest.raises(idalloc.ServerUnreachable, match="credentials of this client cannot be used"),
+        pytest.raises(idalloc.ServerUnreachable, match="the client's credentials are invalid"),
     ):
         client.node()
 
@@ -195,13 +195,13 @@ async def test_the_servers_certificate_may_have_another_name(certificates: Certi
                 assert client.node().prefix == 7
             async with idalloc.aio.Client(target, credentials=certificates.trust, server_name=name) as other:
                 assert (await other.node()).prefix == 7
-    with pytest.raises(ValueError, match="server_name: is for TLS"):
+    with pytest.raises(ValueError, match="server_name: requires TLS"):
         idalloc.Client("127.0.0.1:1", server_name=name)
 
 
 @pytest.mark.parametrize("kind", [idalloc.Client, idalloc.aio.Client], ids=["threads", "asyncio"])
 def test_a_url_is_no_target(kind: Any) -> None:
-    with pytest.raises(ValueError, match="server: must be HOST:PORT, with nothing before it"):
+    with pytest.raises(ValueError, match="server: must be HOST:PORT, without a scheme"):
         kind("http://127.0.0.1:50051")
 
 
@@ -211,7 +211,7 @@ def test_a_url_is_no_target(kind: Any) -> None:
 @pytest.mark.parametrize("kind", [idalloc.Client, idalloc.aio.Client], ids=["threads", "asyncio"])
 def test_a_token_goes_to_no_other_machine_without_tls(kind: Any) -> None:
     for target in ("192.0.2.7:50051", "dns:///idalloc.example:50051", "ipv4:127.0.0.1:50051,192.0.2.7:50051"):
-        with pytest.raises(ValueError, match="would go unencrypted to") as caught:
+        with pytest.raises(ValueError, match="would be sent unencrypted to") as caught:
             kind(target, token=TOKEN)
         assert target in str(caught.value)
         assert TOKEN not in str(caught.value)
@@ -289,7 +289,7 @@ def test_a_token_for_this_machine_goes_by_no_proxy(server: FakeServer, monkeypat
 async def test_the_token_is_in_no_error_and_no_repr(server: FakeServer, certificates: Certificates) -> None:
     server.tokens = {"another"}
     client, other = idalloc.Client(server.target, token=TOKEN), idalloc.aio.Client(server.target, token=TOKEN)
-    told = [repr(each) for each in (client, client._access, client.ids("orders"), other, other._access)]
+    told = [repr(each) for each in (client, client._config, client.ids("orders"), other, other._config)]
     told += [str(vars(client)), str(vars(other))]
     stream, running = client.stream_ranges("orders", 3), other.stream_ranges("orders", 3)
     for ask in (client.node, lambda: client.allocate_range("orders"), lambda: list(stream)):
@@ -359,7 +359,7 @@ def test_ids_ask_for_less_where_a_quota_makes_them_wait_long() -> None:
 
     pool = Pool("orders")
     pool._size = 1000
-    assert not pool.refused(idalloc.QuotaExceeded(retry_after=0.1))
-    assert pool.ask().request.id_count == 1000
-    assert not pool.refused(idalloc.QuotaExceeded(retry_after=2.0))
-    assert pool.ask().request.id_count == 500
+    assert not pool.adapt_size(idalloc.QuotaExceeded(retry_after=0.1))
+    assert pool.next_request().message.id_count == 1000
+    assert not pool.adapt_size(idalloc.QuotaExceeded(retry_after=2.0))
+    assert pool.next_request().message.id_count == 500

@@ -1,0 +1,47 @@
+"""Conversion of replies to Python values."""
+
+import uuid
+
+from idalloc.v1 import id_allocator_pb2 as pb
+
+# The last three hexadecimal digits of a serial. 4096 ids in a row share the 25 characters before them; joining both
+# parts is several times faster than formatting each serial.
+_SUFFIXES = tuple(f"{n:03x}" for n in range(4096))
+
+
+def to_range(reply: pb.AllocateRangeResponse | pb.StreamRangesResponse) -> range:
+    """Return the ids of a reply. The range stops right after its last id, so ``stop`` is within 64 bits, too."""
+    ids = reply.range
+    return range(ids.first_id, ids.last_id + (1 if ids.step > 0 else -1), ids.step)
+
+
+def to_doc_ids(reply: pb.GenerateDocIdResponse | pb.StreamDocIdsResponse) -> list[str]:
+    """Return the document ids of a reply in the compact form."""
+    doc_ids: list[str] = []
+    for run in reply.runs:
+        doc_ids += expand_run(run.first_doc_id, run.step, run.id_count)
+    return doc_ids
+
+
+def to_uuids(reply: pb.GenerateUuidResponse) -> list[uuid.UUID]:
+    """Return the UUIDs of a reply in the view BYTES."""
+    return [uuid.UUID(bytes=octets) for octets in reply.uuid_bytes]
+
+
+def expand_run(first: str, step: int, count: int) -> list[str]:
+    """Expand a run of document ids.
+
+    Args:
+        first: The first id: a prefix of 12 characters, then the serial in 16 hexadecimal digits.
+        step: The distance between serials, at least 1.
+        count: The number of ids.
+    """
+    prefix, serial = first[:12], int(first[12:], 16)
+    doc_ids: list[str] = []
+    while len(doc_ids) < count:
+        block, offset = divmod(serial, 4096)
+        shared = f"{prefix}{block:013x}"
+        suffixes = _SUFFIXES[offset : offset + step * (count - len(doc_ids)) : step]
+        doc_ids += [shared + suffix for suffix in suffixes]
+        serial += step * len(suffixes)
+    return doc_ids

@@ -1,0 +1,367 @@
+"""Checks of replies against the contract in the protos.
+
+A reply that violates it is rejected as a whole, before any of its ids is returned to the caller.
+"""
+
+import re
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from idalloc._core.errors import ProtocolError
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import node_pb2
+from idalloc.v1 import sequences_pb2 as sequences
+
+AnyResponse = TypeVar("AnyResponse", bound=Message)
+StreamRequest = pb.StreamRangesRequest | pb.StreamDocIdsRequest
+Ranges = pb.AllocateRangeResponse | pb.StreamRangesResponse
+DocIds = pb.GenerateDocIdResponse | pb.StreamDocIdsResponse
+Change = sequences.UpdateSequenceResponse | sequences.DeleteSequenceResponse | sequences.AdvanceSequenceResponse
+
+# The largest id that a store holds.
+MAX_ID = 2**63 - 2
+# The largest value of the server's setting max_ids_per_call.
+MAX_IDS = 2**31 - 1
+# The largest message of a stream, in ids, if the request has no chunk_id_count.
+DEFAULT_CHUNK = 10_000
+# The longest ttl. The server's lease_ttl is a day at most; the rest is room for later versions.
+MAX_TTL_SECONDS = 366 * 86_400
+# The longest time until a change is effective: an imported row may state leases of a century.
+MAX_EFFECTIVE_DELAY_SECONDS = 101 * 366 * 86_400
+# The years 1 to 9999, in seconds since 1970.
+MIN_TIME, MAX_TIME = -62_135_596_800, 253_402_300_799
+
+# How many characters of a text an error quotes.
+_QUOTED_LENGTH = 60
+# The length of the prefix that the document ids of a server process share; the serial follows.
+_PREFIX_LENGTH = 12
+_MAX_SERIAL = 2**64 - 1
+_DOC_ID = re.compile(r"[0-9a-f]{28}")
+_PERIOD = re.compile(r"[0-9]{4}(-[0-9]{2}(-[0-9]{2})?)?")
+# In hexadecimal, without hyphens.
+_UUID_VERSIONS = {
+    pb.UUID_VERSION_4: re.compile(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}"),
+    pb.UUID_VERSION_7: re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}"),
+}
+_UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_TIMES = ("exhaust_time", "create_time", "update_time", "delete_time")
+
+
+def protocol_error(reply: Message, field: str, found: str, expected: str) -> ProtocolError:
+    """Return the error for a reply that violates the contract.
+
+    Args:
+        reply: The reply, or the detail of an error.
+        field: The path of the invalid field.
+        found: The invalid value, with a verb, such as ``is 0``.
+        expected: The expected value.
+    """
+    return ProtocolError(f"{type(reply).__name__}.{field} {found}; expected {expected}", metadata={"field": field})
+
+
+def check_duration(reply: Message, field: str, duration: Duration, max_seconds: int) -> None:
+    """Check that a duration is between 0 and ``max_seconds``.
+
+    Raises:
+        ProtocolError: It is not.
+    """
+    seconds, nanos = duration.seconds, duration.nanos
+    if not (0 <= seconds <= max_seconds and 0 <= nanos < 10**9):
+        found = f"is {seconds} s and {nanos} ns" if nanos else f"is {seconds} s"
+        raise protocol_error(reply, field, found, f"0 to {max_seconds} s")
+
+
+def check_reply(request: Message, reply: AnyResponse) -> AnyResponse:
+    """Return the reply to a unary request if it is valid.
+
+    Raises:
+        ProtocolError: It is not, or it is None because grpc.aio could not parse it.
+    """
+    check = CHECKS.get(type(reply))
+    if check is None:
+        raise unparsable(request)
+    check(request, reply)
+    return reply
+
+
+def unparsable(request: Message) -> ProtocolError:
+    """Return the error for a reply that is not a protobuf message."""
+    return ProtocolError(f"the reply to {type(request).__name__} cannot be parsed as protobuf")
+
+
+def check_chunk(request: StreamRequest, reply: pb.StreamRangesResponse | pb.StreamDocIdsResponse, missing: int) -> int:
+    """Check one message of a stream.
+
+    Args:
+        request: The request of the stream.
+        reply: The message.
+        missing: How many ids of the total had not arrived before it.
+
+    Returns:
+        The number of ids in the message.
+
+    Raises:
+        ProtocolError: It is invalid, or it is None because grpc.aio could not parse it.
+    """
+    if not missing:
+        raise ProtocolError(f"the reply to {type(request).__name__} continues after its {request.total_id_count} ids")
+    max_count = min(request.chunk_id_count or DEFAULT_CHUNK, missing)
+    min_count = max_count if request.chunk_id_count else 1  # the server's default may be less than 10,000
+    if isinstance(reply, pb.StreamRangesResponse):
+        return _check_range(reply, min_count, max_count, request.view == pb.RANGE_VIEW_TEXTS)
+    if isinstance(reply, pb.StreamDocIdsResponse):
+        return _check_doc_ids(reply, min_count, max_count, request.view)
+    raise unparsable(request)
+
+
+class ChunkChecker:
+    """Checks the messages of one stream in their order.
+
+    Attributes:
+        missing: How many ids of the total have not arrived.
+    """
+
+    def __init__(self, request: StreamRequest) -> None:
+        self.missing = request.total_id_count
+        self._request = request
+        self._last: tuple[str, Any] | None = None  # the last message's period or prefix, and its last id
+
+    def check(self, reply: pb.StreamRangesResponse | pb.StreamDocIdsResponse) -> int:
+        """Check the next message as ``check_chunk`` does, and that its ids come after those of the previous message."""
+        count = check_chunk(self._request, reply, self.missing)
+        if isinstance(reply, pb.StreamRangesResponse):
+            ids = reply.range
+            self._check_order(reply, "range.first_id", reply.period, ids.first_id, ids.last_id, ids.step)
+        elif reply.runs:
+            first = reply.runs[0].first_doc_id
+            self._check_order(
+                reply, "runs[0].first_doc_id", first[:_PREFIX_LENGTH], first, _last_doc_id(reply.runs[-1]), 1
+            )
+        else:
+            first = reply.doc_ids[0]
+            self._check_order(reply, "doc_ids[0]", first[:_PREFIX_LENGTH], first, reply.doc_ids[-1], 1)
+        self.missing -= count
+        return count
+
+    def end(self) -> None:
+        """Check that the stream may end now.
+
+        Raises:
+            ProtocolError: Ids are missing.
+        """
+        if self.missing:
+            name, total = type(self._request).__name__, self._request.total_id_count
+            raise ProtocolError(f"the reply to {name} ended with {self.missing} of {total} ids missing")
+
+    def _check_order(self, reply: Message, field: str, scope: str, first: Any, last: Any, step: int) -> None:
+        before, self._last = self._last, (scope, last)
+        if before is None or before[0] != scope:
+            return
+        if first <= before[1] if step > 0 else first >= before[1]:
+            raise protocol_error(
+                reply, field, f"is {quote(first)}", f"an id after {before[1]}, the last one of the previous message"
+            )
+
+
+def _check_range(reply: Ranges, min_count: int, max_count: int, with_texts: bool) -> int:
+    """Check a message with a range; return the number of ids."""
+    ids = reply.range
+    first, last, step, count = ids.first_id, ids.last_id, ids.step, ids.id_count
+    if not min_count <= count <= min(max_count, MAX_IDS):
+        raise _wrong_count(reply, "range.id_count", f"is {count}", min_count, max_count)
+    if not step:
+        raise protocol_error(reply, "range.step", "is 0", "a step other than 0")
+    if last != first + (count - 1) * step:
+        expected = first + (count - 1) * step
+        raise protocol_error(
+            reply, "range.last_id", f"is {last}", f"{expected}, {count - 1} steps of {step} after {first}"
+        )
+    if first > MAX_ID or last > MAX_ID:
+        field = "range.first_id" if first > MAX_ID else "range.last_id"
+        raise protocol_error(reply, field, f"is {MAX_ID + 1}", f"at most {MAX_ID}")
+    check_duration(reply, "ttl", reply.ttl, MAX_TTL_SECONDS)
+    if reply.period and not _PERIOD.fullmatch(reply.period):
+        raise protocol_error(
+            reply, "period", f"is {quote(reply.period)}", "a year, a month or a day, such as '2026-11'"
+        )
+    if with_texts:
+        _check_each_once(reply, "texts", list(reply.texts), count)
+    elif reply.texts:
+        raise protocol_error(reply, "texts", f"has {len(reply.texts)} items", "none outside the view TEXTS")
+    return count
+
+
+def _check_doc_ids(reply: DocIds, min_count: int, max_count: int, view: int) -> int:
+    """Check a message with document ids; return the number of ids."""
+    if view != pb.DOC_ID_VIEW_COMPACT:
+        return _check_doc_id_texts(reply, min_count, max_count)
+    if reply.doc_ids:
+        raise protocol_error(reply, "doc_ids", f"has {len(reply.doc_ids)} items", "none in the view COMPACT")
+    count, last = 0, ""
+    for number, run in enumerate(reply.runs):
+        first, step, more = run.first_doc_id, run.step, run.id_count
+        left = min(max_count, MAX_IDS) - count
+        if not 0 < more <= left:
+            raise protocol_error(reply, f"runs[{number}].id_count", f"is {more}", f"1 to {left}" if left else "no run")
+        if not _DOC_ID.fullmatch(first):
+            raise _invalid_doc_id(reply, f"runs[{number}].first_doc_id", first)
+        if first <= last:
+            raise protocol_error(reply, f"runs[{number}].first_doc_id", f"is {quote(first)}", f"an id after {last}")
+        if step < 1 or int(first[_PREFIX_LENGTH:], 16) + (more - 1) * step > _MAX_SERIAL:
+            raise protocol_error(
+                reply, f"runs[{number}].step", f"is {step}", f"at least 1, and {more} serials below 2^64"
+            )
+        count += more
+        last = _last_doc_id(run)
+    if count < min_count:
+        raise _wrong_count(reply, "runs", f"has {count} ids", min_count, max_count)
+    return count
+
+
+def _last_doc_id(run: pb.DocIdRun) -> str:
+    serial = int(run.first_doc_id[_PREFIX_LENGTH:], 16) + (run.id_count - 1) * run.step
+    return f"{run.first_doc_id[:_PREFIX_LENGTH]}{serial:016x}"
+
+
+def _check_doc_id_texts(reply: DocIds, min_count: int, max_count: int) -> int:
+    texts = list(reply.doc_ids)
+    if reply.runs:
+        raise protocol_error(reply, "runs", f"has {len(reply.runs)} items", "none in the view IDS")
+    if not min_count <= len(texts) <= max_count:
+        raise _wrong_count(reply, "doc_ids", f"has {len(texts)} items", min_count, max_count)
+    last = ""
+    for number, text in enumerate(texts):
+        if not _DOC_ID.fullmatch(text):
+            raise _invalid_doc_id(reply, f"doc_ids[{number}]", text)
+        if text <= last:
+            raise protocol_error(reply, f"doc_ids[{number}]", f"is {quote(text)}", f"an id after {last}")
+        last = text
+    return len(texts)
+
+
+def _check_uuids(request: pb.GenerateUuidRequest, reply: pb.GenerateUuidResponse) -> None:
+    if request.view == pb.UUID_VIEW_BYTES:
+        field, uuids, other = "uuid_bytes", [octets.hex() for octets in reply.uuid_bytes], "uuids"
+    else:
+        field, uuids, other = "uuids", list(reply.uuids), "uuid_bytes"
+    if beside := getattr(reply, other):
+        raise protocol_error(reply, other, f"has {len(beside)} items", f"none beside {field}")
+    _check_each_once(reply, field, uuids, request.id_count)
+    version = _UUID_VERSIONS[request.version]
+    for number, text in enumerate(uuids):
+        if request.view != pb.UUID_VIEW_BYTES and not _UUID_TEXT.fullmatch(text):
+            raise protocol_error(reply, f"{field}[{number}]", f"is {quote(text)}", "a UUID of 36 lower-case characters")
+        if not version.fullmatch(text.replace("-", "")):
+            raise protocol_error(
+                reply, f"{field}[{number}]", f"is {quote(text)}", f"a UUID of version {request.version}"
+            )
+
+
+def _check_each_once(reply: Message, field: str, texts: list[str], count: int) -> None:
+    """Check that there are ``count`` texts, none empty and none twice."""
+    if len(texts) != count:
+        raise _wrong_count(reply, field, f"has {len(texts)} items", count, count)
+    if len(set(texts)) < count:
+        duplicate = next(text for number, text in enumerate(texts) if text in texts[:number])
+        raise protocol_error(reply, field, f"has {quote(duplicate)} twice", "each once")
+    if "" in texts:
+        raise protocol_error(reply, field, "has an empty item", "none")
+
+
+def check_sequence(reply: Message, field: str, sequence: sequences.Sequence) -> None:
+    """Check the numbers and times of a sequence.
+
+    Raises:
+        ProtocolError: One of them is out of range.
+    """
+    if sequence.remaining < 0:
+        raise protocol_error(reply, f"{field}.remaining", f"is {sequence.remaining}", "at least 0")
+    if not 0 <= sequence.used_ratio <= 1:
+        raise protocol_error(reply, f"{field}.used_ratio", f"is {sequence.used_ratio}", "0 to 1")
+    if not (sequence.ids_per_second >= 0 and isfinite(sequence.ids_per_second)):
+        raise protocol_error(reply, f"{field}.ids_per_second", f"is {sequence.ids_per_second}", "a number, at least 0")
+    for name in _TIMES:
+        _check_time(reply, f"{field}.{name}", getattr(sequence, name))
+
+
+def _check_time(reply: Message, field: str, time: Timestamp) -> None:
+    if not (MIN_TIME <= time.seconds <= MAX_TIME and 0 <= time.nanos < 10**9):
+        found = (
+            f"is {time.seconds} s and {time.nanos} ns since 1970" if time.nanos else f"is {time.seconds} s since 1970"
+        )
+        raise protocol_error(reply, field, found, "a time in the years 1 to 9999")
+
+
+def _check_named_sequence(reply: Any, name: str) -> None:
+    """Check a reply that must contain the sequence ``name``."""
+    if reply.sequence.name != name:
+        raise protocol_error(reply, "sequence.name", f"is {quote(reply.sequence.name)}", f"{name!r}")
+    check_sequence(reply, "sequence", reply.sequence)
+
+
+def _check_change(reply: Change, name: str) -> None:
+    _check_named_sequence(reply, name)
+    _check_time(reply, "effective_time", reply.effective_time)
+    check_duration(reply, "effective_delay", reply.effective_delay, MAX_EFFECTIVE_DELAY_SECONDS)
+
+
+def _check_page(request: sequences.ListSequencesRequest, reply: sequences.ListSequencesResponse) -> None:
+    """Check one page; ``Pages`` checks the order of pages."""
+    if len(reply.sequences) > request.page_size:
+        raise protocol_error(reply, "sequences", f"has {len(reply.sequences)} items", f"at most {request.page_size}")
+    for number, sequence in enumerate(reply.sequences):
+        if not sequence.name.startswith(request.name_prefix):
+            found = f"is {quote(sequence.name)}"
+            raise protocol_error(
+                reply, f"sequences[{number}].name", found, f"a name that begins with {request.name_prefix!r}"
+            )
+        check_sequence(reply, f"sequences[{number}]", sequence)
+
+
+def _check_node(reply: node_pb2.GetNodeResponse | node_pb2.UpdateNodeResponse) -> None:
+    if not reply.HasField("node"):
+        raise protocol_error(reply, "node", "is missing", "the node that answered")
+    if not 0 <= reply.node.prefix < 2**16:
+        raise protocol_error(reply, "node.prefix", f"is {reply.node.prefix}", "0 to 65535")
+
+
+def quote(value: object) -> str:
+    """Return a value for an error message: a text is truncated, and unprintable characters are escaped."""
+    if not isinstance(value, str):
+        return str(value)
+    return f"{value[:_QUOTED_LENGTH]!r}{'…' if len(value) > _QUOTED_LENGTH else ''}"
+
+
+def _wrong_count(reply: Message, field: str, found: str, min_count: int, max_count: int) -> ProtocolError:
+    expected = f"{max_count}" if min_count == max_count else f"{min_count} to {max_count}"
+    return protocol_error(reply, field, found, expected)
+
+
+def _invalid_doc_id(reply: Message, field: str, text: str) -> ProtocolError:
+    return protocol_error(reply, field, f"is {quote(text)}", "28 lower-case hexadecimal characters")
+
+
+# The check of each reply to a unary request.
+CHECKS: dict[type[Message], Callable[[Any, Any], object]] = {
+    pb.AllocateRangeResponse: lambda request, reply: _check_range(
+        reply, request.id_count, request.id_count, request.view == pb.RANGE_VIEW_TEXTS
+    ),
+    pb.GenerateDocIdResponse: lambda request, reply: _check_doc_ids(
+        reply, request.id_count, request.id_count, request.view
+    ),
+    pb.GenerateUuidResponse: _check_uuids,
+    sequences.CreateSequenceResponse: lambda request, reply: _check_named_sequence(reply, request.sequence.name),
+    sequences.GetSequenceResponse: lambda request, reply: _check_named_sequence(reply, request.name),
+    sequences.ListSequencesResponse: _check_page,
+    sequences.UpdateSequenceResponse: lambda request, reply: _check_change(reply, request.sequence.name),
+    sequences.DeleteSequenceResponse: lambda request, reply: _check_change(reply, request.name),
+    sequences.AdvanceSequenceResponse: lambda request, reply: _check_change(reply, request.name),
+    sequences.ParseIdResponse: lambda request, reply: None,  # any value is valid
+    node_pb2.GetNodeResponse: lambda request, reply: _check_node(reply),
+    node_pb2.UpdateNodeResponse: lambda request, reply: _check_node(reply),
+}

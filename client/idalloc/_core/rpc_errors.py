@@ -1,0 +1,133 @@
+"""Translation of gRPC errors into the exceptions of the clients."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from idalloc._core import errors
+from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, ServerUnreachable, Unavailable
+from idalloc._core.reply_checks import check_duration
+from idalloc._core.tls_errors import find_tls_error
+
+DOMAIN = "idalloc"
+DETAILS_KEY = "grpc-status-details-bin"
+
+_BY_REASON: dict[str, type[IdallocError]] = {
+    kind.default_reason: kind
+    for kind in (
+        errors.InvalidRequest,
+        errors.SequenceNotFound,
+        errors.SequenceExhausted,
+        errors.SequenceInvalid,
+        errors.StoreUnavailable,
+        errors.StoreRefused,
+        errors.StoreWentBackwards,
+        errors.ServerDraining,
+        errors.DocIdTimestampRefused,
+        errors.InternalError,
+        errors.SequenceExists,
+        errors.SequenceChanged,
+        errors.SequenceAheadOfClock,
+        errors.TooManySequences,
+        errors.RequestIdReused,
+        errors.RequestIdBurned,
+        errors.PrefixInUse,
+        errors.Unauthenticated,
+        errors.PermissionDenied,
+        errors.QuotaExceeded,
+    )
+}
+# Of errors without the service's details: gRPC's own, or a proxy's.
+_BY_CODE: dict[grpc.StatusCode, type[IdallocError]] = {
+    grpc.StatusCode.UNAVAILABLE: ServerUnreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
+}
+_NO_ANSWER = (ServerUnreachable, DeadlineExceeded)
+
+# The largest protobuf Duration in seconds: 10,000 years.
+_MAX_DURATION_SECONDS = 315_576_000_000
+# gRPC's message for a reply that it cannot parse.
+_UNPARSABLE = "Exception deserializing response!"
+
+
+class FailedCall(Protocol):
+    """The methods that the errors of grpc and grpc.aio have in common."""
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status code."""
+
+    def details(self) -> str | None:
+        """Return the message."""
+
+    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Return the trailers."""
+
+
+@contextmanager
+def translate_rpc_errors(target: str) -> Iterator[None]:
+    """Raise gRPC's errors of calls to a target as the clients' exceptions."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, target) from error
+
+
+def from_rpc_error(error: grpc.RpcError, target: str) -> IdallocError:
+    """Return the exception for gRPC's error of a call to a target."""
+    call = cast(FailedCall, error)
+    code, message = call.code(), call.details() or ""
+    try:
+        info, retry_after = _details(call.trailing_metadata())
+    except ProtocolError as invalid:
+        return ProtocolError(f"{invalid}; the error is {code.name}: {message}", metadata=invalid.metadata)
+    if info is None:
+        return _without_details(code, message, target, retry_after)
+    kind = _BY_REASON.get(info.reason, Unavailable if code is grpc.StatusCode.UNAVAILABLE else IdallocError)
+    return kind(message, code=code, reason=info.reason, metadata=info.metadata, retry_after=retry_after)
+
+
+def _without_details(code: grpc.StatusCode, message: str, target: str, retry_after: float | None) -> IdallocError:
+    if message == _UNPARSABLE:
+        return ProtocolError(f"the reply of {target} cannot be parsed as protobuf")
+    kind = _BY_CODE.get(code, IdallocError)
+    reason = None if code in _BY_CODE else code.name
+    if kind in _NO_ANSWER:
+        if tls_error := find_tls_error(message):
+            message = f"no answer from {target}: {tls_error.description} ({message})"
+            return kind(message, code=code, metadata={"tls": tls_error.kind})
+        message = f"no answer from {target}: {message}"
+    elif code is grpc.StatusCode.UNIMPLEMENTED:
+        message = f"{target} does not implement this method; it may run an older idalloc or another service: {message}"
+    return kind(message, code=code, reason=reason, retry_after=retry_after)
+
+
+def _details(
+    trailers: Iterable[tuple[str, str | bytes]] | None,
+) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:
+    """Return the service's ErrorInfo and the seconds in RetryInfo; None for each that is absent or unparsable."""
+    info, retry_after = None, None
+    for key, value in trailers or ():
+        if key != DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        for detail in _status(value).details:
+            found, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+            with suppress(DecodeError):  # as in _status
+                if detail.Unpack(found) and found.domain == DOMAIN:
+                    info = found
+                elif detail.Unpack(retry):
+                    check_duration(retry, "retry_delay", retry.retry_delay, _MAX_DURATION_SECONDS)
+                    retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+    return info, retry_after
+
+
+def _status(value: bytes) -> status_pb2.Status:
+    try:
+        return status_pb2.Status.FromString(value)
+    except DecodeError:  # from a proxy; the status code still names the error
+        return status_pb2.Status()

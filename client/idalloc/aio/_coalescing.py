@@ -1,0 +1,160 @@
+"""Coalescing of concurrent allocate_range calls for one sequence, in the client for asyncio."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import suppress
+from copy import copy
+from inspect import CORO_SUSPENDED, getcoroutinestate
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidRequest, SequenceAheadOfClock, SequenceExhausted
+from idalloc._core.pool import MAX_RANGE_SIZE
+from idalloc._core.requests import range_request
+from idalloc.aio._base import BaseClient
+
+if TYPE_CHECKING:
+    from idalloc.v1 import id_allocator_pb2 as pb
+
+# Errors after which a smaller request may succeed.
+_COUNT_ERRORS = (SequenceExhausted, SequenceAheadOfClock, InvalidRequest)
+
+# The result of a waiter: ids, an error (of the log: OSError), or None if it must call by itself.
+_Result: TypeAlias = range | IdallocError | OSError | None
+# The waiters in order of arrival, and how many ids each requests.
+_Waiters: TypeAlias = "dict[asyncio.Future[_Result], int]"
+
+
+class _Queue:
+    """The callers of one sequence while a call for it is in flight.
+
+    Attributes:
+        waiting: The waiters whose call has not been sent.
+        in_flight: The waiters whose call has been sent.
+        first_call: The call of the first caller.
+        task: Makes the calls after that.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: _Waiters = {}
+        self.in_flight: _Waiters = {}
+        self.first_call: Coroutine[Any, Any, range] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def is_busy(self) -> bool:
+        """Return whether a call is in flight. A call that a signal handler's exception ended is not."""
+        if self.task is not None and not self.task.done():
+            return True
+        return self.first_call is not None and getcoroutinestate(self.first_call) == CORO_SUSPENDED
+
+
+class CallCoalescer:
+    """Makes one call for all callers that arrive while another call for the same sequence is in flight.
+
+    If no call is in flight, a caller calls at once. Otherwise it waits for the end of that call, and shares the next
+    one with all other waiters. The next call is sent after they arrived. So a caller that starts after another one was
+    answered is served by a later call, as if each had made its own.
+    """
+
+    def __init__(self, client: BaseClient) -> None:
+        self._client = client
+        self._max_counts: dict[str, int] = {}  # by sequence, if the server's limit is below MAX_RANGE_SIZE
+        # The sequences with a call in flight. By event loop, too: gRPC rejects the use of a client in a second loop,
+        # and a caller there must not wait for the first loop.
+        self._queues: dict[tuple[asyncio.AbstractEventLoop, str], _Queue] = {}
+
+    async def allocate(self, request: "pb.AllocateRangeRequest") -> range:
+        """Allocate the ids of a request that has only a sequence and a count."""
+        self._client._connection.stubs()  # raises if the client is closed, and in the child of a fork
+        key = asyncio.get_running_loop(), request.sequence
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue()
+        elif queue.is_busy():
+            return await self._wait(queue, request)
+        queue.first_call = call = self._client._allocate_range(request)
+        try:
+            return await call
+        finally:
+            if any(not waiter.done() for waiter in queue.waiting):
+                queue.task = self._client._start_task(self._drain(request.sequence, queue))
+                queue.task.add_done_callback(lambda _: self._remove(key, queue))
+            else:
+                self._remove(key, queue)
+
+    async def _wait(self, queue: _Queue, request: "pb.AllocateRangeRequest") -> range:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._client.timeout
+        waiter: asyncio.Future[_Result] = loop.create_future()
+        queue.waiting[waiter] = request.id_count
+        try:
+            async with asyncio.timeout_at(deadline):
+                result = await waiter
+        except TimeoutError:
+            raise DeadlineExceeded(f"no answer from {self._client.target} within {self._client.timeout:g} s") from None
+        finally:
+            queue.waiting.pop(waiter, None)
+        if isinstance(result, range):
+            return result
+        if result is None:
+            return await self._client._allocate_range(request, timeout=max(0.0, deadline - loop.time()))
+        raise copy(result) from result  # a copy for each waiter, because raising an error extends its traceback
+
+    async def _drain(self, sequence: str, queue: _Queue) -> None:
+        """Make calls until no waiter is left."""
+        with suppress(RuntimeError):  # the client was closed: see _remove
+            while queue.waiting:
+                queue.in_flight, queue.waiting = queue.waiting, {}
+                batches = _batches(queue.in_flight, self._max_counts.get(sequence, MAX_RANGE_SIZE))
+                await asyncio.gather(*(self._allocate_batch(sequence, batch) for batch in batches))
+
+    def _remove(self, key: tuple[asyncio.AbstractEventLoop, str], queue: _Queue) -> None:
+        """Remove a queue. Waiters that are left, because the client is closed, call by themselves and get its error."""
+        if self._queues.get(key) is queue:
+            del self._queues[key]
+        for waiters in (queue.in_flight, queue.waiting):
+            _resolve(waiters, [None] * len(waiters))
+
+    async def _allocate_batch(self, sequence: str, batch: _Waiters) -> None:
+        """Make one call for a batch of waiters."""
+        total = sum(batch.values())
+        results: list[_Result]
+        try:
+            ids = await self._client._allocate_range(range_request(sequence, total))
+            results = list(_split(ids, batch.values()))
+        except IdallocError as error:
+            call_singly = len(batch) > 1 and isinstance(error, _COUNT_ERRORS)
+            results = [None if call_singly else error] * len(batch)
+            if call_singly and isinstance(error, InvalidRequest) and error.field == "id_count":
+                # The limit depends on the sequence: that of a timestamp sequence is far lower.
+                self._max_counts[sequence] = min(self._max_counts.get(sequence, MAX_RANGE_SIZE), total // 2)
+        except OSError as error:  # the log could not be written
+            results = [error] * len(batch)
+        _resolve(batch, results)
+
+
+def _batches(waiters: _Waiters, max_count: int) -> list[_Waiters]:
+    """Batch waiters in FIFO order, at most ``max_count`` ids each; an oversized request forms its own batch."""
+    batches: list[_Waiters] = []
+    left = 0
+    for waiter, count in waiters.items():
+        if count > left:
+            batches.append({})
+            left = max_count
+        batches[-1][waiter] = count
+        left -= count
+    return batches
+
+
+def _split(ids: range, counts: Iterable[int]) -> Iterator[range]:
+    """Yield parts of a range. Each stops right after its last id, so ``stop`` is within 64 bits, too."""
+    first = 0
+    for count in counts:
+        last = ids[first + count - 1]
+        yield range(ids[first], last + (1 if ids.step > 0 else -1), ids.step)
+        first += count
+
+
+def _resolve(waiters: _Waiters, results: list[_Result]) -> None:
+    for waiter, result in zip(waiters, results, strict=True):
+        if not waiter.done():  # otherwise it was cancelled or timed out, and its ids are a gap
+            waiter.set_result(result)
