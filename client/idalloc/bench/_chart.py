@@ -1,4 +1,4 @@
-"""A bench as a page: one file of HTML, its charts inline, which loads nothing."""
+"""A page with charts of a bench: one self-contained HTML file."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -10,11 +10,11 @@ from idalloc.bench._report import to_text
 _WIDTH, _HEIGHT = 800, 220
 _LEFT, _TOP, _RIGHT, _BOTTOM = 70, 20, 20, 30
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#000000")
-_MOST_POINTS = 200
+_MAX_POINTS = 200
 
 Points = Sequence[tuple[float, float]]
 
-# Each step halves what is left above it, so that a tail takes as much room as the rest.
+# Each step about halves the remainder, so that the tail gets as much space as the rest.
 _PERCENTAGES = (50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0)
 
 _PAGE = """<!DOCTYPE html>
@@ -38,15 +38,15 @@ text {{ font-size: 11px; fill: #555; }}
 
 
 def to_html(bench: Bench) -> str:
-    """The page."""
+    """Return the page."""
     latencies = [
-        (name, [(index, value / 1e6) for index, (_, value) in enumerate(of.percentiles(_PERCENTAGES))])
-        for name, of in _latencies(bench)
+        (name, [(index, value / 1e6) for index, (_, value) in enumerate(recorded.percentiles(_PERCENTAGES))])
+        for name, recorded in _latencies(bench)
     ]
     calls, ids = (_rate(counts, bench.seconds) for counts in (bench.calls_over_time, bench.ids_over_time))
     figures = [
-        _figure("Calls a second, and messages of streams", [("calls/s", calls)], "s"),
-        _figure("Ids a second", [("ids/s", ids)], "s"),
+        _figure("Calls and stream messages per second", [("calls/s", calls)], "s"),
+        _figure("Ids per second", [("ids/s", ids)], "s"),
         _figure("Latency in ms", latencies, "%", [f"{percentage:g}" for percentage in _PERCENTAGES]),
     ]
     title = f"idalloc bench {bench.plan.scenario}, {bench.date:%Y-%m-%d %H:%M} UTC"
@@ -62,20 +62,25 @@ def _latencies(bench: Bench) -> Iterable[tuple[str, Latencies]]:
 
 
 def _rate(counts: dict[int, int], seconds: float) -> Points:
-    """How many came a second, at points in time from the start."""
+    """Return rates per second, at times in seconds since the start.
+
+    Args:
+        counts: Counts by interval of `INTERVAL_NS`.
+        seconds: The duration of the bench, at which the last interval ends.
+    """
     intervals = max(counts, default=0) + 1
-    at_once = -(-intervals // _MOST_POINTS)
+    intervals_per_point = -(-intervals // _MAX_POINTS)
     points = []
-    for first in range(0, intervals, at_once):
+    for first in range(0, intervals, intervals_per_point):
         begin = first * INTERVAL_NS / 1e9
-        end = min((first + at_once) * INTERVAL_NS / 1e9, max(seconds, begin + 1e-9))
-        count = sum(counts.get(interval, 0) for interval in range(first, first + at_once))
+        end = min((first + intervals_per_point) * INTERVAL_NS / 1e9, max(seconds, begin + 1e-9))
+        count = sum(counts.get(interval, 0) for interval in range(first, first + intervals_per_point))
         points.append((end, count / (end - begin)))
     return points
 
 
 def _figure(title: str, lines: Iterable[tuple[str, Points]], unit: str, names: Sequence[str] = ()) -> str:
-    """A chart of lines over time, or over named points."""
+    """Return an SVG chart of lines over time, or over named points."""
     lines = [(name, points) for name, points in lines if points]
     right = max((x for _, points in lines for x, _ in points), default=0) or 1
     top = max((y for _, points in lines for _, y in points), default=0) or 1
@@ -92,11 +97,11 @@ def _figure(title: str, lines: Iterable[tuple[str, Points]], unit: str, names: S
         x, y = place(0, value)
         parts.append(f'<path d="M{x} {y}H{_WIDTH - _RIGHT}" stroke="#ddd"/>')
         parts.append(f'<text x="{x - 6}" y="{y + 4}" text-anchor="end">{_number(value)}</text>')
-    marks: list[tuple[float, str]] = list(enumerate(names))
+    ticks: list[tuple[float, str]] = list(enumerate(names))
     if not names:
-        marks = [(right * n / 5, f"{right * n / 5:.3g}") for n in range(6)]
-    for at, name in marks:
-        x, y = place(at, 0)
+        ticks = [(right * n / 5, f"{right * n / 5:.3g}") for n in range(6)]
+    for tick, name in ticks:
+        x, y = place(tick, 0)
         parts.append(f'<text x="{x}" y="{y + 16}" text-anchor="middle">{escape(name)} {unit}</text>')
     legend = []
     for number, (name, points) in enumerate(lines):

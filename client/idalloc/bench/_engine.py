@@ -1,4 +1,4 @@
-"""Makes the calls: one task for each caller, on channels that share no connection."""
+"""Makes the calls of a bench: one task for each caller, on channels that share no connection."""
 
 import asyncio
 import time
@@ -24,19 +24,18 @@ from idalloc._core.rpc_errors import from_rpc_error
 from idalloc._issued_log.log import IssuedLog
 from idalloc._transport.config import ChannelConfig
 from idalloc.bench._latencies import Latencies
-from idalloc.bench._plan import Call, Plan, calls
-from idalloc.bench._verifier import Mark, Trail, Verifier
+from idalloc.bench._plan import Call, Plan, planned_calls
+from idalloc.bench._verifier import HighWaterMark, LastIds, Verifier
 
-# How fine the chart over time is.
+# The resolution of counts over time.
 INTERVAL_NS = 100_000_000
-# The event loop may end a pause early by so many seconds.
+# The event loop may wake up early by so many seconds.
 TIMER_RESOLUTION = 0.001
 
-# How long a caller that found no server, or none that serves, waits before its next call: such calls fail at once, and
-# would keep this process busy.
+# The pause in seconds of a caller after UNAVAILABLE: such calls fail at once, and would keep this process busy.
 PAUSE = 0.1
 
-# Nothing is tried again: what fails is to be counted.
+# No retries: a failed call must be counted.
 _OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -45,14 +44,15 @@ _OPTIONS = [
 
 
 class Tally:
-    """What came of one kind of call.
+    """Counts and latencies of one RPC.
 
     Attributes:
-        latencies: Of calls that succeeded; of a stream, from its start to its end.
-        messages: Of a stream's messages: each from the one before, or from the start, until it was here.
-        ids: How many ids came.
-        errors: Failed calls, by status and reason.
-        cut: Streams that were under way when the time was over, and ended by the bench.
+        rpc: The RPC's name.
+        latencies: Latencies of successful calls; for a stream, from its start to its end.
+        messages: Latencies of a stream's messages: each from the previous one, or the start, to its arrival.
+        ids: The number of received ids.
+        errors: The number of failed calls, by status and reason.
+        cut_streams: The number of streams that the bench ended with its duration.
     """
 
     def __init__(self, rpc: str) -> None:
@@ -61,32 +61,32 @@ class Tally:
         self.messages = Latencies()
         self.ids = 0
         self.errors: Counter[tuple[grpc.StatusCode, str]] = Counter()
-        self.cut = 0
+        self.cut_streams = 0
 
 
 class Caller:
-    """One of those who call, each on one of the channels.
+    """A caller on one of the channels, with one call at a time.
 
     Attributes:
-        methods: What makes each kind of call, by its name.
-        trail: What it got last.
+        methods: The callables of the channel, by RPC.
+        last_ids: The last ids that it received.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, kinds: list[Call]) -> None:
-        self.methods = {call.rpc: _method(channel, call) for call in kinds}
-        self.trail = Trail()
+    def __init__(self, channel: grpc.aio.Channel, calls: list[Call]) -> None:
+        self.methods = {call.rpc: _method(channel, call) for call in calls}
+        self.last_ids = LastIds()
 
 
-class Begin(NamedTuple):
-    """What was so when a call began.
+class CallStart(NamedTuple):
+    """The state when a call began.
 
     Attributes:
-        at: The time, for the log.
-        mark: How far ids had come, where they are looked at.
+        time: The log's time; 0 without a log.
+        mark: The high-water mark; None if ids are not checked.
     """
 
-    at: int
-    mark: Mark | None
+    time: int
+    mark: HighWaterMark | None
 
 
 class Bench:
@@ -94,26 +94,26 @@ class Bench:
 
     Args:
         plan: The plan.
-        access: How the server is called.
-        log: Where each reply is written down.
+        access: The channel's credentials, options and metadata.
+        log: The log of issued ids, if any.
 
     Attributes:
         plan: The plan.
-        tallies: What came of each kind of call, by its name.
-        messages: The first message of each kind of error.
-        verifier: What looks at the ids, if the plan says so.
+        tallies: Counts and latencies, by RPC.
+        messages: The first message of each status and reason.
+        verifier: The checker of ids, if the plan asks for one.
         date: When counting began.
-        seconds: For how long calls were counted: until the last one was answered.
-        cpu_seconds: The time that this process computed meanwhile.
-        calls_over_time: How many calls, or messages of streams, came in each tenth of a second.
-        ids_over_time: How many ids.
+        seconds: The time from then to the last reply.
+        cpu_seconds: The CPU time of this process in that time.
+        calls_over_time: The number of replies and stream messages, by interval of `INTERVAL_NS`.
+        ids_over_time: The number of ids, by interval of `INTERVAL_NS`.
     """
 
     def __init__(self, plan: Plan, access: ChannelConfig, log: IssuedLog | None = None) -> None:
         self.plan = plan
         self._access = access
         self._log = log
-        self._calls = calls(plan)
+        self._calls = planned_calls(plan)
         self.tallies = {call.rpc: Tally(call.rpc) for call in self._calls}
         self.messages: dict[tuple[grpc.StatusCode, str], str] = {}
         self.verifier = Verifier() if plan.verify else None
@@ -123,23 +123,23 @@ class Bench:
         self.calls_over_time: Counter[int] = Counter()
         self.ids_over_time: Counter[int] = Counter()
         self._counting = False
-        self._over = False
-        self._left = plan.total
-        self._began = 0
-        self._cpu = 0.0
+        self._finished = False
+        self._calls_left = plan.total
+        self._start_ns = 0
+        self._start_cpu = 0.0
         self._time_limit: float | None = None
 
     @property
     def errors(self) -> int:
-        """How many calls failed."""
+        """The number of failed calls."""
         return sum(tally.errors.total() for tally in self.tallies.values())
 
     async def run(self) -> None:
-        """Connects, warms up, and counts.
+        """Connect, warm up and count.
 
         Raises:
-            ServerUnreachable: There is no server.
-            ExceptionGroup: Of OSError: the log could not be written. Of IdallocError: the server lets nobody in.
+            ServerUnreachable: The server did not accept all connections within the timeout.
+            ExceptionGroup: It contains OSError if the log cannot be written, or Unauthenticated or PermissionDenied.
         """
         plan = self.plan
         connections = min(plan.connections, plan.concurrency)
@@ -150,15 +150,15 @@ class Bench:
                 self._time_limit = time.monotonic() + plan.warm_up + plan.duration + plan.timeout
             async with asyncio.TaskGroup() as callers:
                 for number in range(plan.concurrency):
-                    callers.create_task(self._call_in_turn(channels[number % connections], number))
+                    callers.create_task(self._call_repeatedly(channels[number % connections], number))
                 if plan.warm_up:
                     await asyncio.sleep(plan.warm_up)
-                self._count()
+                self._start_counting()
                 if plan.total is None:
                     await asyncio.sleep(plan.duration + TIMER_RESOLUTION)
-                    self._over = True
-            self.seconds = (time.perf_counter_ns() - self._began) / 1e9
-            self.cpu_seconds = time.process_time() - self._cpu
+                    self._finished = True
+            self.seconds = (time.perf_counter_ns() - self._start_ns) / 1e9
+            self.cpu_seconds = time.process_time() - self._start_cpu
         finally:
             for channel in channels:
                 await channel.close()
@@ -168,7 +168,7 @@ class Bench:
         try:
             await asyncio.wait_for(ready, self.plan.timeout)
         except TimeoutError:
-            await self._tell_why(channels[0])
+            await self._raise_connection_error(channels[0])
             raise ServerUnreachable(f"no answer from {self.plan.target} in {self.plan.timeout:g} s") from None
 
     def _open(self) -> grpc.aio.Channel:
@@ -177,50 +177,50 @@ class Bench:
             return grpc.aio.insecure_channel(self.plan.target, options=options)
         return grpc.aio.secure_channel(self.plan.target, self._access.credentials, options=options)
 
-    async def _tell_why(self, channel: grpc.aio.Channel) -> None:
-        """Raises why there is no connection, which gRPC tells to calls alone."""
-        ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
+    async def _raise_connection_error(self, channel: grpc.aio.Channel) -> None:
+        """Raise the cause of a failed connection, which gRPC reports only to calls."""
+        check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
         try:
-            await ask(b"", timeout=1.0)
+            await check(b"", timeout=1.0)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise from_rpc_error(error, self.plan.target) from None
 
-    def _count(self) -> None:
+    def _start_counting(self) -> None:
         self._counting = True
         self.date = datetime.now(UTC)
-        self._cpu = time.process_time()
-        self._began = time.perf_counter_ns()
+        self._start_cpu = time.process_time()
+        self._start_ns = time.perf_counter_ns()
 
-    async def _call_in_turn(self, channel: grpc.aio.Channel, number: int) -> None:
-        """One caller: a call after the other, until it is over."""
+    async def _call_repeatedly(self, channel: grpc.aio.Channel, number: int) -> None:
+        """Make one caller's calls, one after another, until the bench ends."""
         caller = Caller(channel, self._calls)
-        turn = number * 31 % len(self._calls)  # not all callers begin with the same kind of call
-        while not self._over:
-            if self._counting and self._left is not None:
-                if not self._left:
+        turn = number * 31 % len(self._calls)  # callers begin at different places of the cycle
+        while not self._finished:
+            if self._counting and self._calls_left is not None:
+                if not self._calls_left:
                     return
-                self._left -= 1
+                self._calls_left -= 1
             call = self._calls[turn]
             turn = (turn + 1) % len(self._calls)
             await (self._stream if call.chunk else self._unary)(caller, call)
 
     async def _unary(self, caller: Caller, call: Call) -> None:
-        counted, begin = self._counting, self._begin()
+        counted, start = self._counting, self._call_start()
         began = time.perf_counter_ns()
         try:
             method = caller.methods[call.rpc]
             reply = await method(call.request, timeout=self.plan.timeout, metadata=self._access.metadata)
         except grpc.RpcError as error:
-            await self._refused(call, error, counted)
+            await self._handle_error(call, error, counted)
             return
         ended = time.perf_counter_ns()
         check = partial(check_reply, call.message)
-        if self._received(caller, call, reply, check, begin, ended, counted) and counted:
+        if self._handle_reply(caller, call, reply, check, start, ended, counted) and counted:
             self.tallies[call.rpc].latencies.add(ended - began)
 
     async def _stream(self, caller: Caller, call: Call) -> None:
-        counted, begin, tally, missing = self._counting, self._begin(), self.tallies[call.rpc], call.ids
+        counted, start, tally, missing = self._counting, self._call_start(), self.tallies[call.rpc], call.ids
         timeout = self.plan.timeout * -(-call.ids // call.chunk)
         if self._time_limit is not None:
             timeout = min(timeout, self._time_limit - time.monotonic())
@@ -230,92 +230,99 @@ class Bench:
             async for reply in stream:
                 now = time.perf_counter_ns()
                 check = partial(check_chunk, call.message, missing=missing)
-                count = self._received(caller, call, reply, check, begin, now, self._counting)
+                count = self._handle_reply(caller, call, reply, check, start, now, self._counting)
                 if not count:
                     return
                 missing -= count
                 if self._counting:
                     tally.messages.add(now - before)
-                if self._over:
-                    tally.cut += 1
+                if self._finished:
+                    tally.cut_streams += 1
                     return
                 before = time.perf_counter_ns()
         except grpc.RpcError as error:
-            await self._refused(call, error, self._counting)
+            await self._handle_error(call, error, self._counting)
             return
         finally:
             stream.cancel()
         if missing > 0:
-            self._failed(call, grpc.StatusCode.UNKNOWN, "INCOMPLETE", f"{missing} ids were missing", self._counting)
+            message = f"{missing} ids were missing"
+            self._count_error(call, grpc.StatusCode.UNKNOWN, "INCOMPLETE", message, self._counting)
         elif counted:
             tally.latencies.add(time.perf_counter_ns() - began)
 
-    def _begin(self) -> Begin:
-        return Begin(self._log.now() if self._log else 0, self.verifier.mark() if self.verifier else None)
+    def _call_start(self) -> CallStart:
+        now = self._log.now() if self._log else 0
+        return CallStart(now, self.verifier.high_water_mark() if self.verifier else None)
 
-    def _received(
+    def _handle_reply(
         self,
         caller: Caller,
         call: Call,
         reply: Any,
         check: Callable[[Any], object],
-        begin: Begin,
+        start: CallStart,
         now: int,
         counted: bool,
     ) -> int:
-        """Takes a reply in, the only place where one arrives; returns how many ids it brought; 0 if it failed."""
+        """Check, log and count a reply or a stream's message; return the number of its ids, 0 if it is invalid."""
         try:
             check(reply)
         except ProtocolError as error:
-            self._failed(call, error.code, error.reason, str(error), counted)
+            self._count_error(call, error.code, error.reason, str(error), counted)
             if self.verifier is not None:
-                self.verifier.refuse(str(error))
+                self.verifier.count_malformed(str(error))
             return 0
         count = call.decode(reply)
-        if self._log is not None and call.of_doc_ids:
-            self._log.doc_ids(reply, begin.at)
+        if self._log is not None and call.returns_doc_ids:
+            self._log.doc_ids(reply, start.time)
         elif self._log is not None:
-            self._log.range(call.message, reply, begin.at)
-        if self.verifier is not None and call.of_doc_ids:
-            self.verifier.check_doc_ids(reply, caller.trail)
-        elif self.verifier is not None and begin.mark is not None:
-            self.verifier.check_range(reply, begin.mark, caller.trail)
+            self._log.range(call.message, reply, start.time)
+        if self.verifier is not None and call.returns_doc_ids:
+            self.verifier.check_doc_ids(reply, caller.last_ids)
+        elif self.verifier is not None and start.mark is not None:
+            self.verifier.check_range(reply, start.mark, caller.last_ids)
         if counted:
             self.tallies[call.rpc].ids += count
-            interval = (now - self._began) // INTERVAL_NS
+            interval = (now - self._start_ns) // INTERVAL_NS
             self.calls_over_time[interval] += 1
             self.ids_over_time[interval] += count
         return count
 
-    async def _refused(self, call: Call, error: grpc.RpcError, counted: bool) -> None:
-        refusal = from_rpc_error(error, self.plan.target)
-        if isinstance(refusal, Unauthenticated | PermissionDenied):
-            raise refusal from error  # so will be all others
-        self._failed(call, refusal.code, refusal.reason, str(refusal), counted)
-        if isinstance(refusal, Unavailable):
+    async def _handle_error(self, call: Call, rpc_error: grpc.RpcError, counted: bool) -> None:
+        error = from_rpc_error(rpc_error, self.plan.target)
+        if isinstance(error, Unauthenticated | PermissionDenied):
+            raise error from rpc_error  # every other call would fail, too
+        self._count_error(call, error.code, error.reason, str(error), counted)
+        if isinstance(error, Unavailable):
             await asyncio.sleep(PAUSE)
 
-    def _failed(self, call: Call, code: grpc.StatusCode, reason: str, message: str, counted: bool) -> None:
+    def _count_error(self, call: Call, code: grpc.StatusCode, reason: str, message: str, counted: bool) -> None:
         if counted:
             self.tallies[call.rpc].errors[code, reason] += 1
             self.messages.setdefault((code, reason), message)
 
 
 def _method(channel: grpc.aio.Channel, call: Call) -> Any:
-    """What makes a call; its request is bytes already."""
+    """Return a callable of the channel that sends serialized requests."""
     kind = channel.unary_stream if call.chunk else channel.unary_unary
     path = f"/idalloc.v1.IdAllocatorService/{call.rpc}"
     return kind(path, request_serializer=None, response_deserializer=call.response.FromString)
 
 
 def run(plan: Plan, access: ChannelConfig, log: IssuedLog | None = None) -> Bench:
-    """Runs a plan, on uvloop where it is installed.
+    """Run a plan, on uvloop if it is installed.
+
+    Args:
+        plan: The plan.
+        access: The channel's credentials, options and metadata.
+        log: The log of issued ids, if any.
 
     Raises:
-        ServerUnreachable: There is no server.
-        Unauthenticated: It does not know who this is.
-        PermissionDenied: It knows, and refuses what the plan is made of.
-        OSError: The log could not be written.
+        ServerUnreachable: The server did not accept all connections within the timeout.
+        Unauthenticated: The server rejects the credentials.
+        PermissionDenied: The identity lacks a role that the plan needs.
+        OSError: The log cannot be written.
     """
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with suppress(ModuleNotFoundError):
@@ -327,5 +334,5 @@ def run(plan: Plan, access: ChannelConfig, log: IssuedLog | None = None) -> Benc
         try:
             runner.run(bench.run())
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors  # each caller's says the same
+            raise errors.exceptions[0] from errors  # all callers fail for the same reason
     return bench

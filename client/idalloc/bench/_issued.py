@@ -1,4 +1,4 @@
-"""Which ids were seen, as intervals: neighbours are joined, so what counts is how many gaps there are, not ids."""
+"""The set of issued ids, kept as merged intervals: its memory grows with the gaps, not the ids."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from idalloc._core.congruences import solve
 
 
 class Intervals:
-    """Whole numbers as disjoint intervals, sorted, of which no two touch."""
+    """A set of integers as sorted intervals that neither overlap nor touch."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
@@ -17,9 +17,9 @@ class Intervals:
         return len(self._firsts)
 
     def add(self, first: int, last: int) -> int | None:
-        """Adds first … last; returns the smallest of them that was there already."""
+        """Add first … last; return the smallest of them that was already in the set, or None."""
         firsts, lasts = self._firsts, self._lasts
-        # Those from low to high overlap with the new one or touch it, and become one with it.
+        # The intervals low … high - 1 overlap or touch the new one, and are merged with it.
         high = bisect_right(firsts, last + 1)
         low = high
         while low and lasts[low - 1] >= first - 1:
@@ -28,31 +28,31 @@ class Intervals:
             firsts.insert(low, first)
             lasts.insert(low, last)
             return None
-        found = min((begin for begin, _ in self.within(first, last)), default=None)
+        duplicate = min((begin for begin, _ in self.within(first, last)), default=None)
         firsts[low:high] = [min(first, firsts[low])]
         lasts[low:high] = [max(last, lasts[high - 1])]
-        return found
+        return duplicate
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yields those parts of the intervals that lie in first … last, from above."""
-        at = bisect_right(self._firsts, last)
-        while at and self._lasts[at - 1] >= first:
-            at -= 1
-            yield max(first, self._firsts[at]), min(last, self._lasts[at])
+        """Yield the parts of the intervals in first … last, from the largest."""
+        index = bisect_right(self._firsts, last)
+        while index and self._lasts[index - 1] >= first:
+            index -= 1
+            yield max(first, self._firsts[index]), min(last, self._lasts[index])
 
 
 class IssuedIds:
-    """All ids that were seen of one sequence, in any steps: the ids of one step and one remainder are intervals."""
+    """The issued ids of one sequence, in any steps: a set of intervals for each step and remainder."""
 
     def __init__(self) -> None:
         self._lattices: dict[tuple[int, int], Intervals] = {}
 
     def __len__(self) -> int:
-        """How many intervals there are."""
+        """Return the number of intervals."""
         return sum(map(len, self._lattices.values()))
 
     def add(self, first: int, last: int, step: int) -> int | None:
-        """Adds first, first + step, … last; returns one of them that was there already."""
+        """Add first, first + step, … last; return one of them that was already in the set, or None."""
         if step < 0:
             first, last, step = last, first, -step
         row, remainder = divmod(first, step)
@@ -60,16 +60,23 @@ class IssuedIds:
         intervals = self._lattices.get(key)
         if intervals is None:
             intervals = self._lattices[key] = Intervals()
-        again = intervals.add(row, last // step)
-        if again is not None:
-            return again * step + remainder
+        duplicate = intervals.add(row, last // step)
+        if duplicate is not None:
+            return duplicate * step + remainder
         if len(self._lattices) == 1:
             return None
         others = (self._common(first, last, key, other) for other in self._lattices if other != key)
         return next((number for number in others if number is not None), None)
 
     def _common(self, first: int, last: int, key: tuple[int, int], other: tuple[int, int]) -> int | None:
-        """The id in first … last, of the step and remainder of ``key``, that was seen with those of ``other``."""
+        """Return an id in first … last that lies on both lattices, and was issued on the other one, or None.
+
+        Args:
+            first: The smallest id.
+            last: The largest id.
+            key: The step and remainder of these ids.
+            other: The step and remainder of the other lattice.
+        """
         (step, remainder), (width, offset) = key, other
         met = solve(step, remainder, width, offset)
         if met is None:

@@ -1,4 +1,4 @@
-"""What a bench is to do: the scenarios, and the calls that they are made of."""
+"""The options of a bench, and the calls of its scenarios."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,31 +10,31 @@ from idalloc.v1 import id_allocator_pb2 as pb
 
 SCENARIOS = ("unary", "stream", "docids", "mixed")
 
-# A stream's ids, where no number is asked for.
+# The default of a stream's ids.
 TOTAL_IDS = 100_000
 
-# Of so many calls of the scenario `mixed`, each kind's share.
+# The scenario `mixed`: calls of each RPC in a hundred.
 _MIX = {"AllocateRange": 70, "GenerateDocId": 20, "StreamRanges": 6, "StreamDocIds": 4}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a bench is to do.
+    """The options of a bench.
 
     Attributes:
-        target: The server.
-        scenario: One of ``SCENARIOS``.
-        sequence: The sequence that ranges are taken from.
-        id_count: How many ids a unary call takes.
-        total_ids: How many ids a stream has; None for ``TOTAL_IDS``, and for no streams in the scenario `docids`.
-        chunk: How many ids a message of a stream has.
-        concurrency: How many callers there are, each with one call at a time.
-        connections: How many connections they share.
-        duration: For how many seconds calls are begun and counted.
-        total: How many calls are begun and counted, in place of a duration.
-        warm_up: For how many seconds calls are made before, and not counted.
-        timeout: How many seconds a unary call, or a message of a stream, may take.
-        verify: Whether to look at the ids.
+        target: The server's address.
+        scenario: One of `SCENARIOS`.
+        sequence: The sequence to allocate from.
+        id_count: The ids of a unary call.
+        total_ids: The ids of a stream; None for `TOTAL_IDS`, or for unary calls in the scenario `docids`.
+        chunk: The ids of a stream's message.
+        concurrency: The number of callers, each with one call at a time.
+        connections: The number of connections that they share.
+        duration: For how many seconds to start and count calls.
+        total: How many calls to count, instead of a duration.
+        warm_up: For how many seconds to call before counting.
+        timeout: The limit in seconds of a unary call, and of each message of a stream.
+        verify: Whether to check the ids.
     """
 
     target: str
@@ -54,15 +54,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Call:
-    """One kind of call, always with the same request.
+    """An RPC with a fixed request.
 
     Attributes:
-        rpc: Its name.
+        rpc: The RPC's name.
         message: The request.
         response: The reply's class.
-        ids: How many ids it asks for.
-        chunk: How many ids a message of its stream has; 0 if it is unary.
-        decode: Turns a reply into what a caller of the SDK gets, and says how many ids those are.
+        ids: The ids that it requests.
+        chunk: The ids of its stream's messages; 0 for a unary call.
+        decode: Decodes a reply as the SDK does, and returns the number of its ids.
     """
 
     rpc: str
@@ -74,18 +74,18 @@ class Call:
 
     @cached_property
     def request(self) -> bytes:
-        """The request as it goes onto the wire."""
+        """The serialized request."""
         data: bytes = self.message.SerializeToString()
         return data
 
     @property
-    def of_doc_ids(self) -> bool:
-        """Whether it gives document ids rather than ranges."""
+    def returns_doc_ids(self) -> bool:
+        """Whether the RPC returns document ids, not ranges."""
         return "DocId" in self.rpc
 
 
-def calls(plan: Plan) -> list[Call]:
-    """The calls that each caller makes one after another, over and over."""
+def planned_calls(plan: Plan) -> list[Call]:
+    """Return the calls that each caller repeats in this order."""
     sequence, total, chunk = plan.sequence, plan.total_ids or TOTAL_IDS, plan.chunk
     unary = pb.AllocateRangeRequest(sequence=sequence, id_count=plan.id_count)
     stream = pb.StreamRangesRequest(sequence=sequence, total_id_count=total, chunk_id_count=chunk)
@@ -101,14 +101,14 @@ def calls(plan: Plan) -> list[Call]:
         )
     }
     if plan.scenario == "mixed":
-        return [kinds[name] for name in _spread(_MIX)]
+        return [kinds[name] for name in _interleave(_MIX)]
     if plan.scenario == "docids":
         return [kinds["StreamDocIds" if plan.total_ids else "GenerateDocId"]]
     return [kinds["StreamRanges" if plan.scenario == "stream" else "AllocateRange"]]
 
 
-def _spread(shares: dict[str, int]) -> list[str]:
-    """Names, each as often as its share says, and as evenly as that goes."""
+def _interleave(shares: dict[str, int]) -> list[str]:
+    """Return names, each as often as its share, spread evenly."""
     places = [((turn + 0.5) / share, name) for name, share in shares.items() for turn in range(share)]
     return [name for _, name in sorted(places)]
 

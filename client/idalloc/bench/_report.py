@@ -1,4 +1,4 @@
-"""What is said of a bench: to people, and as JSON in the shape of ghz's."""
+"""The report of a bench, as text and as JSON in the shape of ghz's."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,27 +9,27 @@ from idalloc._core.text import escaped
 from idalloc.bench._engine import Bench, Tally
 from idalloc.bench._latencies import PERCENTAGES, Latencies
 
-# Those that ghz tells of, and the steps of its histogram.
+# The percentages and the steps of the histogram in ghz's report.
 _GHZ_PERCENTAGES = (10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0)
 _GHZ_STEPS = 10
-# From this share of a core on, Python cannot make more calls.
+# The share of a core from which on the bench itself limits the rate.
 _BUSY = 0.9
 
 
 def succeeded(bench: Bench) -> bool:
-    """Whether ids came, no call failed, and nothing is wrong with them."""
-    came = any(tally.ids for tally in bench.tallies.values())
-    return came and not bench.errors and not (bench.verifier and bench.verifier.findings)
+    """Return whether ids were received, no call failed, and the verifier has no finding."""
+    received = any(tally.ids for tally in bench.tallies.values())
+    return received and not bench.errors and not (bench.verifier and bench.verifier.findings)
 
 
 def to_json(bench: Bench) -> dict[str, Any]:
-    """The whole report.
+    """Return the report as JSON.
 
-    What ghz tells has ghz's names and units: nanoseconds, but seconds for the marks of the histogram, and latencies of
-    calls that succeeded. Its list of all single calls stays empty.
+    The fields of ghz's report have its names and units: nanoseconds, but seconds for the histogram's marks. Latencies
+    are of successful calls. The list of single calls (`details`) is empty.
     """
     plan, verifier, tallies = bench.plan, bench.verifier, list(bench.tallies.values())
-    latencies = Latencies.of_all(tally.latencies for tally in tallies)
+    latencies = Latencies.merge(tally.latencies for tally in tallies)
     codes: dict[str, int] = {"OK": latencies.count} if latencies.count else {}
     errors: dict[str, int] = {}
     for tally in tallies:
@@ -85,13 +85,13 @@ def to_json(bench: Bench) -> dict[str, Any]:
             "disordered": verifier.disordered,
             "malformed": verifier.malformed,
             "intervals": verifier.intervals,
-            "findings": verifier.told,
+            "findings": verifier.messages,
         },
     }
 
 
 def to_text(bench: Bench) -> str:
-    """The report for people."""
+    """Return the report as text."""
     return "\n".join(map(escaped, _lines(bench))) + "\n"
 
 
@@ -118,12 +118,12 @@ def _lines(bench: Bench) -> Iterator[str]:
         if streams:
             yield _row(f"{tally.rpc}, message", tally.messages)
     if any(tally.messages.count for tally in bench.tallies.values()):
-        yield "a stream: from its start to its end; a message: from the one before, or the start, until it was here"
-    if cut := sum(tally.cut for tally in bench.tallies.values()):
-        yield f"{cut} streams were cut when the time was over: their messages count, they do not"
+        yield "stream: from its start to its end; message: from the previous one, or the start, to its arrival"
+    if cut := sum(tally.cut_streams for tally in bench.tallies.values()):
+        yield f"{cut} streams were cut at the end of the duration: only their messages count"
     yield ""
     if bench.cpu_seconds / bench.seconds >= _BUSY:
-        limit = ": the bench is the limit, not the server; run several of them"
+        limit = ": the bench limits the rate, not the server; run several of them"
     else:
         limit = ""
     yield f"this process used {bench.cpu_seconds / bench.seconds:.0%} of one core{limit}"
@@ -135,9 +135,9 @@ def _lines(bench: Bench) -> Iterator[str]:
     elif verifier is not None:
         yield (
             f"WRONG: of {verifier.ids:,} ids, {verifier.twice:,} replies repeat some, "
-            f"{verifier.disordered:,} are out of order, {verifier.malformed:,} are not what was asked for"
+            f"{verifier.disordered:,} are out of order, {verifier.malformed:,} do not match their request"
         )
-        yield from (f"  {finding}" for finding in verifier.told)
+        yield from (f"  {message}" for message in verifier.messages)
 
 
 def _row(name: str, latencies: Latencies) -> str:
@@ -161,7 +161,7 @@ def _rpc(tally: Tally, seconds: float) -> dict[str, Any]:
         report |= {
             "messages": tally.messages.count,
             "messagePercentiles": _named_percentiles(tally.messages),
-            "cutStreams": tally.cut,
+            "cutStreams": tally.cut_streams,
         }
     return report
 
@@ -172,12 +172,12 @@ def _named_percentiles(latencies: Latencies) -> dict[str, int]:
 
 
 def _percentiles(latencies: Latencies, percentages: tuple[float, ...]) -> Iterator[tuple[float, int]]:
-    """Nothing where nothing was measured, as in ghz's own report."""
+    """Yield the percentiles; none without latencies, as in ghz's report."""
     return latencies.percentiles(percentages) if latencies.count else iter(())
 
 
 def _go_name(code: grpc.StatusCode) -> str:
-    """The status as Go, and so ghz, writes it."""
+    """Return a status code's name in Go, as in ghz's report."""
     if code is grpc.StatusCode.CANCELLED:
         return "Canceled"
     return "".join(part.capitalize() for part in code.name.split("_"))

@@ -1,4 +1,4 @@
-"""The command `idalloc`: its client's verbs here, its server's by the entry points `idalloc.commands`."""
+"""The command `idalloc`: the client's commands, and those that packages add by the entry point `idalloc.commands`."""
 
 import os
 import sys
@@ -6,39 +6,39 @@ from collections.abc import Sequence
 
 import typer
 
-# Before gRPC is imported: its core would print, in its own form, what is told here in one line, or mended by itself.
+# Set before gRPC is imported: its core logs errors that the command reports in one line, or retries.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from idalloc.cli import _bench, _health, _node, _options, _output, _sequences, _verbs, _verify
-from idalloc.cli._plugins import Verbs
-from idalloc.cli._usage import explained
+from idalloc.cli import _bench, _health, _ids, _node, _options, _output, _sequences, _verify
+from idalloc.cli._plugins import CommandGroup
+from idalloc.cli._usage import explain
 
-# The command line's own errors, under their names in every version of typer.
+# The base class of usage errors: its name differs between versions of typer.
 UsageError = typer.BadParameter.__mro__[1]
 
-# What helps where TLS failed.
-_OF_TLS = {
-    "untrusted": "--ca names the file of its authority",
-    "name": "--server-name says which name it has to be",
-    "plaintext": "call it without --tls, --ca and --cert",
-    "closed": "--tls or --ca is for the one, --cert and --key are for the other",
-    "refused": "--cert and --key are for that",
+# The next step for each kind of TLS error.
+_TLS_HINTS = {
+    "untrusted": "pass the certificate of its CA with --ca",
+    "name": "pass a name in its certificate with --server-name",
+    "plaintext": "omit --tls, --ca and --cert",
+    "closed": "enable TLS with --tls or --ca, or pass a client certificate with --cert and --key",
+    "refused": "pass a client certificate that it accepts with --cert and --key",
 }
 
 app = typer.Typer(
-    cls=Verbs,
-    callback=_options.remember,
+    cls=CommandGroup,
+    callback=_options.set_global_options,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Hands out identifiers that are unique for ever.",
+    help="Issue identifiers that are never issued twice.",
 )
-app.command("allocate")(_verbs.allocate)
-app.command("stream")(_verbs.stream)
-app.command("docid")(_verbs.docid)
-app.command("uuid")(_verbs.uuids)
+app.command("allocate")(_ids.allocate)
+app.command("stream")(_ids.stream)
+app.command("docid")(_ids.docid)
+app.command("uuid")(_ids.uuids)
 app.add_typer(_sequences.app, name="sequences")
-# A number below 0 as a text is no option.
-app.command("parse", context_settings={"ignore_unknown_options": True})(_verbs.parse)
+# TEXT may be a negative number, which would be read as an option.
+app.command("parse", context_settings={"ignore_unknown_options": True})(_ids.parse)
 app.add_typer(_node.app, name="node")
 app.command("bench")(_bench.bench)
 app.command("verify")(_verify.verify)
@@ -46,16 +46,19 @@ app.command("health")(_health.health)
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the command.
+    """Run the command line.
+
+    Args:
+        args: The arguments without the command's name; None reads `sys.argv`.
 
     Returns:
-        The exit code: 0 on success only; 2 when the command line is wrong, 130 after Ctrl-C, 1 for all else.
+        The exit code: 0 on success, 2 for a usage error, 130 after Ctrl-C, 1 for any other failure.
     """
     try:
         code = app(args, prog_name="idalloc", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has enough, as in `| head`. Python would flush once more when it ends, and complain.
+        # The reader closed the pipe, as `| head` does. Python flushes stdout once more at exit and would fail.
         sys.stdout = sys.stderr
         return 1
     except (KeyboardInterrupt, typer.Abort):
@@ -65,25 +68,25 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         if sys.flags.dev_mode:
             raise
-        return _tell(error, sys.argv[1:] if args is None else args)
+        return _report(error, sys.argv[1:] if args is None else args)
     return code if isinstance(code, int) else 0
 
 
-def _tell(error: Exception, args: Sequence[str]) -> int:
-    """Says in one line what went wrong; returns the exit code."""
-    from idalloc import IdallocError, ServerUnreachable, Unauthenticated  # only now: most runs need no error
+def _report(error: Exception, args: Sequence[str]) -> int:
+    """Print an error as one line on standard error, and return the exit code."""
+    from idalloc import IdallocError, ServerUnreachable, Unauthenticated  # imported late: successful runs need none
 
     if isinstance(error, ServerUnreachable) and "tls" in error.metadata:
-        hint = _OF_TLS.get(error.metadata["tls"])
+        hint = _TLS_HINTS.get(error.metadata["tls"])
         return _fail(f"{error.reason}: {error}{'; ' if hint else ''}{hint or ''}", 1)
     if isinstance(error, Unauthenticated):
-        return _fail(f"{error.reason}: {error}; --token-file or --cert say who this is", 1)
+        return _fail(f"{error.reason}: {error}; authenticate with --token-file, or --cert and --key", 1)
     if isinstance(error, ServerUnreachable):
-        return _fail(f"{error.reason}: {error}; start a server with `idalloc serve`, or say where it is: --server", 1)
+        return _fail(f"{error.reason}: {error}; start a server with `idalloc serve`, or pass its address: --server", 1)
     if isinstance(error, IdallocError):
         return _fail(f"{error.reason}: {error}", 1)
     if isinstance(error, UsageError):
-        message = explained(error, args)
+        message = explain(error, args)
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         return _fail(f"idalloc: {message}{hint}", 2) if message else 2  # without a message, help was printed
@@ -93,5 +96,5 @@ def _tell(error: Exception, args: Sequence[str]) -> int:
 
 
 def _fail(line: str, code: int) -> int:
-    _output.say(line)
+    _output.write_error(line)
     return code

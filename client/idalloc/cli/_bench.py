@@ -1,4 +1,4 @@
-"""`idalloc bench`, which needs a package that the other verbs do not."""
+"""`idalloc bench`. It needs the extra `idalloc[bench]`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,27 +6,37 @@ from typing import Annotated
 import typer
 
 from idalloc.cli import _output
-from idalloc.cli._options import Log, Server, Timeout, arguments, count, opening_log, seconds, settings, whole_number
+from idalloc.cli._options import (
+    Log,
+    Server,
+    Timeout,
+    channel_arguments,
+    integer_parser,
+    log_errors_as_usage,
+    parse_count,
+    parse_seconds,
+    target_and_timeout,
+)
 
 SCENARIOS = ("unary", "stream", "docids", "mixed")
 
 
-def _scenario(text: str) -> str:
+def _parse_scenario(text: str) -> str:
     if text not in SCENARIOS:
         raise typer.BadParameter("must be unary, stream, docids or mixed")
     return text
 
 
-def _duration(text: str | float) -> float:
-    return text if isinstance(text, float) else seconds(text)
+def _parse_duration(text: str | float) -> float:
+    return text if isinstance(text, float) else parse_seconds(text)
 
 
-def _warm_up(text: str | float) -> float:
-    return 0.0 if text in ("0", "0s") else _duration(text)
+def _parse_warm_up(text: str | float) -> float:
+    return 0.0 if text in ("0", "0s") else _parse_duration(text)
 
 
-def _file(text: str) -> Path:
-    """Reads the name of a file that can be written, which is better known before the run than after it."""
+def _parse_output_file(text: str) -> Path:
+    """Create a file for output, so that a path that cannot be written fails before the run."""
     file = Path(text)
     try:
         file.touch()
@@ -38,55 +48,54 @@ def _file(text: str) -> Path:
 def bench(
     context: typer.Context,
     scenario: Annotated[
-        str, typer.Argument(metavar="unary|stream|docids|mixed", parser=_scenario, help="What to call.")
+        str, typer.Argument(metavar="unary|stream|docids|mixed", parser=_parse_scenario, help="The RPCs to call.")
     ] = "unary",
-    sequence: Annotated[str, typer.Option(metavar="NAME", help="The sequence that ranges are taken from.")] = "bench",
-    id_count: Annotated[int, typer.Option(metavar="N", parser=count, help="How many ids a unary call takes.")] = 1,
+    sequence: Annotated[str, typer.Option(metavar="NAME", help="The sequence to allocate from.")] = "bench",
+    id_count: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="The ids of a unary call.")] = 1,
     total_ids: Annotated[
         int | None,
-        typer.Option(metavar="N", parser=count, help="How many ids a stream has: 100,000."),
+        typer.Option(metavar="N", parser=parse_count, help="The ids of a stream; default: 100,000."),
     ] = None,
-    chunk: Annotated[int, typer.Option(metavar="N", parser=count, help="How many ids its messages have.")] = 10_000,
+    chunk: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="The ids of its messages.")] = 10_000,
     concurrency: Annotated[
-        int, typer.Option(metavar="N", parser=whole_number(1, 10_000), help="How many callers, a call at a time each.")
+        int, typer.Option(metavar="N", parser=integer_parser(1, 10_000), help="Concurrent callers, one call each.")
     ] = 64,
     connections: Annotated[
-        int, typer.Option(metavar="N", parser=whole_number(1, 1_000), help="How many connections they share.")
+        int, typer.Option(metavar="N", parser=integer_parser(1, 1_000), help="The connections that they share.")
     ] = 4,
     duration: Annotated[
-        float | None, typer.Option(metavar="DURATION", parser=_duration, help="How long to begin calls and count: 10s.")
+        float | None,
+        typer.Option(metavar="DURATION", parser=_parse_duration, help="How long to start and count calls: 10s."),
     ] = None,
     total: Annotated[
-        int | None, typer.Option(metavar="CALLS", parser=count, help="How many calls to count, in place of a duration.")
+        int | None, typer.Option(metavar="CALLS", parser=parse_count, help="Count so many calls, not a duration.")
     ] = None,
     warm_up: Annotated[
         float,
         typer.Option(
-            metavar="DURATION", parser=_warm_up, show_default="2s", help="How long to call before any counts."
+            metavar="DURATION", parser=_parse_warm_up, show_default="2s", help="How long to call before counting."
         ),
     ] = 2.0,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Look at every id: does one come twice, are they in order?")
-    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every id: none issued twice, all in order.")] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=_file, help="Write the report as JSON to a file, too.")
+        Path | None, typer.Option(metavar="FILE", parser=_parse_output_file, help="Also write the JSON report here.")
     ] = None,
     chart: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", parser=_file, help="Write a page with charts.")
+        Path | None, typer.Option(metavar="FILE.html", parser=_parse_output_file, help="Write a page with charts.")
     ] = None,
     log: Log = None,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, in ghz's shape.")] = False,
 ) -> None:
-    """Load a server, and tell how fast it answered; the exit code is 0 only if no call failed and all ids were right.
+    """Run a load test, and report latencies and rates. Exits with 0 only if no call failed and no id was wrong.
 
     unary: AllocateRange. stream: StreamRanges. docids: GenerateDocId, or StreamDocIds with --total-ids, to texts.
-    mixed: 70, 6, 20 and 4 calls of a hundred. The ids that it takes are gone. A failed call is not tried again.
+    mixed: 70 %, 6 %, 20 % and 4 % of these. The ids that it allocates are lost. Failed calls are not retried.
     """
     if duration is not None and total is not None:
-        raise typer.BadParameter("say either --duration or --total", context)
-    target, limit = settings(context, server, timeout)
+        raise typer.BadParameter("--duration and --total are mutually exclusive; give one of them", context)
+    target, limit = target_and_timeout(context, server, timeout)
     try:
         from idalloc._issued_log.log import IssuedLog
         from idalloc._transport.config import ChannelConfig
@@ -94,7 +103,7 @@ def bench(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "hdrh":
             raise
-        _output.say("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'")
+        _output.write_error("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'")
         raise typer.Exit(2) from error
     plan = _plan.Plan(
         target,
@@ -111,19 +120,19 @@ def bench(
         timeout=limit,
         verify=verify,
     )
-    access = ChannelConfig(target, **arguments(context, target))
-    with opening_log(context):
+    access = ChannelConfig(target, **channel_arguments(context, target))
+    with log_errors_as_usage(context):
         issued = None if log is None else IssuedLog(log)
     try:
-        done = _engine.run(plan, access, issued)
+        result = _engine.run(plan, access, issued)
     finally:
         if issued is not None:
             issued.close()
-    report = _output.to_json(_report.to_json(done))
+    report = _output.to_json(_report.to_json(result))
     if output is not None:
         output.write_text(report, encoding="utf-8")
     if chart is not None:
-        chart.write_text(_chart.to_html(done), encoding="utf-8")
-    _output.write_report(report if as_json else _report.to_text(done))
-    if not _report.succeeded(done):
+        chart.write_text(_chart.to_html(result), encoding="utf-8")
+    _output.write_report(report if as_json else _report.to_text(result))
+    if not _report.succeeded(result):
         raise typer.Exit(1)

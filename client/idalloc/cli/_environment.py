@@ -1,30 +1,30 @@
-"""Warns of environment variables that look like idalloc's and have no effect, such as mistyped ones."""
+"""Finds environment variables that begin with IDALLOC_ and have no effect, such as mistyped ones."""
 
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 PREFIX = "IDALLOC_"
-# What the client reads.
-OWN = ("SERVER", "TIMEOUT", "TLS", "CA", "CERT", "KEY", "SERVER_NAME", "TOKEN", "TOKEN_FILE", "TOKEN_INSECURE")
-# What the server reads: both may run in one environment, as in the container image. Listed here, since the client must
-# work without the server.
-OF_SERVER = (
+# Variables that the client reads, without the prefix.
+CLIENT = ("SERVER", "TIMEOUT", "TLS", "CA", "CERT", "KEY", "SERVER_NAME", "TOKEN", "TOKEN_FILE", "TOKEN_INSECURE")
+# Variables that the server reads: both may share an environment, as in the container image. Listed here because the
+# client works without the server.
+SERVER = (
     *("CONFIG", "LISTEN", "TRANSPORT", "STORE", "NODE_PREFIX", "PREFIX_CONFLICT", "AUTO_INCREMENT_OFFSET"),
     *("AUTO_INCREMENT_INCREMENT", "LEASE_TTL", "OUTAGE_RESERVE", "MAX_RESERVED_IDS", "STORE_TIMEOUT", "MAX_CLOCK_SKEW"),
     *("WORKERS", "DRAIN_TIMEOUT", "MAX_IDS_PER_CALL", "MAX_SEQUENCES", "AUTO_CREATE_SEQUENCES", "REQUEST_ID_WINDOW"),
     *("TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "ACCESS", "INSECURE", "MAX_CONNECTION_AGE", "LOG_LEVEL"),
 )
-# The tests' own, and those that Kubernetes makes for a service of that name.
-_OTHERS = re.compile(r"TEST_\w+|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+# Variables of the tests, and those that Kubernetes sets for a service named idalloc.
+_IGNORED = re.compile(r"TEST_\w+|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
 
 
-def warnings(environ: Mapping[str, str]) -> Iterator[str]:
+def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each unknown variable that begins with IDALLOC_."""
     for variable in sorted(environ):
         name = variable.removeprefix(PREFIX)
-        if name == variable or name in OWN or name in OF_SERVER or _OTHERS.fullmatch(name):
+        if name == variable or name in CLIENT or name in SERVER or _IGNORED.fullmatch(name):
             continue
-        close = get_close_matches(name, OWN + OF_SERVER, 1)
+        close = get_close_matches(name, CLIENT + SERVER, 1)
         hint = f"; did you mean {PREFIX}{close[0]}?" if close else ""
         yield f"idalloc: the environment variable {variable} is unknown and has no effect{hint}"

@@ -1,4 +1,4 @@
-"""`idalloc health`, in gRPC's own health protocol. It starts often, so it loads gRPC and nothing else."""
+"""`idalloc health`, by gRPC's health checking protocol. Probes start it often: it imports gRPC and little else."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from idalloc.cli import _output
-from idalloc.cli._options import Json, Server, Timeout, arguments, connect, settings
+from idalloc.cli._options import Json, Server, Timeout, channel_arguments, connect, target_and_timeout
 
 if TYPE_CHECKING:
     from idalloc._transport.config import ChannelArguments
 
-# What the server calls the check of its store.
+# The service name under which the server reports the health of its store.
 STORE = "store"
 STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 _REPLIES = (b"", b"\x08\x01", b"\x08\x02", b"\x08\x03")
@@ -20,64 +20,71 @@ _REPLIES = (b"", b"\x08\x01", b"\x08\x02", b"\x08\x03")
 def health(
     context: typer.Context,
     service: Annotated[
-        str, typer.Argument(help="One of the server's services, as in idalloc.v1.NodeService; all if left out.")
+        str, typer.Argument(help="A service of the server, such as idalloc.v1.NodeService; default: the whole server.")
     ] = "",
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Ask whether the server serves; the exit code is 0 only if it does.
+    """Check the server's health. Exits with 0 only if it serves.
 
-    A store that fails is named, with the cause: the server may still serve from its leases.
+    A failing store is reported with its error, but the exit code stays 0 while the server serves from its leases.
     """
-    target, limit = settings(context, server, timeout)
-    shown = arguments(context, target)
-    status = check(target, service, limit, shown)
+    target, limit = target_and_timeout(context, server, timeout)
+    access = channel_arguments(context, target)
+    status = check(target, service, limit, access)
     failing = {}
-    if not service and check(target, STORE, limit, shown) == "NOT_SERVING":
-        failing[STORE] = _why(context, server, timeout)
+    if not service and check(target, STORE, limit, access) == "NOT_SERVING":
+        failing[STORE] = _store_error(context, server, timeout)
     if as_json:
         _output.write_lines([json.dumps({"status": status, "failing": failing} if failing else {"status": status})])
     elif status == "SERVING":
         _output.write_lines([status])
     if not as_json:
-        for name, why in failing.items():
-            _output.say(f"{name}: NOT_SERVING: {why}")
+        for name, error in failing.items():
+            _output.write_error(f"{name}: NOT_SERVING: {error}")
     if status != "SERVING":
-        _output.say(f"{status}: {service or 'the server'} at {target}")
+        _output.write_error(f"{status}: {service or 'the server'} at {target}")
         raise typer.Exit(1)
 
 
-def _why(context: typer.Context, server: str | None, timeout: str | None) -> str:
-    """Returns why the store fails, which callers with the role `read` may know."""
+def _store_error(context: typer.Context, server: str | None, timeout: str | None) -> str:
+    """Return the store's error, which only callers with the role `read` can get."""
     from idalloc import IdallocError
 
+    unknown = "see the server's log"
     try:
         with connect(context, server, timeout) as client:
-            return client.node().store_error or "its log says why"
+            return client.node().store_error or unknown
     except IdallocError:
-        return "its log says why"
+        return unknown
 
 
-def check(target: str, service: str, timeout: float, shown: "ChannelArguments") -> str:
-    """Asks a server for a service's health.
+def check(target: str, service: str, timeout: float, arguments: "ChannelArguments") -> str:
+    """Return the health status of a service.
+
+    Args:
+        target: The server's address.
+        service: The service's name; empty for the whole server.
+        timeout: The deadline of the call in seconds.
+        arguments: The TLS and credential settings of the channel.
 
     Raises:
-        IdallocError: It did not answer.
+        IdallocError: The call failed.
     """
     import grpc
 
     from idalloc._transport.config import ChannelConfig
 
-    access = ChannelConfig(target, **shown)
+    access = ChannelConfig(target, **arguments)
     if access.credentials is None:
-        opened = grpc.insecure_channel(target, access.options)
+        channel = grpc.insecure_channel(target, access.options)
     else:
-        opened = grpc.secure_channel(target, access.credentials, access.options)
+        channel = grpc.secure_channel(target, access.credentials, access.options)
     try:
-        with opened as channel:
-            ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
-            reply = ask(_request(service), timeout=timeout, metadata=access.metadata)
+        with channel:
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
+            reply = call(_request(service), timeout=timeout, metadata=access.metadata)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return "SERVICE_UNKNOWN"
@@ -88,7 +95,7 @@ def check(target: str, service: str, timeout: float, shown: "ChannelArguments") 
 
 
 def _request(service: str) -> bytes:
-    """A HealthCheckRequest: field 1, the service's name."""
+    """Encode a HealthCheckRequest: field 1, the service's name."""
     name = service.encode()
     size, length = len(name), b""
     while size > 127:
@@ -98,10 +105,10 @@ def _request(service: str) -> bytes:
 
 
 def _status(reply: bytes) -> str:
-    """The status in a HealthCheckResponse: field 1, an enum, which is left out if it is 0.
+    """Decode the status of a HealthCheckResponse: field 1, an enum, absent if 0.
 
     Raises:
-        ProtocolError: It is no such message.
+        ProtocolError: The reply is not such a message.
     """
     if reply in _REPLIES:
         return STATUSES[_REPLIES.index(reply)]

@@ -1,4 +1,4 @@
-"""What all verbs of the client take: which server, how long, and as what to print."""
+"""Options that the client's commands share, and the client that they configure."""
 
 import os
 import re
@@ -12,8 +12,8 @@ import typer
 
 from idalloc._core.defaults import DEFAULT_TARGET
 from idalloc.cli import _output
-from idalloc.cli._environment import warnings
-from idalloc.cli._plugins import is_others
+from idalloc.cli._environment import unknown_variables
+from idalloc.cli._plugins import is_plugin
 
 if TYPE_CHECKING:
     from idalloc import Client, InvalidRequest
@@ -22,64 +22,64 @@ if TYPE_CHECKING:
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def seconds(text: str) -> float:
-    """Reads a duration such as 500ms, 30s, 2m."""
+def parse_seconds(text: str) -> float:
+    """Parse a positive duration, such as 500ms, 30s or 2m, into seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
     if match is None or float(match[1]) == 0:
-        raise typer.BadParameter("must be a duration such as 500ms, 30s or 2m")
+        raise typer.BadParameter(f"must be a positive duration such as 500ms, 30s or 2m, not {text}")
     return float(match[1]) * _UNITS[match[2]]
 
 
-def whole_number(least: int, most: int) -> Callable[[str | int], int]:
-    """Makes what reads a number within bounds: where it is wrong, typer itself would speak of input and of schemas."""
+def integer_parser(minimum: int, maximum: int) -> Callable[[str | int], int]:
+    """Return a parser of integers within bounds, with a plainer error than typer's."""
 
-    def read(text: str | int) -> int:
-        if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not least <= int(text) <= most:
-            raise typer.BadParameter(f"must be a whole number from {least} to {most}, not {text}")
+    def parse(text: str | int) -> int:
+        if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not minimum <= int(text) <= maximum:
+            raise typer.BadParameter(f"must be a whole number from {minimum} to {maximum}, not {text}")
         return int(text)
 
-    return read
+    return parse
 
 
-def count(text: str | int) -> int:
-    """Reads a number of ids. A default comes as the number that it is."""
+def parse_count(text: str | int) -> int:
+    """Parse a number of ids. A default is passed as an integer."""
     if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not 1 <= int(text) < 2**63:
         raise typer.BadParameter(f"must be a whole number from 1 to 2^63-1, not {text}")
     return int(text)
 
 
-def count_or_default(text: str | int) -> int:
-    """Reads a number of ids; 0 stands for the server's default."""
-    return 0 if str(text) == "0" else count(text)
+def parse_count_or_zero(text: str | int) -> int:
+    """Parse a number of ids, or 0 for the server's default."""
+    return 0 if str(text) == "0" else parse_count(text)
 
 
-def show_version(wanted: bool) -> None:
-    """Prints the version and ends."""
-    if wanted:
+def print_version(requested: bool) -> None:
+    """Print the version and exit, if requested."""
+    if requested:
         _output.write_lines([f"idalloc {version('idalloc')}"])
         raise typer.Exit
 
 
 Server = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help=f"The server: {DEFAULT_TARGET}, unless IDALLOC_SERVER says otherwise."),
+    typer.Option(metavar="HOST:PORT", help=f"The server's address; default: IDALLOC_SERVER, else {DEFAULT_TARGET}."),
 ]
 Timeout = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", help="How long a call may take: 5s, unless IDALLOC_TIMEOUT says otherwise."),
+    typer.Option(metavar="DURATION", help="The limit of a call; default: IDALLOC_TIMEOUT, else 5s."),
 ]
 Log = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write down what was issued in a new file, for `idalloc verify`: JSON lines in a .jsonl, else binary.",
+        help="Log the issued ids to a new file for `idalloc verify`: JSON lines if it ends in .jsonl, else binary.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the reply as JSON, numbers of 64 bits as text.")]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the reply as JSON, 64-bit integers as strings.")]
 
 
-class ShownCredentials(NamedTuple):
-    """What the client is to show, and to trust: options that stand before the verb alone. No secret is among them."""
+class CredentialOptions(NamedTuple):
+    """TLS and credential options. They precede the command's name; none holds a secret itself."""
 
     tls: bool
     ca: Path | None
@@ -91,36 +91,38 @@ class ShownCredentials(NamedTuple):
 
 
 class GlobalOptions(NamedTuple):
-    """What was said before the verb."""
+    """Options that precede the command's name."""
 
     server: str
     timeout: str
-    shown: ShownCredentials
+    credentials: CredentialOptions
 
 
-def remember(
+def set_global_options(
     context: typer.Context,
     server: Annotated[
-        str, typer.Option(metavar="HOST:PORT", envvar="IDALLOC_SERVER", help="The server, also after the verb.")
+        str,
+        typer.Option(metavar="HOST:PORT", envvar="IDALLOC_SERVER", help="The server's address; commands take it, too."),
     ] = DEFAULT_TARGET,
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", envvar="IDALLOC_TIMEOUT", help="How long a call may take.")
+        str,
+        typer.Option(metavar="DURATION", envvar="IDALLOC_TIMEOUT", help="The limit of a call; commands take it, too."),
     ] = "5s",
     tls: Annotated[
         bool,
         typer.Option(
-            "--tls", metavar="", envvar="IDALLOC_TLS", help="Speak TLS, and trust the authorities that the system does."
+            "--tls", metavar="", envvar="IDALLOC_TLS", help="Use TLS, and trust the system's certificate authorities."
         ),
     ] = False,
     ca: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", envvar="IDALLOC_CA", help="Speak TLS, and trust the authorities in this PEM file alone."
+            metavar="FILE", envvar="IDALLOC_CA", help="Use TLS, and trust only the authorities in this PEM file."
         ),
     ] = None,
     cert: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", envvar="IDALLOC_CERT", help="Show the certificate in this PEM file."),
+        typer.Option(metavar="FILE", envvar="IDALLOC_CERT", help="Authenticate with the certificate in this PEM file."),
     ] = None,
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", envvar="IDALLOC_KEY", help="The private key of --cert.")
@@ -128,7 +130,7 @@ def remember(
     server_name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", envvar="IDALLOC_SERVER_NAME", help="The name in the server's certificate, if it is another."
+            metavar="NAME", envvar="IDALLOC_SERVER_NAME", help="The name to expect in the server's certificate."
         ),
     ] = None,
     token_file: Annotated[
@@ -136,7 +138,7 @@ def remember(
         typer.Option(
             metavar="FILE",
             envvar="IDALLOC_TOKEN_FILE",
-            help="Send the token in this file; or that in the environment variable IDALLOC_TOKEN.",
+            help="Authenticate with the token in this file, or with the one in the environment variable IDALLOC_TOKEN.",
         ),
     ] = None,
     insecure: Annotated[
@@ -145,64 +147,69 @@ def remember(
             "--insecure",
             metavar="",
             envvar="IDALLOC_TOKEN_INSECURE",
-            help="Send the token to another machine also without TLS.",
+            help="Send the token to another machine even without TLS.",
         ),
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", metavar="", callback=show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", metavar="", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Keeps what was said before the verb."""
-    if not is_others(context.invoked_subcommand):  # the server itself refuses to start
-        for warning in warnings(os.environ):
-            _output.say(warning)
-    shown = ShownCredentials(tls, ca, cert, key, server_name, token_file, insecure)
-    context.obj = GlobalOptions(server or DEFAULT_TARGET, timeout or "5s", shown)
+    """Store the global options in the context, and warn of unknown environment variables."""
+    if not is_plugin(context.invoked_subcommand):  # the server rejects unknown variables itself
+        for warning in unknown_variables(os.environ):
+            _output.write_error(warning)
+    credentials = CredentialOptions(tls, ca, cert, key, server_name, token_file, insecure)
+    context.obj = GlobalOptions(server or DEFAULT_TARGET, timeout or "5s", credentials)
 
 
-def remember_for_group(context: typer.Context, server: Server = None, timeout: Timeout = None) -> None:
-    """Keeps what was said before a verb of a group."""
-    before: GlobalOptions = context.obj
-    context.obj = before._replace(server=server or before.server, timeout=timeout or before.timeout)
+def set_group_options(context: typer.Context, server: Server = None, timeout: Timeout = None) -> None:
+    """Override the global options with those that follow the name of a command group."""
+    options: GlobalOptions = context.obj
+    context.obj = options._replace(server=server or options.server, timeout=timeout or options.timeout)
 
 
-def settings(context: typer.Context, server: str | None, timeout: str | None) -> tuple[str, float]:
-    """Which server, and how many seconds: what was said after the verb, else what was said before."""
-    before: GlobalOptions = context.obj
-    target = server or before.server
+def target_and_timeout(context: typer.Context, server: str | None, timeout: str | None) -> tuple[str, float]:
+    """Return the server's address and the timeout in seconds; a command's own options override the global ones."""
+    options: GlobalOptions = context.obj
+    target = server or options.server
     try:
-        return target, seconds(timeout or before.timeout)
+        return target, parse_seconds(timeout or options.timeout)
     except typer.BadParameter as error:
         raise typer.BadParameter(error.message, context, param_hint="'--timeout'") from None
 
 
-def arguments(context: typer.Context, target: str) -> "ChannelArguments":
-    """Reads what the client of a target is to show, and to trust."""
+def channel_arguments(context: typer.Context, target: str) -> "ChannelArguments":
+    """Read the files of the TLS and credential options, and check the result for a target.
+
+    Raises:
+        typer.BadParameter: An option, a file or an environment variable is invalid.
+    """
     from idalloc._transport.config import ChannelConfig, ChannelConfigError, read_channel_arguments
 
-    shown: ShownCredentials = context.obj.shown
+    options: CredentialOptions = context.obj.credentials
     source = context.find_root().get_parameter_source("token_file")
-    # What the command line says goes before the environment, whose two variables are on a par.
-    on_the_line = source is not None and source.name == "COMMANDLINE"
-    token = None if on_the_line else os.environ.get("IDALLOC_TOKEN")
+    # --token-file on the command line overrides both environment variables; those two exclude each other.
+    on_command_line = source is not None and source.name == "COMMANDLINE"
+    token = None if on_command_line else os.environ.get("IDALLOC_TOKEN")
     try:
-        read = read_channel_arguments(**shown._asdict(), token=token)
-        ChannelConfig(target, **read)
-    except ChannelConfigError as refused:
-        name = f"'--{refused.setting.replace('_', '-')}'"
-        if refused.setting == "token" or (refused.setting == "server" and target == os.environ.get("IDALLOC_SERVER")):
-            name = f"IDALLOC_{refused.setting.upper()}"
-        raise typer.BadParameter(refused.problem, context.find_root(), param_hint=name) from None
-    return read
+        arguments = read_channel_arguments(**options._asdict(), token=token)
+        ChannelConfig(target, **arguments)
+    except ChannelConfigError as error:
+        name = f"'--{error.setting.replace('_', '-')}'"
+        if error.setting == "token" or (error.setting == "server" and target == os.environ.get("IDALLOC_SERVER")):
+            name = f"IDALLOC_{error.setting.upper()}"
+        raise typer.BadParameter(error.problem, context.find_root(), param_hint=name) from None
+    return arguments
 
 
 @contextmanager
-def opening_log(context: typer.Context) -> Iterator[None]:
-    """Tells what is wrong with the file of --log, in a block that opens it."""
+def log_errors_as_usage(context: typer.Context) -> Iterator[None]:
+    """Convert errors from opening the file of --log to usage errors."""
     try:
         yield
     except FileExistsError:
-        raise typer.BadParameter("the file exists, and no log is overwritten", context, param_hint="'--log'") from None
+        message = "the file exists and is never overwritten; name a new file"
+        raise typer.BadParameter(message, context, param_hint="'--log'") from None
     except OSError as error:
         raise typer.BadParameter(f"cannot be written: {error.strerror}", context, param_hint="'--log'") from None
 
@@ -211,24 +218,28 @@ def opening_log(context: typer.Context) -> Iterator[None]:
 def connect(
     context: typer.Context, server: str | None, timeout: str | None, log: Path | None = None
 ) -> Iterator["Client"]:
-    """Makes the client that the options ask for. Its errors are told in the words of the command line."""
-    from idalloc import Client, DeadlineExceeded, InvalidRequest  # a verb that needs them; `health` and `--help` do not
+    """Open a client configured by the options.
 
-    target, limit = settings(context, server, timeout)
-    access = arguments(context, target)
-    with opening_log(context):
+    Yields:
+        The client. Errors in its block name options in place of fields of the request.
+    """
+    from idalloc import Client, DeadlineExceeded, InvalidRequest  # imported late: `health` and `--help` need none
+
+    target, limit = target_and_timeout(context, server, timeout)
+    access = channel_arguments(context, target)
+    with log_errors_as_usage(context):
         client = Client(target, timeout=limit, log=log, **access)
     with client:
         try:
             yield client
         except InvalidRequest as error:
-            raise InvalidRequest(_by_flag(context, error), metadata=error.metadata) from error
+            raise InvalidRequest(_name_option(context, error), metadata=error.metadata) from error
         except DeadlineExceeded as error:
-            raise DeadlineExceeded(f"{error}; --timeout gives it longer") from error
+            raise DeadlineExceeded(f"{error}; raise the limit with --timeout") from error
 
 
-def _by_flag(context: typer.Context, error: "InvalidRequest") -> str:
-    """What the error says, with the verb's option for a setting in place of the request's field."""
+def _name_option(context: typer.Context, error: "InvalidRequest") -> str:
+    """Return the error's message with the field of the request replaced by the command's option."""
     message = str(error)
     before, _, setting = error.field.rpartition(".")
     options = {parameter.name: parameter.opts[0] for parameter in context.command.params}

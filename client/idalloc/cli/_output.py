@@ -1,4 +1,4 @@
-"""Prints all that the command prints: no text of a server, a file or an argument changes the terminal."""
+"""The printer of all commands. It escapes control characters in texts of servers, files and arguments."""
 
 import json
 import sys
@@ -12,55 +12,55 @@ from idalloc._core.text import escaped
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-# So many ids are put into one text: enough for speed, and no memory to speak of.
-AT_ONCE = 50_000
+# The number of ids in one write.
+IDS_PER_WRITE = 50_000
 
 
 def write_lines(texts: Iterable[str]) -> None:
-    """Prints texts one on a line, in one write."""
+    """Print each text on a line, in one write."""
     lines = list(texts)
-    # Looked at in one piece, as escaping each of many ids costs ten times as much as printing them.
+    # One check of the joined text: escaping each id would cost ten times as much as printing them.
     _write_lines(lines if "".join(lines).isprintable() else map(escaped, lines))
 
 
 def write_columns(cells: Iterable[str]) -> None:
-    """Prints texts on one line, divided by tabs."""
+    """Print texts on one line, separated by tabs."""
     sys.stdout.write("\t".join(map(escaped, cells)) + "\n")
 
 
-def say(message: str) -> None:
-    """Prints a message as one line on standard error."""
+def write_error(message: str) -> None:
+    """Print a message as one line on standard error."""
     sys.stderr.write(_encodable(escaped(" ".join(message.split())), sys.stderr) + "\n")
 
 
 def write_range(ids: range, *, as_range: bool) -> None:
-    """Prints a range: its ids one on a line, or its first and last id and its step on one."""
+    """Print each id of a range on a line, or one line with its first id, last id and step."""
     if as_range:
         sys.stdout.write(f"{ids[0]} {ids[-1]} {ids.step}\n")
         return
-    for start in range(0, len(ids), AT_ONCE):
-        _write_lines(map(str, ids[start : start + AT_ONCE]))
+    for start in range(0, len(ids), IDS_PER_WRITE):
+        _write_lines(map(str, ids[start : start + IDS_PER_WRITE]))
 
 
 def write_json(message: "Message", *, one_line: bool = False) -> None:
-    """Prints a message in the JSON mapping of proto3."""
+    """Print a message in proto3's JSON mapping."""
     from google.protobuf.json_format import MessageToJson
 
     sys.stdout.write(MessageToJson(message, indent=None if one_line else 2, ensure_ascii=True) + "\n")
 
 
 def to_json(content: Any) -> str:
-    """Returns a report as JSON, all of it ASCII."""
+    """Return a report as ASCII JSON."""
     return json.dumps(content, indent=2) + "\n"
 
 
 def write_report(text: str) -> None:
-    """Prints a report whose lines are safe already."""
+    """Print a report whose texts are already escaped."""
     sys.stdout.write(_encodable(text, sys.stdout))
 
 
 def write_fields(message: "Message") -> None:
-    """Prints the fields of a message that has no others inside, but for those that it leaves out, and empty texts."""
+    """Print the fields of a message without submessages. Unset fields and empty texts are omitted."""
     fields = (
         (field.name.replace("_", " "), str(getattr(message, field.name)))
         for field in message.DESCRIPTOR.fields
@@ -70,7 +70,7 @@ def write_fields(message: "Message") -> None:
 
 
 def write_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Prints names and their values: as a table on a terminal, else one on a line."""
+    """Print names and values: as a table on a terminal, else as a line 'NAME: VALUE' each."""
     if not sys.stdout.isatty():
         write_lines(f"{name}: {value}" for name, value in pairs)
         return
@@ -85,12 +85,12 @@ def write_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def write_table(columns: Sequence[str], numbers: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Prints a table on a terminal.
+    """Print a table on a terminal.
 
     Args:
-        columns: Their headings.
-        numbers: Which of them have numbers.
-        rows: The style of each row, and its cells.
+        columns: The headings.
+        numbers: The headings of columns that hold numbers, which are aligned right.
+        rows: The Rich style and the cells of each row.
     """
     from rich.console import Console
     from rich.table import Table
@@ -101,17 +101,20 @@ def write_table(columns: Sequence[str], numbers: Sequence[str], rows: Iterable[t
         number = column in numbers
         table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for style, cells in rows:
-        # As Text: a name may hold what Rich takes for markup.
+        # Text: Rich would interpret markup in a plain string.
         table.add_row(*(Text(escaped(cell)) for cell in cells), style=style)
     Console().print(table)
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Shows a bar with rate and remaining time on a terminal that does not also get the output.
+    """Show a progress bar if standard error is a terminal and standard output is not.
+
+    Args:
+        total: The number of ids to expect.
 
     Yields:
-        What to call with each number of ids that came.
+        A function to call with the number of ids of each reply.
     """
     if not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda _: None
@@ -125,25 +128,29 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
             return Text(f"{task.speed or 0:,.0f} ids/s")
 
     columns = (TextColumn("{task.completed:,.0f} of {task.total:,.0f}"), BarColumn(), Rate(), TimeRemainingColumn())
-    # Rich would otherwise take the output for its own and print it where the bar is.
+    # Redirection would make Rich print the output on the bar's console.
     with Progress(*columns, console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task("", total=total)
         yield lambda count: bar.advance(task, count)
 
 
 def wait(seconds: float) -> None:
-    """Waits until a change holds on all nodes; shows a bar on a terminal."""
+    """Wait until a change is effective on all nodes, with a progress bar on a terminal.
+
+    Args:
+        seconds: The delay until then; not positive if it has passed.
+    """
     end = time.monotonic() + seconds
     if not sys.stderr.isatty():
         if seconds > 1:
-            say(f"waiting {seconds:.0f} s until it holds on all nodes (--no-wait does not)")
+            write_error(f"waiting {seconds:.0f} s until the change is effective on all nodes (skip with --no-wait)")
         time.sleep(max(0.0, seconds))
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("until it holds on all nodes"), BarColumn(), TimeRemainingColumn())
-    # It goes away when it is done: what follows on the terminal is the answer.
+    columns = (TextColumn("until the change is effective on all nodes"), BarColumn(), TimeRemainingColumn())
+    # The bar is transient: the answer follows it on the terminal.
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task("", total=seconds)
@@ -152,11 +159,11 @@ def wait(seconds: float) -> None:
             time.sleep(min(left, 0.1))
 
 
-def _write_lines(safe: Iterable[str]) -> None:
-    sys.stdout.write("\n".join(safe) + "\n")
+def _write_lines(escaped_lines: Iterable[str]) -> None:
+    sys.stdout.write("\n".join(escaped_lines) + "\n")
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """Escapes what the encoding of a stream does not have."""
+    """Escape characters that the stream's encoding lacks."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)

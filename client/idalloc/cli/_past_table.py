@@ -10,12 +10,12 @@ import typer
 from idalloc.cli import _output
 
 FORM = "crate://user@host:4200/schema.table.column"
-# Where the user's password is: the variable that CrateDB's own shell, crash, reads.
+# The environment variable of the user's password, which CrateDB's own shell, crash, reads.
 PASSWORD = "CRATEPW"  # noqa: S105  # a name
 
 
 class Column(NamedTuple):
-    """A column, and the database that it is in."""
+    """A column of a table, and the CrateDB host to query."""
 
     host: str
     user: str | None
@@ -25,29 +25,29 @@ class Column(NamedTuple):
 
     @property
     def relation(self) -> str:
-        """The table as SQL names it."""
+        """The table's quoted name in SQL."""
         return f"{_quoted(self.schema)}.{_quoted(self.table)}"
 
 
-def read_url(text: str | Column) -> Column:
-    """Reads where the column is. In a name, reserved characters and dots are percent-encoded."""
+def parse_url(text: str | Column) -> Column:
+    """Parse the URL of a column. Reserved characters and dots in names are percent-encoded."""
     if isinstance(text, Column):
         return text
     if ":" in text.partition("://")[2].rpartition("@")[0]:
         raise typer.BadParameter(
-            f"a list of processes would show its password to all on this machine: put it into the variable {PASSWORD}"
+            f"contains a password, which every user of this machine could see: set it in the variable {PASSWORD}"
         )
     try:
         parts = urlsplit(text)
         port = parts.port or 4200
     except ValueError:
-        raise _refused() from None
+        raise _invalid_url() from None
     names = [unquote(name) for name in parts.path.removeprefix("/").split(".")]
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = options.pop("tls", "false")
-    wrong = parts.scheme != "crate" or not parts.hostname or parts.fragment
-    if wrong or options or tls not in ("true", "false"):
-        raise _refused()
+    invalid = parts.scheme != "crate" or not parts.hostname or parts.fragment
+    if invalid or options or tls not in ("true", "false"):
+        raise _invalid_url()
     if len(names) != 3 or not all(names):
         raise typer.BadParameter(f"must name schema, table and column: {FORM}")
     name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -55,36 +55,44 @@ def read_url(text: str | Column) -> Column:
     return Column(host, unquote(parts.username) if parts.username else None, *names)
 
 
-def furthest(column: Column, *, smallest: bool, timeout: float) -> int | None:
-    """Finds the largest id in the column, or the smallest one; None where there is none.
+def query_last_id(column: Column, *, smallest: bool, timeout: float) -> int | None:
+    """Query the largest id of a column.
+
+    Args:
+        column: The column.
+        smallest: Query the smallest id instead, for a sequence that counts down.
+        timeout: The limit of each statement in seconds.
+
+    Returns:
+        The id, or None if the column has no value.
 
     Raises:
-        typer.Exit: It cannot be read; why was said.
+        typer.Exit: The column cannot be read. The error was printed.
     """
     try:
         from crate.client import exceptions
         from crate.client.http import Client
     except ModuleNotFoundError as error:
-        raise _gave_up("--past-table needs the package crate: pip install 'idalloc[crate]'", 2) from error
-    logging.getLogger("crate").addHandler(logging.NullHandler())  # what it would print is said below, in one line
+        raise _failure("--past-table needs the package crate: pip install 'idalloc[crate]'", 2) from error
+    logging.getLogger("crate").addHandler(logging.NullHandler())  # the errors below report the same in one line
     name = _quoted(column.column)
-    # Not connect(): of why it failed, that leaves nothing but one long text.
+    # Not crate.client.connect(): its errors lack the cause.
     password = os.environ.get(PASSWORD) if column.user else None
     client = Client(column.host, username=column.user, password=password, timeout=timeout)
     try:
-        # A search sees what was refreshed, up to a second ago: without this, rows just written would be missed.
+        # Without a refresh, a query misses rows written in the last second.
         client.sql(f"REFRESH TABLE {column.relation}")
         reply: Any = client.sql(f"SELECT {'MIN' if smallest else 'MAX'}({name}) FROM {column.relation}")  # noqa: S608  # quoted
-        found = reply["rows"][0][0]
+        value = reply["rows"][0][0]
     except exceptions.ConnectionError as error:
-        raise _gave_up(f"cannot reach CrateDB at {column.host}: {_cause(error)}", 1) from error
+        raise _failure(f"cannot reach CrateDB at {column.host}: {_cause(error)}", 1) from error
     except exceptions.Error as error:
-        raise _gave_up(f"CrateDB at {column.host}: {str(error).partition(chr(10))[0]}", 1) from error
+        raise _failure(f"CrateDB at {column.host}: {str(error).partition(chr(10))[0]}", 1) from error
     finally:
         client.close()
-    if found is not None and (not isinstance(found, int) or isinstance(found, bool)):
-        raise _gave_up(f"{column.relation}.{name} holds no whole numbers, but {found!r}", 1)
-    return found
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise _failure(f"{column.relation}.{name} must hold whole numbers, not {value!r}", 1)
+    return value
 
 
 def _quoted(name: str) -> str:
@@ -92,17 +100,17 @@ def _quoted(name: str) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """What the system said, without what each package on the way here put around it."""
+    """Return the message of the innermost exception, which is the operating system's."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     return getattr(error, "strerror", None) or str(error)
 
 
-def _refused() -> typer.BadParameter:
-    # Nothing of it is repeated: there may be a password in it.
-    return typer.BadParameter(f"must be written {FORM}, with ?tls=true behind it for TLS")
+def _invalid_url() -> typer.BadParameter:
+    # The message does not repeat the URL: it may contain a password.
+    return typer.BadParameter(f"must have the form {FORM}; append ?tls=true for TLS")
 
 
-def _gave_up(message: str, code: int) -> typer.Exit:
-    _output.say(message)
+def _failure(message: str, code: int) -> typer.Exit:
+    _output.write_error(message)
     return typer.Exit(code)

@@ -1,4 +1,4 @@
-"""`idalloc sequences …`."""
+"""`idalloc sequences`: the commands that create, list, show, update, advance and delete sequences."""
 
 import re
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idalloc.cli import _output, _past_table, _tables
-from idalloc.cli._options import Json, Server, Timeout, connect, remember_for_group
+from idalloc.cli import _output, _past_table, _sequence_output
+from idalloc.cli._options import Json, Server, Timeout, connect, set_group_options
 
 if TYPE_CHECKING:
     from idalloc.v1.sequences_pb2 import AdvanceSequenceResponse, DeleteSequenceResponse, UpdateSequenceResponse
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     Change = AdvanceSequenceResponse | DeleteSequenceResponse | UpdateSequenceResponse
 
 app = typer.Typer(no_args_is_help=True, help="Create, show, change, advance and delete sequences.")
-app.callback()(remember_for_group)
+app.callback()(set_group_options)
 
-# What may be said of a sequence: the names of its fields, of which the flags are made.
+# The fields of a sequence that options set; an option has its field's name.
 SETTINGS = (
     *("description", "labels", "kind", "start", "step", "min_value", "max_value", "json_safe", "offset", "increment"),
     *("ordering", "min_lease_size", "max_lease_size", "format", "reset", "time_zone"),
 )
-# Listed here too, since neither --help nor completion loads the messages.
+# The values of enum fields, repeated here: --help and completion do not import the messages.
 CHOICES = {
     "kind": ("counter", "timestamp-ms", "timestamp-us"),
     "ordering": ("rising-per-node", "rising"),
@@ -31,92 +31,98 @@ CHOICES = {
 DEFAULT = "default"
 
 
-def _number(text: str | int) -> int:
-    """Reads a number, which may be negative."""
-    return _read(text, "must be a whole number of 64 bits")
+def _parse_number(text: str | int) -> int:
+    """Parse a signed 64-bit integer."""
+    return _parse_int64(text, "must be a whole number of 64 bits")
 
 
-def _number_or_default(text: str | int) -> int | str:
-    """Reads a number, or the word that stands for the default."""
-    return DEFAULT if text == DEFAULT else _read(text, f"must be a whole number of 64 bits, or the word {DEFAULT}")
+def _parse_number_or_default(text: str | int) -> int | str:
+    """Parse a signed 64-bit integer, or the word `default`."""
+    rule = f"must be a whole number of 64 bits, or the word {DEFAULT}"
+    return DEFAULT if text == DEFAULT else _parse_int64(text, rule)
 
 
-def _read(text: str | int, rule: str) -> int:
+def _parse_int64(text: str | int, rule: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,19}", str(text)) or not -(2**63) <= int(text) < 2**63:
         raise typer.BadParameter(f"{rule}, not {text}")
     return int(text)
 
 
-def _refuse_change(_: str) -> str:
+def _reject_change(_: str) -> str:
     raise typer.BadParameter("cannot be changed after creation")
 
 
-def _label(text: str) -> str:
+def _parse_label(text: str) -> str:
     if text and not re.fullmatch(r"[^=]+=.*", text):
-        raise typer.BadParameter("must be written KEY=VALUE")
+        raise typer.BadParameter(f"must have the form KEY=VALUE, not {text}")
     return text
 
 
-def _choice(name: str, text: str) -> Any:
-    def read(text: str) -> str:
+def _choice_option(name: str, text: str) -> Any:
+    def parse(text: str) -> str:
         if text not in CHOICES[name]:
-            raise typer.BadParameter(f"must be one of {', '.join(CHOICES[name])}")
+            raise typer.BadParameter(f"must be one of {', '.join(CHOICES[name])}, not {text}")
         return text
 
     choices = CHOICES[name]
-    return typer.Option(metavar="|".join(choices), parser=read, autocompletion=lambda: list(choices), help=text)
+    return typer.Option(metavar="|".join(choices), parser=parse, autocompletion=lambda: list(choices), help=text)
 
 
-def _integer(text: str) -> Any:
-    return typer.Option(metavar="N", parser=_number_or_default, help=text)
+def _integer_option(text: str) -> Any:
+    return typer.Option(metavar="N", parser=_parse_number_or_default, help=text)
 
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sequence's name.")]
-Description = Annotated[str | None, typer.Option(metavar="TEXT", help="What it is for.")]
+Description = Annotated[str | None, typer.Option(metavar="TEXT", help="A description.")]
 Labels = Annotated[
     list[str] | None,
-    typer.Option("--label", metavar="KEY=VALUE", parser=_label, help="May be repeated; an update replaces all."),
+    typer.Option("--label", metavar="KEY=VALUE", parser=_parse_label, help="Repeatable; an update replaces all."),
 ]
 Kind = Annotated[
-    str | None, _choice("kind", "Whether it counts, or gives the time, each value once; default: counter.")
+    str | None, _choice_option("kind", "A counter, or unique timestamps since the Unix epoch; default: counter.")
 ]
-Start = Annotated[int | None, _integer("The first id ever; default: the bound at which it begins.")]
-Step = Annotated[int | None, _integer("From one id to the next, also negative; default: 1.")]
-MinValue = Annotated[int | None, _integer("No id lies below it; default: 1.")]
-MaxValue = Annotated[int | None, _integer("No id lies above it; default: 2^63-2, or what the format has room for.")]
+Start = Annotated[int | None, _integer_option("The first id; default: the bound at which the sequence begins.")]
+Step = Annotated[int | None, _integer_option("The distance between ids, negative to count down; default: 1.")]
+MinValue = Annotated[int | None, _integer_option("The smallest id; default: 1.")]
+MaxValue = Annotated[
+    int | None, _integer_option("The largest id; default: 2^63-2, or the largest that fits the format.")
+]
 JsonSafe = Annotated[
-    bool | None, typer.Option("--json-safe", metavar="", help="No id beyond 2^53-1, exact in JSON and doubles.")
+    bool | None, typer.Option("--json-safe", metavar="", help="Limit ids to 2^53-1, exact in JSON and doubles.")
 ]
-Offset = Annotated[int | None, _integer("With --increment: the remainder of all ids, for independent clusters.")]
-Increment = Annotated[int | None, _integer("How many independent clusters there may be; stands instead of --step.")]
+Offset = Annotated[
+    int | None, _integer_option("With --increment: the remainder of all ids, different in each independent cluster.")
+]
+Increment = Annotated[int | None, _integer_option("The number of independent clusters; replaces --step.")]
 Ordering = Annotated[
     str | None,
-    _choice("ordering", "Whether ids rise within each node, or, slower, over all; default: rising-per-node."),
+    _choice_option("ordering", "Ids rise within each node, or, slower, over all nodes; default: rising-per-node."),
 ]
-MinLeaseSize = Annotated[int | None, _integer("The fewest ids that a node takes from the store at a time.")]
-MaxLeaseSize = Annotated[int | None, _integer("The most ids that a node takes from the store ahead.")]
+MinLeaseSize = Annotated[int | None, _integer_option("The fewest ids that a node leases at a time.")]
+MaxLeaseSize = Annotated[int | None, _integer_option("The most ids that a node leases ahead.")]
 Format = Annotated[
-    str | None, typer.Option(metavar="FORMAT", help="How ids are written as texts, as in 'INV-{year}-{value:06d}'.")
+    str | None, typer.Option(metavar="FORMAT", help="The text form of ids, such as 'INV-{year}-{value:06d}'.")
 ]
 Reset = Annotated[
-    str | None, _choice("reset", "How often it starts over, with a format that tells the period; default: never.")
+    str | None,
+    _choice_option("reset", "How often the counter restarts; the format must have the period; default: never."),
 ]
-TimeZone = Annotated[str | None, typer.Option(metavar="ZONE", help="For dates and periods, as in Europe/Vienna.")]
-# Options of create that people also look for in update.
-Fixed = Annotated[str | None, typer.Option(parser=_refuse_change, hidden=True)]
+TimeZone = Annotated[
+    str | None, typer.Option(metavar="ZONE", help="The time zone of dates and periods, such as Europe/Vienna.")
+]
+# Options of create that users also try with update.
+Fixed = Annotated[str | None, typer.Option(parser=_reject_change, hidden=True)]
 Period = Annotated[
     str,
     typer.Option(
-        metavar="PERIOD", help="Whose counter, as in 2026-11, where there is a reset; default: the present one."
+        metavar="PERIOD", help="The period of a sequence with a reset, such as 2026-11; default: the present one."
     ),
 ]
-Etag = Annotated[
-    str, typer.Option(metavar="ETAG", help="Refuse if the sequence was changed since this etag of it was shown.")
-]
+Etag = Annotated[str, typer.Option(metavar="ETAG", help="Fail if the sequence has changed since this etag was read.")]
 NoWait = Annotated[
     bool,
     typer.Option(
-        "--no-wait", metavar="", help="Do not wait until no node works by what was before; print when that is."
+        "--no-wait", metavar="", help="Do not wait until the change is effective on all nodes; print when it is."
     ),
 ]
 
@@ -124,21 +130,23 @@ NoWait = Annotated[
 @app.command("list")
 def list_(
     context: typer.Context,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only those whose names begin with this.")] = "",
-    show_deleted: Annotated[bool, typer.Option("--show-deleted", metavar="", help="Also deleted ones.")] = False,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="List only names that begin with this.")] = "",
+    show_deleted: Annotated[
+        bool, typer.Option("--show-deleted", metavar="", help="List deleted sequences, too.")
+    ] = False,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """List sequences: a table on a terminal, else one on a line, its columns divided by tabs."""
+    """List sequences: a table on a terminal, else one on a line with columns separated by tabs."""
     from idalloc.v1.sequences_pb2 import ListSequencesResponse
 
     with connect(context, server, timeout) as client:
-        found = list(client.sequences.list(prefix, show_deleted=show_deleted))
+        sequences = list(client.sequences.list(prefix, show_deleted=show_deleted))
     if as_json:
-        _output.write_json(ListSequencesResponse(sequences=found))
+        _output.write_json(ListSequencesResponse(sequences=sequences))
     else:
-        _tables.write_table(found)
+        _sequence_output.write_table(sequences)
 
 
 @app.command()
@@ -165,14 +173,14 @@ def create(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Create a sequence. Under the name of a deleted one, it goes on behind that one's last id."""
+    """Create a sequence. If a deleted one had the name, the new one continues past its last id."""
     settings = {key: value for key, value in _settings(context).items() if value is not None}
     with connect(context, server, timeout) as client:
-        created = client.sequences.create(name, **settings)
+        sequence = client.sequences.create(name, **settings)
     if as_json:
-        _output.write_json(created)
+        _output.write_json(sequence)
     else:
-        _tables.write_sequence(created)
+        _sequence_output.write_sequence(sequence)
 
 
 @app.command()
@@ -184,13 +192,13 @@ def show(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Show a sequence: its settings, its counter, and when it will be exhausted."""
+    """Show a sequence: its settings, its counter and its forecast exhaustion."""
     with connect(context, server, timeout) as client:
-        found = client.sequences.get(name, period)
+        sequence = client.sequences.get(name, period)
     if as_json:
-        _output.write_json(found)
+        _output.write_json(sequence)
     else:
-        _tables.write_sequence(found)
+        _sequence_output.write_sequence(sequence)
 
 
 @app.command()
@@ -219,16 +227,16 @@ def update(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Change settings of a sequence, and wait until no node works by the old ones any more.
+    """Change settings of a sequence, and wait until the change is effective on all nodes.
 
-    The word default puts a number back to its default, an empty text a text, and an empty label removes all labels.
+    The word default resets a number to its default, an empty text resets a text, and an empty label removes all labels.
     """
     settings = _settings(context)
     if not settings:
-        raise typer.BadParameter("nothing to change", context)
+        raise typer.BadParameter("nothing to change; give at least one setting", context)
     with connect(context, server, timeout) as client:
-        changed = client.sequences.update(name, etag=etag, **settings)
-    _finish(changed, no_wait=no_wait, as_json=as_json)
+        change = client.sequences.update(name, etag=etag, **settings)
+    _wait_and_print(change, no_wait=no_wait, as_json=as_json)
 
 
 @app.command()
@@ -236,11 +244,12 @@ def advance(
     context: typer.Context,
     name: Name,
     past: Annotated[
-        int | None, typer.Option(metavar="N", parser=_number, help="The largest id in use (counting down: smallest).")
+        int | None,
+        typer.Option(metavar="N", parser=_parse_number, help="The largest id in use (counting down: the smallest)."),
     ] = None,
     past_table: Annotated[
         _past_table.Column | None,
-        typer.Option(metavar=_past_table.FORM, parser=_past_table.read_url, help="Look for it in a table of CrateDB."),
+        typer.Option(metavar=_past_table.FORM, parser=_past_table.parse_url, help="Query it from a table in CrateDB."),
     ] = None,
     period: Period = "",
     etag: Etag = "",
@@ -249,23 +258,23 @@ def advance(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Move a sequence past the ids that are in use, and wait until no node issues one of them any more.
+    """Move a sequence past the ids in use, and wait until no node issues one of them.
 
-    A counter never moves back. One that is past that value already stays where it is; leases end all the same, since
-    nodes may hold older ids: a new generation begins, and the wait is as long. With --past-table, an empty table
-    changes nothing. Rows that others write meanwhile with ids of their own are not seen: stop them first.
+    A counter never moves back: if it is already past that id, it stays. A new generation begins in either case, since
+    nodes may hold leases of older ids. With --past-table, an empty table changes nothing. Stop other writers of the
+    table first: the query does not see the ids that they insert after it.
     """
     if (past is None) == (past_table is None):
-        raise typer.BadParameter("say either --past or --past-table", context)
+        raise typer.BadParameter("give either --past or --past-table", context)
     with connect(context, server, timeout) as client:
         if past_table is not None:
             smallest = client.sequences.get(name).step < 0
-            past = _past_table.furthest(past_table, smallest=smallest, timeout=client.timeout)
+            past = _past_table.query_last_id(past_table, smallest=smallest, timeout=client.timeout)
         if past is None:
-            _output.say(f"there is no id in {past_table.relation if past_table else ''}: nothing to do")
+            _output.write_error(f"no id in {past_table.relation if past_table else ''}: nothing to do")
             return
-        changed = client.sequences.advance(name, past, period=period, etag=etag)
-    _finish(changed, no_wait=no_wait, as_json=as_json)
+        change = client.sequences.advance(name, past, period=period, etag=etag)
+    _wait_and_print(change, no_wait=no_wait, as_json=as_json)
 
 
 @app.command()
@@ -278,32 +287,34 @@ def delete(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Delete a sequence, and wait until no node issues ids of it any more. Its name stays known."""
+    """Delete a sequence, and wait until no node issues its ids. The store keeps its name and last id."""
     with connect(context, server, timeout) as client:
-        changed = client.sequences.delete(name, etag=etag)
-    _finish(changed, no_wait=no_wait, as_json=as_json)
+        change = client.sequences.delete(name, etag=etag)
+    _wait_and_print(change, no_wait=no_wait, as_json=as_json)
 
 
 def _settings(context: typer.Context) -> dict[str, Any]:
-    """The settings that were said on the command line; None for those that are to be the default."""
+    """Return the settings given on the command line; None resets one to its default."""
     given = {key: context.params[key] for key in SETTINGS if context.params.get(key) not in (None, (), [])}
     if "labels" in given:
         given["labels"] = dict(label.split("=", 1) for label in given["labels"] if label)
-    return {key: None if value == DEFAULT and key not in _WORDS else value for key, value in given.items()}
+    return {key: None if value == DEFAULT and key not in _TEXTS else value for key, value in given.items()}
 
 
-# Texts, in which the word default is nothing but that.
-_WORDS = ("description", "format", "time_zone")
+# Settings in which "default" is an ordinary text.
+_TEXTS = ("description", "format", "time_zone")
 
 
-def _finish(changed: "Change", *, no_wait: bool, as_json: bool, wait: Callable[[float], None] = _output.wait) -> None:
-    """Waits until a change holds on all nodes, and prints what came of it."""
+def _wait_and_print(
+    change: "Change", *, no_wait: bool, as_json: bool, wait: Callable[[float], None] = _output.wait
+) -> None:
+    """Wait until a change is effective on all nodes, and print it."""
     if not no_wait:
-        wait(changed.effective_delay.ToTimedelta().total_seconds())
+        wait(change.effective_delay.ToTimedelta().total_seconds())
     if as_json:
-        _output.write_json(changed)
+        _output.write_json(change)
     else:
-        _tables.write_sequence(changed.sequence, changed.effective_time)
-    if _tables.is_exhausted(changed.sequence):
-        period = f" in {changed.sequence.period}" if changed.sequence.period else ""
-        _output.say(f"{changed.sequence.name} is exhausted{period}: no id is left")
+        _sequence_output.write_sequence(change.sequence, change.effective_time)
+    if _sequence_output.is_exhausted(change.sequence):
+        period = f" in {change.sequence.period}" if change.sequence.period else ""
+        _output.write_error(f"{change.sequence.name} is exhausted{period}: no id is left")

@@ -1,18 +1,18 @@
-"""Explains what is wrong with a command line, where typer itself says too little."""
+"""Explains usage errors for which typer's own message gives no next step."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
-# What people write for a number of ids.
-_COUNTS = re.compile(r"--?(n|c|num|number|count|id[-_]count|ids|total)")
+# Options that users guess for the number of ids.
+_COUNT_OPTIONS = re.compile(r"--?(n|c|num|number|count|id[-_]count|ids|total)")
 
 
-def explained(error: Any, args: Sequence[str]) -> str:
-    """Return the message of a usage error, with what to write instead.
+def explain(error: Any, args: Sequence[str]) -> str:
+    """Return the message of a usage error, with a correct form where one is known.
 
     Args:
-        error: One of typer's usage errors.
+        error: A usage error of typer.
         args: The command line without the command's name.
     """
     message: str = error.format_message()
@@ -25,15 +25,15 @@ def explained(error: Any, args: Sequence[str]) -> str:
         negative = next((arg for arg in args if re.fullmatch(r"-[0-9]+", arg)), "")
         if negative and option == negative[:2]:
             return f"Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not {negative}"
-        if _COUNTS.fullmatch(option):
-            usage = " ".join(piece.upper() for piece in _arguments(context.command))
-            return f"No such option: {option}; COUNT has no flag: {context.command_path} {usage}"
-    if _COUNTS.fullmatch(option) and any("--total" in param.opts for param in context.command.params):
-        return f"No such option: {option}; --total says how many ids"
+        if _COUNT_OPTIONS.fullmatch(option):
+            usage = " ".join(name.upper() for name in _argument_names(context.command))
+            return f"No such option: {option}; COUNT is an argument: {context.command_path} {usage}"
+    if _COUNT_OPTIONS.fullmatch(option) and any("--total" in param.opts for param in context.command.params):
+        return f"No such option: {option}; give the number of ids with --total"
     if missing is not None and getattr(missing, "help", None):
         return f"{message.removesuffix('.')}: {missing.help}"
     return message
 
 
-def _arguments(command: Any) -> list[str]:
+def _argument_names(command: Any) -> list[str]:
     return [param.name for param in command.params if param.param_type_name == "argument"]

@@ -1,4 +1,4 @@
-"""`idalloc bench` against a server in memory: what it calls, counts, finds and prints."""
+"""`idalloc bench` against a fake server: what it calls, counts, finds and prints."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from idalloc.bench._chart import _rate
 from idalloc.v1 import id_allocator_pb2 as pb
 from tests.support.fake_server import FakeServer, serving
 
-# In its tests it makes a few calls, and all of them count.
+# A short run in which all calls count.
 FEW = ("--total", "40", "--concurrency", "8", "--warm-up", "0s")
 
 
@@ -34,22 +34,22 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         yield server
 
 
-class Run:
+class BenchCommand:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
     def __call__(self, *args: str, code: int = 0) -> str:
-        """Runs the bench and returns what it printed."""
-        found = cli.main(["bench", *args])
+        """Run the bench, and return its output."""
+        actual = cli.main(["bench", *args])
         out, err = self._capsys.readouterr()
-        assert (found, err) == (code, ""), out
+        assert (actual, err) == (code, ""), out
         return out
 
     def json(self, *args: str, code: int = 0) -> Any:
         return json.loads(self(*args, "--json", code=code))
 
-    def fails(self, code: int, *args: str) -> str:
-        """Runs a bench that cannot be, and returns its one line on stderr."""
+    def error_line(self, code: int, *args: str) -> str:
+        """Run a bench that prints nothing but one line on standard error, and return that line."""
         assert cli.main(["bench", *args]) == code
         out, err = self._capsys.readouterr()
         assert out == ""
@@ -58,12 +58,12 @@ class Run:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
+def run(capsys: pytest.CaptureFixture[str]) -> BenchCommand:
+    return BenchCommand(capsys)
 
 
 def change_ranges(server: FakeServer, change: Callable[[int, pb.IdRange], pb.IdRange]) -> None:
-    """Has the server answer with other ids than those that it took."""
+    """Replace each range that the server returns by `change(number, range)`."""
     take, numbers = server._take, count()
 
     def changed(*args: Any) -> pb.IdRange:
@@ -72,8 +72,8 @@ def change_ranges(server: FakeServer, change: Callable[[int, pb.IdRange], pb.IdR
     server._take = changed  # type: ignore[method-assign,assignment]
 
 
-def again(number: int, ids: pb.IdRange) -> pb.IdRange:
-    """The planted overlap: the thirtieth answer ends with an id of the one before."""
+def overlap(number: int, ids: pb.IdRange) -> pb.IdRange:
+    """Make reply 30 begin with the last id of the one before."""
     if number == 30:
         ids.first_id -= 1
         ids.last_id -= 1
@@ -81,7 +81,7 @@ def again(number: int, ids: pb.IdRange) -> pb.IdRange:
 
 
 def backwards(number: int, ids: pb.IdRange) -> pb.IdRange:
-    """Ids that no one else gets, but that fall from one answer to the next."""
+    """Return unique ids that fall from one reply to the next."""
     first = 10_000_000 - 1_000 * number
     return pb.IdRange(first_id=first, last_id=first + ids.id_count - 1, step=1, id_count=ids.id_count)
 
@@ -96,7 +96,8 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_each_scenario_makes_its_calls_and_finds_all_right(server: FakeServer, run: Run, name: str) -> None:
+def test_each_scenario_calls_its_rpcs_and_verifies(server: FakeServer, run: BenchCommand, name: str) -> None:
+    """Each scenario calls its RPCs, counts every call and id, and finds nothing wrong."""
     args, rpcs = SCENARIOS[name]
     report = run.json(*args, *FEW, "--verify", "--sequence", "orders")
     assert set(server.requests) == {rpc["rpc"] for rpc in report["rpcs"]} == rpcs
@@ -108,26 +109,29 @@ def test_each_scenario_makes_its_calls_and_finds_all_right(server: FakeServer, r
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name != "mixed"])
-def test_a_planted_overlap_is_found(server: FakeServer, run: Run, name: str) -> None:
+def test_overlapping_ranges_are_found(server: FakeServer, run: BenchCommand, name: str) -> None:
+    """P1: --verify finds one id that two replies have."""
     args, _ = SCENARIOS[name]
-    change_ranges(server, again)
+    change_ranges(server, overlap)
     report = run.json(*args, *FEW, "--verify", code=1)
     assert report["statusCodeDistribution"] == {"OK": 40}
     assert report["verified"]["twice"] == 1
     assert "came twice" in report["verified"]["findings"][0]
-    assert run.json(*args, *FEW)["verified"] is None  # only who looks finds it
+    assert run.json(*args, *FEW)["verified"] is None  # nothing is checked without --verify
 
 
-def test_the_same_range_given_twice_is_told_to_people(server: FakeServer, run: Run) -> None:
+def test_text_report_names_duplicates(server: FakeServer, run: BenchCommand) -> None:
+    """P1: the text report names the duplicate ids and their range."""
     ids = pb.IdRange(first_id=7, last_id=9, step=1, id_count=3)
     change_ranges(server, lambda number, _: ids)
-    told = run("--id-count", "3", "--total", "2", "--warm-up", "0s", "--verify", code=1)
-    assert "WRONG: of 6 ids, 1 replies repeat some" in told
-    assert "7 came twice, the second time in 7 to 9" in told
+    report = run("--id-count", "3", "--total", "2", "--warm-up", "0s", "--verify", code=1)
+    assert "WRONG: of 6 ids, 1 replies repeat some" in report
+    assert "7 came twice, the second time in 7 to 9" in report
 
 
 @pytest.mark.parametrize("name", ["unary", "stream", "docids"])
-def test_ids_out_of_order_are_found(server: FakeServer, run: Run, name: str) -> None:
+def test_ids_out_of_order_are_found(server: FakeServer, run: BenchCommand, name: str) -> None:
+    """--verify counts replies whose ids are out of order."""
     change_ranges(server, backwards)
     args, _ = SCENARIOS[name]
     report = run.json(*args, "--total", "4", "--concurrency", "1", "--warm-up", "0s", "--verify", code=1)
@@ -135,7 +139,8 @@ def test_ids_out_of_order_are_found(server: FakeServer, run: Run, name: str) -> 
     assert report["verified"]["disordered"] == (11 if name == "stream" else 3)
 
 
-def test_every_failed_call_is_counted_by_status_and_reason_and_not_tried_again(server: FakeServer, run: Run) -> None:
+def test_failed_calls_are_counted_and_not_retried(server: FakeServer, run: BenchCommand) -> None:
+    """Each failed call is counted once, by status and reason."""
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=3)
     server.fail_next("AllocateRange", "SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE)
     report = run.json(*FEW, code=1)
@@ -146,23 +151,26 @@ def test_every_failed_call_is_counted_by_status_and_reason_and_not_tried_again(s
     assert errors["rpc error: code = Unavailable desc = STORE_UNAVAILABLE: STORE_UNAVAILABLE it is"] == 3
 
 
-def test_where_every_call_fails_it_says_so_and_exits_with_1(server: FakeServer, run: Run) -> None:
+def test_bench_without_success_exits_with_1(server: FakeServer, run: BenchCommand) -> None:
+    """If all calls fail, the report says so and has no latencies."""
     server.limit = 0
-    told = run(*FEW, "--verify", code=1)
-    assert "40 of AllocateRange: INVALID_ARGUMENT INVALID_REQUEST" in told
+    text = run(*FEW, "--verify", code=1)
+    assert "40 of AllocateRange: INVALID_ARGUMENT INVALID_REQUEST" in text
     report = run.json("stream", *FEW, code=1)
     assert report["statusCodeDistribution"] == {"InvalidArgument": 40}
     assert (report["latencyDistribution"], report["histogram"], report["percentiles"]) == ([], [], {})
 
 
-def test_a_stream_that_ends_too_early_has_failed(server: FakeServer, run: Run) -> None:
+def test_incomplete_stream_is_a_failed_call(server: FakeServer, run: BenchCommand) -> None:
+    """A stream with too few ids is a failed call."""
     server._chunks = lambda *_: iter([10])  # type: ignore[method-assign]
     report = run.json("stream", "--total-ids", "25", "--chunk", "10", "--total", "2", "--warm-up", "0s", code=1)
     assert report["errorDistribution"] == {"rpc error: code = Unknown desc = INCOMPLETE: 15 ids were missing": 2}
 
 
 @pytest.mark.parametrize("scenario", ["unary", "stream", "docids"])
-def test_a_reply_without_ids_is_a_failed_call(server: FakeServer, run: Run, scenario: str) -> None:
+def test_invalid_reply_is_a_failed_call(server: FakeServer, run: BenchCommand, scenario: str) -> None:
+    """An invalid reply is a failed call and a finding; its ids are not counted."""
     server._take = lambda *_: pb.IdRange()  # type: ignore[method-assign]
     server._doc_ids = lambda *_: {"runs": [pb.DocIdRun(first_doc_id="none", id_count=1)]}  # type: ignore[method-assign]
     report = run.json(scenario, *FEW, "--verify", code=1)
@@ -172,33 +180,36 @@ def test_a_reply_without_ids_is_a_failed_call(server: FakeServer, run: Run, scen
     assert report["ids"] == 0
 
 
-def test_a_call_that_hangs_ends_with_its_timeout(server: FakeServer, run: Run) -> None:
+def test_hanging_call_ends_with_its_timeout(server: FakeServer, run: BenchCommand) -> None:
+    """A call that hangs fails with DEADLINE_EXCEEDED after --timeout."""
     server.hold.clear()
     report = run.json("--total", "2", "--warm-up", "0s", "--timeout", "500ms", code=1)
     assert report["statusCodeDistribution"] == {"DeadlineExceeded": 2}
 
 
-def test_callers_that_find_no_one_to_serve_them_wait_a_little(server: FakeServer, run: Run) -> None:
+def test_callers_pause_after_unavailable(server: FakeServer, run: BenchCommand) -> None:
+    """A caller pauses after UNAVAILABLE, since such calls fail at once."""
     server.fail_next("AllocateRange", "SERVER_DRAINING", grpc.StatusCode.UNAVAILABLE, times=100_000)
     args = ("--concurrency", "2", "--duration", "500ms", "--warm-up", "0s")
     assert 2 <= run.json(*args, code=1)["count"] <= 40  # without a pause, hundreds
 
 
-def test_it_runs_on_asyncios_own_loop_where_uvloop_is_missing(
-    server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_runs_without_uvloop(server: FakeServer, run: BenchCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without uvloop, the bench runs on asyncio's event loop."""
     monkeypatch.setitem(sys.modules, "uvloop", None)
     assert run.json(*FEW)["statusCodeDistribution"] == {"OK": 40}
 
 
-def test_the_warm_up_is_looked_at_but_not_counted(server: FakeServer, run: Run) -> None:
+def test_warm_up_is_verified_but_not_counted(server: FakeServer, run: BenchCommand) -> None:
+    """Calls of the warm-up are verified, not counted."""
     report = run.json("--total", "40", "--concurrency", "4", "--warm-up", "300ms", "--verify")
-    made = len(server.requests["AllocateRange"])
+    calls = len(server.requests["AllocateRange"])
     assert report["count"] == report["ids"] == 40
-    assert report["verified"]["ids"] == made > 40
+    assert report["verified"]["ids"] == calls > 40
 
 
-def test_it_ends_with_the_duration_and_cuts_streams_that_go_on(server: FakeServer, run: Run) -> None:
+def test_bench_cuts_streams_at_the_end_of_duration(server: FakeServer, run: BenchCommand) -> None:
+    """The bench ends with --duration; it cuts open streams and counts their messages."""
     args = ("stream", "--total-ids", "1000000000", "--chunk", "10", "--duration", "500ms", "--warm-up", "0s")
     report = run.json(*args, "--concurrency", "3", "--verify")
     [rpc] = report["rpcs"]
@@ -207,23 +218,23 @@ def test_it_ends_with_the_duration_and_cuts_streams_that_go_on(server: FakeServe
     assert 0.5e9 <= report["total"] < 10e9
 
 
-def test_callers_share_as_many_connections_as_they_are_told(server: FakeServer, run: Run) -> None:
+def test_callers_share_the_given_connections(server: FakeServer, run: BenchCommand) -> None:
+    """The callers use exactly as many connections as --connections."""
     peers = set()
     arrived = server._arrived
 
-    def note(method: str, request: Any, context: grpc.ServicerContext) -> None:
+    def record_peer(method: str, request: Any, context: grpc.ServicerContext) -> None:
         peers.add(context.peer())
         arrived(method, request, context)
 
-    server._arrived = note  # type: ignore[method-assign]
+    server._arrived = record_peer  # type: ignore[method-assign]
     assert run.json(*FEW, "--connections", "3")["options"]["connections"] == 3
     assert len(peers) == 3
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_log_has_every_id_that_came_those_of_the_warm_up_too(
-    server: FakeServer, run: Run, tmp_path: Path, name: str
-) -> None:
+def test_log_has_every_received_id(server: FakeServer, run: BenchCommand, tmp_path: Path, name: str) -> None:
+    """--log records every received id with its times, the warm-up's included."""
     args, rpcs = SCENARIOS[name]
     log = tmp_path / "issued.jsonl"
     began = time.time_ns()
@@ -234,36 +245,38 @@ def test_a_log_has_every_id_that_came_those_of_the_warm_up_too(
     logged = Counter(
         "doc_id" if "doc_id" in record else record["sequence"] for record in records for _ in range(record["count"])
     )
-    issued = {name: following - 1 for name, following in server._next.items()}
+    issued = {name: next_id - 1 for name, next_id in server._next.items()}
     assert sum(logged.values()) == sum(issued.values()) == report["verified"]["ids"] > report["ids"]
     assert ("doc_id" in logged) == any("DocId" in rpc for rpc in rpcs)
     ranges = sorted((record["first"], record["count"]) for record in records if "first" in record)
-    assert all(first + count <= following for (first, count), (following, _) in pairwise(ranges))
-    # A second on either side: the clock may be set while this runs.
+    assert all(first + count <= next_first for (first, count), (next_first, _) in pairwise(ranges))
+    # A tolerance of a second: the system clock may be adjusted meanwhile.
     assert all(began - 1e9 < record["asked"] <= record["answered"] < ended + 1e9 for record in records)
     assert {record["node"] for record in records if "first" in record} <= {7 << 32}
 
 
-def test_a_log_may_be_binary_and_none_is_overwritten(server: FakeServer, run: Run, tmp_path: Path) -> None:
+def test_binary_log_is_written_and_not_overwritten(server: FakeServer, run: BenchCommand, tmp_path: Path) -> None:
+    """A binary log has a row for each call; an existing file is an error before any call."""
     log = tmp_path / "issued.log"
     run(*FEW, "--log", str(log))
     data = log.read_bytes()
     assert data.startswith(b"IDALLOC")
-    # The header, the name of the sequence with the row that announces it, and a row a call.
+    # The header, two rows for the sequence's name, and a row for each call.
     header = -(-(12 + int.from_bytes(data[8:12], "little")) // CONTENT.size)
     assert len(data) == (header + 2 + 40) * ROW.size
-    made = len(server.requests["AllocateRange"])
-    assert "no log is overwritten" in run.fails(2, *FEW, "--log", str(log))
-    assert (log.read_bytes(), len(server.requests["AllocateRange"])) == (data, made)
-    assert "cannot be written" in run.fails(2, *FEW, "--log", "/nowhere/issued.log")
+    calls = len(server.requests["AllocateRange"])
+    assert "the file exists and is never overwritten" in run.error_line(2, *FEW, "--log", str(log))
+    assert (log.read_bytes(), len(server.requests["AllocateRange"])) == (data, calls)
+    assert "cannot be written" in run.error_line(2, *FEW, "--log", "/nowhere/issued.log")
 
 
-def test_a_log_that_cannot_be_written_ends_it_in_one_line(server: FakeServer, tmp_path: Path) -> None:
+def test_log_write_error_ends_the_bench(server: FakeServer, tmp_path: Path) -> None:
+    """A full disk ends the bench with one line and exit code 1."""
     script = """if True:
         import resource, signal, sys
         from idalloc.cli import main
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))  # as if the disk were full then
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))  # simulates a full disk
         sys.exit(main(sys.argv[1:]))
     """
     args = ["bench", "--total", "1000", "--warm-up", "0s", "--log", str(tmp_path / "issued.log")]
@@ -277,7 +290,8 @@ def test_a_log_that_cannot_be_written_ends_it_in_one_line(server: FakeServer, tm
     assert 3_900 < (tmp_path / "issued.log").stat().st_size <= 4_000
 
 
-def test_the_report_has_ghzs_shape_and_agrees_with_itself(server: FakeServer, run: Run) -> None:
+def test_json_report_has_the_shape_of_ghz(server: FakeServer, run: BenchCommand) -> None:
+    """The JSON report has ghz's fields and units, and its numbers agree."""
     report = run.json(*FEW, "--id-count", "10")
     assert report["rps"] == pytest.approx(40 / report["total"] * 1e9)
     assert report["idsPerSecond"] == pytest.approx(400 / report["total"] * 1e9)
@@ -298,38 +312,41 @@ def test_the_report_has_ghzs_shape_and_agrees_with_itself(server: FakeServer, ru
     assert report["clientCpu"] > 0
 
 
-def test_people_get_a_table(server: FakeServer, run: Run) -> None:
-    told = run("mixed", *FEW, "--total-ids", "100", "--verify")
-    rows = {line.split()[0]: line.split()[1:] for line in told.splitlines()[4:8]}
+def test_text_report_is_a_table(server: FakeServer, run: BenchCommand) -> None:
+    """The text report has a line for each RPC, latencies, CPU use and the verifier's result."""
+    report = run("mixed", *FEW, "--total-ids", "100", "--verify")
+    rows = {line.split()[0]: line.split()[1:] for line in report.splitlines()[4:8]}
     assert list(rows) == ["AllocateRange", "GenerateDocId", "StreamRanges", "StreamDocIds"]
     assert sum(int(row[0]) for row in rows.values()) == 40
     assert {row[-1] for row in rows.values()} == {"0"}
     for name in ("p50", "p90", "p95", "p99", "p99.9", "max", "StreamRanges, stream", "StreamRanges, message"):
-        assert name in told
-    assert re.search(r"this process used \d+% of one core", told)
-    assert "none came twice, none out of order" in told
+        assert name in report
+    assert re.search(r"this process used \d+% of one core", report)
+    assert "none came twice, none out of order" in report
 
 
-def test_files_of_the_report_and_the_chart(server: FakeServer, run: Run, tmp_path: Path) -> None:
+def test_report_and_chart_files_are_written(server: FakeServer, run: BenchCommand, tmp_path: Path) -> None:
+    """--output writes the JSON report, and --chart a self-contained page with the same numbers."""
     output, chart = tmp_path / "report.json", tmp_path / "chart.html"
-    told = run("mixed", *FEW, "--total-ids", "100", "--output", str(output), "--chart", str(chart))
+    text = run("mixed", *FEW, "--total-ids", "100", "--output", str(output), "--chart", str(chart))
     report, page = json.loads(output.read_text()), chart.read_text()
     root = ET.fromstring(page)
     assert not re.search(r"(src|href)=|url\(|https?:|<script|@import", page)
     calls, ids, latencies = root.iter("svg")
-    assert told in "".join(root.itertext())
+    assert text in "".join(root.itertext())
     for figure in (calls, ids):
         [line] = figure.iter("polyline")
         assert len(line.attrib["points"].split()) == len(list(figure.iter("circle"))) >= 1
-    drawn = [title.text for title in latencies.iter("title")]
+    points = [title.text for title in latencies.iter("title")]
     for rpc in report["rpcs"]:
-        assert f"{rpc['rpc']}: {number_in_ms(rpc['percentiles']['p99'])}" in drawn
+        assert f"{rpc['rpc']}: {number_in_ms(rpc['percentiles']['p99'])}" in points
         if "messagePercentiles" in rpc:
-            assert f"{rpc['rpc']}, message: {number_in_ms(rpc['messagePercentiles']['max'])}" in drawn
+            assert f"{rpc['rpc']}, message: {number_in_ms(rpc['messagePercentiles']['max'])}" in points
 
 
 @pytest.mark.parametrize("tenths", [1, 7, 200, 1_234])
-def test_the_area_under_a_rate_is_what_came(tenths: int) -> None:
+def test_integral_of_the_rate_is_the_count(tenths: int) -> None:
+    """The area under a chart's rate equals the count."""
     counts = {tenth: tenth + 1 for tenth in range(tenths)}
     points = [(0.0, 0.0), *_rate(counts, seconds=tenths / 10 - 0.03)]
     area = sum((end - begin) * rate for (begin, _), (end, rate) in pairwise(points))
@@ -344,11 +361,11 @@ def number_in_ms(nanoseconds: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("args", "blamed"),
+    ("args", "named"),
     [
         (["fast"], "unary, stream, docids or mixed"),
         (["--duration", "10"], "--duration"),
-        (["--duration", "1s", "--total", "5"], "either --duration or --total"),
+        (["--duration", "1s", "--total", "5"], "--duration and --total are mutually exclusive"),
         (["--concurrency", "0"], "--concurrency"),
         (["--connections", "0"], "--connections"),
         (["--id-count", "0"], "--id-count"),
@@ -356,17 +373,22 @@ def number_in_ms(nanoseconds: int) -> str:
         (["--chart", "/nowhere/chart.html"], "cannot be written"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_2(server: FakeServer, run: Run, args: list[str], blamed: str) -> None:
-    assert blamed in run.fails(2, *args)
+def test_usage_error_is_one_line_and_exits_with_2(
+    server: FakeServer, run: BenchCommand, args: list[str], named: str
+) -> None:
+    """A usage error is one line that names the option; nothing is sent."""
+    assert named in run.error_line(2, *args)
     assert not server.requests
 
 
-def test_without_a_server_it_is_one_line_and_1(run: Run) -> None:
-    line = run.fails(1, "--server", "127.0.0.1:1", "--timeout", "1s")
+def test_unreachable_server_is_one_line(run: BenchCommand) -> None:
+    """An unreachable server is one line with exit code 1."""
+    line = run.error_line(1, "--server", "127.0.0.1:1", "--timeout", "1s")
     assert line.startswith("SERVER_UNREACHABLE: no answer from 127.0.0.1:1")
 
 
-def test_without_its_package_it_says_how_to_get_it() -> None:
+def test_missing_package_names_the_extra_to_install() -> None:
+    """Without hdrhistogram, the error names what to install."""
     script = "import sys; sys.modules['hdrh'] = None; from idalloc.cli import main; sys.exit(main(['bench']))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The command over TLS, and with tokens and certificates: what it takes, and what it says where that is wrong."""
+"""The command's TLS and credential options, and their errors."""
 
 import json
 import os
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from idalloc import cli
 from tests.support.certificates import Certificates, Shown
+from tests.support.command_line import Command
 from tests.support.fake_server import FakeServer, serving
 
 TOKEN = "idalloc_planted-secret-0123456789"
@@ -43,7 +44,7 @@ def shown(certificates: Certificates) -> Shown:
 
 @pytest.fixture
 def server(certificates: Certificates) -> Iterator[FakeServer]:
-    """Speaks TLS, wants a certificate and a token."""
+    """A TLS server that requires a client certificate and a token."""
     with serving(credentials=certificates.server(of_clients=certificates.authority)) as server:
         server.tokens = {TOKEN}
         yield server
@@ -56,33 +57,23 @@ def token_file(tmp_path: Path) -> Path:
     return file
 
 
-class Run:
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *args: object) -> str:
-        code = cli.main([*map(str, args)])
-        out, err = self._capsys.readouterr()
-        assert (code, err) == (0, "")
-        return out
-
-    def fails(self, code: int, *args: object) -> str:
-        assert cli.main([*map(str, args)]) == code
-        out, err = self._capsys.readouterr()
-        assert out == ""
-        assert TOKEN not in err
-        [line] = err.splitlines()
+class SecretCommand(Command):
+    def error_line(self, code: int, *args: object) -> str:
+        """Run a command that prints one line on standard error, without the token."""
+        line = super().error_line(code, *args)
+        assert TOKEN not in line
         return line
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
+def run(capsys: pytest.CaptureFixture[str]) -> SecretCommand:
+    return SecretCommand(capsys)
 
 
-def test_options_before_the_verb(
-    server: FakeServer, run: Run, certificates: Certificates, shown: Shown, token_file: Path
+def test_global_options_apply_to_all_commands(
+    server: FakeServer, run: SecretCommand, certificates: Certificates, shown: Shown, token_file: Path
 ) -> None:
+    """Every command sends the TLS and credential options that precede its name."""
     options = (
         *("--server", server.target, "--ca", certificates.ca),
         *("--cert", shown.cert, "--key", shown.key, "--token-file", token_file),
@@ -104,41 +95,44 @@ def test_options_before_the_verb(
     assert {each for calls in server.shown.values() for each in calls} == {BEARER}
 
 
-@pytest.mark.parametrize("verb", [("health",), ("node",), BENCH], ids=["health", "node", "bench"])
-def test_the_environment(
+@pytest.mark.parametrize("command", [("health",), ("node",), BENCH], ids=["health", "node", "bench"])
+def test_environment_variables_set_credentials(
     server: FakeServer,
-    run: Run,
+    run: SecretCommand,
     certificates: Certificates,
     shown: Shown,
     environment: pytest.MonkeyPatch,
-    verb: tuple[str, ...],
+    command: tuple[str, ...],
 ) -> None:
+    """Environment variables replace the TLS and credential options."""
     environment.setenv("IDALLOC_SERVER", server.target)
     environment.setenv("IDALLOC_CA", str(certificates.ca))
     environment.setenv("IDALLOC_CERT", str(shown.cert))
     environment.setenv("IDALLOC_KEY", str(shown.key))
     environment.setenv("IDALLOC_TOKEN", TOKEN)
-    assert run(*verb)
+    assert run(*command)
 
 
-def test_the_systems_authorities(
-    certificates: Certificates, run: Run, environment: pytest.MonkeyPatch, tmp_path: Path
+def test_system_authorities_are_trusted_without_ca(
+    certificates: Certificates, run: SecretCommand, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """--tls trusts the system's authorities; --ca trusts only its file."""
     environment.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
     environment.setenv("SSL_CERT_FILE", str(certificates.ca))
     with serving(credentials=certificates.server()) as server:
         assert run("--tls", "--server", server.target, "health") == "SERVING\n"
         environment.setenv("IDALLOC_TLS", "true")
         assert run("--server", server.target, "node")
-        elsewhere = tmp_path / "other.pem"
-        trustme.CA().cert_pem.write_to_path(str(elsewhere))
-        line = run.fails(1, "--ca", elsewhere, "--server", server.target, "node")  # nothing but these
+        other = tmp_path / "other.pem"
+        trustme.CA().cert_pem.write_to_path(str(other))
+        line = run.error_line(1, "--ca", other, "--server", server.target, "node")
         assert "is signed by an untrusted CA" in line
 
 
-def test_what_is_said_on_the_line_goes_before_the_environment(
-    run: Run, environment: pytest.MonkeyPatch, token_file: Path, tmp_path: Path
+def test_command_line_overrides_environment(
+    run: SecretCommand, environment: pytest.MonkeyPatch, token_file: Path, tmp_path: Path
 ) -> None:
+    """--token-file on the command line overrides both token variables."""
     environment.setenv("IDALLOC_TOKEN", "another")
     with serving() as server:
         environment.setenv("IDALLOC_SERVER", server.target)
@@ -146,67 +140,73 @@ def test_what_is_said_on_the_line_goes_before_the_environment(
         run("node")
         assert server.shown["GetNode"] == [BEARER, "Bearer another"]
         environment.setenv("IDALLOC_TOKEN_FILE", str(token_file))
-        assert "'--token-file': cannot be combined with token" in run.fails(2, "node")
+        assert "'--token-file': cannot be combined with token" in run.error_line(2, "node")
         run("--token-file", token_file, "node")
         environment.delenv("IDALLOC_TOKEN")
         run("node")
         assert server.shown["GetNode"][2:] == [BEARER] * 2
 
 
-def test_a_server_that_cannot_be_talked_to_is_told_in_one_line(
-    certificates: Certificates, run: Run, shown: Shown, tmp_path: Path
+def test_tls_errors_are_one_line_with_a_hint(
+    certificates: Certificates, run: SecretCommand, shown: Shown, tmp_path: Path
 ) -> None:
+    """Each TLS error is one line with its cause and the option that helps."""
     other = tmp_path / "other.pem"
     trustme.CA().cert_pem.write_to_path(str(other))
 
-    def told(server: FakeServer, *options: object) -> str:
-        lines = {run.fails(1, *options, "--server", server.target, *verb) for verb in (("health",), ("node",))}
-        lines |= {run.fails(1, *options, "--timeout", "500ms", "--server", server.target, *BENCH)}
-        [kind] = {line.partition(" (")[0] for line in lines}
-        assert kind.startswith(f"SERVER_UNREACHABLE: no answer from {server.target}: ")
+    def cause_and_hint(server: FakeServer, *options: object) -> str:
+        lines = {run.error_line(1, *options, "--server", server.target, *args) for args in (("health",), ("node",))}
+        lines |= {run.error_line(1, *options, "--timeout", "500ms", "--server", server.target, *BENCH)}
+        [cause] = {line.partition(" (")[0] for line in lines}
+        assert cause.startswith(f"SERVER_UNREACHABLE: no answer from {server.target}: ")
         [hint] = {line.rpartition("; ")[2] for line in lines}
-        return f"{kind.partition(': no answer from ')[2].partition(': ')[2]}; {hint}"
+        return f"{cause.partition(': no answer from ')[2].partition(': ')[2]}; {hint}"
 
     with serving(credentials=certificates.server()) as server:
-        untrusted = "the server's certificate is signed by an untrusted CA; --ca names the file of its authority"
-        assert told(server, "--ca", other) == untrusted
+        untrusted = "the server's certificate is signed by an untrusted CA; "
+        assert cause_and_hint(server, "--ca", other) == untrusted + "pass the certificate of its CA with --ca"
         closed = "the server closed the connection; it may require TLS or another client certificate; "
-        assert told(server) == closed + "--tls or --ca is for the one, --cert and --key are for the other"
+        hint = "enable TLS with --tls or --ca, or pass a client certificate with --cert and --key"
+        assert cause_and_hint(server) == closed + hint
     with serving(credentials=certificates.server("idalloc.example.org")) as server:
         name = "the server's certificate is not valid for the target's name; "
-        assert told(server, "--ca", certificates.ca) == name + "--server-name says which name it has to be"
+        hint = "pass a name in its certificate with --server-name"
+        assert cause_and_hint(server, "--ca", certificates.ca) == name + hint
         assert run("--ca", certificates.ca, "--server-name", "idalloc.example.org", "--server", server.target, "health")
     with serving() as server:
         assert (
-            told(server, "--ca", certificates.ca)
-            == "the server does not use TLS; call it without --tls, --ca and --cert"
+            cause_and_hint(server, "--ca", certificates.ca)
+            == "the server does not use TLS; omit --tls, --ca and --cert"
         )
     with serving(credentials=certificates.server(of_clients=certificates.authority)) as server:
-        assert told(server, "--ca", certificates.ca).startswith("the server closed the connection")
+        assert cause_and_hint(server, "--ca", certificates.ca).startswith("the server closed the connection")
         assert run("--ca", certificates.ca, "--cert", shown.cert, "--key", shown.key, "--server", server.target, "node")
 
 
-def test_a_token_that_is_refused_is_told_in_one_line(run: Run, token_file: Path) -> None:
+def test_rejected_token_is_one_line_with_a_hint(run: SecretCommand, token_file: Path) -> None:
+    """A rejected token is one line that names the credential options."""
     with serving() as server:
         server.tokens = {"another"}
-        for verb in (("health",), ("node",), ("stream", "orders", "--total", "3"), BENCH):
-            line = run.fails(1, "--token-file", token_file, "--server", server.target, *verb)
+        for command in (("health",), ("node",), ("stream", "orders", "--total", "3"), BENCH):
+            line = run.error_line(1, "--token-file", token_file, "--server", server.target, *command)
             assert line.startswith("UNAUTHENTICATED: UNAUTHENTICATED it is")
-            assert line.endswith("; --token-file or --cert say who this is")
+            assert line.endswith("; authenticate with --token-file, or --cert and --key")
 
 
-def test_what_is_not_allowed_and_what_is_too_much(run: Run) -> None:
+def test_permission_and_quota_errors_are_one_line(run: SecretCommand) -> None:
+    """PERMISSION_DENIED and QUOTA_EXCEEDED are one line with exit code 1."""
     with serving() as server:
         server.fail_next("AllocateRange", "PERMISSION_DENIED", grpc.StatusCode.PERMISSION_DENIED, role="allocate")
-        line = run.fails(1, "--server", server.target, "allocate", "orders")
+        line = run.error_line(1, "--server", server.target, "allocate", "orders")
         assert line == "PERMISSION_DENIED: PERMISSION_DENIED it is"
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
         server.fail_next("AllocateRange", "QUOTA_EXCEEDED", code, retry_after=0.5)
-        line = run.fails(1, "--server", server.target, "allocate", "orders")
+        line = run.error_line(1, "--server", server.target, "allocate", "orders")
         assert line == "QUOTA_EXCEEDED: QUOTA_EXCEEDED it is"
 
 
-def test_the_bench_counts_what_a_quota_refuses(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_counts_calls_over_quota(run: SecretCommand, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bench reports calls over quota by status and exits with 1."""
     with serving() as server:
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
         server.fail_next("AllocateRange", "QUOTA_EXCEEDED", code, times=3, retry_after=0.1)
@@ -217,17 +217,17 @@ def test_the_bench_counts_what_a_quota_refuses(run: Run, capsys: pytest.CaptureF
 
 @pytest.fixture
 def files(tmp_path: Path, certificates: Certificates, shown: Shown) -> Path:
-    certificates.client("stranger")
+    certificates.client("other")
     key = load_pem_private_key(shown.key.read_bytes(), None)
     encrypted = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"passphrase"))
-    contents = {"empty": b"", "words": b"two words", "bytes": b"\xff", "token": TOKEN.encode(), "locked": encrypted}
+    contents = {"empty": b"", "words": b"two words", "bytes": b"\xff", "token": TOKEN.encode(), "encrypted": encrypted}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ("--ca F/none", "'--ca': cannot read F/none: No such file or directory"),
         ("--ca F", "'--ca': cannot read F: Is a directory"),
@@ -240,10 +240,13 @@ def files(tmp_path: Path, certificates: Certificates, shown: Shown) -> Path:
         ("--cert F/billing.key --key F/billing.key", "'--cert': F/billing.key has no certificate in PEM"),
         ("--cert F/billing.pem --key F/billing.pem", "'--key': F/billing.pem has no private key in PEM"),
         (
-            "--cert F/billing.pem --key F/stranger.key",
-            "'--key': F/stranger.key: is not the key of the certificate in F/billing.pem",
+            "--cert F/billing.pem --key F/other.key",
+            "'--key': F/other.key: is not the key of the certificate in F/billing.pem",
         ),
-        ("--cert F/billing.pem --key F/locked", "'--key': F/locked: is encrypted; it must be without a passphrase"),
+        (
+            "--cert F/billing.pem --key F/encrypted",
+            "'--key': F/encrypted: is encrypted; it must be without a passphrase",
+        ),
         ("--token-file F/none", "'--token-file': cannot read F/none: No such file"),
         ("--token-file F/empty", "'--token-file': F/empty is empty"),
         ("--token-file F/words", "'--token-file': F/words must contain one token and nothing else"),
@@ -255,47 +258,53 @@ def files(tmp_path: Path, certificates: Certificates, shown: Shown) -> Path:
         ),
     ],
 )
-def test_a_wrong_file_is_one_line_and_2(run: Run, files: Path, options: str, told: str) -> None:
+def test_invalid_credential_file_exits_with_2(run: SecretCommand, files: Path, options: str, message: str) -> None:
+    """An invalid credential option is one line that names the option and the file."""
     line = ["--server", "127.0.0.1:1", *options.replace("F", str(files)).split()]
-    for verb in (("health",), ("node",), BENCH):
-        assert told.replace("F", str(files)) in run.fails(2, *line, *verb)
+    for command in (("health",), ("node",), BENCH):
+        assert message.replace("F", str(files)) in run.error_line(2, *line, *command)
 
 
-def test_a_wrong_variable_is_told_as_its_option(run: Run, environment: pytest.MonkeyPatch) -> None:
+def test_invalid_variable_is_named(run: SecretCommand, environment: pytest.MonkeyPatch) -> None:
+    """An invalid environment variable is named, or its option."""
     environment.setenv("IDALLOC_TOKEN", "two words")
-    assert "IDALLOC_TOKEN: must be ASCII" in run.fails(2, "--server", "127.0.0.1:1", "node")
+    assert "IDALLOC_TOKEN: must be ASCII" in run.error_line(2, "--server", "127.0.0.1:1", "node")
     environment.setenv("IDALLOC_TLS", "perhaps")
-    assert "'--tls'" in run.fails(2, "node")
+    assert "'--tls'" in run.error_line(2, "node")
 
 
-def test_insecure_says_that_it_is_meant(run: Run, environment: pytest.MonkeyPatch) -> None:
+def test_insecure_permits_token_without_tls(run: SecretCommand, environment: pytest.MonkeyPatch) -> None:
+    """--insecure permits a token without TLS to another machine."""
     environment.setenv("IDALLOC_TOKEN", TOKEN)
-    nobody = ("--server", "192.0.2.7:1", "--timeout", "100ms")
-    assert run.fails(1, *nobody, "--insecure", "node").startswith(("DEADLINE_EXCEEDED: ", "SERVER_UNREACHABLE: "))
+    options = ("--server", "192.0.2.7:1", "--timeout", "100ms")
+    assert run.error_line(1, *options, "--insecure", "node").startswith(("DEADLINE_EXCEEDED: ", "SERVER_UNREACHABLE: "))
     environment.setenv("IDALLOC_TOKEN_INSECURE", "1")
-    assert run.fails(1, *nobody, "node").startswith(("DEADLINE_EXCEEDED: ", "SERVER_UNREACHABLE: "))
+    assert run.error_line(1, *options, "node").startswith(("DEADLINE_EXCEEDED: ", "SERVER_UNREACHABLE: "))
     environment.delenv("IDALLOC_TOKEN_INSECURE")
     environment.setenv("IDALLOC_INSECURE", "1")  # the server's
-    assert "'--insecure'" in run.fails(2, *nobody, "node")
+    assert "'--insecure'" in run.error_line(2, *options, "node")
 
 
-def test_the_servers_verbs_do_not_mind_the_clients_variables(
-    run: Run, environment: pytest.MonkeyPatch, tmp_path: Path
+def test_server_commands_ignore_client_variables(
+    run: SecretCommand, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """The server's commands ignore the client's variables."""
     for name in ("TLS", "CA", "CERT", "KEY", "SERVER_NAME", "TOKEN", "TOKEN_FILE", "TOKEN_INSECURE"):
         environment.setenv(f"IDALLOC_{name}", "true" if name in ("TLS", "TOKEN_INSECURE") else "/nowhere")
     environment.setenv("XDG_STATE_HOME", str(tmp_path))
     assert "50051" in run("config", "show")
 
 
-def test_no_option_takes_a_token_itself(run: Run) -> None:
-    assert "No such option" in run.fails(2, "--token", "x", "node")
+def test_no_option_takes_a_token_value(run: SecretCommand) -> None:
+    """No option takes a token, which the list of processes would show."""
+    assert "No such option" in run.error_line(2, "--token", "x", "node")
     help_text = run("--help")
     for option in ("--tls", "--ca", "--cert", "--key", "--server-name", "--token-file", "--insecure"):
         assert option in help_text
 
 
-def test_a_traceback_does_not_show_it() -> None:
+def test_traceback_hides_token() -> None:
+    """A traceback in development mode does not contain the token."""
     with serving() as server:
         server.tokens = {"another"}
         script = "import sys; from idalloc.cli import main; sys.exit(main())"

@@ -1,4 +1,4 @@
-"""What the command prints of texts that others wrote: never a character that changes the terminal (issue 15, 4)."""
+"""The command escapes control characters in all texts that it prints."""
 
 import ast
 import io
@@ -15,16 +15,17 @@ from idalloc import cli
 from idalloc.cli import _output
 from idalloc.v1 import node_pb2
 from idalloc.v1 import sequences_pb2 as pb
+from tests.support.command_line import Terminal
 from tests.support.fake_server import FakeServer, serving
 from tests.support.planted_logs import Planted, PlantedLog
 
-# Sets the title and clears the screen, forges a line, turns the direction of what follows.
+# Sets the title, clears the screen, forges a line and changes the writing direction.
 HOSTILE = "x\x1b]0;t\x07\x1b[2J\x9b1m\x7f\r\nPROVED\t\u202etxt\u2066\u200f\u061c\u2028y"
 CODES = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 UNSAFE = re.compile(f"[{''.join(map(re.escape, map(chr, CODES)))}]")
-# What Rich writes for bold text, and for its bar.
+# Escape sequences of Rich, for styles and progress bars.
 STYLE = re.compile(r"\r?\x1b\[(\?25[lh]|[0-9;]*m|2K|1A)|\r(?=\x1b\[2K)")
-VERBS = [
+COMMANDS = [
     "allocate orders",
     "allocate orders --texts",
     "allocate orders --json",
@@ -52,14 +53,9 @@ VERBS = [
 ]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    """A server every text of which is hostile."""
+    """A server whose texts are all hostile."""
     with serving() as server:
         monkeypatch.setenv("IDALLOC_SERVER", server.target)
         monkeypatch.delenv("IDALLOC_TIMEOUT", raising=False)
@@ -89,7 +85,7 @@ Capture = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(params=["terminal", "pipe"])
 def capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Capture:
-    """Runs a command with its output on a terminal, or not."""
+    """Return a function that runs a command, on a terminal or in a pipe, and returns its exit code and output."""
 
     def run(line: str, *more: str) -> tuple[int, str, str]:
         kind = Terminal if request.param == "terminal" else io.StringIO
@@ -103,34 +99,34 @@ def capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-def check_safe(printed: str, most_lines: int = 100) -> None:
-    """Fails where a hostile text came through."""
+def check_escaped(printed: str, max_lines: int = 100) -> None:
+    """Assert that the output has no control characters and no forged line."""
     plain = STYLE.sub("", printed).replace("\n", "").replace("\t", "")
     assert not UNSAFE.search(plain), ascii(printed)
     assert not re.search(r"^PROVED", printed, re.MULTILINE), "a text forged a line"
-    assert len(printed.splitlines()) <= most_lines
+    assert len(printed.splitlines()) <= max_lines
 
 
-@pytest.mark.parametrize("line", VERBS)
-def test_replies_are_printed_safe(server: FakeServer, capture: Capture, line: str) -> None:
-    """Texts of a server and of other tenants: on a terminal, in a pipe and as JSON."""
+@pytest.mark.parametrize("line", COMMANDS)
+def test_texts_of_replies_are_escaped(server: FakeServer, capture: Capture, line: str) -> None:
+    """Texts of servers and other tenants cannot control a terminal, forge a line or break JSON."""
     _, out, err = capture(line)
-    check_safe(out)
-    check_safe(err)
+    check_escaped(out)
+    check_escaped(err)
     if line.endswith("--json") and out:
         for text in out.splitlines() if line.startswith("stream") else [out]:
             json.loads(text)
 
 
 @pytest.mark.parametrize("line", ["allocate orders", "sequences show orders", "health", "bench --total 1 --warm-up 0s"])
-def test_errors_of_servers_are_printed_safe(server: FakeServer, capture: Capture, line: str) -> None:
-    """A status message is the server's own text, of a server that may be anybody's."""
+def test_status_messages_are_escaped(server: FakeServer, capture: Capture, line: str) -> None:
+    """The status message of any server is escaped."""
     for method in ("AllocateRange", "GetSequence"):
         server.fail_next(method, HOSTILE, grpc.StatusCode.INTERNAL, field=HOSTILE, times=50)
     code, out, err = capture(line)
     assert code in (0, 1)
-    check_safe(out)
-    check_safe(err)
+    check_escaped(out)
+    check_escaped(err)
 
 
 @pytest.mark.parametrize(
@@ -146,15 +142,15 @@ def test_errors_of_servers_are_printed_safe(server: FakeServer, capture: Capture
         ("sequences", "advance", "orders", "--past-table", f"crate://127.0.0.1:1/{HOSTILE}.b.c"),
     ],
 )
-def test_arguments_are_printed_safe(server: FakeServer, capture: Capture, arguments: tuple[str, ...]) -> None:
-    """A script may pass on what others wrote."""
+def test_arguments_are_escaped(server: FakeServer, capture: Capture, arguments: tuple[str, ...]) -> None:
+    """Arguments, which a script may pass on from others, are escaped."""
     _, out, err = capture("", *arguments)
-    check_safe(out)
-    check_safe(err, most_lines=1)
+    check_escaped(out)
+    check_escaped(err, max_lines=1)
 
 
-def test_verify_prints_names_of_files_and_sequences_safe(capture: Capture, tmp_path: Path) -> None:
-    """Neither the name of a log nor of a sequence forges a line of the report."""
+def test_verify_escapes_names_of_files_and_sequences(capture: Capture, tmp_path: Path) -> None:
+    """The name of a log or sequence cannot forge a line of the report."""
     pytest.importorskip("numpy")
     log = tmp_path / f"{HOSTILE.replace('/', '')}.jsonl"
     records = [Planted(1, 5, sequence="a\u202eb"), Planted(3, 5, asked=9, sequence="a\u202eb")]
@@ -164,15 +160,15 @@ def test_verify_prints_names_of_files_and_sequences_safe(capture: Capture, tmp_p
     for more in ((), ("--json",)):
         code, out, err = capture("verify", str(log), *more)
         assert (code, err) == (1, "")
-        check_safe(out)
+        check_escaped(out)
         assert not more or json.loads(out)["findings"]["twice"]
     code, out, err = capture("verify", str(tmp_path / HOSTILE))
     assert (code, out) == (2, "")
-    check_safe(err, most_lines=1)
+    check_escaped(err, max_lines=1)
 
 
-def test_only_one_module_writes_to_the_streams() -> None:
-    """Every verb prints by idalloc.cli._output, which makes text safe."""
+def test_only_the_printer_writes_to_streams() -> None:
+    """Every command prints by idalloc.cli._output, which escapes texts."""
     folder = Path(cli.__file__).parent
     for file in sorted(folder.glob("*.py")):
         if file.name == Path(_output.__file__).name:
@@ -186,7 +182,7 @@ def test_only_one_module_writes_to_the_streams() -> None:
                 )
 
 
-def test_safe_text_is_printed_as_it_is(server: FakeServer, capture: Capture) -> None:
+def test_printable_text_is_not_escaped(server: FakeServer, capture: Capture) -> None:
     """Letters of any script stay readable."""
     text = "Grüße, 注文, №7"
     server.sequences["orders"] = pb.Sequence(name="orders", description=text)

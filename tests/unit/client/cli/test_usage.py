@@ -1,4 +1,4 @@
-"""What the command says of a wrong command line or environment: what was wrong, and what to write (issue 15, 11)."""
+"""Errors of the command line and the environment name what is wrong and what to write."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """Runs a command line that is wrong, and returns its one line on standard error."""
+    """Run an invalid command line, and return its one line on standard error."""
     assert cli.main(args) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -47,8 +47,8 @@ WITH_PORT = [
 
 
 @pytest.mark.parametrize("target", WITHOUT_PORT)
-def test_a_target_without_a_port_is_an_error(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """GRPC would call port 443, where some other server may listen, and the caller would wait."""
+def test_target_without_port_is_a_usage_error(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A target without a port is an error: gRPC would call port 443, where another server may listen."""
     for args in (
         ("--server", target, "health"),
         ("allocate", "orders", "--server", target),
@@ -60,8 +60,8 @@ def test_a_target_without_a_port_is_an_error(target: str, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("target", WITHOUT_PORT)
-def test_clients_refuse_a_target_without_a_port(target: str, environment: pytest.MonkeyPatch) -> None:
-    """The SDK has the rule of the command, also where the target comes from the environment."""
+def test_clients_reject_target_without_port(target: str, environment: pytest.MonkeyPatch) -> None:
+    """Both clients reject such a target, from an argument or the environment."""
     environment.setenv("IDALLOC_SERVER", target)
     for make in (lambda: idalloc.Client(target), lambda: aio.Client(target)):
         with pytest.raises(ValueError, match="server: must be HOST:PORT"):
@@ -73,47 +73,45 @@ def test_clients_refuse_a_target_without_a_port(target: str, environment: pytest
 
 @pytest.mark.parametrize("target", WITH_PORT)
 def test_targets_with_ports_and_sockets_are_accepted(target: str) -> None:
-    """No target that worked before is refused."""
+    """Targets with ports, sockets and gRPC's resolver schemes are valid."""
     idalloc.Client(target).close()
 
 
-def test_the_variable_is_named_where_it_is_wrong(
-    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Who set IDALLOC_SERVER gave no flag."""
+def test_invalid_server_variable_is_named(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names IDALLOC_SERVER if that holds the invalid target."""
     environment.setenv("IDALLOC_SERVER", "localhost")
     assert "Invalid value for IDALLOC_SERVER: must be HOST:PORT" in error_of(capsys, "allocate", "orders")
     assert "'--server': must be HOST:PORT" in error_of(capsys, "--server", "other", "allocate", "orders")
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("allocate orders -3", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -3"),
         ("allocate orders -30 --json", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -30"),
         ("allocate orders x", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not x"),
         ("docid -1", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -1"),
         ("uuid -25", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -25"),
-        ("allocate orders --count 3", "No such option: --count; COUNT has no flag: idalloc allocate SEQUENCE COUNT"),
-        ("allocate orders --count=3", "No such option: --count; COUNT has no flag: idalloc allocate SEQUENCE COUNT"),
-        ("allocate orders -n 3", "No such option: -n; COUNT has no flag: idalloc allocate SEQUENCE COUNT"),
-        ("docid --count 3", "No such option: --count; COUNT has no flag: idalloc docid COUNT"),
-        ("uuid -n 3", "No such option: -n; COUNT has no flag: idalloc uuid COUNT"),
-        ("stream orders --count 5", "No such option: --count; --total says how many ids"),
-        ("stream orders 100", "Missing option '--total': How many ids in all."),
-        ("stream orders", "Missing option '--total': How many ids in all."),
+        ("allocate orders --count 3", "No such option: --count; COUNT is an argument: idalloc allocate SEQUENCE COUNT"),
+        ("allocate orders --count=3", "No such option: --count; COUNT is an argument: idalloc allocate SEQUENCE COUNT"),
+        ("allocate orders -n 3", "No such option: -n; COUNT is an argument: idalloc allocate SEQUENCE COUNT"),
+        ("docid --count 3", "No such option: --count; COUNT is an argument: idalloc docid COUNT"),
+        ("uuid -n 3", "No such option: -n; COUNT is an argument: idalloc uuid COUNT"),
+        ("stream orders --count 5", "No such option: --count; give the number of ids with --total"),
+        ("stream orders 100", "Missing option '--total': The number of ids in all."),
+        ("stream orders", "Missing option '--total': The number of ids in all."),
         ("allocate", "Missing argument 'SEQUENCE': The sequence's name."),
         ("allocate orders --jsn", "No such option: --jsn (Possible options: --json)"),
     ],
 )
-def test_a_wrong_count_is_explained(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the argument, what was written and what to write."""
-    verb = line.split()[0]
-    assert error_of(capsys, *line.split()) == f"idalloc: {said} (see idalloc {verb} --help)"
+def test_invalid_count_is_explained(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the argument, its value and the correct form."""
+    command = line.split()[0]
+    assert error_of(capsys, *line.split()) == f"idalloc: {message} (see idalloc {command} --help)"
 
 
 @pytest.mark.parametrize(
-    ("variable", "meant"),
+    ("variable", "suggestion"),
     [
         ("IDALLOC_SERVR", "IDALLOC_SERVER"),
         ("IDALLOC_TIMOUT", "IDALLOC_TIMEOUT"),
@@ -121,25 +119,25 @@ def test_a_wrong_count_is_explained(line: str, said: str, capsys: pytest.Capture
         ("IDALLOC_COLOUR_OF_LINES", ""),
     ],
 )
-def test_a_mistyped_variable_is_warned_of(
+def test_mistyped_variable_prints_a_warning(
     server: FakeServer,
     environment: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     variable: str,
-    meant: str,
+    suggestion: str,
 ) -> None:
-    """The call goes on as if it were not set; its value is not repeated, since it may be a token."""
+    """An unknown variable is reported with a suggestion and without its value; the call goes on."""
     environment.setenv(variable, "secret")
     assert cli.main(("--server", server.target, "allocate", "orders")) == 0
     out, err = capsys.readouterr()
-    hint = f"; did you mean {meant}?" if meant else ""
+    hint = f"; did you mean {suggestion}?" if suggestion else ""
     assert (out, err) == ("1\n", f"idalloc: the environment variable {variable} is unknown and has no effect{hint}\n")
 
 
-def test_variables_of_the_server_and_of_kubernetes_are_known(
+def test_server_and_kubernetes_variables_are_known(
     server: FakeServer, environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both halves may run in one environment, as in the image, in a cluster that names a service idalloc."""
+    """Variables of the server, Kubernetes and the tests print no warning."""
     for name in Settings.model_fields:
         environment.setenv(f"IDALLOC_{name.upper()}", "x")
     for name in ("CONFIG", "SERVICE_HOST", "SERVICE_PORT_GRPC", "PORT", "PORT_50051_TCP_ADDR", "TEST_SEED"):
@@ -148,31 +146,31 @@ def test_variables_of_the_server_and_of_kubernetes_are_known(
     assert capsys.readouterr() == ("1\n", "")
 
 
-def test_the_client_and_the_server_know_the_same_variables() -> None:
-    """The server ignores what the client reads, and the client's list has every setting of the server."""
-    assert {name.upper() for name in Settings.model_fields} <= set(_environment.OF_SERVER)
-    assert all(_NOT_SETTINGS.fullmatch(name) for name in _environment.OWN)
+def test_client_and_server_know_the_same_variables() -> None:
+    """The client's lists have every setting of the server, and the server ignores the client's variables."""
+    assert {name.upper() for name in Settings.model_fields} <= set(_environment.SERVER)
+    assert all(_NOT_SETTINGS.fullmatch(name) for name in _environment.CLIENT)
 
 
-def test_the_server_s_verbs_are_not_warned_twice(environment: pytest.MonkeyPatch) -> None:
-    """The server refuses to start with an unknown variable, in one line."""
+def test_server_commands_report_variables_once(environment: pytest.MonkeyPatch) -> None:
+    """The server reports an unknown variable itself, in one line."""
     environment.setenv("IDALLOC_SERVR", "x")
     command = [sys.executable, "-c", "import sys; from idalloc.cli import main; sys.exit(main())", "config", "show"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=40)
     assert done.stderr == "idalloc: IDALLOC_SERVR: there is no such setting; `idalloc serve --help` lists all\n"
 
 
-@pytest.mark.parametrize("verb", [("serve",), ("config", "show")])
+@pytest.mark.parametrize("command", [("serve",), ("config", "show")])
 def test_help_keeps_words_in_brackets(
-    verb: tuple[str, ...], environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...], environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rich takes [native] for markup: what to install vanished from the help."""
+    """The help shows [native], which Rich would interpret as markup."""
     environment.setenv("COLUMNS", "300")
     environment.setenv("TERMINAL_WIDTH", "300")
-    assert cli.main((*verb, "--help")) == 0
-    shown = capsys.readouterr().out
+    assert cli.main((*command, "--help")) == 0
+    printed = capsys.readouterr().out
     brackets = {
         word for field in Settings.model_fields.values() for word in re.findall(r"\[\w+\]", str(field.description))
     }
     assert brackets == {"[native]"}
-    assert all(word in shown for word in brackets)
+    assert all(word in printed for word in brackets)

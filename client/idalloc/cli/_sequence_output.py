@@ -1,4 +1,4 @@
-"""How sequences are shown to people: one as its fields, many as a table."""
+"""Prints sequences: one as its fields, many as a table."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from idalloc.v1.sequences_pb2 import Sequence
 
 COLUMNS = ("name", "last value", "used", "rate", "exhausted", "settings")
-# The bound of a sequence of which none was said: the largest number that CrateDB stores.
-LARGEST = 2**63 - 2
+# The default max_value: the largest id that CrateDB stores.
+MAX_ID = 2**63 - 2
 
 
 def write_sequence(sequence: "Sequence", effective_time: "Timestamp | None" = None) -> None:
-    """Prints a sequence, and from when on a change of it holds."""
+    """Print the fields of a sequence, and when a change of it becomes effective on all nodes."""
     pairs = list(_fields(sequence))
     if effective_time is not None:
         pairs.append(("effective time", moment(effective_time)))
@@ -25,7 +25,7 @@ def write_sequence(sequence: "Sequence", effective_time: "Timestamp | None" = No
 
 
 def write_table(sequences: Iterable["Sequence"]) -> None:
-    """Prints sequences: as a table on a terminal, else one on a line, its columns divided by tabs."""
+    """Print sequences: as a table on a terminal, else one on a line with columns separated by tabs."""
     if sys.stdout.isatty():
         rows = [("dim" if each.HasField("delete_time") else "", _columns(each)) for each in sequences]
         if rows:
@@ -38,12 +38,12 @@ def write_table(sequences: Iterable["Sequence"]) -> None:
 
 
 def is_exhausted(sequence: "Sequence") -> bool:
-    """Whether no id is left. Without a last value it was not used, or its row in the store has none."""
+    """Return whether no id is left. A sequence without a last value is unused, or its stored row is corrupt."""
     return sequence.remaining == 0 and sequence.HasField("last_value") and not sequence.HasField("delete_time")
 
 
 def moment(time: "Timestamp") -> str:
-    """A point in time, to the second."""
+    """Format a point in time in UTC, to the second (RFC 3339)."""
     return f"{time.ToDatetime():%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -54,7 +54,7 @@ def _columns(sequence: "Sequence") -> tuple[str, ...]:
         _percent(sequence.used_ratio),
         _rate(sequence.ids_per_second),
         _exhausted(sequence),
-        ", ".join(_remarkable(sequence)),
+        ", ".join(_changed_settings(sequence)),
     )
 
 
@@ -64,8 +64,8 @@ def _exhausted(sequence: "Sequence") -> str:
     return moment(sequence.exhaust_time) if sequence.HasField("exhaust_time") else ""
 
 
-def _remarkable(sequence: "Sequence") -> Iterator[str]:
-    """What differs from a sequence of which nothing was said."""
+def _changed_settings(sequence: "Sequence") -> Iterator[str]:
+    """Yield the settings that differ from the defaults."""
     from idalloc._core.sequences import enum_text
 
     if sequence.HasField("delete_time"):
@@ -75,9 +75,9 @@ def _remarkable(sequence: "Sequence") -> Iterator[str]:
         yield kind
     if sequence.step not in (0, 1):
         yield f"step {sequence.step}"
-    lowest, highest = (sequence.min_value, sequence.max_value) if sequence.HasField("max_value") else (1, LARGEST)
-    if (lowest, highest) != (1, LARGEST):
-        yield f"{lowest}…{highest}"
+    bounds = (sequence.min_value, sequence.max_value) if sequence.HasField("max_value") else (1, MAX_ID)
+    if bounds != (1, MAX_ID):
+        yield f"{bounds[0]}…{bounds[1]}"
     if enum_text("ordering", sequence.ordering) == "rising" and kind in ("", "counter"):
         yield "rising"
     if sequence.format:
@@ -90,21 +90,21 @@ def _remarkable(sequence: "Sequence") -> Iterator[str]:
 
 
 def _fields(sequence: "Sequence") -> Iterator[tuple[str, str]]:
-    """All that is known of a sequence, but for what is not said or not there."""
+    """Yield the names and texts of all fields that are set."""
     from google.protobuf.timestamp_pb2 import Timestamp
 
     from idalloc._core.sequences import enum_text
 
-    shown = {"used_ratio": _percent, "ids_per_second": _rate}
+    formatters = {"used_ratio": _percent, "ids_per_second": _rate}
     for field in sequence.DESCRIPTOR.fields:
         value = getattr(sequence, field.name)
         if field.has_presence and not sequence.HasField(field.name):  # type: ignore[arg-type]
             continue
         if field.name == "exhaust_time" and is_exhausted(sequence):
-            continue  # that is now, whenever one looks
+            continue  # the server sends the present time
         name = {"used_ratio": "used", "ids_per_second": "rate"}.get(field.name, field.name.replace("_", " "))
-        if field.name in shown:
-            yield name, shown[field.name](value)
+        if field.name in formatters:
+            yield name, formatters[field.name](value)
         elif field.name == "labels":
             for key, label in sorted(value.items()):
                 yield "label", f"{key}={label}"
@@ -122,7 +122,7 @@ def _fields(sequence: "Sequence") -> Iterator[tuple[str, str]]:
 def _percent(ratio: float) -> str:
     if 0 < ratio < 0.001:
         return "<0.1 %"
-    return f"{int(ratio * 1000) / 10:.1f} %"  # rounded down: 100 % is when none is left
+    return f"{int(ratio * 1000) / 10:.1f} %"  # rounded down: 100 % means exhausted
 
 
 def _rate(ids_per_second: float) -> str:

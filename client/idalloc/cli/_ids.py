@@ -1,4 +1,4 @@
-"""The verbs that take ids, and `parse`."""
+"""The commands that issue ids (`allocate`, `stream`, `docid`, `uuid`), and `parse`."""
 
 import uuid
 from collections.abc import Iterable
@@ -7,40 +7,39 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from idalloc.cli import _output
-from idalloc.cli._options import Json, Log, Server, Timeout, connect, count_or_default, whole_number
-from idalloc.cli._options import count as read_count
+from idalloc.cli._options import Json, Log, Server, Timeout, connect, integer_parser, parse_count, parse_count_or_zero
 
 if TYPE_CHECKING:
     from idalloc.v1.id_allocator_pb2 import AllocateRangeResponse, StreamRangesResponse
 
 Sequence = Annotated[str, typer.Argument(metavar="SEQUENCE", help="The sequence's name.")]
-Count = Annotated[int, typer.Argument(metavar="COUNT", parser=read_count, help="How many ids.")]
+Count = Annotated[int, typer.Argument(metavar="COUNT", parser=parse_count, help="The number of ids.")]
 Ranges = Annotated[
-    bool, typer.Option("--ranges", metavar="", help="Print ranges, FIRST LAST STEP on a line, rather than ids.")
+    bool, typer.Option("--ranges", metavar="", help="Print a line 'FIRST LAST STEP' for each range, not the ids.")
 ]
 Uint16 = typer.Option(
     metavar="N",
-    parser=whole_number(0, 65535),
-    help="As MySQL's variable of that name, for this call: 1 to 65535, 0 for the server's own.",
+    parser=integer_parser(0, 65535),
+    help="MySQL's auto_increment variable of that name, for this call: 1 to 65535; 0: the server's setting.",
 )
 
 
-def _request_id(text: str) -> str:
+def _parse_request_id(text: str) -> str:
     try:
         return str(uuid.UUID(text))
     except ValueError:
         raise typer.BadParameter("must be a UUID") from None
 
 
-def _version(text: str | int) -> int:
+def _parse_version(text: str | int) -> int:
     if str(text) not in ("4", "7"):
         raise typer.BadParameter("must be 4 or 7")
     return int(text)
 
 
-def _one_form(context: typer.Context, ranges: bool, texts: bool) -> None:
+def _check_exclusive(context: typer.Context, ranges: bool, texts: bool) -> None:
     if ranges and texts:
-        raise typer.BadParameter("say either --ranges or --texts", context)
+        raise typer.BadParameter("--ranges and --texts are mutually exclusive; give one of them", context)
 
 
 Texts = Annotated[
@@ -48,25 +47,25 @@ Texts = Annotated[
     typer.Option(
         "--texts",
         metavar="",
-        help="Print the ids in the sequence's format, if it has one; 10,000 at most at a time.",
+        help="Print the ids in the sequence's format, if it has one; at most 10,000 ids in a range.",
     ),
 ]
 
 
-def _tell_periods(periods: Iterable[str]) -> None:
-    """Says of ids that were printed as numbers, and that come again where the sequence starts over, whose they are."""
+def _warn_of_periods(periods: Iterable[str]) -> None:
+    """Warn that numbers repeat in other periods of a sequence with a reset."""
     for period in filter(None, periods):
-        _output.say(f"ids of period {period}, and each other period has the same ones: --texts prints them with it")
+        _output.write_error(f"ids of period {period}; other periods repeat these numbers: --texts adds the period")
 
 
-def _say_created(reply: "AllocateRangeResponse | StreamRangesResponse", sequence: str) -> None:
-    """Says that the sequence is new: its name may be mistyped."""
+def _report_created(reply: "AllocateRangeResponse | StreamRangesResponse", sequence: str) -> None:
+    """Report a sequence that the call created: its name may be mistyped."""
     if reply.created:
-        _output.say(f"created sequence {sequence!r}")
+        _output.write_error(f"created sequence {sequence!r}")
 
 
-# The server sends at most so many document ids in one message.
-ONE_MESSAGE = 10_000
+# The server's limit on document ids in one message.
+MAX_DOC_IDS_PER_MESSAGE = 10_000
 
 
 def allocate(
@@ -77,42 +76,43 @@ def allocate(
     texts: Texts = False,
     request_id: Annotated[
         str | None,
-        typer.Option(metavar="UUID", parser=_request_id, help="The same command with the same one gets the same ids."),
+        typer.Option(metavar="UUID", parser=_parse_request_id, help="A retry with the same UUID gets the same ids."),
     ] = None,
     log: Log = None,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Take ids from a sequence, in one contiguous range, and print them one on a line.
+    """Allocate one contiguous range of ids from a sequence, and print an id on each line.
 
-    A sequence that does not exist is created, counting 1, 2, 3 … without a format, unless the server's setting
-    auto_create_sequences is off. A line on standard error says so; `idalloc sequences create` makes one with a format.
+    If the sequence does not exist, the server creates it (1, 2, 3 …, no format) and the command reports that on
+    standard error, unless the server's setting auto_create_sequences is off. To choose the settings of a sequence,
+    create it first with `idalloc sequences create`.
     """
     from idalloc._core.conversions import to_range
     from idalloc._core.requests import range_request
     from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
 
-    _one_form(context, ranges, texts)
+    _check_exclusive(context, ranges, texts)
     view = RANGE_VIEW_TEXTS if texts else RANGE_VIEW_BASIC
     with connect(context, server, timeout, log) as client:
         reply = client._allocate(range_request(sequence, count, request_id=request_id, view=view))
-    _say_created(reply, sequence)
+    _report_created(reply, sequence)
     if as_json:
         _output.write_json(reply)
     elif texts:
         _output.write_lines(reply.texts)
     else:
         _output.write_range(to_range(reply), as_range=ranges)
-        _tell_periods([reply.period])
+        _warn_of_periods([reply.period])
 
 
 def stream(
     context: typer.Context,
     sequence: Sequence,
-    total: Annotated[int, typer.Option(metavar="N", parser=read_count, help="How many ids in all.")],
+    total: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="The number of ids in all.")],
     chunk: Annotated[
-        int, typer.Option(metavar="N", parser=count_or_default, help="How many ids a range has; 0 for 10,000.")
+        int, typer.Option(metavar="N", parser=parse_count_or_zero, help="The number of ids in a range; 0: 10,000.")
     ] = 0,
     ranges: Ranges = False,
     texts: Texts = False,
@@ -121,16 +121,16 @@ def stream(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Take any number of ids from a sequence, range by range, and print them one on a line.
+    """Allocate any number of ids from a sequence, range by range, and print an id on each line.
 
-    It goes on by itself where a server stops and another one, or the same one again, answers. With --json each range
-    is one object on a line. A timeout is that of the whole stream; there is none unless it is said after the verb.
+    The command resumes a stream that breaks, on any server that answers. With --json it prints an object on a line
+    for each range. --timeout limits the whole stream, and only if it stands after the command's name.
     """
     from idalloc._core.conversions import to_range
     from idalloc._core.requests import stream_ranges_request
     from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
 
-    _one_form(context, ranges, texts)
+    _check_exclusive(context, ranges, texts)
     view = RANGE_VIEW_TEXTS if texts else RANGE_VIEW_BASIC
     periods: dict[str, None] = {}
     with connect(context, server, timeout, log) as client, _output.progress(total) as advance:
@@ -142,7 +142,7 @@ def stream(
             client.timeout if timeout else None,
         )
         for reply in replies:
-            _say_created(reply, sequence)
+            _report_created(reply, sequence)
             if as_json:
                 _output.write_json(reply, one_line=True)
             elif texts:
@@ -151,7 +151,7 @@ def stream(
                 _output.write_range(to_range(reply), as_range=ranges)
                 periods[reply.period] = None
             advance(reply.range.id_count)
-    _tell_periods(periods)
+    _warn_of_periods(periods)
 
 
 def docid(
@@ -164,19 +164,19 @@ def docid(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Make document ids in MySQL's format and print them one on a line.
+    """Generate document ids in MySQL's format, and print an id on each line.
 
-    More than 10,000 come as a stream: as `idalloc stream` it goes on by itself, and with --json prints an object on a
-    line for each batch.
+    More than 10,000 ids come as a stream, which the command resumes if it breaks; with --json it prints an object on
+    a line for each batch.
     """
     from idalloc._core.requests import doc_ids_request, stream_doc_ids_request
     from idalloc.v1.id_allocator_pb2 import DOC_ID_VIEW_IDS
 
     with connect(context, server, timeout, log) as client:
-        if count <= ONE_MESSAGE and as_json:
+        if count <= MAX_DOC_IDS_PER_MESSAGE and as_json:
             request = doc_ids_request(count, offset, increment, DOC_ID_VIEW_IDS)
             _output.write_json(client._generate(request))
-        elif count <= ONE_MESSAGE:
+        elif count <= MAX_DOC_IDS_PER_MESSAGE:
             _output.write_lines(client.doc_ids(count, offset=offset, increment=increment))
         else:
             with _output.progress(count) as advance:
@@ -197,14 +197,14 @@ def docid(
 def uuids(
     context: typer.Context,
     count: Count = 1,
-    version: Annotated[int, typer.Option(metavar="4|7", parser=_version, help="7: rising; 4: random.")] = 7,
+    version: Annotated[int, typer.Option(metavar="4|7", parser=_parse_version, help="7: time-ordered; 4: random.")] = 7,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Make UUIDs and print them one on a line.
+    """Generate UUIDs (RFC 9562), and print one on each line.
 
-    They come 10,000 at a time; with --json each of these batches is an object on a line of its own.
+    The server sends 10,000 at a time; with --json the command prints an object on a line for each batch.
     """
     from idalloc._core.requests import MAX_UUIDS_PER_CALL, uuid_requests
     from idalloc.v1.id_allocator_pb2 import UUID_VIEW_TEXT
@@ -226,7 +226,7 @@ def parse(
     timeout: Timeout = None,
     as_json: Json = False,
 ) -> None:
-    """Take the text of an id apart, by the sequence's format."""
+    """Parse the text of an id by the sequence's format."""
     with connect(context, server, timeout) as client:
         parts = client.parse_id(sequence, text)
     if as_json:
