@@ -17,7 +17,7 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.faults.cratedb import URL, Cratedb
+from tests.support.cratedb.cluster import URL, CrateCluster
 from tests.support.processes import IDALLOC, Server, environment, running, serve_command
 
 
@@ -226,17 +226,17 @@ def test_a_start_without_a_store_ends_with_one_line(crate: Crate) -> None:
 
 
 @pytest.fixture(params=["standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if URL else [])])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cratedb]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[CrateCluster]:
     """A schema of its own on the stand-in, or on a real CrateDB where one is named."""
     if request.param == "standin":
-        cluster = Cratedb([f"127.0.0.1:{request.getfixturevalue('crate').port}"])
+        cluster = CrateCluster([f"127.0.0.1:{request.getfixturevalue('crate').port}"])
     else:
-        cluster = Cratedb.real()
+        cluster = CrateCluster.real()
     yield cluster
     cluster.remove()
 
 
-def test_a_stop_of_a_server_alone_burns_nothing(cluster: Cratedb, tmp_path: Path) -> None:
+def test_a_stop_of_a_server_alone_burns_nothing(cluster: CrateCluster, tmp_path: Path) -> None:
     """P9: of several sequences in use, every unused id goes back to CrateDB, and the log has no `burned` line."""
 
     def last_value(name: str) -> int:

@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.faults import http2
+from tests.support import http2
 from tests.support.processes import Server, running
 
 CALLERS, CONNECTIONS = 64, 8

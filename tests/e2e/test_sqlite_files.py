@@ -175,7 +175,7 @@ def test_no_worker_is_replaced_beside_a_removed_lock(tmp_path: Path) -> None:
 
 def test_processes_that_come_and_go_are_not_refused(tmp_path: Path) -> None:
     """P1: the last one to close removes -wal and -shm, and one that opens then gets new ones with all others."""
-    command = [sys.executable, "-m", "tests.e2e.reopening", str(tmp_path / "ids.db"), "40"]
+    command = [sys.executable, "-m", "tests.support.reopen_store", str(tmp_path / "ids.db"), "40"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     outputs = [process.communicate(timeout=50) for process in processes]
     assert [err for _, err in outputs] == [""] * 3

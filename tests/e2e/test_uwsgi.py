@@ -40,13 +40,13 @@ def test_uwsgis_workers_never_give_the_masters_ids(
         str(program),
         *["--master", "--processes", str(WORKERS), "--need-app", "--die-on-term"],
         *["--http-socket", "127.0.0.1:0", "--pythonpath", str(ROOT), "--pythonpath", sysconfig.get_path("purelib")],
-        *["--pythonpath", str(CLIENT), "--module", "tests.e2e.uwsgi_app", *threads],
+        *["--pythonpath", str(CLIENT), "--module", "tests.support.uwsgi_app", *threads],
     ]
     with running(tmp_path) as server:
         env = environment(server=server.address) | {
             "GRPC_ENABLE_FORK_SUPPORT": str(int(fork_support)),
             "GRPC_VERBOSITY": "NONE",
-            "GIVEN": str(tmp_path),
+            "RECEIVED_FOLDER": str(tmp_path),
             "WORKERS": str(WORKERS),
         }
         with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:

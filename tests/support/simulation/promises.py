@@ -7,7 +7,7 @@ from typing import NamedTuple
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
-from tests.support.simulation.nodes import REQUEST_ID_WINDOW, TERMS, Node, counter_name
+from tests.support.simulation.world import CONFIG, REQUEST_ID_WINDOW, Node, counter_name
 
 _EPSILON = 1e-6
 
@@ -32,14 +32,14 @@ class Issued(NamedTuple):
     requested: bool
 
 
-class Ended(NamedTuple):
+class LeaseEnd(NamedTuple):
     """From when on only ids of this generation, or newer ones, are issued."""
 
     at: float
     generation: int
 
 
-class Past(NamedTuple):
+class AdvanceEnd(NamedTuple):
     """From when on only ids past this value, in the direction of the step, are issued."""
 
     at: float
@@ -51,7 +51,7 @@ class Past(NamedTuple):
         return (self.value - value) * self.step >= 0
 
 
-class Ask(NamedTuple):
+class Request(NamedTuple):
     """A call: which event it was, and what it asks for."""
 
     number: int
@@ -62,14 +62,14 @@ class Ask(NamedTuple):
     request_id: str = ""
 
 
-class Answered(NamedTuple):
+class RecordedReply(NamedTuple):
     """What a request id was answered with."""
 
     at: float
     identity: tuple[str, int, str, int, int]
 
 
-class Promises:
+class PromiseChecker:
     """Remembers all that was issued, and refuses what breaks a promise.
 
     Attributes:
@@ -84,22 +84,22 @@ class Promises:
         self._era = 0
         self._leases_end = 0.0
         self._restored_at = -1
-        self._ended: dict[str, list[Ended]] = defaultdict(list)
-        self._past: dict[tuple[str, str], list[Past]] = defaultdict(list)
-        self._repaired: dict[tuple[str, str], list[Past]] = defaultdict(list)
-        self._requests: dict[str, Answered] = {}
+        self._ended: dict[str, list[LeaseEnd]] = defaultdict(list)
+        self._past: dict[tuple[str, str], list[AdvanceEnd]] = defaultdict(list)
+        self._repaired: dict[tuple[str, str], list[AdvanceEnd]] = defaultdict(list)
+        self._requests: dict[str, RecordedReply] = {}
         self._first_asks: dict[str, float] = {}
         self._starts: dict[tuple[int, int], Node] = {}
         self._last_doc_id: dict[Node, tuple[int, int, int]] = {}
         self._doc_ids: dict[tuple[int, int], int] = {}
 
-    def ask(self, node: Node, sequence: str, id_count: int, now: float, request_id: str = "") -> Ask:
+    def ask(self, node: Node, sequence: str, id_count: int, now: float, request_id: str = "") -> Request:
         """Notes a call."""
         if request_id:
             self._first_asks.setdefault(request_id, now)
-        return Ask(next(self._numbers), now, node, sequence, id_count, request_id)
+        return Request(next(self._numbers), now, node, sequence, id_count, request_id)
 
-    def answer(self, ask: Ask, taken: IdRange, now: float) -> None:
+    def answer(self, ask: Request, taken: IdRange, now: float) -> None:
         """Notes its answer, the moment that the caller gets it."""
         node, name = ask.node, ask.sequence
         assert taken.id_count == ask.id_count
@@ -141,12 +141,12 @@ class Promises:
     def ended(self, name: str, at: float, generation: int) -> None:
         """Notes that a change is effective at a time."""
         if not self.restored:
-            self._ended[name].append(Ended(max(at, self._leases_end), generation))
+            self._ended[name].append(LeaseEnd(max(at, self._leases_end), generation))
 
     def advanced(self, name: str, period: str, at: float, past: int, step: int) -> None:
         """Notes an advance that is effective at a time."""
         if not self.restored:
-            self._past[name, period].append(Past(max(at, self._leases_end), past, step))
+            self._past[name, period].append(AdvanceEnd(max(at, self._leases_end), past, step))
 
     def store_restored(self) -> None:
         """Notes that the store is an older copy: what was promised since is lost, and so is what was written down."""
@@ -167,9 +167,9 @@ class Promises:
         self.restored = False
         self._era += 1
         # A store that was restored does not know how long the leases of before may live.
-        self._leases_end = now + TERMS.lease_ttl + 1.0
+        self._leases_end = now + CONFIG.lease_ttl + 1.0
         for key, (value, step) in values.items():
-            self._repaired[key].append(Past(self._leases_end, value, step))
+            self._repaired[key].append(AdvanceEnd(self._leases_end, value, step))
 
     def start(self, node: Node) -> None:
         """Notes the start timestamp of a node."""
@@ -198,7 +198,7 @@ class Promises:
         for counter in counters:
             sent = node.link.ledger.proofs.get((counter, taken.generation))
             assert sent is not None, f"no write told of generation {taken.generation} of {counter!r}"
-            assert now < sent + TERMS.lease_ttl + _EPSILON, f"ids of {counter!r} are issued too late (P4)"
+            assert now < sent + CONFIG.lease_ttl + _EPSILON, f"ids of {counter!r} are issued too late (P4)"
 
     def _check_changes(self, name: str, period: str, ids: range, taken: IdRange, now: float) -> None:
         """P5."""
@@ -209,7 +209,7 @@ class Promises:
             late = now >= past.at and past.covers(ids[0])
             assert not late, f"{ids} of {name!r} {period} are issued after {past}, {now} (P5)"
 
-    def _check_request(self, ask: Ask, taken: IdRange, now: float) -> bool:
+    def _check_request(self, ask: Request, taken: IdRange, now: float) -> bool:
         """P7. Returns whether the answer was given before."""
         identity = (ask.sequence, taken.generation, taken.period, taken.first_id, taken.id_count)
         before = self._requests.get(ask.request_id)
@@ -219,7 +219,7 @@ class Promises:
             return False  # It was written down in the store that is gone.
         late = before is not None and now - self._first_asks[ask.request_id] >= REQUEST_ID_WINDOW
         assert before is None or late, f"{before} is answered with {identity} (P7)"
-        self._requests[ask.request_id] = Answered(now, identity)
+        self._requests[ask.request_id] = RecordedReply(now, identity)
         if late:
             self._first_asks[ask.request_id] = ask.at
         return False

@@ -18,14 +18,14 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from structlog.testing import capture_logs
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
-from tests.support.simulation.choices import CHANGES, COUNTS, METHODS, NAMES, NODES, SETTINGS, TIMES, TROUBLES
-from tests.support.simulation.link import Trouble
-from tests.support.simulation.scene import Scene
+from tests.support.simulation.cluster import SimulatedCluster
+from tests.support.simulation.store_connection import StoreFault
+from tests.support.simulation.strategies import CHANGES, COUNTS, FAULTS, METHODS, NAMES, NODES, SETTINGS, TIMES
 
 EXAMPLES = int(os.environ.get("IDALLOC_TEST_EXAMPLES", "0"))
 
 
-class Service(Scene):
+class Service(SimulatedCluster):
     """Nodes that share a store in memory."""
 
     @initialize(prefixes=st.sampled_from([(0, 0), (0, 0, 1)]), given=SETTINGS)
@@ -56,7 +56,7 @@ class Service(Scene):
         """Their leases have several pieces; a grant whose outcome nobody knows may lie in between."""
         for turn, id_count in enumerate(counts):
             if unknown and turn == len(counts) // 2:
-                self.world.troubles["grant"].append(Trouble(error=StoreOutcomeUnknown))
+                self.world.troubles["grant"].append(StoreFault(error=StoreOutcomeUnknown))
             self._call(turn, self._allocate, name, id_count)
             self.world.pass_time(0.3)
 
@@ -110,8 +110,8 @@ class Service(Scene):
     def time_passes(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @rule(method=METHODS, trouble=TROUBLES)
-    def trouble_comes(self, method: str, trouble: Trouble) -> None:
+    @rule(method=METHODS, trouble=FAULTS)
+    def trouble_comes(self, method: str, trouble: StoreFault) -> None:
         self.world.troubles[method].append(trouble)
 
     @rule(down=st.booleans())
@@ -199,8 +199,8 @@ class Service(Scene):
             self.world.pass_time(seconds)
             self._call(which, self._allocate, name, 1)
 
-    @rule(which=NODES, name=NAMES, method=METHODS, trouble=TROUBLES, counts=st.lists(COUNTS, min_size=1, max_size=3))
-    def allocate_amid_trouble(self, which: int, name: str, method: str, trouble: Trouble, counts: list[int]) -> None:
+    @rule(which=NODES, name=NAMES, method=METHODS, trouble=FAULTS, counts=st.lists(COUNTS, min_size=1, max_size=3))
+    def allocate_amid_trouble(self, which: int, name: str, method: str, trouble: StoreFault, counts: list[int]) -> None:
         self.world.troubles[method].append(trouble)
         self.allocate(which, name, counts)
         self.world.pass_time(0.01)

@@ -1,4 +1,4 @@
-"""Writes docs/faults.md: what was tried, and what came of it, as the runs saw it."""
+"""Writes docs/faults.md, the results of the fault scenarios."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-# What a scenario's evidence travels under, from the test to the end of the run.
+# Name of the report property that carries a scenario's evidence.
 PROPERTY = "evidence"
 
 _HEAD = """\
@@ -40,9 +40,12 @@ answers of one client.
 
 
 def write(file: Path, name: str, reports: list[Any]) -> None:
-    """Writes the page, with what a test just saw and what the others saw when they ran last.
+    """Updates the page with the results of one test; the JSON file beside it keeps the latest results of all tests.
 
-    That is kept beside the page, as JSON.
+    Args:
+        file: The page.
+        name: The test's node id, which is its key in the JSON file.
+        reports: The test's reports of setup, call and teardown.
     """
     kept = file.with_suffix(".json")
     results: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
@@ -63,7 +66,7 @@ def write(file: Path, name: str, reports: list[Any]) -> None:
 
 
 def page(results: dict[str, Any]) -> str:
-    """The page, as Markdown."""
+    """Returns the page as Markdown."""
     lines = [[*line, each["date"]] for each in results.values() for line in each["evidence"]]
     parts = [
         _HEAD.format(

@@ -16,13 +16,13 @@ from idalloc_server.domain.store import Store
 from tests.support.simulation.loop import SimulatedLoop
 
 if TYPE_CHECKING:
-    from tests.support.simulation.nodes import World
+    from tests.support.simulation.world import World
 
 # How long a call is under way to the store, and its answer back.
 LATENCY = 0.001
 
 
-class Trouble(NamedTuple):
+class StoreFault(NamedTuple):
     """What happens to one call of the store.
 
     Attributes:
@@ -91,7 +91,7 @@ def granted_ids(grant: Grant) -> range:
     return range(grant.value_before + grant.step, grant.last_value + grant.step, grant.step)
 
 
-class Link:
+class StoreConnection:
     """A node's way to the store: a ``Store`` that passes each call on, after the trouble that is set for it."""
 
     def __init__(self, world: "World", store: Store, loop: SimulatedLoop) -> None:
@@ -213,7 +213,7 @@ class Link:
 
     async def _pass_on(self, method: str, apply: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
         waiting = self._world.troubles[method]
-        trouble = waiting.popleft() if waiting else Trouble()
+        trouble = waiting.popleft() if waiting else StoreFault()
         await asyncio.sleep(LATENCY + trouble.before)
         result: Any = None
         refusal: Refusal | None = None

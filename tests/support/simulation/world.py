@@ -22,12 +22,12 @@ from idalloc_server.domain.idempotency.request_ids import IdempotentAllocator
 from idalloc_server.domain.store import Store
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import MemoryStore
-from tests.support.simulation.link import LATENCY, Link, Trouble
 from tests.support.simulation.loop import SimulatedLoop, simulated_loop
+from tests.support.simulation.store_connection import LATENCY, StoreConnection, StoreFault
 
 _T = TypeVar("_T")
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 REQUEST_ID_WINDOW = 600.0
 EPOCH_WALL = 1_700_000_000.0
 # What goes on in a node besides calls: it keeps its prefix, drops idle lanes, and removes old request ids.
@@ -66,16 +66,16 @@ class Node:
         self.name = f"node {number}"
         self.loop = simulated_loop(lambda: world.now)
         self.clock = MachineClock(lambda: world.now, booted=1000.0 * number)
-        self.link = Link(world, world.connect(), self.loop)
-        self.allocator = Allocator(self.link, self.clock, TERMS)
-        self.registry = SequenceService(self.link, self.clock, self.allocator, store_timeout=TERMS.store_timeout)
+        self.link = StoreConnection(world, world.connect(), self.loop)
+        self.allocator = Allocator(self.link, self.clock, CONFIG)
+        self.registry = SequenceService(self.link, self.clock, self.allocator, store_timeout=CONFIG.store_timeout)
         self.request_ids = IdempotentAllocator(
             self.allocator,
             self.link,
             self.clock,
             node=self.name,
             window=REQUEST_ID_WINDOW,
-            store_timeout=TERMS.store_timeout,
+            store_timeout=CONFIG.store_timeout,
         )
         self.start_timestamps = StartTimestamps(
             self.link, self.clock, prefix=prefix, holder=self.name, max_clock_skew=60.0
@@ -150,7 +150,7 @@ class World:
         self.now = 0.0
         self.down = False
         self.problems: list[str] = []
-        self.troubles: dict[str, deque[Trouble]] = defaultdict(deque)
+        self.troubles: dict[str, deque[StoreFault]] = defaultdict(deque)
         self.nodes: list[Node] = []
         self.gone: list[Node] = []
         self.store_loop = simulated_loop(lambda: self.now)

@@ -1,6 +1,6 @@
-"""The client of asyncio, as ``tests/faults/client.py`` is that for threads: `threads` of its wishes are tasks here.
+"""A load client on asyncio: ``tests/support/faults/load_client.py`` with tasks in place of threads.
 
-python -m tests.faults.aio_client '{"target": "127.0.0.1:50051", "log": "ids.log"}'
+python -m tests.support.faults.aio_load_client '{"target": "127.0.0.1:50051", "log": "ids.log"}'
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from typing import Any
 
 import idalloc
 import idalloc.aio
-from tests.faults.client import PAUSE, WISHES
+from tests.support.faults.load_client import DEFAULT_OPTIONS, RETRY_PAUSE
 
 
-def callers(client: idalloc.aio.Client, wishes: dict[str, Any]) -> list[Callable[[], Awaitable[int]]]:
-    """Gives what makes a call, for each mode; each returns how many ids came."""
-    sequence, size = wishes["sequence"], wishes["id_count"]
+def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callable[[], Awaitable[int]]]:
+    """Returns a function for each mode; it makes a call and returns the number of ids."""
+    sequence, size = options["sequence"], options["id_count"]
     ids = client.ids(sequence)
 
     async def ranges(exactly_once: bool = False) -> int:
@@ -33,7 +33,7 @@ def callers(client: idalloc.aio.Client, wishes: dict[str, Any]) -> list[Callable
         return len([await anext(ids) for _ in range(size)])
 
     async def stream() -> int:
-        chunks = client.stream_ranges(sequence, size * 20, size, timeout=wishes["timeout"])
+        chunks = client.stream_ranges(sequence, size * 20, size, timeout=options["timeout"])
         return sum([len(chunk) async for chunk in chunks])
 
     async def doc_ids() -> int:
@@ -47,19 +47,19 @@ def callers(client: idalloc.aio.Client, wishes: dict[str, Any]) -> list[Callable
         "stream": stream,
         "docids": doc_ids,
     }
-    return [make[mode] for mode in wishes["mode"].split(",")]
+    return [make[mode] for mode in options["mode"].split(",")]
 
 
-async def main(wishes: dict[str, Any]) -> None:
-    """Calls until it is time."""
+async def main(options: dict[str, Any]) -> None:
+    """Makes calls until SIGTERM or a limit, then prints the report."""
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     done, errors, messages = Counter[str](), Counter[str](), dict[str, str]()
-    deadline = time.monotonic() + (wishes["seconds"] or 1e9)
-    left = count(wishes["calls"] or sys.maxsize, -1)
+    deadline = time.monotonic() + (options["seconds"] or 1e9)
+    left = count(options["calls"] or sys.maxsize, -1)
 
     async def call_in_turn(client: idalloc.aio.Client) -> None:
-        turns = callers(client, wishes)
+        turns = callers(client, options)
         for turn in count():
             if over.is_set() or time.monotonic() >= deadline or next(left) <= 0:
                 return
@@ -68,19 +68,19 @@ async def main(wishes: dict[str, Any]) -> None:
             except idalloc.IdallocError as error:
                 errors[error.reason] += 1
                 messages.setdefault(error.reason, str(error))
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_PAUSE)
             else:
                 done["calls"] += 1
                 done["ids"] += got
-                await asyncio.sleep(wishes["pause"])
+                await asyncio.sleep(options["pause"])
 
-    async with idalloc.aio.Client(wishes["target"], timeout=wishes["timeout"], log=wishes["log"]) as client:
-        await asyncio.gather(*(call_in_turn(client) for _ in range(wishes["threads"])))
+    async with idalloc.aio.Client(options["target"], timeout=options["timeout"], log=options["log"]) as client:
+        await asyncio.gather(*(call_in_turn(client) for _ in range(options["threads"])))
     print(json.dumps({"calls": done["calls"], "ids": done["ids"], "errors": errors, "messages": messages}))
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    if unknown := given.keys() - WISHES.keys():
-        raise SystemExit(f"unknown wishes: {', '.join(unknown)}")
-    asyncio.run(main(WISHES | given))
+    chosen = json.loads(sys.argv[1])
+    if unknown := chosen.keys() - DEFAULT_OPTIONS.keys():
+        raise SystemExit(f"unknown options: {', '.join(unknown)}")
+    asyncio.run(main(DEFAULT_OPTIONS | chosen))

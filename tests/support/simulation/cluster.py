@@ -15,11 +15,11 @@ from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import Store
-from tests.support.simulation.nodes import EPOCH_WALL, Node, World
-from tests.support.simulation.promises import Promises
+from tests.support.simulation.promises import PromiseChecker
+from tests.support.simulation.world import EPOCH_WALL, Node, World
 
 
-class Scene(RuleBasedStateMachine):
+class SimulatedCluster(RuleBasedStateMachine):
     """Nodes on one store, and the promises that they are held to."""
 
     on_disk: ClassVar[bool] = False
@@ -28,7 +28,7 @@ class Scene(RuleBasedStateMachine):
         super().__init__()
         self.folder = TemporaryDirectory() if self.on_disk else None
         self.world = World(Path(self.folder.name) / "idalloc.db" if self.folder else None)
-        self.promises = Promises()
+        self.promises = PromiseChecker()
         self.backup: Any = None
         self.exported: list[bytes] = []
         # The lowest and the highest value that each counter ever had, and its last settings.
