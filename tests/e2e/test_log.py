@@ -1,4 +1,4 @@
-"""A client that is killed has logged every id that it had: real processes, kill -9."""
+"""The log of issued ids is complete for clients that are killed by SIGKILL."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from tests.support import issued_log
 from tests.support.processes import environment, running
 
-# Prints each id, at once, after it got it. A line that is not whole was cut by the kill.
+# Each script prints every id as soon as it has received it.
 LOOPS = {
     "ranges": """
 while True:
@@ -60,7 +60,7 @@ client = idalloc.Client(sys.argv[1], log=sys.argv[2] + sys.argv[3])
 
 
 def printed_before_the_kill(script: str, address: str, log: Path, lines: int) -> list[str]:
-    """Runs a client, kills it in the middle of its work, and returns what it printed."""
+    """Runs a client, kills it while it prints ids, and returns the complete lines."""
     command = [sys.executable, "-c", BEGIN + script, address, str(log.with_suffix("")), log.suffix]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
         assert process.stdout
@@ -73,7 +73,8 @@ def printed_before_the_kill(script: str, address: str, log: Path, lines: int) ->
 
 
 @pytest.mark.parametrize("ending", [".log", ".jsonl"])
-def test_every_id_that_a_killed_client_had_is_in_its_log(tmp_path: Path, ending: str) -> None:
+def test_every_id_of_a_killed_client_is_in_its_log(tmp_path: Path, ending: str) -> None:
+    """P1: the log of a client killed by SIGKILL has every id that it received."""
     with running(tmp_path) as server:
         for turn, (loop, script) in enumerate(LOOPS.items()):
             log = tmp_path / f"{loop}{ending}"
