@@ -144,7 +144,7 @@ def test_each_process_replies_with_its_own_node_id(tmp_path: Path) -> None:
                 channel = stack.enter_context(connect(server))
                 stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
                 reply = stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=20)
-                nodes[get_node(channel).start_timestamp] = reply.node
+                nodes[get_node(channel).start_timestamp] = reply.node_id
             assert nodes == {start: prefix * 2**32 + start for start in nodes}
             found += nodes.values()
             assert server.stop() == 0

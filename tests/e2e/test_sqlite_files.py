@@ -1,4 +1,4 @@
-"""Servers that would open one SQLite database with different -wal or -shm files, and so without its lock, are refused."""
+"""Servers that open one SQLite database with different -wal or -shm files, and so different locks, are refused."""
 
 import os
 import signal

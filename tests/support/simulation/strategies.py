@@ -1,4 +1,4 @@
-"""What ``test_state_machine`` chooses from."""
+"""Hypothesis strategies of ``test_state_machine``."""
 
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ FAULTS = st.sampled_from(
         StoreFault(again=70.0),
         StoreFault(before=3.0),
         StoreFault(before=32.0),
-        StoreFault(before=45.0),  # applied when nobody waits for it any more
+        StoreFault(before=45.0),  # applied after the caller has given up
         StoreFault(before=200.0),
         StoreFault(after=3.0),
         StoreFault(after=32.0),
