@@ -84,11 +84,11 @@ def answer_of(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.OK, ""
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_an_expired_certificate_is_refused_on_resumption(tmp_path: Path, asks: bool) -> None:
+@pytest.mark.parametrize("authenticates", [True, False])
+def test_an_expired_certificate_is_refused_on_resumption(tmp_path: Path, authenticates: bool) -> None:
     """An expired certificate's TLS sessions, connections and streams are refused."""
     settings = {}
-    if asks:
+    if authenticates:
         settings["access"] = tmp_path / "access.toml"
         (tmp_path / "access.toml").write_text(ACCESS)
     with secured(tmp_path, **settings) as place:

@@ -225,7 +225,7 @@ def test_a_start_without_a_store_fails_with_one_line(crate: Crate) -> None:
 
 @pytest.fixture(params=["standin", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if URL else [])])
 def cluster(request: pytest.FixtureRequest) -> Iterator[CrateCluster]:
-    """A schema of its own on the stand-in, or on a real CrateDB where one is named."""
+    """A schema of its own on the emulator, or on a real CrateDB where one is named."""
     if request.param == "standin":
         cluster = CrateCluster([f"127.0.0.1:{request.getfixturevalue('crate').port}"])
     else:

@@ -16,22 +16,22 @@ LOOPS = {
     "ranges": """
 while True:
     for value in client.allocate_range("orders", 3):
-        tell(value)
+        show(value)
 """,
     "pool": """
 for value in client.ids("orders"):
-    tell(value)
+    show(value)
 """,
     "streams": """
 while True:
     for ids in client.stream_ranges("orders", 100, 7):
         for value in ids:
-            tell(value)
+            show(value)
 """,
     "documents": """
 while True:
     for value in client.doc_ids(3):
-        tell(value)
+        show(value)
 """,
     "tasks": """
 import asyncio
@@ -39,7 +39,7 @@ import asyncio
 async def caller(client):
     while True:
         for value in await client.allocate_range("orders", 2):
-            tell(value)
+            show(value)
 
 async def main():
     client = idalloc.aio.Client(sys.argv[1], log=sys.argv[2] + ".tasks" + sys.argv[3])
@@ -52,7 +52,7 @@ BEGIN = """
 import os, sys
 import idalloc
 
-def tell(value):
+def show(value):
     os.write(1, b"%s\\n" % str(value).encode())
 
 client = idalloc.Client(sys.argv[1], log=sys.argv[2] + sys.argv[3])

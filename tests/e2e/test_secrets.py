@@ -87,7 +87,7 @@ def calling(server: Server, authorization: str) -> Iterator[list[Any]]:
         ids: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         sequences: Any = sequences_pb2_grpc.SequenceServiceStub(channel)
         reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
-        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        list_services = reflection_pb2.ServerReflectionRequest(list_services="")
         yield [
             lambda: ids.AllocateRange(
                 pb.AllocateRangeRequest(sequence="a", id_count=500_000), metadata=metadata, timeout=60
@@ -99,7 +99,7 @@ def calling(server: Server, authorization: str) -> Iterator[list[Any]]:
             lambda: sequences.DeleteSequence(
                 sequences_pb2.DeleteSequenceRequest(name="c"), metadata=metadata, timeout=60
             ),
-            lambda: list(reflection.ServerReflectionInfo(iter([ask]), metadata=metadata, timeout=60)),
+            lambda: list(reflection.ServerReflectionInfo(iter([list_services]), metadata=metadata, timeout=60)),
         ]
 
 

@@ -136,7 +136,7 @@ def test_a_new_certificate_is_used_without_a_restart(tmp_path: Path, files: File
             written = files.write()
             assert written != before
             wait_until(lambda: files.shown(server)[0] == written, "the new certificate is shown")
-            assert client.allocate_range("orders")  # on the connection that stood
+            assert client.allocate_range("orders")  # on the open connection
         assert "certificates_reloaded" in server.log.read_text()
 
 
@@ -153,7 +153,7 @@ def test_a_new_client_ca_applies_to_new_connections(tmp_path: Path, files: Files
             new.cert_pem.write_to_path(str(files.client_ca))
             wait_until(lambda: is_accepted(server, of_new), "a client of the new authority is accepted")
             assert not is_accepted(server, of_old)
-            assert client.allocate_range("orders")  # on the connection that stood
+            assert client.allocate_range("orders")  # on the open connection
         assert "certificates_reloaded" in server.log.read_text()
 
 
@@ -263,7 +263,7 @@ def test_max_connection_age_is_transparent_to_clients(tmp_path: Path) -> None:
     with running(tmp_path, max_connection_age="500ms") as server, idalloc.Client(server.address) as client:
         ids: list[int] = []
 
-        def came_anew() -> bool:
+        def has_reconnected() -> bool:
             ids.extend(client.allocate_range("orders"))
             # The audit has the client's port, which is another one for each connection.
             with pytest.raises(idalloc.SequenceNotFound):
@@ -271,5 +271,5 @@ def test_max_connection_age_is_transparent_to_clients(tmp_path: Path) -> None:
             lines = [json.loads(line) for line in server.log.read_text().splitlines()]
             return len({line["peer"] for line in lines if line["event"] == "audit"}) >= 3
 
-        wait_until(came_anew, "the client came anew, twice")
+        wait_until(has_reconnected, "two reconnections")
         assert ids == sorted(set(ids))

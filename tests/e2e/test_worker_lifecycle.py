@@ -43,7 +43,7 @@ class TestDying:
                 with connect(server) as channel, suppress(grpc.RpcError):
                     reply = id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=20)
                     return int(reply.range.first_id)
-            raise AssertionError("nobody served")
+            raise AssertionError("no worker answered")
 
         with running(tmp_path, workers=2) as server:
             before = [take(0) for _ in range(20)]

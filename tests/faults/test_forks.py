@@ -152,7 +152,7 @@ class TestClient:
         chance = random.Random(8)
         with program(scenario, scenario.start_node(), how="prefork", children=children) as ran:
             for turn in range(kills):
-                # All living processes go on, including the parent.
+                # All living processes allocate, including the parent.
                 scenario.wait_until(partial(ran.has_children, children + turn), "a new child")
                 alive = [pid for pid in ran.sizes() if _is_alive(pid)]
                 assert ran.process.pid in alive

@@ -1,4 +1,4 @@
-"""A program that forks while its client holds ids; parent and children then go on allocating.
+"""A program that forks while its client holds ids; then parent and children continue to allocate.
 
 python -m tests.support.faults.forking_client '{"how": "os.fork", "target": "127.0.0.1:50051", "log": "ids.jsonl",
 "received": "received"}'

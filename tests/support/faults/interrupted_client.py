@@ -1,4 +1,4 @@
-"""A program whose signal handler raises inside the client's code, and which then goes on allocating.
+"""A program whose signal handler raises inside the client's code, and which then continues to allocate.
 
 python -m tests.support.faults.interrupted_client '{"target": "127.0.0.1:50051", "log": "ids.jsonl", "signals": 2000,
 "seed": 1}'
