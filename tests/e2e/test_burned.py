@@ -52,7 +52,7 @@ def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
     """P9: ids of a call that was cancelled after they were taken are logged as cancelled."""
     with running(tmp_path) as server, connect(server) as channel, connect(server) as other:
 
-        def calls_under_way() -> int:
+        def calls_in_flight() -> int:
             """Returns the number of calls in flight, from the next line of the log; a call makes one."""
             seen = len(log_events(server, "calls"))
             get_node(other)
@@ -66,9 +66,9 @@ def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
         with locked(tmp_path):
             request = pb.AllocateRangeRequest(sequence="orders", id_count=5, request_id=REQUEST_ID)
             call = stub.AllocateRange.future(request, timeout=60)
-            wait_until(lambda: calls_under_way() == 1)
+            wait_until(lambda: calls_in_flight() == 1)
             call.cancel()
-            wait_until(lambda: calls_under_way() == 0)
+            wait_until(lambda: calls_in_flight() == 0)
         wait_until(lambda: burned(server))
         assert burned(server) == [("orders", "cancelled", 5)]
         assert allocate(channel, 1).first_id == last_id + 6
@@ -76,10 +76,10 @@ def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
 
 def test_ids_of_a_lease_that_expired_in_a_pause_are_logged(tmp_path: Path) -> None:
     """P9: ids of a lease that expired while the process was paused are logged as expired."""
-    over, issued = threading.Event(), list[pb.IdRange]()
+    stopped, issued = threading.Event(), list[pb.IdRange]()
 
     def call_in_turn(channel: grpc.Channel) -> None:
-        while not over.is_set():
+        while not stopped.is_set():
             with suppress(grpc.RpcError):  # a lease that expired before the answer
                 issued.append(allocate(channel, 10))
 
@@ -93,7 +93,7 @@ def test_ids_of_a_lease_that_expired_in_a_pause_are_logged(tmp_path: Path) -> No
             server.send(signal.SIGCONT)
             wait_until(lambda: len(issued) >= before + 10)
         finally:
-            over.set()
+            stopped.set()
         calling.result(30)
         missing = max(each.last_id for each in issued) - sum(each.id_count for each in issued)
         assert missing > 0

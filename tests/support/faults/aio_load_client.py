@@ -52,8 +52,8 @@ def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callabl
 
 async def main(options: dict[str, Any]) -> None:
     """Makes calls until SIGTERM or a limit, then prints the report."""
-    over = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     done, errors, messages = Counter[str](), Counter[str](), dict[str, str]()
     deadline = time.monotonic() + (options["seconds"] or 1e9)
     left = count(options["calls"] or sys.maxsize, -1)
@@ -61,7 +61,7 @@ async def main(options: dict[str, Any]) -> None:
     async def call_in_turn(client: idalloc.aio.Client) -> None:
         turns = callers(client, options)
         for turn in count():
-            if over.is_set() or time.monotonic() >= deadline or next(left) <= 0:
+            if stopped.is_set() or time.monotonic() >= deadline or next(left) <= 0:
                 return
             try:
                 got = await turns[turn % len(turns)]()

@@ -22,13 +22,13 @@ NAMES = 20
 
 def main(target: str, pause: float, timeout: float) -> None:
     """Makes calls until SIGTERM, then prints the report."""
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     done, errors, messages = Counter[str](), Counter[str](), dict[str, str]()
     for connection in count():
         with idalloc.Client(target, timeout=timeout) as client:
             for turn in range(NAMES):
-                if over.wait(pause):
+                if stopped.wait(pause):
                     print(json.dumps({**done, "errors": errors, "messages": messages}))
                     return
                 name = f"churn-{connection}-{turn}"

@@ -120,7 +120,7 @@ def serve_before_and_after_fork(taker: IdTaker, options: dict[str, Any]) -> None
 
     Ends after SIGTERM, which it sends to its children, too.
     """
-    over = threading.Event()
+    stopped = threading.Event()
 
     def serve() -> None:
         ending = threading.Event()
@@ -130,9 +130,9 @@ def serve_before_and_after_fork(taker: IdTaker, options: dict[str, Any]) -> None
             taker.take()
         taker.end()
 
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     children: set[int] = set()
-    while not over.is_set():
+    while not stopped.is_set():
         while len(children) < options["children"]:
             children.add(fork(serve))
         taker.take()
@@ -160,10 +160,10 @@ def main(options: dict[str, Any]) -> None:
     shared = (options["target"], options["log"], options["received"])
     taker = IdTaker(*shared)
     taker.warm()
-    over = threading.Event()
+    stopped = threading.Event()
 
     def take_in_thread() -> None:
-        while not over.is_set():
+        while not stopped.is_set():
             taker.take_in_thread()
 
     threads = [threading.Thread(target=take_in_thread) for _ in range(options["threads"])]
@@ -189,7 +189,7 @@ def main(options: dict[str, Any]) -> None:
         taker.take(options["turns"])
         for child in children:
             child.join()
-    over.set()
+    stopped.set()
     for thread in threads:
         thread.join()
     taker.take(options["turns"])

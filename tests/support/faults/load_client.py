@@ -58,8 +58,8 @@ def calls(client: idalloc.Client, options: dict[str, Any]) -> Iterator[Callable[
 
 def main(options: dict[str, Any]) -> None:
     """Makes calls until SIGTERM or a limit, then prints the report."""
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     done, errors, messages = Counter[str](), Counter[str](), dict[str, str]()
     lock = threading.Lock()
     deadline = time.monotonic() + (options["seconds"] or 1e9)
@@ -67,7 +67,7 @@ def main(options: dict[str, Any]) -> None:
 
     def call_in_turn(client: idalloc.Client) -> None:
         for call in calls(client, options):
-            if over.is_set() or time.monotonic() >= deadline or next(left) <= 0:
+            if stopped.is_set() or time.monotonic() >= deadline or next(left) <= 0:
                 return
             try:
                 got = call()
@@ -75,13 +75,13 @@ def main(options: dict[str, Any]) -> None:
                 with lock:
                     errors[error.reason] += 1
                     messages.setdefault(error.reason, str(error))
-                over.wait(RETRY_PAUSE)
+                stopped.wait(RETRY_PAUSE)
             else:
                 with lock:
                     done["calls"] += 1
                     done["ids"] += got
                 if options["pause"]:
-                    over.wait(options["pause"])
+                    stopped.wait(options["pause"])
 
     with idalloc.Client(options["target"], timeout=options["timeout"], log=options["log"]) as client:
         threads = [threading.Thread(target=call_in_turn, args=[client]) for _ in range(options["threads"])]

@@ -61,18 +61,18 @@ class CallLoop(threading.Thread):
         self.answers = 0
         self.errors: Counter[str] = Counter()
         self._call = call
-        self._over = threading.Event()
+        self._stop_requested = threading.Event()
         self._fault: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         """See ``Thread.run``."""
-        while not self._over.is_set():
+        while not self._stop_requested.is_set():
             try:
                 self._call()
             except idalloc.IdallocError as error:
                 self.errors[error.reason] += 1
-                self._over.wait(RETRY_PAUSE)
+                self._stop_requested.wait(RETRY_PAUSE)
             except BaseException as fault:
                 self._fault = fault
                 return
@@ -81,7 +81,7 @@ class CallLoop(threading.Thread):
 
     def stop(self) -> None:
         """Ends the loop after its current call."""
-        self._over.set()
+        self._stop_requested.set()
         self.join()
         if self._fault:
             raise self._fault
