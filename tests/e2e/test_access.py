@@ -1,11 +1,8 @@
-"""A real server that asks who calls: its file is read again while it runs, and nothing secret is in its log."""
+"""Authentication by tokens and client certificates on a real server; the access file is reloaded while it runs."""
 
 from __future__ import annotations
 
-import json
 import subprocess
-import time
-from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -19,15 +16,16 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.support.certificates import issue
 from tests.support.processes import IDALLOC, Server, environment, running, serve_command
+from tests.support.server_calls import log_events, wait_until
 
-# Each starts several processes, which take their time on a machine that does other things.
+# Each test starts several processes, which is slow on a busy machine.
 pytestmark = pytest.mark.timeout(180)
 
 ADMIN = ["--allocate", "*", "--read", "*", "--admin", "*"]
 
 
 def new_token(file: Path, name: str, *roles: str) -> str:
-    """Makes a token as people do, and adds its entry to the file."""
+    """Creates a token by the command line, and adds its entry to the access file."""
     made = subprocess.run([IDALLOC, "token", "new", name, *roles], capture_output=True, text=True, check=True)
     other = file.with_suffix(".new")
     other.write_text((file.read_text() if file.exists() else "") + made.stderr)
@@ -35,8 +33,8 @@ def new_token(file: Path, name: str, *roles: str) -> str:
     return made.stdout.strip()
 
 
-def ask(server: Server, token: str, sequence: str = "orders") -> grpc.StatusCode:
-    """Allocates on a connection of its own."""
+def allocate_status(server: Server, token: str, sequence: str = "orders") -> grpc.StatusCode:
+    """Allocates an id on a new connection, and returns the status."""
     with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
@@ -48,45 +46,40 @@ def ask(server: Server, token: str, sequence: str = "orders") -> grpc.StatusCode
         return grpc.StatusCode.OK
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
-
-
-def lines(server: Server, event: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in server.log.read_text().splitlines()]
-    return [line for line in found if line["event"] == event]
-
-
 @pytest.mark.parametrize(("transport", "workers"), [("grpcio", 1), ("native", 2)])
-def test_a_running_server_follows_its_file(tmp_path: Path, transport: str, workers: int) -> None:
+def test_a_running_server_follows_its_access_file(tmp_path: Path, transport: str, workers: int) -> None:
+    """Tokens added to and removed from the access file take effect while the server runs."""
     file = tmp_path / "access.toml"
     old = new_token(file, "old", "--allocate", "orders*")
     settings = {"access": file, "transport": transport, "workers": workers, "log_level": "error"}
     with running(tmp_path, **settings) as server:
-        assert ask(server, old) == grpc.StatusCode.OK
-        assert ask(server, old, "customers") == grpc.StatusCode.PERMISSION_DENIED
-        assert ask(server, "") == grpc.StatusCode.UNAUTHENTICATED
+        assert allocate_status(server, old) == grpc.StatusCode.OK
+        assert allocate_status(server, old, "customers") == grpc.StatusCode.PERMISSION_DENIED
+        assert allocate_status(server, "") == grpc.StatusCode.UNAUTHENTICATED
         file.write_text("[[identity]]\n" + file.read_text())
-        until(lambda: len(lines(server, "access_not_reloaded")) == workers)
-        assert ask(server, old) == grpc.StatusCode.OK
+        wait_until(lambda: len(log_events(server, "access_not_reloaded")) == workers)
+        assert allocate_status(server, old) == grpc.StatusCode.OK
         file.unlink()
         new = new_token(file, "new", "--allocate", "*")
-        # Each process reads it by itself, and each connection is one process's.
+        # Each process reloads the file by itself, and a connection belongs to one process.
         for _ in range(4 * workers):
-            until(lambda: ask(server, new) == grpc.StatusCode.OK and ask(server, old) != grpc.StatusCode.OK)
+            wait_until(
+                lambda: (
+                    allocate_status(server, new) == grpc.StatusCode.OK
+                    and allocate_status(server, old) != grpc.StatusCode.OK
+                )
+            )
         assert server.stop() == 0
         log = server.log.read_text()
     assert new not in log
     assert old not in log
     # The audit does not depend on log_level.
-    reasons = {line["reason"] for line in lines(server, "audit") if "reason" in line}
+    reasons = {line["reason"] for line in log_events(server, "audit") if "reason" in line}
     assert {"PERMISSION_DENIED", "UNAUTHENTICATED"} <= reasons
 
 
-def test_nothing_that_a_caller_shows_is_in_the_log(tmp_path: Path) -> None:
+def test_credentials_are_not_logged(tmp_path: Path) -> None:
+    """No credential that a caller sends is in the log or in an error."""
     file = tmp_path / "access.toml"
     right = new_token(file, "boss", *ADMIN)
     planted = "idalloc_planted-secret-0123456789"
@@ -99,16 +92,17 @@ def test_nothing_that_a_caller_shows_is_in_the_log(tmp_path: Path) -> None:
                         pb.AllocateRangeRequest(sequence="a"), metadata=(("authorization", value),), timeout=20
                     )
                 assert planted not in str(failed.value)
-        assert ask(server, right) == grpc.StatusCode.OK
+        assert allocate_status(server, right) == grpc.StatusCode.OK
         assert server.stop() == 0
         log = server.log.read_text()
-    assert lines(server, "audit")
+    assert log_events(server, "audit")
     assert "planted-secret" not in log
     assert right not in log
     assert right.removeprefix("idalloc_")[:20] not in log
 
 
-def test_a_client_certificate_says_who_calls(tmp_path: Path) -> None:
+def test_a_client_certificate_authenticates_its_identity(tmp_path: Path) -> None:
+    """A client certificate authenticates as the identity that lists its name."""
     authority, files = trustme.CA(), {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
     authority.cert_pem.write_to_path(str(files["ca"]))
     write_certificate(authority, x509.IPAddress(ip_address("127.0.0.1")), files["cert"], files["key"])
@@ -121,7 +115,7 @@ def test_a_client_certificate_says_who_calls(tmp_path: Path) -> None:
     with running(tmp_path, access=access, **secured) as server:
 
         def allocate(name: x509.GeneralName) -> str:
-            """Allocates by the command, with a certificate of this name; returns what it said."""
+            """Allocates by the command line with a certificate of this name; returns its output."""
             cert, key = tmp_path / "client.pem", tmp_path / "client.key"
             write_certificate(authority, name, cert, key)
             shown = ["--ca", files["ca"], "--cert", cert, "--key", key, "--server", server.address]
@@ -136,14 +130,15 @@ def test_a_client_certificate_says_who_calls(tmp_path: Path) -> None:
 
 
 def write_certificate(authority: trustme.CA, name: x509.GeneralName, cert: Path, key: Path) -> None:
-    """Writes a certificate of this one name, and its key."""
+    """Writes a certificate with this name, and its key."""
     issued = issue(authority, name)
     cert.write_bytes(issued.cert)
     key.write_bytes(issued.key)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_file_that_is_wrong_refuses_the_start(tmp_path: Path, workers: int) -> None:
+def test_an_invalid_access_file_is_refused_at_startup(tmp_path: Path, workers: int) -> None:
+    """An invalid access file is fatal at startup; the error names the entry and hides its value."""
     file = tmp_path / "access.toml"
     file.write_text("[[identity]]\nname = 'x'\ntoken_sha256 = ['idalloc_planted-secret']\n")
     command = serve_command(access=file, store=f"sqlite://{tmp_path}/ids.db", workers=workers)
@@ -156,17 +151,18 @@ def test_a_file_that_is_wrong_refuses_the_start(tmp_path: Path, workers: int) ->
     assert not (tmp_path / "ids.db").exists()
 
 
-def test_a_worker_that_is_replaced_asks_too_when_the_file_names_nobody_any_more(tmp_path: Path) -> None:
+def test_a_replaced_worker_authenticates_if_the_old_one_did(tmp_path: Path) -> None:
+    """A replacement worker requires authentication, also if the file has lost its identities."""
     file = tmp_path / "access.toml"
     token = new_token(file, "old", "--allocate", "*")
     with running(tmp_path, access=file, workers=2) as server:
-        assert ask(server, token) == grpc.StatusCode.OK
+        assert allocate_status(server, token) == grpc.StatusCode.OK
         file.write_text("[[quota]]\nsequence = '*'\ncalls_per_second = 1000\n")
-        until(lambda: len(lines(server, "access_reloaded")) == 2)
-        [first, *_] = lines(server, "worker_started")
+        wait_until(lambda: len(log_events(server, "access_reloaded")) == 2)
+        [first, *_] = log_events(server, "worker_started")
         subprocess.run(["kill", "-KILL", str(first["pid"])], check=True)
-        until(lambda: len(lines(server, "worker_started")) == 3)
+        wait_until(lambda: len(log_events(server, "worker_started")) == 3)
         for _ in range(8):
-            assert ask(server, token) == grpc.StatusCode.UNAUTHENTICATED
-            assert ask(server, "") == grpc.StatusCode.UNAUTHENTICATED
+            assert allocate_status(server, token) == grpc.StatusCode.UNAUTHENTICATED
+            assert allocate_status(server, "") == grpc.StatusCode.UNAUTHENTICATED
         assert server.stop() == 0

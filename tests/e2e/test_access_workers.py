@@ -1,4 +1,4 @@
-"""Several workers that ask who calls: once one of them has asked, all do, and those that come later."""
+"""Authentication with several workers: once one of them requires it, all do, also later ones."""
 
 import os
 import signal
@@ -7,10 +7,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.e2e.test_access import ask, lines, new_token, until
+from tests.e2e.test_access import allocate_status, new_token
 from tests.support.processes import Server, running
+from tests.support.server_calls import log_events, wait_until
 
-# Each starts several processes, which take their time on a machine that does other things.
+# Each test starts several processes, which is slow on a busy machine.
 pytestmark = pytest.mark.timeout(180)
 
 QUOTA = "[[quota]]\nsequence = '*'\ncalls_per_second = 1000\n"
@@ -22,25 +23,26 @@ def replace(file: Path, content: str) -> None:
     other.replace(file)
 
 
-def let_in(server: Server, token: str = "") -> set[grpc.StatusCode]:
-    """Asks on so many connections that each worker has some."""
-    return {ask(server, token) for _ in range(16)}
+def statuses(server: Server, token: str = "") -> set[grpc.StatusCode]:
+    """Returns the statuses of calls on enough connections to reach each worker."""
+    return {allocate_status(server, token) for _ in range(16)}
 
 
-def test_a_replacement_asks_where_the_file_named_somebody_while_it_ran(tmp_path: Path) -> None:
+def test_replaced_workers_keep_requiring_authentication(tmp_path: Path) -> None:
+    """Once one worker requires authentication, every later worker does."""
     file = tmp_path / "access.toml"
     file.write_text(QUOTA)
     with running(tmp_path, access=file, workers=2) as server:
-        assert let_in(server) == {grpc.StatusCode.OK}
+        assert statuses(server) == {grpc.StatusCode.OK}
         token = new_token(file, "old", "--allocate", "*")
-        until(lambda: len(lines(server, "access_reloaded")) == 2)
-        assert let_in(server) == {grpc.StatusCode.UNAUTHENTICATED}
-        assert let_in(server, token) == {grpc.StatusCode.OK}
+        wait_until(lambda: len(log_events(server, "access_reloaded")) == 2)
+        assert statuses(server) == {grpc.StatusCode.UNAUTHENTICATED}
+        assert statuses(server, token) == {grpc.StatusCode.OK}
         replace(file, QUOTA)
-        until(lambda: len(lines(server, "access_reloaded")) == 4)
-        for line in lines(server, "worker_started"):
+        wait_until(lambda: len(log_events(server, "access_reloaded")) == 4)
+        for line in log_events(server, "worker_started"):
             os.kill(line["pid"], signal.SIGKILL)
-        until(lambda: len(lines(server, "worker_started")) == 4)
-        until(lambda: ask(server, "") != grpc.StatusCode.UNAVAILABLE)
-        assert let_in(server) == {grpc.StatusCode.UNAUTHENTICATED}
+        wait_until(lambda: len(log_events(server, "worker_started")) == 4)
+        wait_until(lambda: allocate_status(server, "") != grpc.StatusCode.UNAVAILABLE)
+        assert statuses(server) == {grpc.StatusCode.UNAUTHENTICATED}
         assert server.stop() == 0

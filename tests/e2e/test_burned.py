@@ -1,11 +1,10 @@
-"""What a real server's log says of the ids that it burned: of which sequence, how many, and why (P9)."""
+"""The events of a real server's log for burned ids: sequence, number and cause (P9)."""
 
-import json
 import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -15,15 +14,12 @@ import grpc
 import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
+from idalloc.v1 import id_allocator_pb2_grpc
 from tests.support.processes import Server, running
+from tests.support.server_calls import connect, get_node, log_events, wait_until
 
 REQUEST_ID = "11111111-1111-4111-8111-111111111111"
 SHORT = {"lease_ttl": "4s", "outage_reserve": "1s", "store_timeout": "2500ms"}
-
-
-def connect(server: Server) -> grpc.Channel:
-    return grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 def allocate(channel: grpc.Channel, count: int, **more: Any) -> pb.IdRange:
@@ -33,27 +29,8 @@ def allocate(channel: grpc.Channel, count: int, **more: Any) -> pb.IdRange:
     return reply.range
 
 
-def node_of(channel: grpc.Channel) -> node_pb2.Node:
-    stub: Any = node_pb2_grpc.NodeServiceStub(channel)
-    node: node_pb2.Node = stub.GetNode(node_pb2.GetNodeRequest(), timeout=10).node
-    return node
-
-
-def logged(server: Server, event: str) -> list[dict[str, Any]]:
-    whole, _, _ = server.log.read_text().rpartition("\n")
-    lines = [json.loads(line) for line in whole.splitlines()]
-    return [line for line in lines if line["event"] == event]
-
-
 def burned(server: Server) -> list[tuple[str, str, int]]:
-    return [(line["sequence"], line["cause"], line["ids"]) for line in logged(server, "burned")]
-
-
-def until(condition: Callable[[], object], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+    return [(line["sequence"], line["cause"], line["ids"]) for line in log_events(server, "burned")]
 
 
 def last_value(folder: Path) -> int:
@@ -64,76 +41,79 @@ def last_value(folder: Path) -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps the server from writing to its store."""
+    """Locks the store, so that the server cannot write to it."""
     with closing(sqlite3.connect(folder / "ids.db", timeout=20, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("ROLLBACK")
 
 
-def test_a_call_that_was_cancelled_after_its_ids_were_taken(tmp_path: Path) -> None:
+def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
+    """P9: ids of a call that was cancelled after they were taken are logged as cancelled."""
     with running(tmp_path) as server, connect(server) as channel, connect(server) as other:
 
-        def calls_under_way() -> int:
-            """What the server says: it has a line for each second with calls, so there is one to be counted."""
-            seen = len(logged(server, "calls"))
-            node_of(other)
-            until(lambda: len(logged(server, "calls")) > seen)
-            return int(logged(server, "calls")[-1]["in_flight"])
+        def calls_in_flight() -> int:
+            """Returns the number of calls in flight, from the next line of the log; a call makes one."""
+            seen = len(log_events(server, "calls"))
+            get_node(other)
+            wait_until(lambda: len(log_events(server, "calls")) > seen)
+            return int(log_events(server, "calls")[-1]["in_flight"])
 
         last_id = [allocate(channel, 100).last_id for _ in range(5)][-1]
-        # Its ids are in memory; what waits for the store is the answer that is to be written down.
-        until(lambda: last_value(tmp_path) >= last_id + 10)
+        # The ids are taken from memory; the call waits for its answer to be recorded.
+        wait_until(lambda: last_value(tmp_path) >= last_id + 10)
         stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         with locked(tmp_path):
             request = pb.AllocateRangeRequest(sequence="orders", id_count=5, request_id=REQUEST_ID)
             call = stub.AllocateRange.future(request, timeout=60)
-            until(lambda: calls_under_way() == 1)
+            wait_until(lambda: calls_in_flight() == 1)
             call.cancel()
-            until(lambda: calls_under_way() == 0)
-        until(lambda: burned(server))
+            wait_until(lambda: calls_in_flight() == 0)
+        wait_until(lambda: burned(server))
         assert burned(server) == [("orders", "cancelled", 5)]
         assert allocate(channel, 1).first_id == last_id + 6
 
 
-def test_a_lease_that_ended_while_the_process_stood_still(tmp_path: Path) -> None:
-    over, issued = threading.Event(), list[pb.IdRange]()
+def test_ids_of_a_lease_that_expired_in_a_pause_are_logged(tmp_path: Path) -> None:
+    """P9: ids of a lease that expired while the process was paused are logged as expired."""
+    stopped, issued = threading.Event(), list[pb.IdRange]()
 
     def call_in_turn(channel: grpc.Channel) -> None:
-        while not over.is_set():
-            with suppress(grpc.RpcError):  # whose lease ended before the answer
+        while not stopped.is_set():
+            with suppress(grpc.RpcError):  # a lease that expired before the answer
                 issued.append(allocate(channel, 10))
 
     with running(tmp_path, **SHORT) as server, connect(server) as channel, ThreadPoolExecutor() as pool:
         calling = pool.submit(call_in_turn, channel)
         try:
-            until(lambda: len(issued) >= 100)
+            wait_until(lambda: len(issued) >= 100)
             server.send(signal.SIGSTOP)
-            time.sleep(4.5)  # longer than a lease lives
+            time.sleep(4.5)  # longer than a lease
             before = len(issued)
             server.send(signal.SIGCONT)
-            until(lambda: len(issued) >= before + 10)
+            wait_until(lambda: len(issued) >= before + 10)
         finally:
-            over.set()
+            stopped.set()
         calling.result(30)
         missing = max(each.last_id for each in issued) - sum(each.id_count for each in issued)
         assert missing > 0
-        until(lambda: sum(ids for _, _, ids in burned(server)) >= missing)
+        wait_until(lambda: sum(ids for _, _, ids in burned(server)) >= missing)
         assert sum(ids for _, _, ids in burned(server)) == missing
         causes = {(sequence, cause) for sequence, cause, _ in burned(server)}
-        # A refill that was under way when it was stopped took longer than its store_timeout.
+        # A refill during the pause may exceed its store_timeout.
         assert ("orders", "expired") in causes <= {("orders", "expired"), ("orders", "unknown_outcome")}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_stop_tells_the_tail_that_could_not_be_given_back(tmp_path: Path, workers: int) -> None:
+def test_a_tail_that_cannot_be_returned_is_logged(tmp_path: Path, workers: int) -> None:
+    """P9: a stop logs the ids of a tail that it cannot return, since another node wrote after it."""
     with ExitStack() as stack:
         server = stack.enter_context(running(tmp_path, workers=workers))
-        # One channel to each worker; the node that answers is known by its start timestamp.
+        # One channel to each worker, which is identified by its start timestamp.
         channels: dict[int, grpc.Channel] = {}
         while len(channels) < workers:
             channel = stack.enter_context(connect(server))
-            channels.setdefault(node_of(channel).start_timestamp, channel)
+            channels.setdefault(get_node(channel).start_timestamp, channel)
         issued = 0
         for channel in channels.values():
             for _ in range(5):
@@ -143,9 +123,9 @@ def test_a_stop_tells_the_tail_that_could_not_be_given_back(tmp_path: Path, work
             issued += allocate(channel, 1).id_count
             assert other.stop() == 0
         assert server.stop() == 0
-        lines = logged(server, "burned")
-        [stopped] = logged(server, "stopped")
-        # What nobody got and the counter is past, all nodes together say that they burned.
+        lines = log_events(server, "burned")
+        [stopped] = log_events(server, "stopped")
+        # The nodes together log every granted id that was not issued.
         assert sum(line["ids"] for line in lines) == last_value(tmp_path) - issued > 0
         assert {(line["sequence"], line["cause"], line["level"]) for line in lines} == {
             ("orders", "not_returned", "info")
@@ -154,16 +134,17 @@ def test_a_stop_tells_the_tail_that_could_not_be_given_back(tmp_path: Path, work
         assert all(("worker" in line) == (workers > 1) for line in lines)
 
 
-def test_each_process_has_a_number_of_its_own_in_its_replies(tmp_path: Path) -> None:
+def test_each_process_replies_with_its_own_node_id(tmp_path: Path) -> None:
+    """Replies have a node id that no other process has, also after a restart in the same second."""
     found: list[int] = []
-    for prefix in (5, 5):  # the second is a restart with the same settings, within the same second
+    for prefix in (5, 5):  # the second time is a restart in the same second
         with running(tmp_path, workers=2, node_prefix=prefix) as server, ExitStack() as stack:
             nodes: dict[int, int] = {}
             while len(nodes) < 2:
                 channel = stack.enter_context(connect(server))
                 stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
                 reply = stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=20)
-                nodes[node_of(channel).start_timestamp] = reply.node
+                nodes[get_node(channel).start_timestamp] = reply.node_id
             assert nodes == {start: prefix * 2**32 + start for start in nodes}
             found += nodes.values()
             assert server.stop() == 0

@@ -1,8 +1,7 @@
-"""Client certificates at a real server: their end, and the types of their names."""
+"""Client certificates on a real server: expiry, replaced CAs, and types of names."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -20,8 +19,9 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
 from tests.support.certificates import Issued, issue
 from tests.support.processes import Server, running
+from tests.support.server_calls import wait_until
 
-# Certificates have whole seconds: a test waits until one has ended, and servers take their time on a busy machine.
+# Certificates have whole seconds, and a test waits for an expiry.
 pytestmark = pytest.mark.timeout(180)
 
 BILLING = x509.DNSName("billing.example.org")
@@ -35,7 +35,7 @@ read = ["*"]
 
 
 class Secured(NamedTuple):
-    """A server over TLS that wants certificates of clients."""
+    """A TLS server that requires client certificates."""
 
     server: Server
     authority: trustme.CA
@@ -43,17 +43,17 @@ class Secured(NamedTuple):
 
     @contextmanager
     def connected(self, shown: Issued, tickets: SSLSessionCache | None = None) -> Iterator[grpc.Channel]:
-        """Connects anew, by a session of before where one is at hand."""
+        """Opens a new connection, which resumes a TLS session if there is one."""
         options: list[Any] = [("grpc.use_local_subchannel_pool", 1)]
         if tickets is not None:
             options.append(("grpc.ssl_session_cache", tickets))
-        # By its name: gRPC keeps no session of a server that it knows by its address.
+        # gRPC keeps TLS sessions only of servers with a name.
         target = self.server.address.replace("127.0.0.1", "localhost")
         with grpc.secure_channel(target, shown.trust(self.authority), options) as channel:
             yield channel
 
     def answer(self, shown: Issued, tickets: SSLSessionCache | None = None) -> tuple[grpc.StatusCode, str]:
-        """Allocates on a new connection; returns the status and the details."""
+        """Allocates on a new connection, and returns status and details."""
         with self.connected(shown, tickets) as channel:
             return answer_of(lambda: allocate(channel))
 
@@ -84,18 +84,11 @@ def answer_of(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.OK, ""
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("asks", [True, False])
-def test_an_ended_certificate_is_refused_on_resumption(tmp_path: Path, asks: bool) -> None:
-    """A TLS session of before, a connection and a stream of before are of no use after the certificate's end."""
+@pytest.mark.parametrize("authenticates", [True, False])
+def test_an_expired_certificate_is_refused_on_resumption(tmp_path: Path, authenticates: bool) -> None:
+    """An expired certificate's TLS sessions, connections and streams are refused."""
     settings = {}
-    if asks:
+    if authenticates:
         settings["access"] = tmp_path / "access.toml"
         (tmp_path / "access.toml").write_text(ACCESS)
     with secured(tmp_path, **settings) as place:
@@ -108,7 +101,7 @@ def test_an_ended_certificate_is_refused_on_resumption(tmp_path: Path, asks: boo
             request = pb.StreamRangesRequest(sequence="orders", total_id_count=10**9, chunk_id_count=1)
             messages = stub.StreamRanges(request, timeout=60)
             next(messages)
-            until(lambda: place.answer(shown)[0] == grpc.StatusCode.UNAVAILABLE, "the handshake refuses it")
+            wait_until(lambda: place.answer(shown)[0] == grpc.StatusCode.UNAVAILABLE, "the handshake refuses it")
             for ended in (
                 place.answer(shown, tickets),
                 answer_of(lambda: allocate(channel)),
@@ -124,7 +117,7 @@ def test_an_ended_certificate_is_refused_on_resumption(tmp_path: Path, asks: boo
 
 
 def test_a_session_of_a_removed_authority_is_not_resumed(tmp_path: Path) -> None:
-    """Replacing `tls_client_ca` ends sessions that the old authority's certificates began."""
+    """Replacing `tls_client_ca` ends the TLS sessions of the old CA's certificates."""
     with secured(tmp_path) as place:
         shown, tickets = issue(place.authority, BILLING), ssl_session_cache_lru(8)  # type: ignore[no-untyped-call]
         assert place.answer(shown, tickets)[0] == grpc.StatusCode.OK
@@ -132,8 +125,8 @@ def test_a_session_of_a_removed_authority_is_not_resumed(tmp_path: Path) -> None
         assert place.answer(shown, tickets)[0] == grpc.StatusCode.UNAVAILABLE
 
 
-def test_names_of_another_type_are_no_identity(tmp_path: Path) -> None:
-    """An authority that may sign DNS names only cannot speak for a URI, an address or an e-mail address."""
+def test_a_name_of_another_type_is_not_authenticated(tmp_path: Path) -> None:
+    """A CA for DNS names only cannot authenticate a URI, an address or an e-mail address."""
     names = {
         "uri:spiffe://example.org/billing": x509.UniformResourceIdentifier("spiffe://example.org/billing"),
         "ip:10.0.0.7": x509.IPAddress(ip_address("10.0.0.7")),

@@ -1,11 +1,10 @@
-"""Server processes on CrateDB: the emulator as a process of its own, with the faults of a real one."""
+"""Server processes on CrateDB: the emulator in a process of its own, with the faults of a real one."""
 
 import json
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -17,8 +16,9 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.faults.cratedb import URL, Cratedb
+from tests.support.cratedb.cluster import URL, CrateCluster
 from tests.support.processes import IDALLOC, Server, environment, running, serve_command
+from tests.support.server_calls import wait_until
 
 
 class Crate:
@@ -40,7 +40,7 @@ class Crate:
         return int(self.url.rpartition(":")[2].strip("/"))
 
     def fail(self, *faults: dict[str, Any]) -> None:
-        """Has the next statements fail."""
+        """Injects faults into the next statements."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/_emulator/faults", json.dumps(faults).encode(), method="POST"
         )
@@ -48,14 +48,14 @@ class Crate:
             assert answer.status == 200
 
     def kill(self) -> None:
-        """Ends it, as a power cut would."""
+        """Kills the process, as a power cut does."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdout
         self.process.stdout.close()
 
     def restart(self) -> None:
-        """Starts it again on the same port and file."""
+        """Starts the process again on the same port and file."""
         self._start(self.port)
 
 
@@ -66,20 +66,14 @@ def crate(tmp_path: Path) -> Iterator[Crate]:
     crate.kill()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
 @contextmanager
 def calling(server: Server) -> Iterator[Any]:
     with grpc.insecure_channel(server.address) as channel:
         yield id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
 
 
-def test_two_servers_share_a_sequence_and_survive_a_store_that_fails(crate: Crate, tmp_path: Path) -> None:
+def test_servers_share_a_sequence_on_a_failing_store(crate: Crate, tmp_path: Path) -> None:
+    """P1: two servers on a store with faults issue no id twice; failed calls are STORE_UNAVAILABLE."""
     refusals: list[str] = []
 
     def work(server: Server) -> list[tuple[int, int]]:
@@ -113,7 +107,8 @@ def test_two_servers_share_a_sequence_and_survive_a_store_that_fails(crate: Crat
     assert all(before[1] < after[0] for before, after in pairwise(taken))
 
 
-def test_a_store_that_is_down_is_unavailable_and_recovers_by_itself(crate: Crate, tmp_path: Path) -> None:
+def test_calls_fail_while_the_store_is_down_and_then_recover(crate: Crate, tmp_path: Path) -> None:
+    """A server serves from its lease while the store is down, then UNAVAILABLE, and recovers."""
     with running(tmp_path, store=crate.url, store_timeout="3s") as server, calling(server) as stub:
         request = pb.AllocateRangeRequest(sequence="orders", id_count=100)
         held = [stub.AllocateRange(request, timeout=10).range.last_id for _ in range(5)]
@@ -129,7 +124,7 @@ def test_a_store_that_is_down_is_unavailable_and_recovers_by_itself(crate: Crate
         assert later.first_id > served.last_id
 
 
-# As a real CrateDB answers them: a table that is blocked, a privilege that was revoked, a CHECK constraint.
+# Answers of a real CrateDB: a blocked table, a revoked privilege, a CHECK constraint.
 REFUSALS = {
     "blocked": (
         400,
@@ -144,8 +139,8 @@ REFUSALS = {
 
 @pytest.mark.parametrize("why", REFUSALS)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_log_and_health_say_why_calls_fail(crate: Crate, tmp_path: Path, why: str, workers: int) -> None:
-    """The cause is in the log with a count, `idalloc health` names the check, and both end when the store works."""
+def test_log_and_health_report_why_calls_fail(crate: Crate, tmp_path: Path, why: str, workers: int) -> None:
+    """The log has the cause with a count, and `idalloc health` the failing check, until the store works."""
 
     def lines(event: str) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in server.log.read_text().splitlines()]
@@ -169,7 +164,7 @@ def test_the_log_and_health_say_why_calls_fail(crate: Crate, tmp_path: Path, why
             assert line["method"] == "/idalloc.v1.IdAllocatorService/AllocateRange"
             assert line["reason"].startswith("STORE_")
             assert message in line["why"]
-        if workers == 1:  # else another worker may answer
+        if workers == 1:  # with several, another worker may answer
             asked = health()
             assert (asked.returncode, asked.stdout) == (0, "SERVING\n")
             assert asked.stderr.startswith("store: NOT_SERVING: CrateDB at ")
@@ -178,7 +173,7 @@ def test_the_log_and_health_say_why_calls_fail(crate: Crate, tmp_path: Path, why
             assert health("store").returncode == 1
         crate.kill()
         crate.restart()
-        # Each worker judges by what it asks the store itself: by as many connections all of them are called.
+        # Each worker checks its own calls of the store, so call all of them, by many connections.
         more = pb.AllocateRangeRequest(sequence="orders", id_count=100_000)
         for _ in range(1 if workers == 1 else 20):
             with calling(server) as another:
@@ -187,14 +182,16 @@ def test_the_log_and_health_say_why_calls_fail(crate: Crate, tmp_path: Path, why
         assert health().stderr == ""
 
 
-def test_document_ids_are_made_while_the_store_is_down(crate: Crate, tmp_path: Path) -> None:
+def test_document_ids_need_no_store(crate: Crate, tmp_path: Path) -> None:
+    """A server generates document ids while the store is down."""
     with running(tmp_path, store=crate.url) as server, calling(server) as stub:
         crate.kill()
         ids = stub.GenerateDocId(pb.GenerateDocIdRequest(id_count=1_000), timeout=10).doc_ids
         assert len(set(ids)) == 1_000
 
 
-def test_a_start_waits_for_a_store_that_comes_late(crate: Crate, tmp_path: Path) -> None:
+def test_a_server_waits_for_its_store_at_startup(crate: Crate, tmp_path: Path) -> None:
+    """A server starts when its store becomes reachable within store_timeout."""
     crate.kill()
     with ThreadPoolExecutor(1) as pool:
 
@@ -210,7 +207,8 @@ def test_a_start_waits_for_a_store_that_comes_late(crate: Crate, tmp_path: Path)
         assert crate.url.rstrip("/") in welcome.result(timeout=30)
 
 
-def test_a_start_without_a_store_ends_with_one_line(crate: Crate) -> None:
+def test_a_start_without_a_store_fails_with_one_line(crate: Crate) -> None:
+    """An unreachable store ends the start with exit code 1 and a one-line error."""
     crate.kill()
     done = subprocess.run(
         serve_command(store=crate.url, store_timeout="500ms"),
@@ -226,18 +224,18 @@ def test_a_start_without_a_store_ends_with_one_line(crate: Crate) -> None:
 
 
 @pytest.fixture(params=["emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if URL else [])])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cratedb]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[CrateCluster]:
     """A schema of its own on the emulator, or on a real CrateDB where one is named."""
     if request.param == "emulator":
-        cluster = Cratedb([f"127.0.0.1:{request.getfixturevalue('crate').port}"])
+        cluster = CrateCluster([f"127.0.0.1:{request.getfixturevalue('crate').port}"])
     else:
-        cluster = Cratedb.real()
+        cluster = CrateCluster.real()
     yield cluster
     cluster.remove()
 
 
-def test_a_stop_of_a_server_alone_burns_nothing(cluster: Cratedb, tmp_path: Path) -> None:
-    """P9: of several sequences in use, every unused id goes back to CrateDB, and the log has no `burned` line."""
+def test_the_stop_of_a_single_server_burns_no_ids(cluster: CrateCluster, tmp_path: Path) -> None:
+    """P9: the only server returns every unused id to CrateDB, and logs no burned ids."""
 
     def last_value(name: str) -> int:
         return int(cluster.sql('SELECT last_value FROM "{}"."sequences" WHERE name = ?', name)[0][0])
@@ -247,7 +245,7 @@ def test_a_stop_of_a_server_alone_burns_nothing(cluster: Cratedb, tmp_path: Path
     counters: dict[str, set[int]] = {name: set() for name in names}
     with running(tmp_path, store=cluster.store) as server:
         with calling(server) as stub:
-            # Until the lease of each was refilled several times, between the refills of the others.
+            # Until each lease was refilled several times, between refills of the others.
             while min(map(len, counters.values())) < 5:
                 for name in names * 10:
                     reply = stub.AllocateRange(pb.AllocateRangeRequest(sequence=name, id_count=10), timeout=20)

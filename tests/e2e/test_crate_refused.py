@@ -1,4 +1,4 @@
-"""Server processes on a CrateDB that refuses until an operator acts: what callers and the operator see."""
+"""Server processes on a CrateDB that refuses statements until an operator acts."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.e2e.test_crate import cluster, crate  # noqa: F401 - fixtures
-from tests.faults.cratedb import Cratedb
+from tests.support.cratedb.cluster import CrateCluster
 from tests.support.processes import environment, running, serve_command
 
 BLOCK = 'ALTER TABLE "{}"."sequences" SET ("blocks.write" = true)'
@@ -40,8 +40,8 @@ def refusal_of(error: Any) -> tuple[status_pb2.Status, error_details_pb2.ErrorIn
     return status, info, [detail.TypeName() for detail in status.details]
 
 
-def test_a_blocked_table_is_refused_with_the_next_step(cluster: Cratedb, tmp_path: Path) -> None:  # noqa: F811
-    """FAILED_PRECONDITION, STORE_REFUSED, CrateDB's message, the statement to run; after it the server goes on."""
+def test_a_blocked_table_is_refused_with_the_next_step(cluster: CrateCluster, tmp_path: Path) -> None:  # noqa: F811
+    """A blocked table is STORE_REFUSED with CrateDB's message and the statement that unblocks it."""
     with (
         running(tmp_path, store=cluster.store, log_level="debug") as server,
         calling(server.address) as stub,
@@ -61,7 +61,7 @@ def test_a_blocked_table_is_refused_with_the_next_step(cluster: Cratedb, tmp_pat
         assert details == ["google.rpc.ErrorInfo"]  # no RetryInfo
         assert "doesn't support or allow UPDATE operations" in status.message
         assert 'run ALTER TABLE "' in status.message
-        # One attempt each: neither the SDK nor a channel with service_config.json repeats it.
+        # Neither the SDK nor a channel with service_config.json retries.
         with idalloc.Client(server.address) as client, pytest.raises(idalloc.StoreRefused, match="run ALTER TABLE"):
             client.allocate_range("orders", 100_000)
         cluster.sql(UNBLOCK)
@@ -71,8 +71,8 @@ def test_a_blocked_table_is_refused_with_the_next_step(cluster: Cratedb, tmp_pat
         assert [line["code"] for line in calls].count("FAILED_PRECONDITION") == 2
 
 
-def test_a_start_on_a_table_that_cannot_be_used_ends_in_one_line(cluster: Cratedb) -> None:  # noqa: F811
-    """What is wrong, where, and the statement to run; exit code 2, as for each wrong setting."""
+def test_an_unusable_table_is_refused_at_startup(cluster: CrateCluster) -> None:  # noqa: F811
+    """An unusable table ends the start with exit code 2, the cause and the statement to run."""
     cluster.sql('CREATE TABLE "{}"."sequences" (name TEXT PRIMARY KEY, last_value BIGINT, owner TEXT NOT NULL)')
     done = subprocess.run(
         serve_command(store=cluster.store), env=environment(), capture_output=True, text=True, timeout=60

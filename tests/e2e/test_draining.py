@@ -1,7 +1,6 @@
-"""A stop under load: what each kind of call gets from a real server that stops."""
+"""Draining under load: each kind of call is answered or refused while a real server stops."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -20,8 +19,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.faults import http2
-from tests.support.processes import Server, running
+from tests.support import http2
+from tests.support.processes import running
+from tests.support.server_calls import log_events
 
 CALLERS, CONNECTIONS = 64, 8
 STOPPING = (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
@@ -30,16 +30,16 @@ transports = pytest.mark.parametrize("transport", ["grpcio", "native"])
 
 
 class Load:
-    """Callers that never wait: each begins its next call as soon as the last one has ended, whatever came of it.
+    """Concurrent callers that call in a loop without pauses, also after errors.
 
     Attributes:
-        ended: How many calls ended, by code and text. Those that found no server are left out.
+        ended: Number of completed calls, by status and details.
     """
 
     def __init__(self, address: str) -> None:
         self.ended: Counter[tuple[grpc.StatusCode, str]] = Counter()
         self._busy = asyncio.Event()
-        options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+        options = [("grpc.use_local_subchannel_pool", 1)]  # a connection per channel
         self._channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(CONNECTIONS)]
         self._callers: list[asyncio.Task[None]] = []
 
@@ -75,18 +75,13 @@ async def ended(process: "subprocess.Popen[str]") -> int:
 @transports
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_64_calls_in_flight_are_served_or_refused(tmp_path: Path, transport: str, workers: int) -> None:
-    """Within drain_timeout a call is answered or refused, and never cancelled."""
+    """During a drain each call is answered or refused with UNAVAILABLE, and none is cancelled."""
     with running(tmp_path, transport=transport, workers=workers) as server:
         async with Load(server.address) as load:
             server.send(signal.SIGTERM)
             assert await ended(server.process) == 0
     assert {code for code, _ in load.ended} == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
     assert [text for _, text in load.ended if "Cancelling" in text] == []
-
-
-def log_of(server: Server, event: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
-    return [line for line in lines if line["event"] == event]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -96,22 +91,22 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @transports
-async def test_callers_of_a_worker_that_is_replaced_are_refused(tmp_path: Path, transport: str) -> None:
-    """A worker that drains alone sends its callers to the others, and cancels none."""
+async def test_callers_of_a_draining_worker_are_not_cancelled(tmp_path: Path, transport: str) -> None:
+    """A worker that drains alone refuses calls with UNAVAILABLE, and cancels none."""
     with running(tmp_path, transport=transport, workers=2) as server:
         async with Load(server.address) as load:
-            os.kill(log_of(server, "worker_started")[0]["pid"], signal.SIGTERM)
-            await until(lambda: len(log_of(server, "worker_started")) == 3)
+            os.kill(log_events(server, "worker_started")[0]["pid"], signal.SIGTERM)
+            await until(lambda: len(log_events(server, "worker_started")) == 3)
     assert {code for code, _ in load.ended} <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
-async def test_a_call_that_cannot_wait_is_refused_in_time(tmp_path: Path) -> None:
-    """A stop holds new calls while others run, but none beyond its caller's deadline."""
+async def test_a_call_is_refused_before_its_deadline(tmp_path: Path) -> None:
+    """During a drain a new call is refused before its deadline."""
     with running(tmp_path) as server:
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
             health: Any = health_pb2_grpc.HealthStub(channel)
-            # Nobody reads it to its end: it runs all the time.
+            # Nobody reads the stream, so it stays open.
             stream = stub.StreamRanges(pb.StreamRangesRequest(sequence="a", total_id_count=10**6, chunk_id_count=1))
             await stream.read()
             watch = health.Watch(health_pb2.HealthCheckRequest())
@@ -125,7 +120,7 @@ async def test_a_call_that_cannot_wait_is_refused_in_time(tmp_path: Path) -> Non
 
 
 def replies(connection: socket.socket) -> Iterator[bytes]:
-    """Yields GOAWAYs and replies until the connection ends; answers pings late, and after the last reply."""
+    """Yields GOAWAY and DATA frames until the connection ends; answers pings late, after the last reply."""
     pings, at_end = [], False
     with suppress(ConnectionError):
         while True:
@@ -136,13 +131,13 @@ def replies(connection: socket.socket) -> Iterator[bytes]:
             if kind in (http2.DATA, http2.GOAWAY):
                 yield bytes([kind]) + payload
             while at_end and pings:
-                time.sleep(0.5)  # a server that does not wait for the answer has closed the connection by then
+                time.sleep(0.5)  # a server that does not wait has closed the connection by then
                 connection.sendall(http2.frame(http2.PING, http2.ACK, 0, pings.pop()))
     assert at_end
 
 
 def messages_in(data: bytes) -> int:
-    """Counts gRPC's messages: each has a byte and its length before it."""
+    """Counts length-prefixed gRPC messages."""
     count = 0
     while data:
         data = data[5 + int.from_bytes(data[1:5], "big") :]
@@ -151,8 +146,8 @@ def messages_in(data: bytes) -> int:
 
 
 @transports
-def test_a_client_that_reads_late_gets_all_replies(tmp_path: Path, transport: str) -> None:
-    """A connection ends when its client has read the last reply, and not by an error."""
+def test_a_slow_client_gets_all_replies_before_goaway(tmp_path: Path, transport: str) -> None:
+    """A draining connection closes without an error after its client has read the last reply."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=300, chunk_id_count=1)
     with running(tmp_path, transport=transport) as server, http2.connect(server.address) as connection:
         connection.sendall(http2.headers(1, "StreamRanges") + http2.message(1, request.SerializeToString()))
@@ -167,8 +162,8 @@ def test_a_client_that_reads_late_gets_all_replies(tmp_path: Path, transport: st
 
 
 @transports
-async def test_watches_and_reflection_end_in_time(tmp_path: Path, transport: str) -> None:
-    """Streams that last as long as their clients are refused at the end of a drain."""
+async def test_open_ended_streams_are_refused_after_a_drain(tmp_path: Path, transport: str) -> None:
+    """Health watches and reflection streams end with UNAVAILABLE at the end of a drain."""
 
     async def questions() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
         yield reflection_pb2.ServerReflectionRequest(list_services="")

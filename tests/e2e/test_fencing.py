@@ -1,4 +1,4 @@
-"""Two server processes on one store: what the one changes, the other keeps to, also after it was stopped in between."""
+"""Two server processes on one store: changes through one hold on the other, also after a pause."""
 
 import signal
 import time
@@ -15,14 +15,15 @@ LEASE = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
 
 
 def fill_lease(client: idalloc.Client, sequence: str) -> int:
-    """Has the client's node hold ids in memory; returns the last id that was issued."""
+    """Allocates until the client's node holds ids in memory; returns the last issued id."""
     last = 0
     for _ in range(200):
         last = client.allocate_range(sequence, 10)[-1]
     return last
 
 
-def test_a_node_that_was_paused_past_its_lease_issues_nothing_at_or_below_an_advance(tmp_path: Path) -> None:
+def test_a_resumed_node_issues_nothing_below_an_advance(tmp_path: Path) -> None:
+    """P5: a node paused past its lease issues nothing at or below another node's advance."""
     with (
         running(tmp_path, **LEASE) as first,
         running(tmp_path, **LEASE) as second,
@@ -44,7 +45,8 @@ def test_a_node_that_was_paused_past_its_lease_issues_nothing_at_or_below_an_adv
         assert not set(late) & set(after)
 
 
-def test_a_call_that_was_paused_in_the_middle_issues_nothing_old_either(tmp_path: Path) -> None:
+def test_calls_during_a_pause_get_no_ids_below_an_advance(tmp_path: Path) -> None:
+    """P4: calls that wait for a paused node get no ids from before the pause."""
     with (
         running(tmp_path, **LEASE) as first,
         running(tmp_path, **LEASE) as second,
@@ -63,7 +65,8 @@ def test_a_call_that_was_paused_in_the_middle_issues_nothing_old_either(tmp_path
         assert all(answer.result()[0] > 1_000_000 for answer in waiting)
 
 
-def test_a_pool_gives_nothing_from_before_an_advance(tmp_path: Path) -> None:
+def test_a_client_pool_drops_ids_from_before_an_advance(tmp_path: Path) -> None:
+    """P5: a client's pool returns no ids from before an advance once that is effective."""
     with (
         running(tmp_path, **LEASE) as first,
         running(tmp_path, **LEASE) as second,
@@ -71,7 +74,7 @@ def test_a_pool_gives_nothing_from_before_an_advance(tmp_path: Path) -> None:
         idalloc.Client(second.address) as other,
     ):
         ids = pooling.ids("orders")
-        stock = [next(ids) for _ in range(2_000)]  # so many that ranges are asked for ahead
+        stock = [next(ids) for _ in range(2_000)]  # enough for prefetched ranges
         advanced = other.sequences.advance("orders", past=1_000_000)
         time.sleep(advanced.effective_delay.ToTimedelta().total_seconds())
         later = [next(ids) for _ in range(2_000)]
@@ -79,7 +82,8 @@ def test_a_pool_gives_nothing_from_before_an_advance(tmp_path: Path) -> None:
         assert later == sorted(set(later))
 
 
-def test_a_deleted_sequence_ends_on_every_node_and_goes_on_behind_its_tombstone(tmp_path: Path) -> None:
+def test_a_recreated_sequence_continues_on_every_node(tmp_path: Path) -> None:
+    """P5: a deleted sequence ends on every node, and continues beyond its last id when re-created."""
     with (
         running(tmp_path, **LEASE) as first,
         running(tmp_path, **LEASE) as second,
@@ -100,7 +104,8 @@ def test_a_deleted_sequence_ends_on_every_node_and_goes_on_behind_its_tombstone(
         assert len(set(firsts)) == 2
 
 
-def test_a_request_id_gets_the_same_ids_from_another_node_and_after_a_crash(tmp_path: Path) -> None:
+def test_a_request_id_gets_the_same_ids_on_other_nodes(tmp_path: Path) -> None:
+    """P7: a retry with the same request_id gets the same ids from other nodes after a crash."""
     request_id = "5f0c3d4e-93a7-4a5f-9f3f-0d7c1b6f2a11"
     with running(tmp_path) as first, idalloc.Client(first.address) as client:
         taken = client.allocate_range("orders", 7, request_id=request_id)

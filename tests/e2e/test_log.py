@@ -1,4 +1,4 @@
-"""A client that is killed has logged every id that it had: real processes, kill -9."""
+"""The log of issued ids is complete for clients that are killed by SIGKILL."""
 
 import os
 import signal
@@ -11,27 +11,27 @@ import pytest
 from tests.support import issued_log
 from tests.support.processes import environment, running
 
-# Prints each id, at once, after it got it. A line that is not whole was cut by the kill.
+# Each script prints every id as soon as it has received it.
 LOOPS = {
     "ranges": """
 while True:
     for value in client.allocate_range("orders", 3):
-        tell(value)
+        show(value)
 """,
     "pool": """
 for value in client.ids("orders"):
-    tell(value)
+    show(value)
 """,
     "streams": """
 while True:
     for ids in client.stream_ranges("orders", 100, 7):
         for value in ids:
-            tell(value)
+            show(value)
 """,
     "documents": """
 while True:
     for value in client.doc_ids(3):
-        tell(value)
+        show(value)
 """,
     "tasks": """
 import asyncio
@@ -39,7 +39,7 @@ import asyncio
 async def caller(client):
     while True:
         for value in await client.allocate_range("orders", 2):
-            tell(value)
+            show(value)
 
 async def main():
     client = idalloc.aio.Client(sys.argv[1], log=sys.argv[2] + ".tasks" + sys.argv[3])
@@ -52,7 +52,7 @@ BEGIN = """
 import os, sys
 import idalloc
 
-def tell(value):
+def show(value):
     os.write(1, b"%s\\n" % str(value).encode())
 
 client = idalloc.Client(sys.argv[1], log=sys.argv[2] + sys.argv[3])
@@ -60,7 +60,7 @@ client = idalloc.Client(sys.argv[1], log=sys.argv[2] + sys.argv[3])
 
 
 def printed_before_the_kill(script: str, address: str, log: Path, lines: int) -> list[str]:
-    """Runs a client, kills it in the middle of its work, and returns what it printed."""
+    """Runs a client, kills it while it prints ids, and returns the complete lines."""
     command = [sys.executable, "-c", BEGIN + script, address, str(log.with_suffix("")), log.suffix]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
         assert process.stdout
@@ -73,7 +73,8 @@ def printed_before_the_kill(script: str, address: str, log: Path, lines: int) ->
 
 
 @pytest.mark.parametrize("ending", [".log", ".jsonl"])
-def test_every_id_that_a_killed_client_had_is_in_its_log(tmp_path: Path, ending: str) -> None:
+def test_every_id_of_a_killed_client_is_in_its_log(tmp_path: Path, ending: str) -> None:
+    """P1: the log of a client killed by SIGKILL has every id that it received."""
     with running(tmp_path) as server:
         for turn, (loop, script) in enumerate(LOOPS.items()):
             log = tmp_path / f"{loop}{ending}"

@@ -1,4 +1,4 @@
-"""max_sequences on real servers: what is refused, what does not count, and what the log says."""
+"""The limit max_sequences on real servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def warnings(server: Server) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
 def test_a_server_serves_max_sequences_and_no_more(tmp_path: Path, transport: str) -> None:
-    """Beyond the limit a call is RESOURCE_EXHAUSTED and creates nothing; names served before go on."""
+    """Beyond max_sequences a call is RESOURCE_EXHAUSTED and creates nothing; known names are served."""
     with running(tmp_path, max_sequences=MOST, transport=transport) as server, idalloc.Client(server.address) as client:
         client.sequences.create("existing")
         for number in range(MOST):
@@ -48,7 +48,7 @@ def test_a_server_serves_max_sequences_and_no_more(tmp_path: Path, transport: st
             list(client.stream_ranges("new", 10))
         for number in range(MOST):
             assert client.allocate_range(f"n{number}", 1) == range(2, 3)
-        # To be managed, a sequence needs no mark.
+        # Administration needs no high-water mark.
         assert client.sequences.get("existing").name == "existing"
         assert server.stop() == 0
         [warning] = warnings(server)
@@ -56,8 +56,8 @@ def test_a_server_serves_max_sequences_and_no_more(tmp_path: Path, transport: st
     assert names(tmp_path) == {"existing", *(f"n{number}" for number in range(MOST))}
 
 
-def test_names_that_are_refused_take_no_place(tmp_path: Path) -> None:
-    """Names that do not exist, are deleted, or that the caller may not use do not count."""
+def test_refused_names_do_not_count(tmp_path: Path) -> None:
+    """Names that do not exist, are deleted, or are not permitted do not count."""
     file = tmp_path / "access.toml"
     narrow = new_token(file, "narrow", "--allocate", "n*")
     admin = new_token(file, "admin", "--admin", "*")
@@ -78,10 +78,10 @@ def test_names_that_are_refused_take_no_place(tmp_path: Path) -> None:
                 client.allocate_range("no", 1)
 
 
-def test_each_worker_has_a_limit_of_its_own(tmp_path: Path) -> None:
-    """With several workers the limit is that of a process: all names can be served where it is enough for one."""
+def test_max_sequences_applies_to_each_worker(tmp_path: Path) -> None:
+    """The limit max_sequences applies to each worker process."""
     with running(tmp_path, max_sequences=MOST, workers=2) as server:
-        for _ in range(8):  # each connection is that of one worker
+        for _ in range(8):  # a connection belongs to one worker
             with idalloc.Client(server.address) as client:
                 for number in range(MOST):
                     client.allocate_range(f"n{number}", 1)

@@ -1,4 +1,4 @@
-"""The same changes of offset, increment and prefix on a live MySQL and on ours: the same serials."""
+"""Compares serials of document ids with a live MySQL, for changing offsets, increments and prefixes."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 pytestmark = [
     pytest.mark.mysql,
-    pytest.mark.timeout(900),  # with fetching and installing
+    pytest.mark.timeout(900),  # including downloads and installation
     pytest.mark.skipif("IDALLOC_TEST_MYSQL" not in os.environ, reason="needs a live MySQL: make test-mysql"),
 ]
 
@@ -26,7 +26,7 @@ Insert = Callable[[int, int, int, int], list[str]]
 
 @pytest.fixture
 def insert() -> Iterator[Insert]:
-    """Inserts documents into a fresh server, by (offset, increment, prefix, count)."""
+    """Returns a function that inserts documents into a new MySQL and returns their ids."""
     interpreter = environments.mysqlx_python()
     with server.running() as port:
         client = subprocess.Popen(
@@ -52,7 +52,7 @@ def insert() -> Iterator[Insert]:
 
 
 def settings(chance: random.Random) -> Iterator[tuple[int, int]]:
-    """Offsets and increments: the edges, small ones where the offset often lies ahead, and any."""
+    """Yields offsets and increments: edges, small ones whose offset often lies ahead, and random ones."""
     edges = [1, 2, 3, 10, 16, 255, 256, 65_534, 65_535]
     yield from [(10, 3), (16, 8), (1, 1), (65_535, 2), (65_535, 65_535), (5, 1)]
     for _ in range(100):
@@ -61,7 +61,8 @@ def settings(chance: random.Random) -> Iterator[tuple[int, int]]:
         yield chance.randint(1, 65_535), chance.randint(1, 65_535)
 
 
-async def test_the_same_changes_give_the_same_serials(insert: Insert) -> None:
+async def test_serials_equal_those_of_mysql(insert: Insert) -> None:
+    """The same offsets, increments and prefixes give the same serials as on a live MySQL."""
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     start_timestamps = StartTimestamps(MemoryStore(), FakeClock(), prefix=0, holder="test", max_clock_skew=1)
@@ -73,7 +74,7 @@ async def test_the_same_changes_give_the_same_serials(insert: Insert) -> None:
         count = chance.choice([1, 2, 7, 50])
         theirs = insert(offset, increment, doc_ids.prefix, count)
         ours = [text for run in await doc_ids.generate(count, offset, increment) for text in run.texts()]
-        # All but the timestamp, which MySQL takes from its clock.
+        # All but the timestamp, for which MySQL uses its clock.
         assert [(text[:4], text[12:]) for text in ours] == [(text[:4], text[12:]) for text in theirs], (
             f"seed {seed}, offset {offset}, increment {increment}"
         )

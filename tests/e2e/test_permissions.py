@@ -1,4 +1,4 @@
-"""Files that a server makes are its user's alone, whatever the umask (issue 15, 7)."""
+"""Modes of the files and folders that a server creates."""
 
 import os
 import socket
@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.processes import IDALLOC, environment, running
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="modes are POSIX's")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX file modes")
 
 
 @contextmanager
 def umask(mask: int) -> Iterator[None]:
-    """Has processes that start in the block inherit a umask."""
+    """Sets the umask of processes that start in the block."""
     before = os.umask(mask)
     try:
         yield
@@ -32,12 +32,12 @@ def modes(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o177, 0o277], ids=oct)
 def test_files_are_0600_and_folders_0700(tmp_path: Path, mask: int) -> None:
-    """The database with -wal and -shm, and kept settings. A client's log is its user's alone, or less."""
+    """Database files, kept settings and client logs belong to the user alone, whatever the umask."""
     made, state = tmp_path / "made", tmp_path / "state"
     made.mkdir(0o755)
     state.mkdir(0o755)
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        listen = f"127.0.0.1:{free.getsockname()[1]}"  # what is kept is kept for an address
+        listen = f"127.0.0.1:{free.getsockname()[1]}"  # settings are kept per address
     environ = environment() | {"XDG_STATE_HOME": str(state / "home" / "local")}
     with umask(mask):
         server = running(tmp_path, environ, listen=listen, store=f"sqlite://{made}/a/b/ids.db")
@@ -56,8 +56,8 @@ def test_files_are_0600_and_folders_0700(tmp_path: Path, mask: int) -> None:
     assert kept == {"home": 0o700, "home/local": 0o700, "home/local/idalloc": 0o700, file: 0o600}
 
 
-def test_what_exists_keeps_its_mode(tmp_path: Path) -> None:
-    """An operator may let a group read: neither the folder nor the file of a store is changed."""
+def test_existing_files_keep_their_mode(tmp_path: Path) -> None:
+    """A server changes the mode of neither an existing folder nor an existing database."""
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o750)

@@ -17,12 +17,11 @@ def prefix(server: Server) -> int:
         return int(client.doc_ids()[0][:4], 16)
 
 
-def test_a_prefix_that_was_kept_holds_after_a_crash_and_a_flag_beats_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_persisted_prefix_survives_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix set with --persist survives a crash, and a flag overrides it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        listen = f"127.0.0.1:{free.getsockname()[1]}"  # what is kept is kept for an address
+        listen = f"127.0.0.1:{free.getsockname()[1]}"  # settings are kept per address
     with running(tmp_path, listen=listen) as server:
         assert prefix(server) == 0
         done = subprocess.run(

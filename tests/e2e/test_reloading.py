@@ -1,4 +1,4 @@
-"""A running server and its files: what cannot be read now is read later, and what is gone authorizes nobody."""
+"""A running server reloads its access file and certificates, by polling and on SIGHUP."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.e2e.test_access import ask, lines, new_token, until
+from tests.e2e.test_access import allocate_status, new_token
 from tests.e2e.test_tls import Files
 from tests.support.processes import Server, environment, running, serve_command
+from tests.support.server_calls import log_events, wait_until
 
-# Each starts several processes, which take their time on a machine that does other things.
+# Each test starts several processes, which is slow on a busy machine.
 pytestmark = pytest.mark.timeout(180)
 
 OK, UNAUTHENTICATED = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
@@ -33,7 +34,7 @@ def descriptors(server: Server) -> set[int]:
 
 @contextmanager
 def exhausted(server: Server, left: int = 0) -> Iterator[None]:
-    """Lets a server open no more than so many further files and connections."""
+    """Limits a server to ``left`` further file descriptors."""
     used = descriptors(server)
     unused = (number for number in count() if number not in used)
     most = [next(unused) for _ in range(left + 1)][left] if left else 0
@@ -46,80 +47,80 @@ def exhausted(server: Server, left: int = 0) -> Iterator[None]:
 
 
 def put(file: Path, content: str) -> None:
-    """Puts a file in place as a whole."""
+    """Replaces a file atomically."""
     other = file.with_suffix(".new")
     other.write_text(content)
     other.replace(file)
 
 
-def test_a_revocation_outlives_a_lack_of_descriptors(tmp_path: Path) -> None:
-    """A removed token is refused also where the first read of the changed access file failed."""
+def test_a_revocation_is_retried_without_descriptors(tmp_path: Path) -> None:
+    """A removed token is rejected also if the first read of the changed file failed."""
     file = tmp_path / "access.toml"
     old = new_token(file, "old", "--allocate", "*")
     with running(tmp_path, access=file) as server:
-        assert ask(server, old) == OK
+        assert allocate_status(server, old) == OK
         new = new_token(tmp_path / "next.toml", "new", "--allocate", "*")
         with exhausted(server):
             (tmp_path / "next.toml").replace(file)
-            until(lambda: bool(lines(server, "access_not_reloaded")))
-        until(lambda: bool(lines(server, "access_reloaded")))
-        assert ask(server, old) == UNAUTHENTICATED
-        assert ask(server, new) == OK
-        [failed, *_] = lines(server, "access_not_reloaded")
+            wait_until(lambda: bool(log_events(server, "access_not_reloaded")))
+        wait_until(lambda: bool(log_events(server, "access_reloaded")))
+        assert allocate_status(server, old) == UNAUTHENTICATED
+        assert allocate_status(server, new) == OK
+        [failed, *_] = log_events(server, "access_not_reloaded")
         assert "Too many open files" in failed["error"]
 
 
-def test_a_renewal_outlives_a_lack_of_descriptors(tmp_path: Path) -> None:
-    """A renewed certificate is shown also where the first read of it failed."""
+def test_a_renewal_is_retried_without_descriptors(tmp_path: Path) -> None:
+    """A renewed certificate is used also if the first read of it failed."""
     files = Files(tmp_path)
     with running(tmp_path, **files.flags) as server:
         idle = len(descriptors(server))
         before, _ = files.shown(server)
-        until(lambda: len(descriptors(server)) <= idle)
-        with exhausted(server, left=1):  # which the connection takes
+        wait_until(lambda: len(descriptors(server)) <= idle)
+        with exhausted(server, left=1):  # for the connection
             written = files.write()
             assert files.shown(server)[0] == before
-            [failed] = lines(server, "certificates_not_reloaded")
+            [failed] = log_events(server, "certificates_not_reloaded")
             assert "Too many open files" in failed["error"]
-        until(lambda: files.shown(server)[0] == written)
-        assert lines(server, "certificates_reloaded")
+        wait_until(lambda: files.shown(server)[0] == written)
+        assert log_events(server, "certificates_reloaded")
 
 
 @pytest.mark.parametrize(("content", "workers"), [("", 1), ("# nothing\n", 1), (None, 1), (None, 2)])
-def test_a_file_without_entries_authorizes_nobody(tmp_path: Path, content: str | None, workers: int) -> None:
-    """An access file that is emptied, commented out or removed while the server runs ends every access."""
+def test_an_empty_access_file_rejects_everyone(tmp_path: Path, content: str | None, workers: int) -> None:
+    """An access file that is emptied or removed while the server runs rejects every caller."""
     file = tmp_path / "access.toml"
     token = new_token(file, "old", "--allocate", "*")
     with running(tmp_path, access=file, workers=workers) as server:
-        assert ask(server, token) == OK
+        assert allocate_status(server, token) == OK
         if content is None:
             file.unlink()
         else:
             put(file, content)
-        until(lambda: ask(server, token) == UNAUTHENTICATED)
-        until(lambda: len(lines(server, "access_empty")) == workers)
-        assert {ask(server, token) for _ in range(4)} == {UNAUTHENTICATED}
-        assert ask(server, "") == UNAUTHENTICATED
-        if workers > 1:  # a worker that is started now authorizes nobody either
-            [first, *_] = lines(server, "worker_started")
+        wait_until(lambda: allocate_status(server, token) == UNAUTHENTICATED)
+        wait_until(lambda: len(log_events(server, "access_empty")) == workers)
+        assert {allocate_status(server, token) for _ in range(4)} == {UNAUTHENTICATED}
+        assert allocate_status(server, "") == UNAUTHENTICATED
+        if workers > 1:  # a worker that starts now
+            [first, *_] = log_events(server, "worker_started")
             os.kill(first["pid"], signal.SIGKILL)
-            until(lambda: len(lines(server, "worker_started")) == 3)
-            assert {ask(server, token) for _ in range(4)} == {UNAUTHENTICATED}
+            wait_until(lambda: len(log_events(server, "worker_started")) == 3)
+            assert {allocate_status(server, token) for _ in range(4)} == {UNAUTHENTICATED}
         token = new_token(file, "new", "--allocate", "*")
-        until(lambda: ask(server, token) == OK)
+        wait_until(lambda: allocate_status(server, token) == OK)
 
 
-def test_a_server_with_quotas_only_asks_when_they_are_removed(tmp_path: Path) -> None:
-    """A file without entries authorizes nobody also where no identity was in it before."""
+def test_removing_an_access_file_of_quotas_rejects_everyone(tmp_path: Path) -> None:
+    """Removing an access file that had quotas only rejects every caller."""
     file = tmp_path / "access.toml"
     put(file, QUOTA)
     with running(tmp_path, access=file) as server:
-        assert ask(server, "") == OK
+        assert allocate_status(server, "") == OK
         file.unlink()
-        until(lambda: ask(server, "") == UNAUTHENTICATED)
+        wait_until(lambda: allocate_status(server, "") == UNAUTHENTICATED)
 
 
-# Makes the terminal on standard output its own, as a shell's, and goes on as the command behind it.
+# Makes the terminal on standard output the controlling terminal, as a shell does, and executes the command.
 IN_TERMINAL = """
 import fcntl, os, signal, sys, termios
 os.setsid()
@@ -131,12 +132,12 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @contextmanager
 def in_terminal(folder: Path, action: str = "SIG_DFL", **settings: object) -> Iterator[tuple[Server, int]]:
-    """Starts a server from a terminal; yields it and the terminal's other end, which closes it.
+    """Starts a server in a terminal; yields it and the terminal's other end, whose closing sends SIGHUP.
 
     Args:
-        folder: Where its log and its store go.
-        action: What SIGHUP does at the start.
-        settings: Settings to give as flags.
+        folder: The folder of its log and its store.
+        action: The disposition of SIGHUP at the start: SIG_DFL or SIG_IGN.
+        settings: The server's settings.
     """
     ours, theirs = pty.openpty()
     log = folder / "terminal.log"
@@ -151,10 +152,10 @@ def in_terminal(folder: Path, action: str = "SIG_DFL", **settings: object) -> It
         )
     os.close(theirs)
     try:
-        said = b""
-        while b"\n" not in said:
-            said += os.read(ours, 1000)
-        yield Server(process, "", said.decode(), log), ours
+        welcome = b""
+        while b"\n" not in welcome:
+            welcome += os.read(ours, 1000)
+        yield Server(process, "", welcome.decode(), log), ours
     finally:
         if process.poll() is None:
             process.kill()
@@ -163,43 +164,43 @@ def in_terminal(folder: Path, action: str = "SIG_DFL", **settings: object) -> It
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_closing_the_terminal_ends_the_server(tmp_path: Path, workers: int) -> None:
-    """A server that was started from a terminal drains and ends when that is closed."""
+    """A server that was started from a terminal drains and exits when the terminal closes."""
     with in_terminal(tmp_path, workers=workers) as (server, terminal):
         os.close(terminal)
         assert server.process.wait(40) == 0
-        assert lines(server, "stopped")
-        assert not lines(server, "reloading")
+        assert log_events(server, "stopped")
+        assert not log_events(server, "reloading")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_under_nohup_the_server_outlives_its_terminal(tmp_path: Path, workers: int) -> None:
-    """Where SIGHUP is ignored at the start, closing the terminal ends nothing."""
+    """A server that ignores SIGHUP at startup survives its terminal."""
     with in_terminal(tmp_path, "SIG_IGN", workers=workers) as (server, terminal):
         os.close(terminal)
-        until(lambda: len(lines(server, "reloading")) >= workers)
+        wait_until(lambda: len(log_events(server, "reloading")) >= workers)
         assert server.stop() == 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_sighup_reads_access_and_certificates_again(tmp_path: Path, workers: int) -> None:
-    """SIGHUP reloads all files at once, changed or not, in each process; the server goes on."""
+def test_sighup_reloads_access_and_certificates(tmp_path: Path, workers: int) -> None:
+    """SIGHUP reloads all files in each process, changed or not."""
     file, files = tmp_path / "access.toml", Files(tmp_path)
     new_token(file, "old", "--allocate", "*")
     with running(tmp_path, None, True, access=file, workers=workers, **files.flags) as server:
 
         def reloaded(times: int) -> bool:
             events = ("reloading", "access_reloaded", "certificates_reloaded")
-            return all(len(lines(server, event)) == times * workers for event in events)
+            return all(len(log_events(server, event)) == times * workers for event in events)
 
         server.send(signal.SIGHUP)
-        until(lambda: reloaded(1))
+        wait_until(lambda: reloaded(1))
         server.send(signal.SIGHUP)
-        until(lambda: reloaded(2))
+        wait_until(lambda: reloaded(2))
         files.key.write_text("no key")
         server.send(signal.SIGHUP)
-        until(lambda: len(lines(server, "certificates_not_reloaded")) == workers)
+        wait_until(lambda: len(log_events(server, "certificates_not_reloaded")) == workers)
         written = files.write()
         server.send(signal.SIGHUP)
-        until(lambda: len(lines(server, "certificates_reloaded")) == 3 * workers)
+        wait_until(lambda: len(log_events(server, "certificates_reloaded")) == 3 * workers)
         assert files.shown(server)[0] == written
         assert server.stop() == 0

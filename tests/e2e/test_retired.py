@@ -1,4 +1,4 @@
-"""A store that was retired under live servers: it creates nothing, and says where to go on, until that is undone."""
+"""A store that was retired under live servers refuses creations, and names its successor, until that is undone."""
 
 import subprocess
 from collections.abc import Callable
@@ -27,26 +27,26 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def retired(store: str, *options: str) -> str:
-    """Retires a store; returns what was exported."""
+    """Retires a store, and returns the export."""
     done = idalloc("export", "--retire", *options, f"--store={store}")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def is_refused(call: Callable[[], object]) -> bool:
-    """Whether a call is refused with the place to go on."""
+    """Whether a call is refused with the name of the successor."""
     with pytest.raises(IdallocError) as refused:
         call()
     return "this store was retired on 20" in str(refused.value) and f"use instead: {NEW}" in str(refused.value)
 
 
 def start(store: str) -> subprocess.CompletedProcess[str]:
-    """Tries to start a server that is to be refused."""
+    """Starts a server that must refuse to start."""
     return subprocess.run(serve_command(store=store), env=environment(), capture_output=True, text=True, timeout=30)
 
 
 def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
-    """P1: first use, creation and re-creation are refused with the place to go on; so are a claim and a start."""
+    """P1: a retired store refuses creations, claims and starts, and names its successor."""
     with running(tmp_path, store=store, **LEASE) as server, Client(server.address) as client:
         issued = fill_lease(client, "orders")
         content = retired(store, f"--moved-to={NEW}")
@@ -59,7 +59,7 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
             lambda: client.update_node(prefix=7),
         ):
             assert is_refused(call)
-        assert client.doc_ids()  # under the start timestamp that was exported
+        assert client.doc_ids()  # with the exported start timestamp
         assert [each.name for each in client.sequences.list(show_deleted=True)] == ["orders"]
         refused = idalloc("import", "-", f"--store={store}", content=content)
         assert refused.returncode == 1
@@ -78,7 +78,7 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
 
 
 def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
-    """P1: after `import --unretire` of the newest export the store goes on behind all that was issued elsewhere."""
+    """P1: after `import --unretire` of the newest export the store continues beyond all issued ids."""
     store = f"sqlite://{tmp_path}/ids.db"
     new, lines = f"sqlite://{tmp_path}/new.db", ['{"idalloc_export": 1}']
     lines += [f'{{"sequence": "{name}", "last_value": "41", "generation": "1", "settings": {{}}}}' for name in "ab"]
@@ -102,8 +102,8 @@ def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\nb", "x" * 301, "crate://me:secret@db1:4200/"], ids=["lines", "long", "secret"])
-def test_a_place_that_cannot_be_shown_is_refused(tmp_path: Path, text: str) -> None:
-    """A place to go on is one line without a password; the store is not touched otherwise."""
+def test_an_invalid_moved_to_is_refused(tmp_path: Path, text: str) -> None:
+    """--moved-to must be one line without a password; otherwise the store is not changed."""
     done = idalloc("export", "--retire", f"--moved-to={text}", f"--store=sqlite://{tmp_path}/ids.db")
     assert done.returncode == 2
     assert "secret" not in done.stderr

@@ -1,4 +1,4 @@
-"""Plants secrets in a real server and its store, lets go wrong what can, and looks wherever others may look."""
+"""Secrets of a real server and its store appear in no output, log, error or process list, whatever fails."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.processes import IDALLOC, Server, environment, running
 
-# Each starts several processes, which take their time on a machine that does other things.
+# Each test starts several processes, which is slow on a busy machine.
 pytestmark = pytest.mark.timeout(240)
 
-# What is looked for; the password needs percent-encoding.
+# Part of every secret; the password needs percent-encoding.
 PLANTED = "pLaNtEd"
 PASSWORD = f"{PLANTED}Store:@/?#%"
 WRONG = f"idalloc_{PLANTED}WrongToken0123456789abcdefghijklmnop"
@@ -40,17 +40,17 @@ class Crate(CrateEmulator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.absurd = False
+        self.sends_invalid_rows = False
         self.require_password("alice", PASSWORD)
 
     def _execute(self, statement: str, args: list[Any], body: dict[str, Any]) -> web.Response:
-        if self.absurd and "RETURNING" in statement:
+        if self.sends_invalid_rows and "RETURNING" in statement:
             return web.json_response({"cols": [], "rows": [[{}]], "rowcount": 1, "duration": 0.1})
         return super()._execute(statement, args, body)
 
 
-class Told:
-    """All that others could read."""
+class Observed:
+    """Collects every text that others could read."""
 
     def __init__(self) -> None:
         self._texts: list[tuple[str, bytes]] = []
@@ -59,7 +59,7 @@ class Told:
         self._texts.append((where, text if isinstance(text, bytes) else text.encode()))
 
     def run(self, *command: str | Path, environ: dict[str, str] | None = None, code: int) -> str:
-        """Runs a command; both its outputs could be read by others, and its own command line."""
+        """Runs a command, and adds its outputs and its command line."""
         done = subprocess.run(
             command, env=environ or environment(), capture_output=True, text=True, timeout=120, check=False
         )
@@ -68,26 +68,26 @@ class Told:
         return done.stdout + done.stderr
 
     def processes(self, pid: int) -> int:
-        """Adds what a list of processes shows of one and of its children; returns how many there are."""
+        """Adds what a process list shows of a process and its children; returns their number."""
         for file in ("cmdline", "comm", "status"):
             self.add(f"{file} of {pid}", Path(f"/proc/{pid}/{file}").read_bytes())
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return 1 + sum(self.processes(int(child)) for child in children)
 
-    def must_not_have(self, *secrets: str) -> None:
+    def assert_no_secrets(self, *secrets: str) -> None:
         for secret in (PLANTED, BASIC, quote(PASSWORD, safe=""), *secrets):
-            assert [where for where, text in self._texts if secret.encode() in text] == [], f"{secret} is told"
+            assert [where for where, text in self._texts if secret.encode() in text] == [], f"{secret} is disclosed"
 
 
 @contextmanager
 def calling(server: Server, authorization: str) -> Iterator[list[Any]]:
-    """One call of every kind, each with this credential."""
+    """Yields a call of every kind with this credential."""
     metadata = (("authorization", authorization),)
     with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         ids: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         sequences: Any = sequences_pb2_grpc.SequenceServiceStub(channel)
         reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
-        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        list_services = reflection_pb2.ServerReflectionRequest(list_services="")
         yield [
             lambda: ids.AllocateRange(
                 pb.AllocateRangeRequest(sequence="a", id_count=500_000), metadata=metadata, timeout=60
@@ -99,41 +99,42 @@ def calling(server: Server, authorization: str) -> Iterator[list[Any]]:
             lambda: sequences.DeleteSequence(
                 sequences_pb2.DeleteSequenceRequest(name="c"), metadata=metadata, timeout=60
             ),
-            lambda: list(reflection.ServerReflectionInfo(iter([ask]), metadata=metadata, timeout=60)),
+            lambda: list(reflection.ServerReflectionInfo(iter([list_services]), metadata=metadata, timeout=60)),
         ]
 
 
-def call_all(told: Told, server: Server, authorization: str) -> set[grpc.StatusCode]:
-    """Makes all calls; returns how they ended."""
+def call_all(observed: Observed, server: Server, authorization: str) -> set[grpc.StatusCode]:
+    """Makes all calls, adds their replies and errors, and returns their statuses."""
     codes = set()
     with calling(server, authorization) as calls:
         for call in calls:
             try:
-                told.add("reply", str(call()))
+                observed.add("reply", str(call()))
                 codes.add(grpc.StatusCode.OK)
             except grpc.RpcError as failed:
                 error: Any = failed
                 codes.add(error.code())
-                told.add("error", f"{error} {error.details()} {error.debug_error_string()}")
+                observed.add("error", f"{error} {error.details()} {error.debug_error_string()}")
                 for key, value in error.trailing_metadata() or ():
-                    told.add(f"trailer {key}", value)
+                    observed.add(f"trailer {key}", value)
     return codes
 
 
-def new_token(told: Told, file: Path) -> str:
-    """Makes a token that may do everything; standard output is the one place where it is."""
+def new_token(observed: Observed, file: Path) -> str:
+    """Creates a token with all roles; only standard output has the token."""
     roles = [part for role in ("allocate", "read", "admin") for part in (f"--{role}", "*")]
     made = subprocess.run([IDALLOC, "token", "new", "boss", *roles], capture_output=True, text=True, check=True)
     file.write_text(made.stderr)
-    told.add("the entry", made.stderr)
+    observed.add("the entry", made.stderr)
     return made.stdout.strip()
 
 
 @pytest.mark.parametrize(("workers", "way"), [(1, "environment"), (2, "file")])
-async def test_no_secret_is_told_while_everything_goes_wrong(tmp_path: Path, workers: int, way: str) -> None:
-    told = Told()
+async def test_no_secret_is_disclosed_by_a_failing_server(tmp_path: Path, workers: int, way: str) -> None:
+    """No password, token or hash is in output, logs, errors or process lists, whatever fails."""
+    observed = Observed()
     access = tmp_path / "access.toml"
-    token = new_token(told, access)
+    token = new_token(observed, access)
     digest = hashlib.sha256(token.encode()).hexdigest()
     (tmp_path / "password").write_text(f"{PASSWORD}\n")
     async with Crate() as crate:
@@ -146,9 +147,9 @@ async def test_no_secret_is_told_while_everything_goes_wrong(tmp_path: Path, wor
         def scenario() -> None:
             environ = environment(store=store) | {"PYTHONFAULTHANDLER": "1", "PYTHONASYNCIODEBUG": "1"}
             with running(tmp_path, environ, store=None, outage_reserve="1s", **settings) as server:
-                told.add("welcome", server.welcome)
-                assert told.processes(server.process.pid) == (1 if workers == 1 else 1 + workers)
-                assert call_all(told, server, f"Bearer {token}") >= {grpc.StatusCode.OK}
+                observed.add("welcome", server.welcome)
+                assert observed.processes(server.process.pid) == (1 if workers == 1 else 1 + workers)
+                assert call_all(observed, server, f"Bearer {token}") >= {grpc.StatusCode.OK}
                 for authorization in (
                     f"Bearer {WRONG}",
                     WRONG,
@@ -156,36 +157,36 @@ async def test_no_secret_is_told_while_everything_goes_wrong(tmp_path: Path, wor
                     f"Bearer  {WRONG}",
                     f"bearer {WRONG},x",
                 ):
-                    assert grpc.StatusCode.OK not in call_all(told, server, authorization)
+                    assert grpc.StatusCode.OK not in call_all(observed, server, authorization)
                 access.write_text(f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{WRONG}']\npassword = '{PASSWORD}'\n")
-                told.run(*client(server), "allocate", "orders", environ=environment(token=WRONG), code=1)
-                told.run(*client(server), "allocate", "orders", "3", environ=environment(token=token), code=0)
-                told.run(*client(server), "node", environ=environment(token=token), code=0)
+                observed.run(*client(server), "allocate", "orders", environ=environment(token=WRONG), code=1)
+                observed.run(*client(server), "allocate", "orders", "3", environ=environment(token=token), code=0)
+                observed.run(*client(server), "node", environ=environment(token=token), code=0)
 
                 crate.require_password("alice", "another one")
-                assert grpc.StatusCode.UNAVAILABLE in call_all(told, server, f"Bearer {token}")
+                assert grpc.StatusCode.UNAVAILABLE in call_all(observed, server, f"Bearer {token}")
                 crate.require_password("alice", PASSWORD)
-                crate.absurd = True
-                assert grpc.StatusCode.INTERNAL in call_all(told, server, f"Bearer {token}")
-                crate.absurd = False
+                crate.sends_invalid_rows = True
+                assert grpc.StatusCode.INTERNAL in call_all(observed, server, f"Bearer {token}")
+                crate.sends_invalid_rows = False
                 crate.inject(Fault("drop", times=-1))
-                assert grpc.StatusCode.UNAVAILABLE in call_all(told, server, f"Bearer {token}")
+                assert grpc.StatusCode.UNAVAILABLE in call_all(observed, server, f"Bearer {token}")
                 children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
                 for pid in map(int, children):
                     os.kill(pid, signal.SIGABRT)
                 server.send(signal.SIGABRT)
                 server.process.wait(30)
                 assert server.process.stdout
-                told.add("standard output", server.process.stdout.read())
+                observed.add("standard output", server.process.stdout.read())
                 log = server.log.read_text()
-            told.add("log", log)
+            observed.add("log", log)
             assert "Traceback" in log
             assert "Fatal Python error" in log
             assert "access_not_reloaded" in log
 
         await asyncio.to_thread(scenario)
-    told.must_not_have(token, token.removeprefix("idalloc_")[:16], WRONG[-16:])
-    # The hash is in the access file, and in the entry that `token new` printed for it.
+    observed.assert_no_secrets(token, token.removeprefix("idalloc_")[:16], WRONG[-16:])
+    # Only the access file, and the entry that `token new` prints, have the hash.
     assert digest not in log_of(tmp_path)
 
 
@@ -197,8 +198,8 @@ def log_of(folder: Path) -> str:
     return "".join(file.read_text() for file in folder.glob("server-*.log"))
 
 
-class TestStarts:
-    """What is said by a server that does not start, and by verbs that need none."""
+class TestStartup:
+    """Output of refused starts, and of commands without a server."""
 
     @pytest.mark.parametrize(
         "url",
@@ -209,8 +210,9 @@ class TestStarts:
         ],
     )
     def test_a_flag_with_a_password_is_refused(self, tmp_path: Path, url: str) -> None:
+        """A password on the command line is refused, since a process list would show it."""
         (tmp_path / "sequences.jsonl").write_text("")
-        told = Told()
+        observed = Observed()
         for verb in (
             ["serve", "--listen=127.0.0.1:0"],
             ["export"],
@@ -218,11 +220,11 @@ class TestStarts:
             ["config", "show"],
         ):
             environ = environment(store=f"sqlite://{tmp_path}/ids.db")
-            *_, line = told.run(IDALLOC, *verb, "--store", url, environ=environ, code=2).splitlines()
+            *_, line = observed.run(IDALLOC, *verb, "--store", url, environ=environ, code=2).splitlines()
             assert line.startswith("idalloc: --store: a list of processes would show its password or token")
             assert "IDALLOC_STORE" in line
             assert "?password_file=/path" in line
-        told.must_not_have()
+        observed.assert_no_secrets()
         assert not (tmp_path / "ids.db").exists()
 
     @pytest.mark.parametrize(
@@ -242,18 +244,20 @@ class TestStarts:
             ({"node_prefix": "x"}, f"store = 'crate://alice:{PLANTED}@127.0.0.1:1/'"),
         ],
     )
-    def test_malformed_settings(self, tmp_path: Path, settings: dict[str, str], file: str) -> None:
+    def test_malformed_settings_disclose_no_secret(self, tmp_path: Path, settings: dict[str, str], file: str) -> None:
+        """An error about a malformed setting does not show its password."""
         (tmp_path / "idalloc.toml").write_text(file)
-        told = Told()
-        line = told.run(
+        observed = Observed()
+        line = observed.run(
             IDALLOC, "config", "show", f"--config={tmp_path}/idalloc.toml", environ=environment(**settings), code=2
         )
         assert line.count("\n") == 1
-        told.must_not_have()
+        observed.assert_no_secrets()
 
     @pytest.mark.parametrize("form", [[], ["--json"]])
-    def test_config_show(self, tmp_path: Path, form: list[str]) -> None:
-        told = Told()
+    def test_config_show_discloses_no_secret(self, tmp_path: Path, form: list[str]) -> None:
+        """`idalloc config show` shows the store without its password or token."""
+        observed = Observed()
         (tmp_path / "password").write_text(PASSWORD)
         (tmp_path / "jwt").write_text(PLANTED)
         for store in (
@@ -262,29 +266,32 @@ class TestStarts:
             f"crate://alice@127.0.0.1:1/?password_file={tmp_path}/password",
             f"crate://127.0.0.1:1/?jwt_file={tmp_path}/jwt",
         ):
-            shown = told.run(IDALLOC, "config", "show", *form, environ=environment(store=store, token=WRONG), code=0)
+            shown = observed.run(
+                IDALLOC, "config", "show", *form, environ=environment(store=store, token=WRONG), code=0
+            )
             assert "127.0.0.1:1/?schema=doc" in shown
-        told.must_not_have()
+        observed.assert_no_secrets()
 
-    async def test_a_store_that_refuses_or_is_mad(self, tmp_path: Path) -> None:
-        told = Told()
+    async def test_a_failing_store_discloses_no_secret(self, tmp_path: Path) -> None:
+        """A store that refuses the password, or sends invalid rows, discloses no secret."""
+        observed = Observed()
         async with Crate() as crate:
             environ = environment(store=f"crate://alice:{quote(PASSWORD, safe='')}@{crate.host}/", store_timeout="1s")
 
             def start(workers: int, code: int) -> str:
-                # As the module: the command itself says in one line what it did not expect.
+                # The module prints a traceback, the command would print one line.
                 command = (sys.executable, "-m", "idalloc_server", "--listen=127.0.0.1:0", f"--workers={workers}")
-                return told.run(*command, environ=environ, code=code)
+                return observed.run(*command, environ=environ, code=code)
 
             def scenario() -> None:
                 for workers in (1, 2):
                     crate.require_password("alice", "another one")
                     assert "check the host, the user and the password" in start(workers, 2)
                     crate.require_password("alice", PASSWORD)
-                    crate.absurd = True
+                    crate.sends_invalid_rows = True
                     assert "Traceback" in start(workers, 1 if workers == 1 else 2)
-                    crate.absurd = False
-                told.run(IDALLOC, "export", environ=environ, code=1)
+                    crate.sends_invalid_rows = False
+                observed.run(IDALLOC, "export", environ=environ, code=1)
 
             await asyncio.to_thread(scenario)
-        told.must_not_have()
+        observed.assert_no_secrets()

@@ -1,4 +1,4 @@
-"""Settings of real server processes: which are refused, and which of them wins."""
+"""Settings of real server processes: invalid ones are refused; flags override the environment, files and defaults."""
 
 import json
 import signal
@@ -15,8 +15,8 @@ import pytest
 from tests.support.processes import IDALLOC, environment, running, serve_command
 
 
-class TestRefusedStarts:
-    """Exit code 2 and one line that names the setting and the mend."""
+class TestInvalidSettings:
+    """An invalid setting ends with exit code 2, and one line that names the setting and the next step."""
 
     def refused(self, *, env: dict[str, str] | None = None, **settings: object) -> str:
         done = subprocess.run(
@@ -27,18 +27,21 @@ class TestRefusedStarts:
         [line] = done.stderr.splitlines()
         return line
 
-    def test_a_port_in_use(self, tmp_path: Path) -> None:
+    def test_a_port_in_use_is_refused(self, tmp_path: Path) -> None:
+        """A port of another server is refused."""
         with running(tmp_path) as server:
             line = self.refused(listen=server.address, store=f"sqlite://{tmp_path}/other.db")
         assert line.startswith("idalloc: listen: ")
         assert "in use" in line
 
-    def test_a_port_held_by_something_else(self) -> None:
+    def test_a_port_of_another_program_is_refused(self) -> None:
+        """A port of another program is refused."""
         with closing(socket.create_server(("127.0.0.1", 0))) as taken:
             assert "in use" in self.refused(listen=f"127.0.0.1:{taken.getsockname()[1]}")
 
     @pytest.mark.parametrize("value", ["-1", "65536", "seven", ""])
-    def test_a_prefix_outside_its_range(self, value: str) -> None:
+    def test_a_prefix_outside_its_range_is_refused(self, value: str) -> None:
+        """A node_prefix outside 0 to 65535 is refused."""
         line = self.refused(node_prefix=value)
         assert line.startswith("idalloc: --node-prefix: ")
 
@@ -57,18 +60,21 @@ class TestRefusedStarts:
             ("auto_create_sequences", "perhaps"),
         ],
     )
-    def test_any_other_bad_value(self, tmp_path: Path, setting: str, value: str) -> None:
+    def test_an_invalid_value_is_refused(self, tmp_path: Path, setting: str, value: str) -> None:
+        """An error about an invalid value names its setting."""
         settings: dict[str, Any] = {"store": f"sqlite://{tmp_path}/ids.db", setting: value}
         line = self.refused(**settings)
         assert setting in line.replace("-", "_")
 
-    def test_a_port_that_is_taken_on_one_address_of_the_host(self, tmp_path: Path) -> None:
+    def test_a_port_in_use_on_one_address_is_refused(self, tmp_path: Path) -> None:
+        """A host name with several addresses is refused if one of them is in use."""
         with running(tmp_path) as server:
             port = server.address.rpartition(":")[2]
             line = self.refused(listen=f"localhost:{port}", store=f"sqlite://{tmp_path}/other.db")
             assert "in use" in line
 
-    def test_a_user_without_a_home_is_told_to_set_a_store(self) -> None:
+    def test_a_user_without_a_home_must_set_a_store(self) -> None:
+        """Without a home folder, and so without a default store, the setting store is required."""
         program = (
             "import pathlib, runpy, sys\n"
             "def home(): raise RuntimeError('Could not determine home directory.')\n"
@@ -82,36 +88,43 @@ class TestRefusedStarts:
         [line] = done.stderr.splitlines()
         assert line.startswith("idalloc: store: ")
 
-    def test_a_bad_value_in_the_environment_names_the_variable(self) -> None:
+    def test_an_invalid_variable_is_named(self) -> None:
+        """An error about an invalid environment variable names it."""
         assert self.refused(env=environment(lease_ttl="soon")).startswith("idalloc: IDALLOC_LEASE_TTL: ")
 
-    def test_an_unknown_setting_in_the_environment(self) -> None:
+    def test_an_unknown_variable_is_refused(self) -> None:
+        """An unknown environment variable IDALLOC_* is refused."""
         assert "IDALLOC_NODE_PREFX: there is no such setting" in self.refused(env=environment(node_prefx="7"))
 
-    def test_an_unreadable_file(self, tmp_path: Path) -> None:
+    def test_an_unreadable_file_is_refused(self, tmp_path: Path) -> None:
+        """A configuration file that is missing or not TOML is refused."""
         broken = tmp_path / "broken.toml"
         broken.write_text("node_prefix = = 7")
         assert "is not TOML" in self.refused(config=broken)
         assert "No such file" in self.refused(config=tmp_path / "missing.toml")
 
-    def test_an_unknown_setting_in_a_file(self, tmp_path: Path) -> None:
+    def test_an_unknown_setting_in_a_file_is_refused(self, tmp_path: Path) -> None:
+        """An unknown setting in the configuration file is refused."""
         file = tmp_path / "idalloc.toml"
         file.write_text("node_prefx = 7")
         assert f"node_prefx in {file}: there is no such setting" in self.refused(config=file)
 
     @pytest.mark.parametrize("store", ["redis://localhost", "ids.db", "sqlite://ids.db", "crate://", "mysql://h/"])
-    def test_a_store_of_an_unknown_kind(self, store: str) -> None:
+    def test_an_unknown_store_url_is_refused(self, store: str) -> None:
+        """A store URL with an unknown scheme, or without what its scheme needs, is refused."""
         line = self.refused(store=store)
         assert line.startswith("idalloc: store: ")
 
-    def test_a_database_file_of_something_else(self, tmp_path: Path) -> None:
+    def test_another_programs_database_is_refused(self, tmp_path: Path) -> None:
+        """A file that is not a database, or another program's database, is refused."""
         (tmp_path / "notes.db").write_text("not a database, but long enough to be taken for one " * 20)
         assert self.refused(store=f"sqlite://{tmp_path}/notes.db").startswith("idalloc: store: ")
         with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
             shop.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY)")
         assert self.refused(store=f"sqlite://{tmp_path}/shop.db").startswith("idalloc: store: ")
 
-    def test_a_prefix_that_is_taken_where_that_is_refused(self, tmp_path: Path) -> None:
+    def test_prefix_conflict_refuse_refuses_a_prefix_in_use(self, tmp_path: Path) -> None:
+        """P6: with prefix_conflict = refuse, a prefix in use is refused until its holder stops."""
         store = f"sqlite://{tmp_path}/ids.db"
         with running(tmp_path, node_prefix=4) as server:
             line = self.refused(store=store, node_prefix=4, prefix_conflict="refuse")
@@ -120,11 +133,12 @@ class TestRefusedStarts:
         with running(tmp_path, node_prefix=4, prefix_conflict="refuse") as server:
             assert server.stop() == 0
         with running(tmp_path, node_prefix=4, prefix_conflict="refuse") as server:
-            server.stop(signal.SIGKILL)  # it holds the prefix still
+            server.stop(signal.SIGKILL)  # it still holds the prefix
         assert "in use" in self.refused(store=store, node_prefix=4, prefix_conflict="refuse")
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    """A flag overrides the environment, which overrides the file, which overrides the default."""
     file = tmp_path / "idalloc.toml"
     durations = 'lease_ttl = "90s"\noutage_reserve = "30s"\nstore_timeout = "1m"\n'
     file.write_text(f"node_prefix = 1\n{durations}auto_create_sequences = false\n")

@@ -1,4 +1,4 @@
-"""A server whose log nobody reads goes on serving, counts what its log lost, and stops in time: real pipes."""
+"""A server whose log or output nobody reads serves calls, counts lost lines, and stops in time."""
 
 import asyncio
 import fcntl
@@ -8,7 +8,7 @@ import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Thread
@@ -21,23 +21,17 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
 from idalloc_server.telemetry.log_queue import FLUSH_SECONDS
 from tests.support.processes import Server, environment, serve_command
+from tests.support.server_calls import wait_until
 
 # Linux's smallest pipe.
 PIPE_BYTES = 4096
-# A name whose line in the audit has over 2,000 bytes: more of them than a process queues.
+# A name whose audit line has over 2,000 bytes, and more lines than a process queues.
 LONG = "\x01" * 255
 MANY = 700
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 50) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 class Reader:
-    """The other end of the pipe; reads nothing before ``start``."""
+    """Reads the pipe of a server's log in a thread, from ``start`` on."""
 
     def __init__(self, end: int) -> None:
         self._end = end
@@ -48,7 +42,7 @@ class Reader:
         self._thread.start()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Returns the whole lines that came."""
+        """Returns the complete lines so far."""
         found = self._content.split(b"\n")[:-1]
         return [json.loads(line) for line in found if line.startswith(b"{")]
 
@@ -56,7 +50,7 @@ class Reader:
         return [line for line in self.lines() if line["event"] == event]
 
     def close(self) -> None:
-        """Reads the rest, if it reads, until the process has ended."""
+        """Waits for the end of the pipe, if it is being read, and closes it."""
         if self._end < 0:
             return
         if self._thread.ident is not None:
@@ -92,7 +86,7 @@ def stalled(folder: Path, **settings: object) -> Iterator[tuple[Server, Reader]]
 
 
 def call(server: Server, times: int) -> None:
-    """Calls one after the other; each has to be answered."""
+    """Makes calls in turn, all of which must succeed."""
     with grpc.insecure_channel(server.address) as channel:
         stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         for _ in range(times):
@@ -100,7 +94,7 @@ def call(server: Server, times: int) -> None:
 
 
 def administrate(server: Server, name: str, times: int = 1) -> None:
-    """Makes calls that are refused, and in the audit."""
+    """Makes calls that fail, and are audited."""
 
     async def work() -> None:
         async with grpc.aio.insecure_channel(server.address) as channel:
@@ -114,18 +108,18 @@ def administrate(server: Server, name: str, times: int = 1) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_calls_and_a_stop_go_on_while_nobody_reads_the_log(tmp_path: Path, workers: int) -> None:
-    """A full pipe on standard error holds up no call, and a stop for FLUSH_SECONDS of each process at most."""
+def test_an_unread_log_delays_no_call(tmp_path: Path, workers: int) -> None:
+    """A full pipe on standard error delays no call, and a stop by at most FLUSH_SECONDS per process."""
     with stalled(tmp_path, workers=workers, log_level="debug") as (server, _):
         call(server, 100)
         began = time.monotonic()
         assert server.stop(timeout=60) == 0
-        assert time.monotonic() - began > FLUSH_SECONDS  # it was stalled
+        assert time.monotonic() - began > FLUSH_SECONDS  # the pipe was full
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_lost_lines_are_counted_and_reported(tmp_path: Path, workers: int) -> None:
-    """No line is lost in silence: those that came, and those that were counted, are all."""
+    """Every log line is written or counted as lost."""
     with stalled(tmp_path, workers=workers, log_level="info") as (server, reader):
         administrate(server, LONG, MANY)
         call(server, 1)
@@ -141,13 +135,13 @@ def test_lost_lines_are_counted_and_reported(tmp_path: Path, workers: int) -> No
         assert len(reader.named("audit")) + lost == MANY + 1
         [stopped] = reader.named("stopped")
         assert stopped["log_lines_lost"] == {"audit": lost}
-        # Lines of another kind had their own place.
+        # Other lines have a queue of their own.
         assert sum(line["count"] for line in reader.named("calls_failed")) == MANY + 1
 
 
 @contextmanager
 def full_pipe() -> Iterator[int]:
-    """Gives the writing end of a pipe that is full and that nobody reads."""
+    """Yields the writing end of a full pipe that nobody reads."""
     ours, theirs = os.pipe()
     fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.write(theirs, b"x" * PIPE_BYTES)
@@ -158,8 +152,8 @@ def full_pipe() -> Iterator[int]:
         os.close(ours)
 
 
-def test_a_server_starts_while_nobody_reads_its_output(tmp_path: Path) -> None:
-    """A full pipe on standard output holds up no start."""
+def test_an_unread_output_delays_no_start(tmp_path: Path) -> None:
+    """A full pipe on standard output delays no start."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     command = serve_command(store=f"sqlite://{tmp_path}/ids.db", listen=address)
@@ -179,8 +173,8 @@ def test_a_server_starts_while_nobody_reads_its_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_refused_start_ends_while_nobody_reads_why(tmp_path: Path, workers: int) -> None:
-    """A full pipe on standard error holds up no exit: what restarts the server sees its exit code."""
+def test_an_unread_error_delays_no_exit(tmp_path: Path, workers: int) -> None:
+    """A full pipe on standard error does not delay the exit of a refused start."""
     (tmp_path / "notes.db").write_text("not a database, but long enough to be taken for one " * 20)
     command = serve_command(store=f"sqlite://{tmp_path}/notes.db", workers=workers)
     with full_pipe() as pipe:
@@ -191,7 +185,7 @@ def test_a_refused_start_ends_while_nobody_reads_why(tmp_path: Path, workers: in
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_server_runs_without_standard_streams(tmp_path: Path, closed: str, workers: int) -> None:
-    """A stream that is closed at the start is none of the server's own files: it gets no log, and nothing breaks."""
+    """A server whose standard streams are closed serves calls and stops."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     command = shlex.join(serve_command(store=f"sqlite://{tmp_path}/ids.db", listen=address, workers=workers))

@@ -1,11 +1,9 @@
-"""TLS of a real server: who is let in, what is refused at the start, and new certificates while it runs."""
+"""TLS of a real server: authorized clients, refused settings, and certificates replaced while it runs."""
 
 import json
 import socket
 import ssl
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,17 @@ import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.support.processes import Server, environment, running, serve_command
+from tests.support.server_calls import wait_until
 
 
 class Files:
-    """The server's certificate, its key and the clients' authority, as files.
+    """The files of a server's certificate, its key and the client CA.
 
     Attributes:
-        authority: Who made the certificate.
+        authority: The CA of the server's certificate.
         cert: The certificate's file.
-        key: Its key's.
+        key: The key's file.
+        client_ca: The client CA's file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ class Files:
         return found
 
     def trust(self, client: trustme.LeafCert | None = None) -> grpc.ChannelCredentials:
-        """Credentials of a client that trusts the authority, and shows a certificate."""
+        """Returns credentials of a client that trusts the CA, and presents a certificate if given."""
         root = self.authority.cert_pem.bytes()
         if client is None:
             return grpc.ssl_channel_credentials(root)
@@ -54,10 +54,10 @@ class Files:
         return grpc.ssl_channel_credentials(root, client.private_key_pem.bytes(), chain)
 
     def shown(self, server: Server, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2) -> tuple[str, str | None]:
-        """Returns the serial number of the certificate that a server shows, and the version of TLS."""
+        """Returns the serial number of the server's certificate, and the TLS version of the connection."""
         context = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
         context.minimum_version = context.maximum_version = oldest
-        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # else OpenSSL itself would not ask for the oldest
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # OpenSSL offers TLS 1.1 only at this level
         context.set_alpn_protocols(["h2"])
         host, _, port = server.address.rpartition(":")
         with (
@@ -74,15 +74,8 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def refused(**settings: object) -> str:
-    """Starts a server that must refuse to, and returns what it said."""
+    """Starts a server that must refuse to start, and returns its error."""
     done = subprocess.run(serve_command(**settings), capture_output=True, text=True, env=environment(), timeout=60)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -91,7 +84,8 @@ def refused(**settings: object) -> str:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ids_come_over_tls_and_to_nobody_without_it(tmp_path: Path, files: Files, workers: int) -> None:
+def test_clients_without_tls_or_the_ca_are_rejected(tmp_path: Path, files: Files, workers: int) -> None:
+    """A TLS server serves clients that trust its CA, and no client without TLS."""
     with running(tmp_path, **files.flags, workers=workers) as server:
         with idalloc.Client(server.address, credentials=files.trust()) as client:
             assert client.allocate_range("orders", 3) == range(1, 4)
@@ -105,7 +99,8 @@ def test_ids_come_over_tls_and_to_nobody_without_it(tmp_path: Path, files: Files
             client.allocate_range("orders")
 
 
-def test_the_oldest_tls_is_1_2(tmp_path: Path, files: Files) -> None:
+def test_tls_1_1_is_refused(tmp_path: Path, files: Files) -> None:
+    """TLS 1.2 and 1.3 are accepted, TLS 1.1 is refused."""
     with running(tmp_path, **files.flags) as server:
         assert files.shown(server, ssl.TLSVersion.TLSv1_2)[1] == "TLSv1.2"
         assert files.shown(server, ssl.TLSVersion.TLSv1_3)[1] == "TLSv1.3"
@@ -116,7 +111,8 @@ def test_the_oldest_tls_is_1_2(tmp_path: Path, files: Files) -> None:
             files.shown(server, ssl.TLSVersion.TLSv1_1)
 
 
-def test_a_client_without_a_certificate_of_the_authority_is_not_let_in(tmp_path: Path, files: Files) -> None:
+def test_clients_without_a_certificate_of_the_ca_are_rejected(tmp_path: Path, files: Files) -> None:
+    """With tls_client_ca, a client without a certificate of that CA is rejected."""
     people = trustme.CA()
     people.cert_pem.write_to_path(str(files.client_ca))
     with running(tmp_path, **files.flags, tls_client_ca=files.client_ca) as server:
@@ -131,36 +127,38 @@ def test_a_client_without_a_certificate_of_the_authority_is_not_let_in(tmp_path:
                 client.allocate_range("orders")
 
 
-def test_a_new_certificate_is_shown_without_a_restart(tmp_path: Path, files: Files) -> None:
+def test_a_new_certificate_is_used_without_a_restart(tmp_path: Path, files: Files) -> None:
+    """A renewed server certificate is used for new connections; open ones stay."""
     with running(tmp_path, **files.flags) as server:
         with idalloc.Client(server.address, credentials=files.trust()) as client:
             client.allocate_range("orders")
             before, _ = files.shown(server)
             written = files.write()
             assert written != before
-            until(lambda: files.shown(server)[0] == written, "the new certificate is shown")
-            assert client.allocate_range("orders")  # on the connection that stood
+            wait_until(lambda: files.shown(server)[0] == written, "the new certificate is shown")
+            assert client.allocate_range("orders")  # on the open connection
         assert "certificates_reloaded" in server.log.read_text()
 
 
-def test_new_authorities_of_clients_hold_for_new_connections_without_a_restart(tmp_path: Path, files: Files) -> None:
+def test_a_new_client_ca_applies_to_new_connections(tmp_path: Path, files: Files) -> None:
+    """A replaced tls_client_ca applies to new connections; open ones stay."""
     old, new = trustme.CA(), trustme.CA()
     old.cert_pem.write_to_path(str(files.client_ca))
     of_old, of_new = (files.trust(each.issue_cert("billing.example.org")) for each in (old, new))
     with running(tmp_path, **files.flags, tls_client_ca=files.client_ca) as server:
         with idalloc.Client(server.address, credentials=of_old) as client:
             assert client.allocate_range("orders") == range(1, 2)
-            assert is_let_in(server, of_old)
-            assert not is_let_in(server, of_new)
+            assert is_accepted(server, of_old)
+            assert not is_accepted(server, of_new)
             new.cert_pem.write_to_path(str(files.client_ca))
-            until(lambda: is_let_in(server, of_new), "a client of the new authority is let in")
-            assert not is_let_in(server, of_old)
-            assert client.allocate_range("orders")  # on the connection that stood
+            wait_until(lambda: is_accepted(server, of_new), "a client of the new authority is accepted")
+            assert not is_accepted(server, of_old)
+            assert client.allocate_range("orders")  # on the open connection
         assert "certificates_reloaded" in server.log.read_text()
 
 
-def is_let_in(server: Server, credentials: grpc.ChannelCredentials) -> bool:
-    """Asks for an id on a connection of its own."""
+def is_accepted(server: Server, credentials: grpc.ChannelCredentials) -> bool:
+    """Whether a client can allocate on a new connection."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     with grpc.secure_channel(server.address, credentials, options) as channel:
         stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
@@ -173,7 +171,8 @@ def is_let_in(server: Server, credentials: grpc.ChannelCredentials) -> bool:
         return True
 
 
-def test_a_certificate_that_does_not_fit_its_key_changes_nothing(tmp_path: Path, files: Files) -> None:
+def test_a_certificate_that_does_not_match_its_key_is_ignored(tmp_path: Path, files: Files) -> None:
+    """A certificate that does not match its key is logged, and the previous one stays active."""
     with running(tmp_path, **files.flags) as server:
         before, _ = files.shown(server)
         files.key.write_bytes(trustme.CA().issue_cert("other").private_key_pem.bytes())
@@ -182,23 +181,24 @@ def test_a_certificate_that_does_not_fit_its_key_changes_nothing(tmp_path: Path,
         files.cert.unlink()
         for _ in range(3):
             assert files.shown(server)[0] == before
-        said = server.log.read_text()
-        assert said.count("certificates_not_reloaded") == 2  # once for each change
-        assert "key values mismatch" in said
-        assert "No such file" in said
+        output = server.log.read_text()
+        assert output.count("certificates_not_reloaded") == 2  # once for each change
+        assert "key values mismatch" in output
+        assert "No such file" in output
         written = files.write()
-        until(lambda: files.shown(server)[0] == written, "the new certificate is shown")
+        wait_until(lambda: files.shown(server)[0] == written, "the new certificate is shown")
 
 
-def test_files_that_cannot_be_used_are_refused_at_the_start(tmp_path: Path, files: Files) -> None:
+def test_unusable_tls_files_are_refused_at_startup(tmp_path: Path, files: Files) -> None:
+    """Missing, unreadable or mismatching TLS files are fatal at startup."""
     store = f"sqlite://{tmp_path}/ids.db"
     other = tmp_path / "other.key"
     other.write_bytes(trustme.CA().issue_cert("other").private_key_pem.bytes())
     text = tmp_path / "text"
     text.write_text("no certificate")
-    said = refused(store=store, tls_cert=files.cert, tls_key=other)
-    assert "tls_cert" in said
-    assert "key values mismatch" in said
+    output = refused(store=store, tls_cert=files.cert, tls_key=other)
+    assert "tls_cert" in output
+    assert "key values mismatch" in output
     assert "tls_key" in refused(store=store, tls_cert=files.cert)
     assert "tls_cert" in refused(store=store, tls_key=files.key)
     assert "cannot read" in refused(store=store, tls_cert=files.cert, tls_key=tmp_path / "missing")
@@ -207,36 +207,41 @@ def test_files_that_cannot_be_used_are_refused_at_the_start(tmp_path: Path, file
     assert not (tmp_path / "ids.db").exists()
 
 
-def test_native_speaks_no_tls_and_ends_no_connection_for_its_age(tmp_path: Path, files: Files) -> None:
+def test_native_refuses_tls_and_max_connection_age(tmp_path: Path, files: Files) -> None:
+    """The native transport refuses TLS and max_connection_age at startup."""
     pytest.importorskip("pygrpc_native")
     store = f"sqlite://{tmp_path}/ids.db"
-    said = refused(store=store, transport="native", **files.flags)
-    assert "tls_cert" in said
-    assert "grpcio" in said
+    output = refused(store=store, transport="native", **files.flags)
+    assert "tls_cert" in output
+    assert "grpcio" in output
     assert "max_connection_age" in refused(store=store, transport="native", max_connection_age="1h")
 
 
-class TestAddressesThatOthersCanReach:
+class TestNonLoopbackAddresses:
     @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
-    def test_are_refused_where_nobody_is_asked_who_they_are(self, tmp_path: Path, listen: str) -> None:
-        said = refused(store=f"sqlite://{tmp_path}/ids.db", listen=listen)
-        assert "access" in said
-        assert "insecure" in said
+    def test_plaintext_without_access_is_refused(self, tmp_path: Path, listen: str) -> None:
+        """A reachable address without authentication and TLS is refused unless insecure."""
+        output = refused(store=f"sqlite://{tmp_path}/ids.db", listen=listen)
+        assert "access" in output
+        assert "insecure" in output
 
-    def test_are_refused_with_tls_where_all_may_call(self, tmp_path: Path, files: Files) -> None:
-        said = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", **files.flags)
-        assert "set access, listen" in said
+    def test_tls_without_access_is_refused(self, tmp_path: Path, files: Files) -> None:
+        """A reachable address with TLS but without authentication is refused."""
+        output = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", **files.flags)
+        assert "set access, listen" in output
 
-    def test_are_refused_where_tokens_would_not_be_encrypted(self, tmp_path: Path) -> None:
+    def test_tokens_without_tls_are_refused(self, tmp_path: Path) -> None:
+        """A reachable address with tokens but without TLS is refused."""
         access = tmp_path / "access.toml"
         access.write_text(f"[[identity]]\nname = 'a'\ntoken_sha256 = ['{'0' * 64}']\n")
-        said = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", access=access)
-        assert "set tls_cert, listen" in said
+        output = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", access=access)
+        assert "set tls_cert, listen" in output
         access.write_text("[[quota]]\nsequence = '*'\nids_per_second = 1\n")
-        said = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", access=access)
-        assert "set access and tls_cert, listen" in said
+        output = refused(store=f"sqlite://{tmp_path}/ids.db", listen="0.0.0.0:0", access=access)
+        assert "set access and tls_cert, listen" in output
 
-    def test_are_served_with_certificates_of_clients(self, tmp_path: Path, files: Files) -> None:
+    def test_client_certificates_are_served(self, tmp_path: Path, files: Files) -> None:
+        """A reachable address with client certificates is served."""
         people = trustme.CA()
         people.cert_pem.write_to_path(str(files.client_ca))
         with running(tmp_path, **files.flags, listen="0.0.0.0:0", tls_client_ca=files.client_ca) as server:
@@ -245,24 +250,26 @@ class TestAddressesThatOthersCanReach:
             with idalloc.Client(f"127.0.0.1:{port}", credentials=credentials) as client:
                 assert client.allocate_range("orders") == range(1, 2)
 
-    def test_are_served_where_that_is_wanted(self, tmp_path: Path) -> None:
+    def test_insecure_is_served(self, tmp_path: Path) -> None:
+        """A reachable address with insecure is served."""
         with running(tmp_path, listen="0.0.0.0:0", insecure="true") as server:
             port = server.address.rpartition(":")[2]
             with idalloc.Client(f"127.0.0.1:{port}") as client:
                 assert client.allocate_range("orders") == range(1, 2)
 
 
-def test_connections_are_ended_when_they_are_old_and_nobody_notices(tmp_path: Path) -> None:
+def test_max_connection_age_is_transparent_to_clients(tmp_path: Path) -> None:
+    """Connections close at max_connection_age without an error in a client."""
     with running(tmp_path, max_connection_age="500ms") as server, idalloc.Client(server.address) as client:
         ids: list[int] = []
 
-        def came_anew() -> bool:
+        def has_reconnected() -> bool:
             ids.extend(client.allocate_range("orders"))
-            # The audit says from which port its caller came, which is another one for each connection.
+            # The audit has the client's port, which is another one for each connection.
             with pytest.raises(idalloc.SequenceNotFound):
                 client.sequences.delete("none")
             lines = [json.loads(line) for line in server.log.read_text().splitlines()]
             return len({line["peer"] for line in lines if line["event"] == "audit"}) >= 3
 
-        until(came_anew, "the client came anew, twice")
+        wait_until(has_reconnected, "two reconnections")
         assert ids == sorted(set(ids))

@@ -1,4 +1,4 @@
-"""`idalloc export` and `idalloc import`: from one store to another, with nodes that run, and backups restored."""
+"""`idalloc export` and `idalloc import` between stores, under live nodes, and after restored backups."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tests.e2e.test_crate import Crate
 from tests.e2e.test_fencing import LEASE, fill_lease
 from tests.support.processes import IDALLOC, Server, environment, running
 
-# The table of CrateDB's guide, as people have it.
+# The table of CrateDB's guide.
 RECIPE = (
     "CREATE TABLE sequences (name TEXT PRIMARY KEY, last_value BIGINT)",
     "INSERT INTO sequences (name, last_value) VALUES ('orders', 41)",
@@ -54,7 +54,7 @@ def exported(store: str) -> str:
 
 
 async def exported_at_once(path: Path) -> str:
-    """The same of a SQLite file, in this process: before a node gives back what it holds and does not use."""
+    """Exports a SQLite file in this process, which is faster than a node returns unused ids."""
     store = SqliteStore(path, SystemClock())
     await store.open()
     lines = [line async for line in export_lines(store)]
@@ -71,7 +71,8 @@ def allocate(server: Server, count: int = 1) -> int:
         return int(reply.range.last_id)
 
 
-def test_from_sqlite_to_cratedb_and_back(crate: Crate, tmp_path: Path) -> None:
+def test_sequences_move_to_cratedb_and_back(crate: Crate, tmp_path: Path) -> None:
+    """P1: a sequence that moves to another store and back continues beyond its last id."""
     with running(tmp_path) as server:
         assert allocate(server, 500) == 500
         server.stop()
@@ -90,7 +91,8 @@ def test_from_sqlite_to_cratedb_and_back(crate: Crate, tmp_path: Path) -> None:
         assert allocate(server) == 502
 
 
-def test_a_line_that_lowers_is_refused_and_named(tmp_path: Path) -> None:
+def test_a_line_that_lowers_a_counter_is_refused(tmp_path: Path) -> None:
+    """P2: an import refuses a line that would lower a counter, and imports the others."""
     store = f"sqlite://{tmp_path}/ids.db"
     lines = '{"idalloc_export": 1}\n'
     row = {"sequence": "orders", "last_value": "10", "generation": "1", "settings": {}}
@@ -103,7 +105,8 @@ def test_a_line_that_lowers_is_refused_and_named(tmp_path: Path) -> None:
     assert "created 1," in done.stdout
 
 
-def test_a_broken_line_applies_nothing_unless_partial(tmp_path: Path) -> None:
+def test_an_invalid_line_imports_nothing_unless_partial(tmp_path: Path) -> None:
+    """A file with an invalid line is imported only with --partial."""
     store = f"sqlite://{tmp_path}/ids.db"
     row = {"sequence": "orders", "last_value": "10", "generation": "1", "settings": {}}
     content = f'{{"idalloc_export": 1}}\n{{\n{json.dumps(row)}\n'
@@ -115,7 +118,8 @@ def test_a_broken_line_applies_nothing_unless_partial(tmp_path: Path) -> None:
     assert "orders" in exported(store)
 
 
-def test_an_export_of_an_empty_store_says_so(tmp_path: Path) -> None:
+def test_an_export_of_an_empty_store_fails(tmp_path: Path) -> None:
+    """An export of an empty store fails with a message."""
     store = f"sqlite://{tmp_path}/ids.db"
     assert idalloc("import", "-", f"--store={store}", content='{"idalloc_export": 1}\n').returncode == 0
     nothing = idalloc("export", f"--store={store}")
@@ -123,7 +127,8 @@ def test_an_export_of_an_empty_store_says_so(tmp_path: Path) -> None:
     assert nothing.stderr == f"idalloc: there is nothing in {store} to export\n"
 
 
-def test_a_restored_backup_is_refused_by_a_running_node_and_mended_by_an_import(crate: Crate, tmp_path: Path) -> None:
+def test_an_import_repairs_a_restored_backup(crate: Crate, tmp_path: Path) -> None:
+    """P3: a node refuses a restored backup, and an import of the newest export repairs it."""
     with running(tmp_path, store=crate.url) as server:
         allocate(server, 100)
         backup = exported(crate.url)
@@ -131,8 +136,8 @@ def test_a_restored_backup_is_refused_by_a_running_node_and_mended_by_an_import(
         content = exported(crate.url)
         crate.kill()
         (tmp_path / "crate.db").unlink()
-        for left in tmp_path.glob("crate.db-*"):
-            left.unlink()
+        for beside in tmp_path.glob("crate.db-*"):
+            beside.unlink()
         crate.restart()
         assert idalloc("import", "-", f"--store={crate.url}", content=backup).returncode == 0
         with pytest.raises(grpc.RpcError) as refused:
@@ -145,7 +150,8 @@ def test_a_restored_backup_is_refused_by_a_running_node_and_mended_by_an_import(
         assert allocate(server) > highest
 
 
-def test_an_export_of_a_file_that_is_not_there_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_export_of_a_missing_file_creates_nothing(tmp_path: Path) -> None:
+    """An export of a missing database fails, and creates no file."""
     missing = tmp_path / "nowhere" / "ids.db"
     done = idalloc("export", f"--store=sqlite://{missing}")
     assert (done.returncode, done.stdout) == (2, "")
@@ -154,7 +160,7 @@ def test_an_export_of_a_file_that_is_not_there_leaves_nothing_behind(tmp_path: P
 
 
 def idalloc_while_in_use(client: Client, *arguments: str) -> tuple[int, str]:
-    """Runs a command while ids are taken one by one; returns the last of them, and what the command printed."""
+    """Runs a command while it allocates single ids; returns the last id, and the command's output."""
     issued = 0
     with subprocess.Popen(
         [IDALLOC, *arguments], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -167,7 +173,8 @@ def idalloc_while_in_use(client: Client, *arguments: str) -> tuple[int, str]:
     return issued, output
 
 
-def test_a_move_for_good_ends_all_leases_before_it_reads(tmp_path: Path) -> None:
+def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
+    """P5: `export --retire` ends all leases, also of a paused node, before it reads."""
     store = f"sqlite://{tmp_path}/ids.db"
     with (
         running(tmp_path, **LEASE) as server,
@@ -176,7 +183,7 @@ def test_a_move_for_good_ends_all_leases_before_it_reads(tmp_path: Path) -> None
         Client(paused.address) as late,
     ):
         before = max(fill_lease(client, "orders"), fill_lease(late, "orders"))
-        while client.sequences.get("orders").last_value <= before:  # until more ids wait in memory
+        while client.sequences.get("orders").last_value <= before:  # until the node holds more ids
             before = max(before, late.allocate_range("orders", 10)[-1])
         paused.pause(tmp_path / "ids.db")
         try:
@@ -192,7 +199,8 @@ def test_a_move_for_good_ends_all_leases_before_it_reads(tmp_path: Path) -> None
         assert allocate(server) > max(before, issued)
 
 
-def goes_on_after_the_recipe(tmp_path: Path, store: str) -> None:
+def assert_recipe_continues(tmp_path: Path, store: str) -> None:
+    """Moves the guide's table to a new store, and asserts that ids continue there."""
     new = f"sqlite://{tmp_path}/new.db"
     done = idalloc("import", "-", f"--store={new}", content=exported(store))
     assert (done.returncode, done.stderr) == (0, "")
@@ -200,31 +208,34 @@ def goes_on_after_the_recipe(tmp_path: Path, store: str) -> None:
         assert allocate(server) == 42
 
 
-def test_the_table_of_the_recipe_moves_from_sqlite(tmp_path: Path) -> None:
+def test_an_adopted_sqlite_table_can_be_moved(tmp_path: Path) -> None:
+    """The table of CrateDB's guide, in SQLite, can be exported."""
     with closing(sqlite3.connect(tmp_path / "shop.db")) as shop, shop:
         for statement in RECIPE:
             shop.execute(statement)
-    goes_on_after_the_recipe(tmp_path, f"sqlite://{tmp_path}/shop.db")
+    assert_recipe_continues(tmp_path, f"sqlite://{tmp_path}/shop.db")
 
 
-def test_the_table_of_the_recipe_moves_from_cratedb(crate: Crate, tmp_path: Path) -> None:
+def test_an_adopted_cratedb_table_can_be_moved(crate: Crate, tmp_path: Path) -> None:
+    """The table of CrateDB's guide, in CrateDB, can be exported."""
     with closing(crate_client.connect(f"http://127.0.0.1:{crate.port}")) as shop:
         for statement in RECIPE:
             shop.cursor().execute(statement)
-    goes_on_after_the_recipe(tmp_path, crate.url)
+    assert_recipe_continues(tmp_path, crate.url)
 
 
-def test_a_node_goes_on_beyond_what_was_imported_under_it(tmp_path: Path) -> None:
+def test_a_live_node_continues_beyond_an_import(tmp_path: Path) -> None:
+    """P5: a live node issues ids beyond an imported counter from its effective time on."""
     store, file = f"sqlite://{tmp_path}/ids.db", tmp_path / "raised.jsonl"
     with running(tmp_path, **LEASE) as server, Client(server.address) as client:
         issued = allocate(server)
         file.write_text(re.sub(r'"last_value": "\d+"', '"last_value": "1000000000"', exported(store)))
-        # Until its memory holds more than it is asked for before the import must hold.
+        # Until the node holds more ids than are allocated before the import is effective.
         while client.sequences.get("orders").last_value < issued + 50_000:
             issued = allocate(server, 100_000)
         assert issued < 900_000_000
-        _, told = idalloc_while_in_use(client, "import", str(file), f"--store={store}")
-        found = re.search(r"^effective at (\S+),", told, re.MULTILINE)
+        _, output = idalloc_while_in_use(client, "import", str(file), f"--store={store}")
+        found = re.search(r"^effective at (\S+),", output, re.MULTILINE)
         assert found
         effective_at = datetime.fromisoformat(found[1]).timestamp()
         asked_at, first = 0.0, 0
@@ -233,11 +244,11 @@ def test_a_node_goes_on_beyond_what_was_imported_under_it(tmp_path: Path) -> Non
         assert first > 1_000_000_000
 
 
-def test_a_move_takes_the_claims_of_document_ids_along(tmp_path: Path) -> None:
-    """Also those that run ahead of the clock, which a node of the new store would come to later."""
+def test_a_move_includes_the_start_timestamps(tmp_path: Path) -> None:
+    """P6: a move includes the claimed start timestamps, also those ahead of the clock."""
 
     def start(client: Client) -> str:
-        return client.doc_ids()[0][:12]  # the prefix and the start timestamp
+        return client.doc_ids()[0][:12]  # prefix and start timestamp
 
     old = set()
     with running(tmp_path, node_prefix=7) as server, Client(server.address) as client:
@@ -264,7 +275,7 @@ def test_a_move_takes_the_claims_of_document_ids_along(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"reset": "yearly", "format": "{year}-{value}"}], ids=["plain", "period"])
 def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: SequenceSettings) -> None:
-    """P5: after a restore and an import that finds equal counters, a live node issues nothing from before."""
+    """P5: an import with equal counters after a restore ends the leases of live nodes."""
     path, copy, lease = tmp_path / "ids.db", tmp_path / "copy.db", LEASE | {"lease_ttl": "4s"}
     store, file = f"sqlite://{path}", tmp_path / "export.jsonl"
     with (
@@ -277,13 +288,13 @@ def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: Seque
         with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
         issued, counter, content = fill_lease(client, "orders"), 0, ""
-        while counter <= issued:  # until the node holds more in memory
+        while counter <= issued:  # until the node holds more ids
             issued = client.allocate_range("orders", 10)[-1]
             content = asyncio.run(exported_at_once(path))
             counter = max(int(number) for number in re.findall(r'"last_value": "(\d+)"', content))
         file.write_text(content)
         with closing(sqlite3.connect(copy)) as source, closing(sqlite3.connect(path)) as target:
-            source.backup(target)  # restored in place: the file stays the same one
+            source.backup(target)  # restored in place, with the same inode
         in_use = other.allocate_range("orders", counter)
         assert in_use[-1] == counter
         done = idalloc("import", str(file), f"--store={store}")

@@ -1,4 +1,4 @@
-"""Real servers on Unix sockets, and which addresses native takes without `insecure`."""
+"""Real servers on Unix sockets, and the addresses that native accepts without `insecure`."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ TRANSPORTS = pytest.mark.parametrize("transport", ["grpcio", "native"])
 
 @pytest.fixture
 def listen() -> Iterator[str]:
-    """An address; pytest's own folders may have longer names than a socket can."""
+    """An address in a folder with a short name, since socket paths are limited."""
     with TemporaryDirectory() as folder:
         yield f"unix:{folder}/ids.sock"
 
@@ -34,7 +34,7 @@ def open_umask() -> Iterator[None]:
 
 
 def refusal(folder: Path, **settings: object) -> str:
-    """What a start that is refused prints."""
+    """Starts a server that must refuse to start, and returns its error."""
     command = serve_command(store=f"sqlite://{folder}/other.db", **settings)
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
@@ -68,7 +68,7 @@ def test_a_unix_socket_belongs_to_one_server(tmp_path: Path, listen: str, transp
 
 @TRANSPORTS
 def test_a_unix_socket_of_a_killed_server_is_reused(tmp_path: Path, listen: str, transport: str) -> None:
-    """A server starts on the socket that a killed one left."""
+    """A server starts on the Unix socket that a killed server left."""
     with running(tmp_path, transport=transport, listen=listen) as server:
         server.stop(signal.SIGKILL)
     assert Path(listen.removeprefix("unix:")).is_socket()
@@ -76,29 +76,29 @@ def test_a_unix_socket_of_a_killed_server_is_reused(tmp_path: Path, listen: str,
         assert len(client.allocate_range("orders")) == 1
 
 
-def test_what_is_no_socket_stays_as_it_is(tmp_path: Path, listen: str) -> None:
+def test_a_file_that_is_not_a_socket_is_kept(tmp_path: Path, listen: str) -> None:
     """A start never removes a file that is not a socket."""
     path = Path(listen.removeprefix("unix:"))
-    path.write_text("precious")
+    path.write_text("content")
     assert "there is a file that is not a socket" in refusal(tmp_path, listen=listen)
-    assert path.read_text() == "precious"
+    assert path.read_text() == "content"
     assert "No such file or directory" in refusal(tmp_path, listen=f"unix:{tmp_path}/missing/ids.sock")
 
 
 def test_workers_cannot_share_a_unix_socket(tmp_path: Path, listen: str) -> None:
-    """Workers share a port, so a Unix socket has one process."""
+    """Several workers on a Unix socket are refused."""
     assert refusal(tmp_path, listen=listen, workers=2).startswith("idalloc: workers: ")
 
 
 @pytest.mark.parametrize("value", ["unix:", "unix:ids.sock", "unix:/a b", "unix:/a%20b", f"unix:/{'x' * 103}"])
-def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path, value: str) -> None:
-    """A path that is relative, too long or special in a target of gRPC is refused at the start."""
+def test_an_invalid_socket_path_is_refused(tmp_path: Path, value: str) -> None:
+    """A socket path that is relative, too long, or special in a gRPC target is refused at startup."""
     assert "must be unix:/PATH" in refusal(tmp_path, listen=value)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
-def test_native_is_for_this_machine_unless_insecure(tmp_path: Path, host: str) -> None:
-    """Native listens on loopback and Unix sockets only, unless `insecure` says otherwise."""
+def test_native_requires_loopback_unless_insecure(tmp_path: Path, host: str) -> None:
+    """The native transport listens on loopback addresses and Unix sockets only, unless `insecure`."""
     line = refusal(tmp_path, transport="native", listen=f"{host}:0")
     assert "native unpacks requests of any size before it authenticates a caller" in line
     assert "listen on 127.0.0.1 or on unix:/PATH" in line

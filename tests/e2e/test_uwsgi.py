@@ -1,4 +1,4 @@
-"""uWSGI with its master, which forks the workers without Python's knowledge after the application took ids."""
+"""uWSGI's master, which forks workers without Python's fork hooks after the application has allocated ids."""
 
 import json
 import os
@@ -32,21 +32,21 @@ def program() -> Path:
 
 @pytest.mark.parametrize("fork_support", [True, False], ids=["fork-support", "no-support"])
 @pytest.mark.parametrize("threads", [[], ["--enable-threads"]], ids=["plain", "threads"])
-def test_uwsgis_workers_never_give_the_masters_ids(
+def test_uwsgi_workers_issue_no_ids_of_their_master(
     program: Path, tmp_path: Path, threads: list[str], fork_support: bool
 ) -> None:
-    """P8: ids that uWSGI's master has at hand when it forks are given by none of its workers."""
+    """P8: ids that uWSGI's master holds when it forks are issued by none of its workers."""
     command = [
         str(program),
         *["--master", "--processes", str(WORKERS), "--need-app", "--die-on-term"],
         *["--http-socket", "127.0.0.1:0", "--pythonpath", str(ROOT), "--pythonpath", sysconfig.get_path("purelib")],
-        *["--pythonpath", str(CLIENT), "--module", "tests.e2e.uwsgi_app", *threads],
+        *["--pythonpath", str(CLIENT), "--module", "tests.support.uwsgi_app", *threads],
     ]
     with running(tmp_path) as server:
         env = environment(server=server.address) | {
             "GRPC_ENABLE_FORK_SUPPORT": str(int(fork_support)),
             "GRPC_VERBOSITY": "NONE",
-            "GIVEN": str(tmp_path),
+            "RECEIVED_FOLDER": str(tmp_path),
             "WORKERS": str(WORKERS),
         }
         with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:

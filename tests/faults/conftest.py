@@ -1,4 +1,4 @@
-"""Scenarios: a short form of each in `make test`; `make faults` runs the long one and writes docs/faults.md."""
+"""Fault scenarios: `make test` runs a short form of each, `make faults` the long one and writes docs/faults.md."""
 
 import os
 import random
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import document
-from tests.faults.scenario import Scenario
+from tests.support.faults import results_page
+from tests.support.faults.scenario import Scenario
 
-# How long a scenario may take: many processes share what cores there are.
+# Time limits of a scenario, whose processes share few cores.
 SHORT_SECONDS = 240
 LONG_SECONDS = 900
 
@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     full = config.getoption("--full", False) or config.getoption("--soak", None)
-    if not full:  # of what is tried in several ways, make test tries one
+    if not full:  # the short form has one variant of each scenario
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
@@ -35,28 +35,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scenario]:
-    """One scenario, marked with its number in the issue's list and its title; its processes end with it."""
+    """A scenario, marked with its number and title; its processes end with the test."""
     mark = request.node.get_closest_marker("scenario")
-    assert mark, "which scenario is it? @pytest.mark.scenario(number, title)"
+    assert mark, "the test needs @pytest.mark.scenario(number, title)"
     number, title = mark.args
     made = Scenario(tmp_path, full=bool(request.config.getoption("--full", False)))
     try:
         yield made
     finally:
         made.close()
-        request.node.user_properties += [(document.PROPERTY, [number, title, asdict(each)]) for each in made.evidence]
+        request.node.user_properties += [
+            (results_page.PROPERTY, [number, title, asdict(each)]) for each in made.evidence
+        ]
 
 
 @pytest.fixture
-def dice() -> random.Random:
-    """Random moments and victims. The seed is told where a test fails; IDALLOC_TEST_SEED throws the same again."""
+def rng() -> random.Random:
+    """Random delays and choices; a failed test prints the seed, and IDALLOC_TEST_SEED repeats it."""
     seed = int(os.environ.get("IDALLOC_TEST_SEED") or random.randrange(2**32))
     print(f"IDALLOC_TEST_SEED={seed}")
     return random.Random(seed)
 
 
 class Documented:
-    """Writes docs/faults.md anew after each test, so that what a run saw before it was ended is there."""
+    """Updates docs/faults.md after each test, so that an aborted run keeps its results."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -65,7 +67,7 @@ class Documented:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reports.setdefault(report.nodeid, []).append(report)
         if report.when == "teardown":
-            document.write(self._file, report.nodeid, self._reports.pop(report.nodeid))
+            results_page.write(self._file, report.nodeid, self._reports.pop(report.nodeid))
 
 
 def pytest_configure(config: pytest.Config) -> None:

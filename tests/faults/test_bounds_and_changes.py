@@ -1,4 +1,4 @@
-"""The last ids of a sequence, and changes of one, while several nodes and callers use it."""
+"""The last ids before a bound, and changes of a sequence, under load on several nodes."""
 
 import random
 import time
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import idalloc
-from tests.faults.issued import Issued, boot_ns, read
-from tests.faults.scenario import ClientProcess, Scenario
+from tests.support.faults.issued_ranges import IssuedRange, boot_time_ns, read_ranges
+from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.processes import Server
 
 LEASES = {"lease_ttl": "1s", "store_timeout": "400ms", "outage_reserve": "400ms"}
-# So many ids a node holds at least, which last over a change.
+# Minimum lease size: a node's ids outlast a change.
 HELD = 1_000_000
 JSON_SAFE = 2**53 - 1
 LARGEST = 2**63 - 2
@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @contextmanager
 def connected(scenario: Scenario, nodes: list[Server]) -> Iterator[list[idalloc.Client]]:
-    """A client of each node in this process; their logs are named last-0.ids, …"""
+    """Yields a client of each node in this process; the logs are last-0.ids, …"""
     with ExitStack() as clients:
         yield [
             clients.enter_context(idalloc.Client(node.address, timeout=30, log=scenario.folder / f"last-{turn}.ids"))
@@ -37,7 +37,7 @@ def connected(scenario: Scenario, nodes: list[Server]) -> Iterator[list[idalloc.
 
 
 def drain(clients: list[idalloc.Client]) -> None:
-    """Takes one id after the other, of all nodes, until none has any left."""
+    """Allocates single ids from all nodes until the sequence is exhausted on each."""
     while True:
         taken = 0
         for client in clients:
@@ -50,7 +50,7 @@ def drain(clients: list[idalloc.Client]) -> None:
             return
 
 
-# The settings of a sequence that has so many ids left, and its last id.
+# Returns the settings of a sequence with the given number of ids left, and its last id.
 ENDS: dict[str, Callable[[int], tuple[dict[str, Any], int]]] = {
     "2^53-1": lambda ids: ({"json_safe": True, "start": JSON_SAFE - ids + 1}, JSON_SAFE),
     "2^63-2": lambda ids: ({"start": LARGEST - ids + 1}, LARGEST),
@@ -65,7 +65,8 @@ ENDS: dict[str, Callable[[int], tuple[dict[str, Any], int]]] = {
 
 
 @pytest.mark.scenario(9, "the end of a sequence with many nodes")
-def test_the_last_ids_are_issued_each_once_to_the_very_last(scenario: Scenario, end: str) -> None:
+def test_last_ids_before_a_bound_are_issued_exactly_once(scenario: Scenario, end: str) -> None:
+    """P1: every id up to a bound is issued at most once, and each missing id is counted as burned."""
     ids = scenario.pick(20_000, 20_000 if "rising" in end else 300_000)
     settings, last_id = ENDS[end](ids)
     nodes = scenario.start_nodes(scenario.pick(2, 4))
@@ -81,7 +82,7 @@ def test_the_last_ids_are_issued_each_once_to_the_very_last(scenario: Scenario, 
         summaries = []
         for caller in callers:
             scenario.wait_until(lambda: clients[0].sequences.get("last").remaining == 0, "its end", within=600)
-            time.sleep(1)  # for the last replies: one that a caller no longer waits for is nobody's
+            time.sleep(1)  # for the last replies: the ids of a reply without a caller are burned
             summaries.append(caller.stop())
         drain(clients)
         for client in clients:
@@ -93,14 +94,14 @@ def test_the_last_ids_are_issued_each_once_to_the_very_last(scenario: Scenario, 
     assert all(summary.errors.keys() == {"SEQUENCE_EXHAUSTED"} for summary in summaries), summaries
     verdict = scenario.prove(end, logs=sorted(scenario.folder.glob("last-*.ids")))
     [found] = verdict.report["sequences"]
-    # Nothing is left behind: every id to the last one was issued, or burned by a node that counted it.
+    # Every id up to the bound was issued, or counted as burned by a node.
     assert found["last"] == last_id
     assert verdict.ids + verdict.missing == ids
     assert verdict.unattributed == 0
 
 
-# What callers may see while a sequence is changed.
-MAY_BE_SEEN = {
+# Errors that callers may get while a sequence is changed.
+EXPECTED_ERRORS = {
     "SEQUENCE_NOT_FOUND",
     "SEQUENCE_EXHAUSTED",
     "STORE_UNAVAILABLE",
@@ -110,7 +111,7 @@ MAY_BE_SEEN = {
 
 
 class Changes:
-    """Changes orders, by one node after the other, and sees that callers get each from its effective time on."""
+    """Changes the sequence orders, through each node in turn, and asserts that clients see each change in time."""
 
     def __init__(self, scenario: Scenario, nodes: list[idalloc.Client], callers: list[ClientProcess]) -> None:
         self._scenario = scenario
@@ -119,52 +120,52 @@ class Changes:
         self._made = 0
         self._step = 1
 
-    def issued(self) -> list[Issued]:
-        """All ranges until now."""
-        return [each for caller in self._callers for each in read(caller.log)]
+    def issued(self) -> list[IssuedRange]:
+        """Returns all ranges issued so far."""
+        return [each for caller in self._callers for each in read_ranges(caller.log)]
 
     def highest(self) -> int:
-        """The highest id until now."""
+        """Returns the highest id issued so far."""
         return max(each.highest for each in self.issued())
 
     def advance(self) -> None:
-        """Ids that the counter was moved past come no more."""
+        """Advances; no id at or below the value is issued any more."""
         past = self.highest() + 10 * HELD
-        since = self._effective(self._next().advance("orders", past))
+        since = self._wait_until_effective(self._next().advance("orders", past))
         assert all(each.lowest > past for each in self._later(since))
 
     def step(self) -> None:
-        """Ids come in the new step."""
+        """Changes the step, which all later ranges have."""
         self._step = {1: 5, 5: 2, 2: 1}[self._step]
-        since = self._effective(self._next().update("orders", step=self._step))
+        since = self._wait_until_effective(self._next().update("orders", step=self._step))
         assert {each.step for each in self._later(since)} == {self._step}
 
     def bound(self) -> None:
-        """Ids end at the new bound, and go on when it is raised."""
-        bound = self.highest() + 5_000_000  # past what the nodes hold, of which each change before burned some
-        since = self._effective(self._next().update("orders", max_value=bound))
+        """Lowers the bound, which later ranges keep, and raises it again."""
+        bound = self.highest() + 5_000_000  # above the ids that the nodes hold
+        since = self._wait_until_effective(self._next().update("orders", max_value=bound))
         made = self._next().update("orders", max_value=None)
-        until = boot_ns()
+        until = boot_time_ns()
         assert all(each.highest <= bound for each in self.issued() if since <= each.asked and each.answered < until)
-        self._effective(made)
+        self._wait_until_effective(made)
         self._later(until)
 
     def ordering(self) -> None:
-        """Ids rise over all nodes, and then not, which ``verify`` looks at."""
+        """Changes the ordering twice; ``verify`` checks it."""
         for ordering in ("rising", "rising-per-node"):
-            since = self._effective(self._next().update("orders", ordering=ordering))
+            since = self._wait_until_effective(self._next().update("orders", ordering=ordering))
             self._later(since)
 
     def format(self) -> None:
-        """Another format changes texts alone."""
-        since = self._effective(self._next().update("orders", format=f"N{self._made}-{{value}}"))
+        """Changes the format, which affects texts only."""
+        since = self._wait_until_effective(self._next().update("orders", format=f"N{self._made}-{{value}}"))
         self._later(since)
 
     def recreate(self) -> None:
-        """From a delete's effective time on nobody gets an id; made again, it goes on behind the last one."""
-        since = self._effective(self._next().delete("orders"))
+        """Deletes and re-creates: no ids in between, and higher ids afterwards."""
+        since = self._wait_until_effective(self._next().delete("orders"))
         time.sleep(0.2)
-        until = boot_ns()
+        until = boot_time_ns()
         issued = self.issued()
         assert not [each for each in issued if since <= each.asked and each.answered < until]
         highest = max(each.highest for each in issued)
@@ -174,25 +175,26 @@ class Changes:
 
     def _next(self) -> Any:
         self._made += 1
-        self._scenario.fault()
+        self._scenario.count_faults()
         return self._nodes[self._made % len(self._nodes)].sequences
 
-    def _effective(self, reply: Any) -> int:
+    def _wait_until_effective(self, reply: Any) -> int:
         time.sleep(max(0.0, reply.effective_delay.ToTimedelta().total_seconds()))
-        return boot_ns()
+        return boot_time_ns()
 
-    def _later(self, since: int) -> list[Issued]:
-        """The ranges that were asked for since then: each caller got some."""
+    def _later(self, since: int) -> list[IssuedRange]:
+        """Returns the ranges requested since then, after each client has received some."""
         for caller in self._callers:
             self._scenario.wait_until(
-                lambda caller=caller: sum(each.asked >= since for each in read(caller.log)) > 5,  # type: ignore[misc]
+                lambda caller=caller: sum(each.asked >= since for each in read_ranges(caller.log)) > 5,  # type: ignore[misc]
                 "more ids for each caller",
             )
         return [each for each in self.issued() if each.asked >= since]
 
 
 @pytest.mark.scenario(9, "deleted and made again, updated, advanced, over and over, under load")
-def test_a_change_is_what_all_callers_get_from_its_effective_time_on(scenario: Scenario, dice: random.Random) -> None:
+def test_changes_hold_for_all_clients_from_their_effective_time(scenario: Scenario, rng: random.Random) -> None:
+    """P5: advance, update, delete and re-create are safe while other nodes hold leases."""
     nodes = scenario.start_nodes(scenario.pick(2, 4), **LEASES)
     with idalloc.Client(nodes[0].address) as client:
         client.sequences.create("orders", min_lease_size=HELD)
@@ -209,10 +211,10 @@ def test_a_change_is_what_all_callers_get_from_its_effective_time_on(scenario: S
         if scenario.full:
             kinds += [changes.bound, changes.ordering, changes.format]
         for _ in range(scenario.pick(1, 3)):
-            dice.shuffle(kinds)
+            rng.shuffle(kinds)
             for change in kinds:
                 change()
     for caller in callers:
-        assert caller.stop().errors.keys() <= MAY_BE_SEEN
+        assert caller.stop().errors.keys() <= EXPECTED_ERRORS
     verdict = scenario.prove(note=f"leases of {LEASES['lease_ttl']}")
     assert verdict.burned["generation"]

@@ -1,4 +1,4 @@
-"""Clocks that stand still, agree too well, are wrong, or jump: no id comes again (P1, P6)."""
+"""Wall clocks that stop, agree to the second, are wrong, or jump: no id is repeated (P1, P6)."""
 
 import random
 import signal
@@ -14,38 +14,39 @@ from zoneinfo import ZoneInfo
 import pytest
 
 import idalloc
-from tests.faults.control import Control
-from tests.faults.cratedb import Proxied
-from tests.faults.near import Caller, Logs, wait_for_answers
-from tests.faults.scenario import Scenario, serves
+from tests.support.cratedb.cluster import ProxiedCrate
+from tests.support.faults.local_clients import CallLoop, LoggedClients, wait_for_answers
+from tests.support.faults.node_control import NodeControl
+from tests.support.faults.scenario import Scenario, wait_until_serving
 from tests.support.processes import Server
 
-NODE = "tests.faults.node"
+NODE = "tests.support.faults.faulty_node"
 SECOND = 1_800_000_000
 DAY = 86400.0
 YEAR = 365 * DAY
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> Logs:
-    return Logs(tmp_path)
+def logs(tmp_path: Path) -> LoggedClients:
+    return LoggedClients(tmp_path)
 
 
 @pytest.mark.scenario(3, "nodes started at once on one prefix, with the same second on the clock")
-class TestTheSameSecond:
+class TestSamePrefixAndSecond:
     @pytest.fixture
-    def clock(self, tmp_path: Path) -> Control:
-        clock = Control(tmp_path / "clock.json")
-        clock.set_wall(SECOND + 0.5)
+    def clock(self, tmp_path: Path) -> NodeControl:
+        clock = NodeControl(tmp_path / "clock.json")
+        clock.set_wall_clock(SECOND + 0.5)
         return clock
 
-    def test_each_process_has_a_start_timestamp_of_its_own(
-        self, scenario: Scenario, logs: Logs, clock: Control
+    def test_each_process_claims_its_own_start_timestamp(
+        self, scenario: Scenario, logs: LoggedClients, clock: NodeControl
     ) -> None:
+        """P6: processes with one prefix that start in the same second share no start timestamp."""
         count, killed, rounds = scenario.pick((4, 1, 5), (50, 25, 50))
 
         def start(count: int, **settings: object) -> list[Server]:
-            scenario.fault(count)
+            scenario.count_faults(count)
             return scenario.start_nodes(
                 count, module=NODE, arguments=clock.arguments, node_prefix=7, prefix_conflict="warn", **settings
             )
@@ -62,33 +63,34 @@ class TestTheSameSecond:
             starts = take(clients)
             assert sorted(starts) == list(range(SECOND, SECOND + count))
 
-            # In the same second some are killed, others come instead; and one that has several processes.
+            # In the same second, kill some nodes, and start others, one of them with several processes.
             for node in nodes[:killed]:
                 node.process.kill()
                 node.process.wait()
-            scenario.fault(killed)
+            scenario.count_faults(killed)
             later = start(killed)
-            [crowd] = start(1, workers=2)
-            with logs.clients([*later, *[crowd] * 4]) as newer:
+            [node_with_workers] = start(1, workers=2)
+            with logs.clients([*later, *[node_with_workers] * 4]) as newer:
                 assert not set(take(clients[killed:] + newer)) & set(starts[:killed])
         verdict = scenario.prove(f"{count + killed + 2} processes", logs=logs.files)
         assert verdict.report["documentIds"] == (count + count + 4) * 100 * rounds
 
     @pytest.mark.long
-    def test_all_but_one_are_refused_where_they_must_not_share_it(
-        self, scenario: Scenario, logs: Logs, clock: Control
+    def test_all_but_one_are_refused_with_prefix_conflict_refuse(
+        self, scenario: Scenario, logs: LoggedClients, clock: NodeControl
     ) -> None:
+        """P6: with prefix_conflict = refuse, one of the nodes with the same prefix starts."""
         count = scenario.pick(2, 50)
-        begun = scenario.begin_nodes(
+        begun = scenario.launch_nodes(
             count, module=NODE, arguments=clock.arguments, node_prefix=7, prefix_conflict="refuse"
         )
-        serving = [node for node in begun if serves(node)]
+        serving = [node for node in begun if wait_until_serving(node)]
         refused = [node for node in begun if node not in serving]
         assert len(serving) == 1
         for node in refused:
             assert node.process.returncode == 2
             assert "prefix 7 is in use by" in node.log.read_text()
-        scenario.fault(count)
+        scenario.count_faults(count)
         with logs.client(serving[0]) as client:
             ids = [*client.doc_ids(1000), *client.doc_ids(1000)]
         assert ids == sorted(ids)
@@ -96,35 +98,36 @@ class TestTheSameSecond:
 
 
 @pytest.mark.scenario(3, "a node of a fixed prefix that starts again and again with a clock that was set")
-def test_document_ids_rise_over_restarts_whatever_the_clock_says(scenario: Scenario, logs: Logs) -> None:
-    clock = Control(scenario.folder / "clock.json")
-    # Back for a day; killed and started in the same second; ahead for a year, and never so far again; 1970.
+def test_document_ids_rise_over_restarts_with_any_clock(scenario: Scenario, logs: LoggedClients) -> None:
+    """P6: document ids of a fixed prefix rise over restarts, whatever the wall clock does."""
+    clock = NodeControl(scenario.folder / "clock.json")
+    # A day back; a restart in the same second; a year ahead; 1970.
     steps = [0, -DAY, -DAY, YEAR, -time.time()]
     steps += [random.Random(3).uniform(-YEAR, YEAR) for _ in range(scenario.pick(0, 15))]
     ids: list[str] = []
     orders: list[int] = []
     began = time.time()
     for number, step in enumerate(steps):
-        clock.set_wall(began + step)
-        scenario.fault()
+        clock.set_wall_clock(began + step)
+        scenario.count_faults()
         [node] = scenario.start_nodes(1, module=NODE, arguments=clock.arguments, node_prefix=7)
         with logs.client(node) as client:
             ids += client.doc_ids(10)
             orders += client.allocate_range("orders", 10)
-            clock.set_wall(began + step - DAY)
+            clock.set_wall_clock(began + step - DAY)
             ids += client.doc_ids(10)
             orders += client.allocate_range("orders", 10)
         node.stop(signal.SIGKILL if number % 2 else signal.SIGTERM)
     assert all(one < other for one, other in pairwise(ids))
     assert all(one < other for one, other in pairwise(orders))
 
-    # Past the year 2106 no document id can say the time: such a start must not spoil the prefix either.
-    clock.set_wall(2**32)
-    [node] = scenario.begin_nodes(1, module=NODE, arguments=clock.arguments, node_prefix=7)
-    assert not serves(node)
+    # A clock past 2106 does not fit into a document id, and must not move the prefix's start timestamp.
+    clock.set_wall_clock(2**32)
+    [node] = scenario.launch_nodes(1, module=NODE, arguments=clock.arguments, node_prefix=7)
+    assert not wait_until_serving(node)
     assert "past the year 2106" in node.log.read_text()
     assert node.process.returncode == 2
-    clock.set_wall()
+    clock.set_wall_clock()
     [node] = scenario.start_nodes(1, module=NODE, arguments=clock.arguments, node_prefix=7)
     with logs.client(node) as client:
         assert ids[-1] < client.doc_ids()[0]
@@ -134,8 +137,8 @@ def test_document_ids_rise_over_restarts_whatever_the_clock_says(scenario: Scena
 
 @pytest.mark.scenario(3, "clocks set back and forth while nodes serve")
 class TestJumps:
-    def test_periods_that_come_again_go_on_where_they_were(self, scenario: Scenario, logs: Logs) -> None:
-        """In Newfoundland a minute after midnight was set back to the day before, so that the day began twice."""
+    def test_a_repeated_period_continues_its_counter(self, scenario: Scenario, logs: LoggedClients) -> None:
+        """P1: a day that begins twice, as in Newfoundland in 2010, continues its counter."""
         zone = ZoneInfo("America/St_Johns")
         back = datetime(2010, 11, 7, 2, 31, tzinfo=UTC)
         moments = [
@@ -151,7 +154,7 @@ class TestJumps:
             back,
         ]
         moments += random.Random(3).choices(moments, k=scenario.pick(0, 300))
-        clocks = [Control(scenario.folder / f"clock-{each}.json") for each in range(2)]
+        clocks = [NodeControl(scenario.folder / f"clock-{each}.json") for each in range(2)]
         nodes = [
             scenario.start_nodes(1, module=NODE, arguments=clock.arguments, node_prefix=number)[0]
             for number, clock in enumerate(clocks)
@@ -164,10 +167,10 @@ class TestJumps:
             )
             for turn in range(len(moments)):
                 for number, (clock, client) in enumerate(zip(clocks, clients, strict=True)):
-                    # Both nodes never agree on the time.
+                    # The nodes' clocks differ.
                     at = moments[(turn + number) % len(moments)]
-                    clock.set_wall(at.timestamp())
-                    scenario.fault()
+                    clock.set_wall_clock(at.timestamp())
+                    scenario.count_faults()
                     for _ in range(3):
                         got = client.allocate_texts("invoices", 7)
                         periods.append(at.astimezone(zone).date().isoformat())
@@ -178,8 +181,9 @@ class TestJumps:
         verdict = scenario.prove("over midnight and daylight saving time, with a daily reset", logs=logs.files)
         assert {each["period"] for each in verdict.report["sequences"]} == set(periods)
 
-    def test_nothing_comes_twice_or_out_of_order_under_load(self, scenario: Scenario, logs: Logs) -> None:
-        clocks = [Control(scenario.folder / f"clock-{each}.json") for each in range(scenario.pick(2, 3))]
+    def test_no_id_is_repeated_or_out_of_order_under_load(self, scenario: Scenario, logs: LoggedClients) -> None:
+        """P1: clocks that jump under load repeat no id and break no order."""
+        clocks = [NodeControl(scenario.folder / f"clock-{each}.json") for each in range(scenario.pick(2, 3))]
         nodes = [scenario.start_nodes(1, module=NODE, arguments=clock.arguments)[0] for clock in clocks]
         jumps = random.Random(3)
         with ExitStack() as stack:
@@ -188,26 +192,26 @@ class TestJumps:
             create("invoices", reset="daily", time_zone="Europe/Vienna", format="{year}-{month}-{day}/{value}")
             create("rising", ordering="rising")
             create("ticks", kind="timestamp-ms")
-            callers = [Caller(call) for client in clients for call in _calls(client)]
-            ticks = [Caller(lambda client=client: client.allocate_range("ticks", 3)) for client in clients]  # type: ignore[misc]
+            callers = [CallLoop(call) for client in clients for call in _calls(client)]
+            ticks = [CallLoop(lambda client=client: client.allocate_range("ticks", 3)) for client in clients]  # type: ignore[misc]
             wait_for_answers(scenario, callers + ticks)
             for _ in range(scenario.pick(10, 100)):
                 clock = jumps.choice(clocks)
                 match jumps.randrange(4):
                     case 0:
-                        clock.set_wall(offset=jumps.uniform(-YEAR, YEAR))
+                        clock.set_wall_clock(offset=jumps.uniform(-YEAR, YEAR))
                     case 1:
-                        clock.set_wall(time.time() + jumps.uniform(-3, 3) * DAY)  # and it stands still
+                        clock.set_wall_clock(time.time() + jumps.uniform(-3, 3) * DAY)  # stopped
                     case 2:
-                        clock.set_wall(offset=jumps.uniform(-100, 100))
+                        clock.set_wall_clock(offset=jumps.uniform(-100, 100))
                     case 3:
-                        clock.move_boot(jumps.uniform(0, 400))  # suspended, for about two leases at most
-                scenario.fault()
+                        clock.advance_boot_clock(jumps.uniform(0, 400))  # a suspend of up to two leases
+                scenario.count_faults()
                 wait_for_answers(scenario, callers)
-            # Timestamps wait for the clock where that was set back; so all clocks go on behind the latest of them.
+            # Timestamps are refused while the clock is behind them, so set all clocks ahead of the latest one.
             refused = sum(caller.errors["SEQUENCE_AHEAD_OF_CLOCK"] for caller in ticks)
             for clock in clocks:
-                clock.set_wall(offset=2 * YEAR)
+                clock.set_wall_clock(offset=2 * YEAR)
             wait_for_answers(scenario, callers + ticks)
             for caller in callers + ticks:
                 caller.stop()
@@ -216,26 +220,26 @@ class TestJumps:
         assert len([each for each in verdict.report["sequences"] if each["sequence"] == "invoices"]) > 2
 
     @pytest.mark.long
-    def test_one_node_with_a_wrong_clock_spoils_nothing_for_others(self, scenario: Scenario, logs: Logs) -> None:
-        """CrateDB has a clock of its own, which a node's is compared with."""
-        clock, right = Control(scenario.folder / "wrong.json"), Control(scenario.folder / "right.json")
-        with Proxied() as proxied:
+    def test_a_wrong_clock_of_one_node_does_not_affect_others(self, scenario: Scenario, logs: LoggedClients) -> None:
+        """P6: a node whose clock is far from CrateDB's claims no start timestamp and moves no counter ahead."""
+        clock, right = NodeControl(scenario.folder / "wrong.json"), NodeControl(scenario.folder / "right.json")
+        with ProxiedCrate() as proxied:
             scenario.store = proxied.crate.store
             for wrong in scenario.pick([YEAR], [YEAR, -YEAR]):
-                clock.set_wall(offset=wrong)
-                [refused] = scenario.begin_nodes(1, module=NODE, arguments=clock.arguments)
-                assert not serves(refused)
+                clock.set_wall_clock(offset=wrong)
+                [refused] = scenario.launch_nodes(1, module=NODE, arguments=clock.arguments)
+                assert not wait_until_serving(refused)
                 assert "max_clock_skew" in refused.log.read_text()
-                scenario.fault()
-            clock.set_wall()
+                scenario.count_faults()
+            clock.set_wall_clock()
             nodes = [
                 scenario.start_nodes(1, module=NODE, arguments=each.arguments, node_prefix=7)[0]
                 for each in (clock, right)
             ]
             with logs.clients(nodes) as (one, other):
                 one.sequences.create("ticks", kind="timestamp-ms")
-                clock.set_wall(offset=YEAR)
-                scenario.fault()
+                clock.set_wall_clock(offset=YEAR)
+                scenario.count_faults()
                 for _ in range(10):
                     for client in (one, other):
                         client.doc_ids(10)
@@ -248,25 +252,25 @@ class TestJumps:
 
 
 def _calls(client: idalloc.Client) -> list[Callable[[], object]]:
-    """What callers of one node do; what rises within a process is looked at."""
-    doc_ids, uuids = _Rising(), _Rising()
+    """Returns the calls of one node's clients, which assert that document ids and UUIDs rise."""
+    doc_ids, uuids = _RisingTexts(), _RisingTexts()
     return [
         lambda: client.allocate_range("orders", 10),
         lambda: client.allocate_range("orders", 5, exactly_once=True),
         lambda: client.allocate_texts("invoices", 7),
         lambda: client.allocate_range("rising", 3),
-        lambda: doc_ids.take(client.doc_ids(10)),
-        lambda: uuids.take(list(map(str, client.uuids(10)))),
+        lambda: doc_ids.check(client.doc_ids(10)),
+        lambda: uuids.check(list(map(str, client.uuids(10)))),
     ]
 
 
-class _Rising:
-    """Sees that texts rise, also from one call to the next."""
+class _RisingTexts:
+    """Asserts that texts rise, also from one call to the next."""
 
     def __init__(self) -> None:
         self._last = ""
 
-    def take(self, texts: list[str]) -> None:
+    def check(self, texts: list[str]) -> None:
         for text in texts:
             assert text > self._last, f"{text} came after {self._last}"
             self._last = text

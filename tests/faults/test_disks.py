@@ -1,4 +1,4 @@
-"""A disk that is full, a file that is spoiled, and file systems that SQLite cannot be trusted on."""
+"""Full disks, damaged database files, and file systems that SQLite cannot use safely."""
 
 import os
 import resource
@@ -18,25 +18,25 @@ import pytest
 import idalloc as sdk
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
-from tests.faults.copies import idalloc
-from tests.faults.scenario import Scenario
-from tests.faults.test_restored import LEASES, PAUSE, last_record, stand_still
+from tests.faults.test_restored import LEASES, PAUSE, last_record, wait_until_all_are_refused
+from tests.support.faults.scenario import Scenario
+from tests.support.faults.store_copies import run_cli
 from tests.support.processes import Server, environment, serve_command
 
 TITLE = "what a disk does under SQLite"
-# A lease that outlasts what is done to the disk.
+# A lease that outlasts the fault.
 RESERVE = {"lease_ttl": "180s", "store_timeout": "2s", "outage_reserve": "60s"}
 MEGABYTE = 2**20
-# SQLite's words for a disk that is full, and for a file that may not grow.
-OF_DISKS = "disk is full", "disk I/O error"
+# SQLite's messages for a full disk, and for a file that cannot grow.
+DISK_ERRORS = "disk is full", "disk I/O error"
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """Gives a disk of 16 MB: SQLite's log takes 4 before it begins anew.
+    """Mounts a disk of 16 MB; SQLite's write-ahead log grows to 4 MB.
 
     Raises:
-        PermissionError: This user may mount nothing.
+        PermissionError: This user may not mount.
     """
     disk = folder / "disk"
     disk.mkdir()
@@ -52,7 +52,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Takes all the room that a disk has left."""
+    """Fills a disk with a file, and returns the file."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
@@ -61,7 +61,7 @@ def fill(disk: Path) -> Path:
 
 
 def limit_files(nodes: list[Server], size: int) -> None:
-    """Has no file of a process grow beyond a size: what a disk that is full does, where none can be made."""
+    """Limits the size of files that the nodes write, which has the effect of a full disk."""
     for node in nodes:
         _, most = resource.prlimit(node.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(node.process.pid, resource.RLIMIT_FSIZE, (size, most))
@@ -69,7 +69,8 @@ def limit_files(nodes: list[Server], size: int) -> None:
 
 @pytest.mark.scenario(7, TITLE)
 @pytest.mark.parametrize("how", ["a full disk", pytest.param("files that cannot grow", marks=pytest.mark.long)])
-def test_a_full_disk_is_not_noticed_by_leases_and_goes_by_without_a_restart(scenario: Scenario, how: str) -> None:
+def test_a_full_disk_does_not_affect_lease_served_calls(scenario: Scenario, how: str) -> None:
+    """P10: a full disk fails only calls that need the store, and nodes recover without a restart."""
     if how == "a full disk":
         try:
             with small_disk(scenario.folder) as disk:
@@ -81,7 +82,7 @@ def test_a_full_disk_is_not_noticed_by_leases_and_goes_by_without_a_restart(scen
         except PermissionError as error:
             pytest.skip(str(error))
     else:
-        # Not less than what the logs of the nodes may take meanwhile, and not more than the write-ahead log takes.
+        # More than the nodes' logs need, less than the write-ahead log needs.
         run_out_of_room(
             scenario, how, partial(limit_files, size=40_000), partial(limit_files, size=resource.RLIM_INFINITY)
         )
@@ -91,7 +92,7 @@ def run_out_of_room(
     scenario: Scenario, how: str, fill_up: Callable[[list[Server]], object], clear: Callable[[list[Server]], object]
 ) -> None:
     nodes = scenario.start_nodes(2, **RESERVE)
-    # A burst, so that each node holds far more than what the calls from now on need.
+    # A burst, so that each node holds more ids than the later calls need.
     for burst in [scenario.start_client(node, mode="stream", id_count=1000, calls=5) for node in nodes]:
         assert burst.process.wait(60) == 0
     leased = [scenario.start_client(node, pause=10 * PAUSE) for node in nodes]
@@ -99,10 +100,10 @@ def run_out_of_room(
     for _ in range(scenario.pick(1, 3)):
         scenario.wait_for_records([*leased, *recorded], more=10)
         fill_up(nodes)
-        scenario.fault()
-        stand_still(scenario, recorded)
-        # Now and then SQLite finds room in its own log once more.
-        scenario.wait_until(lambda: all(refusal_of(node).endswith(OF_DISKS) for node in nodes), "they tell why", 20)
+        scenario.count_faults()
+        wait_until_all_are_refused(scenario, recorded)
+        # SQLite may still find room in its own log.
+        scenario.wait_until(lambda: all(refusal_of(node).endswith(DISK_ERRORS) for node in nodes), "disk errors", 20)
         scenario.wait_for_records(leased, more=10)
         clear(nodes)
         scenario.wait_for_records([*leased, *recorded], more=10)
@@ -112,11 +113,11 @@ def run_out_of_room(
         assert ended.errors
         assert ended.errors.keys() <= {"STORE_UNAVAILABLE", "DEADLINE_EXCEEDED"}
     scenario.prove(how, at_least=1_000)
-    scenario.close()  # nothing may use the disk any more
+    scenario.close()  # before the disk is unmounted
 
 
 def refusal_of(node: Server) -> str:
-    """What a caller is told that tries nothing again, as our own client does until its time is over; "" for an id."""
+    """Returns the error message of a single call without retries; "" if it succeeds."""
     with grpc.insecure_channel(node.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         try:
@@ -129,11 +130,12 @@ def refusal_of(node: Server) -> str:
 
 
 @pytest.mark.scenario(7, TITLE)
-def test_a_log_that_cannot_be_written_costs_no_call(scenario: Scenario) -> None:
+def test_an_unwritable_log_fails_no_call(scenario: Scenario) -> None:
+    """A server whose log is on a full disk answers all calls."""
     with Path("/dev/full").open("w") as full, small_server(scenario.store, full.fileno()) as (process, address):
         client = scenario.start_client(address, mode="ranges,once,docids", threads=2)
-        scenario.fault()
-        # Each second a line for the calls would be written, and one for each client that left.
+        scenario.count_faults()
+        # Each second, and each disconnected client, would write a line.
         scenario.wait_for_records([client], more=100)
         for _ in range(scenario.pick(3, 30)):
             with sdk.Client(address, timeout=20) as other:
@@ -147,7 +149,7 @@ def test_a_log_that_cannot_be_written_costs_no_call(scenario: Scenario) -> None:
 
 @contextmanager
 def small_server(store: str, stderr: int) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """Runs a server whose log goes somewhere else."""
+    """Runs a server with the given standard error; yields its process and address."""
     command = serve_command(store=store, **LEASES)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment())
     assert process.stdout
@@ -160,44 +162,43 @@ def small_server(store: str, stderr: int) -> Iterator[tuple["subprocess.Popen[st
 
 
 def overwrite(file: Path) -> None:
-    """Puts other bytes where all but the first page of the database was."""
+    """Overwrites all but the first page of the database with random bytes."""
     with file.open("r+b") as database:
         database.seek(4096)
         database.write(os.urandom(file.stat().st_size - 4096))
 
 
 def truncate(file: Path) -> None:
-    """Cuts the second half of the database off."""
+    """Cuts off the second half of the database."""
     os.truncate(file, file.stat().st_size // 2)
 
 
 def remove(file: Path) -> None:
-    """Removes the database alone."""
+    """Removes the database file, but not the files beside it."""
     file.unlink()
 
 
 def remove_logs(file: Path) -> None:
-    """Removes what SQLite keeps beside the database, and what was not in the database yet with it."""
+    """Removes -wal and -shm, with the transactions that are only in the write-ahead log."""
     for beside in ("-wal", "-shm"):
         file.with_name(file.name + beside).unlink()
 
 
 @pytest.mark.scenario(7, TITLE)
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("damage", "words"),
     [
-        pytest.param(
-            overwrite, "", marks=pytest.mark.long
-        ),  # SQLite notices that when it reads one of these pages, if it does
+        pytest.param(overwrite, "", marks=pytest.mark.long),  # SQLite notices when it reads a damaged page, if at all
         pytest.param(truncate, "", marks=pytest.mark.long),
         pytest.param(remove, "found no file there", marks=pytest.mark.long),
         (remove_logs, "found no write-ahead log there"),
     ],
     ids=["overwritten", "truncated", "removed", "its log removed"],
 )
-def test_a_file_that_was_spoiled_gives_nothing_more_until_a_copy_was_restored(
-    scenario: Scenario, spoil: Callable[[Path], None], words: str
+def test_a_damaged_file_is_restored_by_the_runbook(
+    scenario: Scenario, damage: Callable[[Path], None], words: str
 ) -> None:
+    """P1: a damaged database issues nothing more; after the runbook's restore no id is repeated."""
     file = scenario.folder / "ids.db"
     nodes = scenario.start_nodes(2, **LEASES)
     clients = [scenario.start_client(node, timeout=1, mode="ranges,once", pause=PAUSE) for node in nodes]
@@ -205,20 +206,20 @@ def test_a_file_that_was_spoiled_gives_nothing_more_until_a_copy_was_restored(
     exported = scenario.export()
     scenario.wait_for_records(clients, more=40)
 
-    spoil(file)
-    scenario.fault()
+    damage(file)
+    scenario.count_faults()
     if words:
-        stand_still(scenario, clients)
+        wait_until_all_are_refused(scenario, clients)
     else:
-        time.sleep(1)  # for SQLite to notice, or not
-    # As the runbook has it: all end, the pieces are put aside, and nobody calls before it was advanced.
+        time.sleep(1)  # SQLite may notice meanwhile
+    # As in the runbook: stop all nodes, remove the damaged files, and advance before clients call.
     assert [node.stop() for node in nodes] == [0, 0]
     for piece in (file, *(file.with_name(file.name + beside) for beside in ("-wal", "-shm"))):
         piece.unlink(missing_ok=True)
-    assert "created 1" in idalloc("import", exported, "--store", scenario.store)
+    assert "created 1" in run_cli("import", exported, "--store", scenario.store)
     alone = scenario.start_node(**LEASES)
     in_use = max(last_record(client)[1] for client in clients)
-    idalloc("sequences", "advance", "orders", "--past", in_use, "--server", alone.address)
+    run_cli("sequences", "advance", "orders", "--past", in_use, "--server", alone.address)
     assert alone.stop() == 0
     for node in nodes:
         scenario.start_node(listen=node.address, **LEASES)
@@ -226,11 +227,12 @@ def test_a_file_that_was_spoiled_gives_nothing_more_until_a_copy_was_restored(
     for client in clients:
         summary = client.stop()
         assert not words or words in summary.messages["STORE_WENT_BACKWARDS"]
-    scenario.prove(f"the file {spoil.__name__.replace('_', ' ')}", at_least=1_000)
+    scenario.prove(f"the file {damage.__name__.replace('_', ' ')}", at_least=1_000)
 
 
 @pytest.mark.scenario(7, TITLE)
-def test_two_servers_on_one_file_share_it(scenario: Scenario) -> None:
+def test_servers_share_one_database_file(scenario: Scenario) -> None:
+    """P1: several servers on one SQLite file issue no id twice and return no error."""
     nodes = scenario.start_nodes(scenario.pick(2, 6), **LEASES)
     clients = [scenario.start_client(node, mode="ranges,once,docids", pause=PAUSE / 2) for node in nodes]
     clients.append(scenario.start_client(nodes[0], sequence="tickets", mode="stream", pause=PAUSE))
@@ -251,12 +253,14 @@ def test_two_servers_on_one_file_share_it(scenario: Scenario) -> None:
         ("memory", "does not allow SQLite's write-ahead log; choose a local disk"),
     ],
 )
-def test_no_server_starts_where_the_file_system_lacks(tmp_path: Path, lacks: str, words: str) -> None:
-    done = start_in_vain(f"sqlite://{tmp_path}/ids.db", "tests.faults.unlocked", "--lacks", lacks)
-    assert words in done
+def test_an_unsafe_file_system_is_refused_at_startup(tmp_path: Path, lacks: str, words: str) -> None:
+    """P1: a file system without locks or shared memory is refused at startup."""
+    message = refused_start(f"sqlite://{tmp_path}/ids.db", "tests.support.faults.broken_filesystem", "--lacks", lacks)
+    assert words in message
 
 
-def test_no_server_starts_on_a_disk_that_is_read_only(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_refused_at_startup(tmp_path: Path) -> None:
+    """A read-only disk is refused at startup, with the file's path and the next step."""
     disk = tmp_path / "disk"
     disk.mkdir()
     start_and_stop(f"sqlite://{disk}/ids.db")
@@ -268,13 +272,13 @@ def test_no_server_starts_on_a_disk_that_is_read_only(tmp_path: Path) -> None:
         (disk / "ids.db").chmod(0o400)
         disk.chmod(0o500)
     try:
-        said = start_in_vain(f"sqlite://{disk}/ids.db", "idalloc_server")
+        message = refused_start(f"sqlite://{disk}/ids.db", "idalloc_server")
     finally:
         if os.geteuid() == 0:
             subprocess.run(["umount", "-l", str(disk)], check=True)
         disk.chmod(0o700)
-    assert f"cannot use {disk}/ids.db as a SQLite database" in said
-    assert "in a folder that can be written to" in said
+    assert f"cannot use {disk}/ids.db as a SQLite database" in message
+    assert "in a folder that can be written to" in message
 
 
 def start_and_stop(store: str) -> None:
@@ -283,8 +287,8 @@ def start_and_stop(store: str) -> None:
         assert process.wait(30) == 0
 
 
-def start_in_vain(store: str, module: str, *arguments: str) -> str:
-    """Starts a server that must not start, and returns the one line that it said."""
+def refused_start(store: str, module: str, *arguments: str) -> str:
+    """Starts a server that must refuse to start, and returns its one-line error message."""
     command = serve_command(store=store)
     command[command.index("idalloc_server")] = module
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment(), timeout=60)

@@ -1,9 +1,8 @@
-"""The primary of the counters' table is lost, and another copy promoted, while nodes serve.
+"""Failover of the table ``sequences`` in CrateDB while nodes serve.
 
-A real cluster is tried where `IDALLOC_TEST_CRATEDB_URL` names all its hosts and `IDALLOC_TEST_CRATEDB_HARM` a command
-that harms them (see `tests/faults/cratedb.py`). Else, and besides, a proxy in front of the emulator behaves as a
-CrateDB 6.4.3 of three nodes was seen to: while another copy is promoted, writes stand still, and some are then applied
-twice.
+``TestSimulatedFailover`` uses a proxy in front of the emulator, which behaves as a CrateDB 6.4.3 of three nodes was
+measured to: while another copy is promoted, writes hang, and some are then applied twice. ``TestRealCluster`` needs
+`IDALLOC_TEST_CRATEDB_URL` with all hosts, and `IDALLOC_TEST_CRATEDB_HARM` (see `tests/support/cratedb/cluster.py`).
 """
 
 import json
@@ -16,109 +15,113 @@ from typing import Any, Literal
 import pytest
 
 import idalloc
-from tests.faults.callers import end, longest_stall, start_callers, start_steady, wait_for_reserve
-from tests.faults.cratedb import HARM, URL, Cratedb, Proxied
-from tests.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
 from tests.support import issued_log
+from tests.support.cratedb.cluster import HARM_COMMAND, URL, CrateCluster, ProxiedCrate
+from tests.support.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
+from tests.support.faults.workload import longest_stall, start_callers, start_steady_caller, stop_all, wait_for_reserve
 from tests.support.processes import Server
 
 HOSTS = 3
-# How long writes were seen to stand still where the primary was killed, and where it was paused.
+# Measured time for which writes hang after the primary was killed, and after it was paused.
 KILLED_SECONDS, PAUSED_SECONDS = 0.86, 32
-# How many of the writes that stood still were then applied twice; more than were seen.
+# Share of the hanging writes that are then applied twice; more than was measured.
 TWICE = 0.5
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cratedb]:
-    """A real one that may be harmed, in a schema of its own."""
-    if not URL or not HARM:
-        pytest.skip("needs a cluster (IDALLOC_TEST_CRATEDB_URL) and what harms it (IDALLOC_TEST_CRATEDB_HARM)")
-    crate = Cratedb.real()
+def cluster() -> Iterator[CrateCluster]:
+    """A real cluster that may be disrupted, with a schema of its own."""
+    if not URL or not HARM_COMMAND:
+        pytest.skip(
+            "needs a cluster (IDALLOC_TEST_CRATEDB_URL) and a command that disrupts it (IDALLOC_TEST_CRATEDB_HARM)"
+        )
+    crate = CrateCluster.real()
     if len(crate.hosts) < HOSTS:
         pytest.skip(f"IDALLOC_TEST_CRATEDB_URL must name {HOSTS} hosts or more")
     yield crate
     crate.remove()
 
 
-# What callers ask for, in ids a call: one caller each, all of one sequence.
+# Ids per call of the clients of one shared sequence.
 SIZES: dict[str, Any] = {"1 id": 1, "10 ids": 10, "mixed": [7, 1, 10, 2]}
-# What nodes hold ahead by default, and a little more: not every node holds the same.
+# The default reserve in seconds, and a margin, since nodes hold different amounts.
 RESERVE_SECONDS = 100
 
 TITLE = "a primary lost and another copy promoted"
 
 
 @pytest.mark.scenario(6, TITLE)
-class TestAsRecorded:
-    def test_a_killed_primary_brings_no_id_back(self, scenario: Scenario) -> None:
-        with Proxied(HOSTS) as proxied:
+class TestSimulatedFailover:
+    def test_a_killed_primary_repeats_no_id(self, scenario: Scenario) -> None:
+        """P1: a failover with the faults that a real CrateDB showed repeats no id."""
+        with ProxiedCrate(HOSTS) as proxied:
             nodes = start_nodes(scenario, proxied.crate, **SHORT_LEASES)
             callers = start_callers(scenario, nodes)
             for turn in range(scenario.pick(2, 15)):
                 lost = turn % HOSTS
                 survivors = [host for host in range(HOSTS) if host != lost]
                 for host in survivors:
-                    proxied.harm("hang", host=host, twice=TWICE)
-                proxied.harm("refused", host=lost)
+                    proxied.inject("hang", host=host, twice=TWICE)
+                proxied.inject("refused", host=lost)
                 time.sleep(KILLED_SECONDS)
-                # For a moment reads fail where writes go on.
+                # For a moment reads fail while writes succeed.
                 for host in survivors:
-                    proxied.harm("disconnected", host=host)
+                    proxied.inject("disconnected", host=host)
                 look_at_sequence(nodes[turn % HOSTS])
                 for host in survivors:
-                    proxied.harm(host=host)
-                scenario.wait_for_records(callers, 2)  # one host is still away
-                proxied.harm(host=lost)
-                scenario.fault()
-            errors = end(scenario, callers, nodes)
-            harmed = proxied.harm()
+                    proxied.inject(host=host)
+                scenario.wait_for_records(callers, 2)  # while one host is down
+                proxied.inject(host=lost)
+                scenario.count_faults()
+            errors = stop_all(scenario, callers, nodes)
+            harmed = proxied.inject()
             scenario.prove("killed, as recorded", note=note(errors))
         assert {"hang", "twice", "refused", "disconnected"} <= harmed.keys()
 
-    def test_a_paused_host_holds_a_first_call_up_for_seconds(self, scenario: Scenario) -> None:
-        """P10: a call that no lease can serve costs about 3 seconds, where the other hosts serve."""
-        with Proxied(HOSTS) as proxied:
+    def test_a_paused_host_delays_a_first_call_by_seconds(self, scenario: Scenario) -> None:
+        """P10: with a paused host, a call that needs the store takes about 3 seconds."""
+        with ProxiedCrate(HOSTS) as proxied:
             scenario.store = proxied.crate.store
-            node = scenario.start_node(store=proxied.crate.in_order(0))
-            proxied.harm("hang", host=0)
-            scenario.fault()
+            node = scenario.start_node(store=proxied.crate.url_preferring(0))
+            proxied.inject("hang", host=0)
+            scenario.count_faults()
             begun = time.monotonic()
             with idalloc.Client(node.address, timeout=60) as client:
                 assert len(client.allocate_range("new", 5)) == 5
-                # The second refill goes to the host that answered the first one.
+                # The second refill uses the host that answered the first one.
                 assert len(client.allocate_range("another", 5)) == 5
             took = time.monotonic() - begun
-            harmed = proxied.harm()
+            harmed = proxied.inject()
         assert harmed["hang"]
         assert took < 20
 
     @pytest.mark.long
-    def test_a_paused_primary_is_not_noticed_by_callers_of_a_sequence_in_use(self, scenario: Scenario) -> None:
+    def test_a_paused_primary_causes_no_errors_for_a_sequence_in_use(self, scenario: Scenario) -> None:
+        """P10: callers of a sequence in use get no errors while the primary is paused."""
         hang = scenario.pick(3, PAUSED_SECONDS)
-        # In the long form all is as it is by default.
+        # The long form has the default settings.
         settings = scenario.pick({"outage_reserve": "20s", "store_timeout": "4s", "lease_ttl": "40s"}, {})
-        with Proxied(HOSTS) as proxied:
+        with ProxiedCrate(HOSTS) as proxied:
             nodes = start_nodes(scenario, proxied.crate, **settings)
             callers = start_callers(scenario, nodes)
-            steady = start_steady(scenario, nodes[0])
+            steady = start_steady_caller(scenario, nodes[0])
             wait_for_reserve(scenario, nodes[0], steady, scenario.pick(5, 48))
             begun = steady.records
-            # The first node prefers the paused host. The others live, and their writes wait for it.
-            proxied.harm("hang", host=0, twice=TWICE)
+            # The first node prefers the paused host; writes on the other hosts wait for it.
+            proxied.inject("hang", host=0, twice=TWICE)
             for host in range(1, HOSTS):
-                proxied.harm("stuck", host=host, twice=TWICE)
+                proxied.inject("stuck", host=host, twice=TWICE)
             time.sleep(hang)
-            # Another copy was promoted. The paused host says nothing still.
+            # Another copy was promoted; the paused host still does not answer.
             for host in range(1, HOSTS):
-                proxied.harm(host=host)
+                proxied.inject(host=host)
             time.sleep(hang / 2)
-            # It wakes up, and with it all that was sent to it.
-            harmed = proxied.harm(host=0)
-            scenario.fault()
+            # The host resumes, and executes the statements that it received meanwhile.
+            harmed = proxied.inject(host=0)
+            scenario.count_faults()
             scenario.wait_for_records([steady], 20)
             seen = steady.stop()
-            errors = end(scenario, callers, nodes)
+            errors = stop_all(scenario, callers, nodes)
             stall = longest_stall(steady, begun)
             scenario.prove(f"paused for {hang} s, as recorded", note=note(errors, stall))
         assert harmed["hang"]
@@ -130,23 +133,25 @@ class TestAsRecorded:
 @pytest.mark.cratedb
 @pytest.mark.scenario(6, TITLE)
 class TestRealCluster:
-    def test_a_killed_primary_brings_no_id_back(self, scenario: Scenario, cluster: Cratedb) -> None:
+    def test_a_killed_primary_repeats_no_id(self, scenario: Scenario, cluster: CrateCluster) -> None:
+        """P1: a killed primary of a real CrateDB repeats no id."""
         nodes = start_nodes(scenario, cluster)
         callers = start_callers(scenario, nodes, pause=0.05)
         for _ in range(scenario.pick(1, 4)):
             lost = lose_primary(scenario, cluster, "kill")
             scenario.wait_for_records(callers, 5, within=180)
             assert cluster.primary() != lost
-            cluster.harm("start", lost)
-        errors = end(scenario, callers, nodes)
+            cluster.disrupt("start", lost)
+        errors = stop_all(scenario, callers, nodes)
         scenario.prove("killed, a real CrateDB", note=note(errors))
 
-    def test_a_paused_primary_is_not_noticed_by_callers_of_a_sequence_in_use(
-        self, scenario: Scenario, cluster: Cratedb
+    def test_a_paused_primary_causes_no_errors_for_a_sequence_in_use(
+        self, scenario: Scenario, cluster: CrateCluster
     ) -> None:
+        """P10: callers of a sequence in use get no errors while a real primary is paused."""
         nodes = start_nodes(scenario, cluster)
         callers = start_callers(scenario, nodes, pause=0.05)
-        steady = [start_steady(scenario, node, number) for number, node in enumerate(nodes)]
+        steady = [start_steady_caller(scenario, node, number) for number, node in enumerate(nodes)]
         for number, (node, caller) in enumerate(zip(nodes, steady, strict=True)):
             wait_for_reserve(scenario, node, caller, 48, number)
         begun = [caller.records for caller in steady]
@@ -154,11 +159,11 @@ class TestRealCluster:
         try:
             scenario.wait_for_records(callers, 5, within=180)
         finally:
-            cluster.harm("resume", lost)
+            cluster.disrupt("resume", lost)
         scenario.wait_for_records(steady, 20)
         seen = [caller.stop() for caller in steady]
-        errors = end(scenario, callers, nodes)
-        scenario.wait_until(lambda: cluster.copies() == HOSTS, "the woken node has a copy again", within=180)
+        errors = stop_all(scenario, callers, nodes)
+        scenario.wait_until(lambda: cluster.started_copies() == HOSTS, "the woken node has a copy again", within=180)
         assert cluster.primary() != lost
         stalls = [longest_stall(caller, since) for caller, since in zip(steady, begun, strict=True)]
         scenario.prove("paused, a real CrateDB", note=note(errors, max(stalls)))
@@ -167,10 +172,10 @@ class TestRealCluster:
 
     @pytest.mark.long
     @pytest.mark.parametrize("what", ["kill", "pause"])
-    def test_any_lost_node_brings_no_id_back(
-        self, scenario: Scenario, cluster: Cratedb, what: Literal["kill", "pause"]
+    def test_losing_any_node_repeats_no_id(
+        self, scenario: Scenario, cluster: CrateCluster, what: Literal["kill", "pause"]
     ) -> None:
-        """P1, P10: each node in turn is lost, and at last the one that is both master and primary."""
+        """P1, P10: losing each node in turn, and the master with the primary, repeats no id and causes no error."""
         nodes = start_nodes(scenario, cluster)
         callers = {
             name: scenario.start_client(node, sequence="shared", id_count=sizes, pause=0.05, timeout=120)
@@ -180,15 +185,15 @@ class TestRealCluster:
         scenario.wait_for_records(list(callers.values()), 20)
         names = [*cluster.nodes(), ""]
         for name in names:
-            scenario.wait_until(lambda: cluster.copies() == HOSTS, "a copy on each node", within=180)
+            scenario.wait_until(lambda: cluster.started_copies() == HOSTS, "a copy on each node", within=180)
             lost = name or master_and_primary(scenario, cluster)
             wait_for_shared_reserve(scenario, nodes, list(callers.values()))
             begun = {each: caller.records for each, caller in callers.items()}
-            cluster.harm(what, lost)
-            scenario.fault()
-            # Until the cluster serves again, by a statement that needs the primary.
-            scenario.wait_until(lambda: cluster.writes("shared"), "a cluster that serves again", within=180)
-            cluster.harm("start" if what == "kill" else "resume", lost)
+            cluster.disrupt(what, lost)
+            scenario.count_faults()
+            # A write needs the primary.
+            scenario.wait_until(lambda: cluster.is_writable("shared"), "a cluster that serves again", within=180)
+            cluster.disrupt("start" if what == "kill" else "resume", lost)
             scenario.wait_for_records(list(callers.values()), 50, within=180)
             for each, caller in callers.items():
                 stalls[each].append(longest_stall(caller, begun[each]))
@@ -201,20 +206,20 @@ class TestRealCluster:
         assert max(max(of) for of in stalls.values()) < PAUSED_SECONDS / 2, found
 
 
-def master_and_primary(scenario: Scenario, cluster: Cratedb) -> str:
-    """Returns the node that is both, after killing masters until the one with the primary is elected."""
+def master_and_primary(scenario: Scenario, cluster: CrateCluster) -> str:
+    """Kills masters until the node with the primary is elected, and returns that node."""
     for _ in range(12):
         primary, master = cluster.primary(), cluster.master()
         if primary == master:
             return primary
-        cluster.harm("kill", master)
-        cluster.harm("start", master)
-        scenario.wait_until(lambda: cluster.copies() == HOSTS, "a copy on each node", within=180)
+        cluster.disrupt("kill", master)
+        cluster.disrupt("start", master)
+        scenario.wait_until(lambda: cluster.started_copies() == HOSTS, "a copy on each node", within=180)
     raise AssertionError("the node with the primary was never elected")
 
 
 def wait_for_shared_reserve(scenario: Scenario, nodes: list[Server], callers: list[ClientProcess]) -> None:
-    """Waits until the nodes together hold what their callers use in ``outage_reserve``."""
+    """Waits until the nodes together hold the ids that their clients use in ``outage_reserve``."""
 
     def issued() -> int:
         return sum(record.id_count for caller in callers for record in issued_log.read(caller.log).records)
@@ -235,28 +240,28 @@ def wait_for_shared_reserve(scenario: Scenario, nodes: list[Server], callers: li
         scenario.wait_until(has_reserve, "a reserve", within=400)
 
 
-def start_nodes(scenario: Scenario, crate: Cratedb, **settings: Any) -> list[Server]:
-    """A node for each host, which asks that one first."""
+def start_nodes(scenario: Scenario, crate: CrateCluster, **settings: Any) -> list[Server]:
+    """Starts a node for each host, which prefers that host."""
     scenario.store = crate.store
-    return [scenario.start_node(store=crate.in_order(first), **settings) for first in range(HOSTS)]
+    return [scenario.start_node(store=crate.url_preferring(first), **settings) for first in range(HOSTS)]
 
 
 def look_at_sequence(node: Server) -> None:
-    """Has a node read."""
+    """Makes a node read from the store."""
     with idalloc.Client(node.address, timeout=0.5) as client, suppress(idalloc.Unavailable, idalloc.DeadlineExceeded):
         client.sequences.get("invoices")
 
 
-def lose_primary(scenario: Scenario, cluster: Cratedb, what: Literal["kill", "pause"]) -> str:
-    """Kills or pauses the CrateDB node with the primary, when each one has a copy; returns its name."""
-    scenario.wait_until(lambda: cluster.copies() == HOSTS, "a copy on each node", within=180)
+def lose_primary(scenario: Scenario, cluster: CrateCluster, what: Literal["kill", "pause"]) -> str:
+    """Kills or pauses the node with the primary, once each node has a copy; returns its name."""
+    scenario.wait_until(lambda: cluster.started_copies() == HOSTS, "a copy on each node", within=180)
     lost = cluster.primary()
-    cluster.harm(what, lost)
-    scenario.fault()
+    cluster.disrupt(what, lost)
+    scenario.count_faults()
     return lost
 
 
 def note(errors: Counter[str], stall: float | None = None) -> str:
-    """What callers saw, and how long one at a steady rate waited."""
+    """Returns a summary of the clients' errors, and of the longest stall of a steady caller."""
     waited = "" if stall is None else f"; the steady caller: {stall:.2f} s"
     return f"{errors.total():,} calls refused{waited}"

@@ -1,4 +1,4 @@
-"""A fork of a warm client, or of a warm server, issues none of its parent's ids (P8)."""
+"""Forks of a client that holds ids, and of a server that holds leases, issue none of the parent's ids (P8)."""
 
 import json
 import os
@@ -16,63 +16,70 @@ from typing import Any
 
 import pytest
 
-from tests.faults import forking
-from tests.faults.control import Control, ended_forks, forks
-from tests.faults.near import Caller, Logs, wait_for_answers
-from tests.faults.scenario import Scenario
+from tests.support.faults import forking_client
+from tests.support.faults.local_clients import CallLoop, LoggedClients, wait_for_answers
+from tests.support.faults.node_control import NodeControl, fork_exit_codes, fork_results
+from tests.support.faults.scenario import Scenario
 from tests.support.processes import Server, environment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
-# So many forks of a server are tried at most, until one child survives.
+# Most forks of a server until one child survives gRPC.
 MOST_FORKS = 100
 
 
 class Program:
-    """A running ``tests.faults.forking``.
+    """A running ``tests.support.faults.forking_client``.
 
     Attributes:
         process: The process.
-        log: The log of its client; its children have their own ones beside it.
+        log: The log of its client; its children log to files beside it.
     """
 
-    def __init__(self, scenario: Scenario, node: Server, fork_support: bool, wishes: dict[str, Any]) -> None:
+    def __init__(self, scenario: Scenario, node: Server, fork_support: bool, options: dict[str, Any]) -> None:
         self.log = scenario.folder / "issued.jsonl"
-        self._given = scenario.folder / "given"
-        told = {"target": node.address, "log": str(self.log), "given": str(self._given)} | wishes
+        self._received = scenario.folder / "received"
+        command_options = {"target": node.address, "log": str(self.log), "received": str(self._received)} | options
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.faults.forking", json.dumps(told)],
+            [
+                sys.executable,
+                "-W",
+                "ignore::DeprecationWarning",
+                "-m",
+                "tests.support.faults.forking_client",
+                json.dumps(command_options),
+            ],
             env=environment() | {"GRPC_ENABLE_FORK_SUPPORT": str(int(fork_support)), "GRPC_VERBOSITY": "NONE"},
         )
 
     @property
-    def given(self) -> dict[int, list[Any]]:
-        """What its processes were given by now; the first one is the parent."""
-        found = forking.read(self._given)
+    def received(self) -> dict[int, list[Any]]:
+        """The records of all processes so far, by process id; the first one is the parent."""
+        found = forking_client.read_received(self._received)
         return {pid: found.pop(pid, []) for pid in [self.process.pid]} | found
 
-    def had(self, children: int) -> bool:
-        """Whether so many children were given something by now."""
+    def has_children(self, children: int) -> bool:
+        """Whether this many children have received ids."""
         return len(self.sizes()) > children
 
     def sizes(self) -> dict[int, int]:
-        """How much each process wrote down of what it was given, in bytes."""
-        files = self._given.parent.glob(f"{self._given.name}.*")
+        """Returns the size of each process's records, in bytes."""
+        files = self._received.parent.glob(f"{self._received.name}.*")
         return {int(file.name.rpartition(".")[2]): file.stat().st_size for file in files}
 
-    def gave_more(self, pids: list[int], sizes: dict[int, int]) -> bool:
-        """Whether each of these was given something since, in several ways."""
+    def have_grown(self, pids: list[int], sizes: dict[int, int]) -> bool:
+        """Whether each of these processes has received ids by several methods since then."""
         now = self.sizes()
         return all(now[pid] >= sizes[pid] + 2000 for pid in pids)
 
     def ids(self, pid: int) -> set[Any]:
-        """The ids that a process was given; one that it was given twice is an error."""
-        each = Counter(chain.from_iterable(line for line in self.given[pid] if isinstance(line, list)))
+        """Returns the ids that a process received, and asserts that none is repeated."""
+        each = Counter(chain.from_iterable(line for line in self.received[pid] if isinstance(line, list)))
         assert not each or each.most_common(1)[0][1] == 1
         return set(each)
 
     def logged(self, pid: int) -> set[Any]:
-        """The ids of sequences in a process's log."""
+        """Returns the ids of sequences in a process's log."""
         names = self.log.name if pid == self.process.pid else f"{self.log.name}.{pid}*"
         lines = [line for log in self.log.parent.glob(names) for line in log.read_text().splitlines()[1:]]
         records = [json.loads(line) for line in lines]
@@ -81,9 +88,9 @@ class Program:
 
 
 @contextmanager
-def program(scenario: Scenario, node: Server, *, fork_support: bool = True, **wishes: Any) -> Iterator[Program]:
-    """Runs the program, until the end of the block, by which it must have ended."""
-    running = Program(scenario, node, fork_support, wishes)
+def program(scenario: Scenario, node: Server, *, fork_support: bool = True, **options: Any) -> Iterator[Program]:
+    """Runs the program, which must have ended at the end of the block."""
+    running = Program(scenario, node, fork_support, options)
     try:
         yield running
         assert running.process.wait(300) == 0
@@ -92,16 +99,16 @@ def program(scenario: Scenario, node: Server, *, fork_support: bool = True, **wi
         running.process.wait()
 
 
-def prove_apart(scenario: Scenario, ran: Program, what: str, *, killed: bool = False) -> None:
-    """Proves that no two of the processes were given one id, and that each was given what its own log has."""
-    pids = list(ran.given)
+def prove_distinct(scenario: Scenario, ran: Program, what: str, *, killed: bool = False) -> None:
+    """Asserts that no two processes received one id, and that each one's log has its ids."""
+    pids = list(ran.received)
     ids = {pid: ran.ids(pid) for pid in pids}
     assert len(set().union(*ids.values())) == sum(map(len, ids.values()))
     for pid in pids:
         assert {each for each in ids[pid] if isinstance(each, int)} <= ran.logged(pid)
-        assert killed or ran.given[pid][-1] == "end"
-    scenario.fault()
-    scenario.prove(what, logs=[ran.log], at_least=forking.WARM)
+        assert killed or ran.received[pid][-1] == "end"
+    scenario.count_faults()
+    scenario.prove(what, logs=[ran.log], at_least=forking_client.WARM_UP_IDS)
 
 
 WAYS = ["os.fork", "fork", "forkserver", "spawn"]
@@ -113,60 +120,63 @@ class TestClient:
     @pytest.mark.parametrize(
         "how", ["os.fork", *(pytest.param(way, marks=pytest.mark.long) for way in WAYS if way != "os.fork")]
     )
-    def test_each_process_goes_on_with_ids_of_its_own(self, scenario: Scenario, how: str) -> None:
+    def test_parent_and_children_allocate_distinct_ids(self, scenario: Scenario, how: str) -> None:
+        """P8: after a fork of a warm client, parent and children issue distinct ids."""
         children, turns = scenario.pick((2, 5), (10, 100))
         with program(scenario, scenario.start_node(), how=how, children=children, turns=turns) as ran:
             pass
-        parent, *others = ran.given
+        parent, *others = ran.received
         assert len(others) == children
         for child in others:
             assert len(ran.ids(child)) >= turns * 100
-        assert len(ran.ids(parent)) >= forking.WARM + 2 * turns * 100
-        prove_apart(scenario, ran, f"by {how}")
+        assert len(ran.ids(parent)) >= forking_client.WARM_UP_IDS + 2 * turns * 100
+        prove_distinct(scenario, ran, f"by {how}")
 
     @pytest.mark.parametrize("how", ["os.fork", pytest.param("fork", marks=pytest.mark.long)])
-    def test_where_grpc_does_not_survive_it_the_child_is_refused(self, scenario: Scenario, how: str) -> None:
+    def test_a_child_without_grpc_fork_support_gets_an_error(self, scenario: Scenario, how: str) -> None:
+        """P8: without gRPC's fork support, every call in a child fails with the variable to set."""
         with program(scenario, scenario.start_node(), how=how, fork_support=False) as ran:
             pass
-        _, *others = ran.given
+        _, *others = ran.received
         assert len(others) == 2
         for child in others:
-            *lines, end = ran.given[child]
+            *lines, end = ran.received[child]
             assert end == "end"
             assert all(line.startswith("RuntimeError: ") and "GRPC_ENABLE_FORK_SUPPORT=1" in line for line in lines)
             assert len(lines) == 5 * 5
-        prove_apart(scenario, ran, f"by {how}, where gRPC has no fork support")
+        prove_distinct(scenario, ran, f"by {how}, where gRPC has no fork support")
 
-    def test_workers_forked_from_a_warm_parent_are_killed_and_replaced(self, scenario: Scenario) -> None:
+    def test_prefork_workers_are_killed_and_replaced(self, scenario: Scenario) -> None:
+        """P8: workers forked from a warm parent, killed and replaced under load, share no id."""
         children, kills = scenario.pick((2, 2), (4, 30))
         chance = random.Random(8)
         with program(scenario, scenario.start_node(), how="prefork", children=children) as ran:
             for turn in range(kills):
-                # Each of those that live goes on, the parent, too.
-                scenario.wait_until(partial(ran.had, children + turn), "a new child")
+                # All living processes allocate, including the parent.
+                scenario.wait_until(partial(ran.has_children, children + turn), "a new child")
                 alive = [pid for pid in ran.sizes() if _is_alive(pid)]
                 assert ran.process.pid in alive
-                scenario.wait_until(partial(ran.gave_more, alive, ran.sizes()), "more ids for all")
+                scenario.wait_until(partial(ran.have_grown, alive, ran.sizes()), "more ids for all")
                 os.kill(chance.choice([pid for pid in alive if pid != ran.process.pid]), signal.SIGKILL)
-                scenario.fault()
-            scenario.wait_until(partial(ran.had, children + kills), "a new child")
+                scenario.count_faults()
+            scenario.wait_until(partial(ran.has_children, children + kills), "a new child")
             ran.process.terminate()
-        prove_apart(scenario, ran, f"{children} workers of a warm parent, killed and replaced", killed=True)
+        prove_distinct(scenario, ran, f"{children} workers of a warm parent, killed and replaced", killed=True)
 
     @pytest.mark.long
-    def test_threads_that_are_in_the_middle_of_a_call_do_no_harm(self, scenario: Scenario) -> None:
-        """gRPC survives this by chance only: the child may hang. But it never has ids of its parent's."""
+    def test_a_fork_during_other_threads_calls_shares_no_id(self, scenario: Scenario) -> None:
+        """P8: a child of a fork during other threads' calls, which may hang in gRPC, never has the parent's ids."""
         children, patience = scenario.pick((1, 5), (10, 20))
-        wishes = {"how": "os.fork", "children": children, "threads": 2, "patience": patience}
-        with program(scenario, scenario.start_node(), **wishes) as ran:
+        options = {"how": "os.fork", "children": children, "threads": 2, "patience": patience}
+        with program(scenario, scenario.start_node(), **options) as ran:
             pass
-        parent, *_ = ran.given
-        assert ran.given[parent][-1] == "end"
-        prove_apart(scenario, ran, "while other threads call", killed=True)
+        parent, *_ = ran.received
+        assert ran.received[parent][-1] == "end"
+        prove_distinct(scenario, ran, "while other threads call", killed=True)
 
 
 def _have_ended(log: Path, children: int) -> bool:
-    return len(ended_forks(log)) == children
+    return len(fork_exit_codes(log)) == children
 
 
 def _is_alive(pid: int) -> bool:
@@ -176,9 +186,12 @@ def _is_alive(pid: int) -> bool:
 
 @pytest.mark.scenario(8, "a fork of a warm server")
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_fork_of_a_server_under_load_issues_nothing(scenario: Scenario, tmp_path: Path, workers: int) -> None:
-    control, logs = Control(tmp_path / "control.json"), Logs(tmp_path)
-    [node] = scenario.start_nodes(1, module="tests.faults.node", arguments=control.arguments, workers=workers)
+def test_a_forked_server_issues_no_ids(scenario: Scenario, tmp_path: Path, workers: int) -> None:
+    """P8: the forked child of a busy server issues no ids of sequences or documents."""
+    control, logs = NodeControl(tmp_path / "control.json"), LoggedClients(tmp_path)
+    [node] = scenario.start_nodes(
+        1, module="tests.support.faults.faulty_node", arguments=control.arguments, workers=workers
+    )
     forked = tmp_path / "fork.ids"
     uuids: list[str] = []
     with logs.clients([node] * 4) as clients:
@@ -188,30 +201,30 @@ def test_a_fork_of_a_server_under_load_issues_nothing(scenario: Scenario, tmp_pa
             lambda: clients[2].doc_ids(10),
             lambda: uuids.extend(map(str, clients[3].uuids(10))),
         ]
-        callers = [Caller(call) for call in calls]
-        # gRPC does not survive a fork, and some children crash in it: fork on until one child has tried to issue ids.
+        callers = [CallLoop(call) for call in calls]
+        # gRPC does not support this fork, and some children crash in it: fork until one child has tried to issue ids.
         turns = 0
-        while turns < scenario.pick(3, 100) or (turns < MOST_FORKS and not forks(forked)):
+        while turns < scenario.pick(3, 100) or (turns < MOST_FORKS and not fork_results(forked)):
             turns += 1
             wait_for_answers(scenario, callers, 10)
             control.fork(forked, "orders")
-            scenario.fault(workers)
+            scenario.count_faults(workers)
             scenario.wait_until(partial(_have_ended, node.log, turns * workers), "the end of the children")
         wait_for_answers(scenario, callers, 10)
         for caller in callers:
             caller.stop()
             assert not caller.errors
-    # A child that crashed issued nothing either.
-    children = forks(forked)
-    crashed = [code for code in ended_forks(node.log) if code]
+    # A crashed child issued nothing either.
+    children = fork_results(forked)
+    crashed = [code for code in fork_exit_codes(node.log) if code]
     assert children
-    assert len(children) + len(crashed) == len(ended_forks(node.log))
+    assert len(children) + len(crashed) == len(fork_exit_codes(node.log))
     for child in children:
         assert child.ids == 0
         assert all("is a fork" in refusal for refusal in child.refusals)
         assert sum(child.refusals.values()) > 100
         uuids += child.uuids
-    # Of these a child may make its own.
+    # A child may generate UUIDs of its own.
     assert len(set(uuids)) == len(uuids) > len(children) * 100
     children_logs = [log for log in sorted(tmp_path.glob("fork.ids.*")) if log.stat().st_size]
     note = f"{len(crashed)} children crashed in gRPC" if crashed else ""

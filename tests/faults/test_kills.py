@@ -1,4 +1,4 @@
-"""Nodes, workers and clients are killed (SIGKILL) in random moments, and go on: no id comes back."""
+"""Nodes, workers and clients are killed by SIGKILL at random moments and replaced: no id is repeated."""
 
 import json
 import os
@@ -10,47 +10,48 @@ from collections.abc import Iterator
 import pytest
 
 import idalloc
-from tests.faults.issued import Port
-from tests.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
+from tests.support.faults.issued_ranges import ReservedPort
+from tests.support.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
 from tests.support.processes import Server
 
 ALL_KINDS = "ranges,once,ids,stream,docids,texts"
-# What an application may see while a server is away.
+# Errors that an application may get while a server is down.
 AWAY = {"SERVER_UNREACHABLE", "STORE_UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "REQUEST_ID_BURNED"}
 
 
 @pytest.fixture
-def ports() -> Iterator[list[Port]]:
-    """Ports for nodes that come back where they were."""
-    made = [Port() for _ in range(3)]
+def ports() -> Iterator[list[ReservedPort]]:
+    """Ports for nodes that restart at the same address."""
+    made = [ReservedPort() for _ in range(3)]
     yield made
     for port in made:
         port.close()
 
 
 def make_rising(node: Server) -> None:
-    """Makes a sequence that rises over all nodes."""
+    """Creates a sequence with the ordering rising."""
     with idalloc.Client(node.address) as client:
         client.sequences.create("invoices", ordering="rising")
 
 
 def stop(scenario: Scenario, clients: list[ClientProcess]) -> None:
-    """Ends clients that got ids to the end, and saw no other errors than that a server was away."""
+    """Stops the clients, after each has received ids once more, and asserts that they got no unexpected error."""
     scenario.wait_for_records(clients, 30)
     for client in clients:
         assert client.stop().errors.keys() <= AWAY
 
 
 def worker_pids(server: Server) -> list[int]:
-    """The process ids of all workers that were ever started."""
+    """Returns the process ids of all workers that were ever started."""
     events = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
     return [event["pid"] for event in events if event["event"] == "worker_started"]
 
 
 @pytest.mark.scenario(2, "kill -9 of nodes in random moments")
-def test_a_node_that_is_killed_takes_its_ids_with_it(
-    scenario: Scenario, dice: random.Random, ports: list[Port]
+def test_ids_of_a_killed_node_are_not_issued_again(
+    scenario: Scenario, rng: random.Random, ports: list[ReservedPort]
 ) -> None:
+    """P1: ids that a killed node held are never issued."""
     addresses = [port.address for port in ports[: scenario.pick(2, 3)]]
     nodes = scenario.start_nodes(len(addresses), addresses=addresses, **SHORT_LEASES)
     make_rising(nodes[0])
@@ -61,18 +62,19 @@ def test_a_node_that_is_killed_takes_its_ids_with_it(
     ]
     for _ in range(scenario.pick(2, 30)):
         scenario.wait_for_records(clients, 10)
-        time.sleep(dice.uniform(0, 0.3))
-        victim = dice.randrange(len(nodes))
+        time.sleep(rng.uniform(0, 0.3))
+        victim = rng.randrange(len(nodes))
         assert nodes[victim].stop(signal.SIGKILL) == -signal.SIGKILL
-        scenario.fault()
+        scenario.count_faults()
         nodes[victim] = scenario.start_node(listen=addresses[victim], **SHORT_LEASES)
     stop(scenario, clients)
     verdict = scenario.prove(at_least=1_000)
-    assert verdict.missing  # what they held
+    assert verdict.missing  # the ids that they held
 
 
 @pytest.mark.scenario(2, "kill -9 of workers in random moments")
-def test_a_worker_that_is_killed_takes_its_ids_with_it(scenario: Scenario, dice: random.Random) -> None:
+def test_ids_of_a_killed_worker_are_not_issued_again(scenario: Scenario, rng: random.Random) -> None:
+    """P1: ids that a killed worker held are never issued."""
     workers = scenario.pick(2, 3)
     server = scenario.start_node(workers=workers, **SHORT_LEASES)
     make_rising(server)
@@ -84,11 +86,11 @@ def test_a_worker_that_is_killed_takes_its_ids_with_it(scenario: Scenario, dice:
     alive = worker_pids(server)
     for _ in range(scenario.pick(2, 40)):
         scenario.wait_for_records(clients, 10)
-        time.sleep(dice.uniform(0, 0.3))
+        time.sleep(rng.uniform(0, 0.3))
         known = len(worker_pids(server))
-        victim = alive.pop(dice.randrange(workers))
+        victim = alive.pop(rng.randrange(workers))
         os.kill(victim, signal.SIGKILL)
-        scenario.fault()
+        scenario.count_faults()
         scenario.wait_until(lambda known=known: len(worker_pids(server)) > known, "another worker")  # type: ignore[misc]
         alive.append(worker_pids(server)[-1])
     stop(scenario, clients)
@@ -97,25 +99,26 @@ def test_a_worker_that_is_killed_takes_its_ids_with_it(scenario: Scenario, dice:
 
 
 @pytest.mark.scenario(2, "kill -9 of clients in random moments")
-def test_a_client_that_is_killed_goes_on_with_other_ids(scenario: Scenario, dice: random.Random) -> None:
+def test_a_restarted_client_gets_new_ids(scenario: Scenario, rng: random.Random) -> None:
+    """P1: a client that starts again after SIGKILL gets new ids, and its log has all earlier ones."""
     nodes = scenario.start_nodes(2, **SHORT_LEASES)
     make_rising(nodes[0])
     staying = scenario.start_client(*nodes, sequence="invoices", mode="ranges,once", threads=3)
     killed = 0
 
     def start(turn: int) -> ClientProcess:
-        module = "tests.faults.aio_client" if turn % 2 else "tests.faults.client"
+        module = "tests.support.faults.aio_load_client" if turn % 2 else "tests.support.faults.load_client"
         ends = ["ids", "jsonl"][turn // 2 % 2]
-        sequence = dice.choice(["orders", "orders", "invoices"])
+        sequence = rng.choice(["orders", "orders", "invoices"])
         log = f"killed-{turn}.{ends}"
         return scenario.start_client(*nodes, log=log, module=module, sequence=sequence, mode=ALL_KINDS, threads=3)
 
     for turn in range(scenario.pick(2, 30)):
         client = start(turn)
         scenario.wait_for_records([client, staying], 10)
-        time.sleep(dice.uniform(0, 0.3))
+        time.sleep(rng.uniform(0, 0.3))
         client.kill()
-        scenario.fault()
+        scenario.count_faults()
         killed += client.records
     going_on = start(0x1000)
     stop(scenario, [staying, going_on])

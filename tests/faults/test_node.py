@@ -1,4 +1,4 @@
-"""The server that scenarios harm: it is harmed as they say, and is the real one otherwise."""
+"""The controlled server of the fault scenarios follows its control file."""
 
 import asyncio
 import time
@@ -14,9 +14,9 @@ from idalloc_server.domain.errors import Refusal, StoreUnavailable
 from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.store.urls import open_store
-from tests.faults.control import Control, Kind, ended_forks, forks, harmed
-from tests.faults.node import HarmedStore, Orders, SetClock
-from tests.faults.scenario import Scenario
+from tests.support.faults.faulty_node import ControlFile, ControlledClock, FaultyStore
+from tests.support.faults.node_control import FaultKind, NodeControl, fork_exit_codes, fork_results, injected_faults
+from tests.support.faults.scenario import Scenario
 from tests.support.processes import Server
 
 DAY = 86400.0
@@ -30,34 +30,35 @@ def scenario(tmp_path: Path) -> Iterator[Scenario]:
 
 
 @pytest.fixture
-def control(tmp_path: Path) -> Control:
-    return Control(tmp_path / "control.json")
+def control(tmp_path: Path) -> NodeControl:
+    return NodeControl(tmp_path / "control.json")
 
 
-def start(scenario: Scenario, control: Control, **settings: object) -> Server:
-    [node] = scenario.start_nodes(1, module="tests.faults.node", arguments=control.arguments, **settings)
+def start(scenario: Scenario, control: NodeControl, **settings: object) -> Server:
+    [node] = scenario.start_nodes(1, module="tests.support.faults.faulty_node", arguments=control.arguments, **settings)
     return node
 
 
-def test_clocks_are_moved_at_once(control: Control) -> None:
-    clock, real = SetClock(Orders(control.file)), SystemClock()
+def test_clock_changes_take_effect_at_once(control: NodeControl) -> None:
+    """The controlled clocks follow each change of the control file at once."""
+    clock, real = ControlledClock(ControlFile(control.file)), SystemClock()
     assert clock.wall() == pytest.approx(real.wall(), abs=5)
-    control.set_wall(offset=-DAY)
+    control.set_wall_clock(offset=-DAY)
     assert clock.wall() == pytest.approx(real.wall() - DAY, abs=5)
-    control.set_wall(4e9)
+    control.set_wall_clock(4e9)
     assert clock.wall() == clock.wall() == 4e9
-    control.move_boot(DAY)
+    control.advance_boot_clock(DAY)
     assert clock.boot() == pytest.approx(real.boot() + DAY, abs=5)
-    control.move_boot(0)
-    control.set_wall()
+    control.advance_boot_clock(0)
+    control.set_wall_clock()
     assert clock.wall() == pytest.approx(real.wall(), abs=5)
     assert clock.boot() == pytest.approx(real.boot() + DAY, abs=5)
 
 
-# What is answered to a write that asks for 3 ids, and where the counter is when that is over.
+# The answer to a grant of 3 ids, and the counter afterwards.
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("what", "answer", "counter"),
+    ("kind", "answer", "counter"),
     [
         ("late", "3", 3),
         ("slow", "3", 3),
@@ -72,15 +73,16 @@ def test_clocks_are_moved_at_once(control: Control) -> None:
         ("unreachable", "StoreUnreachable", 0),
     ],
 )
-async def test_a_call_to_the_store_goes_wrong_as_told(
-    what: Kind, answer: str, counter: int, control: Control, tmp_path: Path
+async def test_each_kind_of_fault_has_its_documented_effect(
+    kind: FaultKind, answer: str, counter: int, control: NodeControl, tmp_path: Path
 ) -> None:
+    """Each kind of store fault gives the documented answer and leaves the documented counter."""
     real = open_store(f"sqlite://{tmp_path}/ids.db", SystemClock())
-    store = HarmedStore(real, Orders(control.file))
+    store = FaultyStore(real, ControlFile(control.file))
     await store.open()
     try:
         await store.create(Row("orders", 0, Sequence()))
-        control.harm(what, "grant", times=1, seconds=0.2)
+        control.inject(kind, "grant", times=1, seconds=0.2)
         began = time.monotonic()
         try:
             patience = 0.5 if answer == "TimeoutError" else 20
@@ -88,64 +90,66 @@ async def test_a_call_to_the_store_goes_wrong_as_told(
         except (StoreUnavailable, TimeoutError) as error:
             found = type(error).__name__
         assert found == answer
-        if what in ("late", "slow"):
+        if kind in ("late", "slow"):
             assert time.monotonic() - began >= 0.2
-        if what == "later":
+        if kind == "later":
             assert await last_value(store) == 0
             await asyncio.sleep(0.5)
         assert await last_value(store) == counter
-        assert (await store.grant("orders", 3, 1000)).last_value == counter + 3  # once was all that was to be harmed
+        assert (await store.grant("orders", 3, 1000)).last_value == counter + 3  # the fault applied once
     finally:
         await store.close()
 
 
-async def last_value(store: HarmedStore) -> int:
+async def last_value(store: FaultyStore) -> int:
     row = await store.get("orders")
     assert row.last_value is not None
     return int(row.last_value)
 
 
-async def test_calls_are_harmed_by_name_and_until_healed(control: Control, tmp_path: Path) -> None:
-    store = HarmedStore(open_store(f"sqlite://{tmp_path}/ids.db", SystemClock()), Orders(control.file))
+async def test_faults_apply_to_named_methods_until_cleared(control: NodeControl, tmp_path: Path) -> None:
+    """A fault applies to the named methods, or to all, until it is cleared."""
+    store = FaultyStore(open_store(f"sqlite://{tmp_path}/ids.db", SystemClock()), ControlFile(control.file))
     await store.open()
     try:
-        control.harm("rejected", "create", "get")
+        control.inject("rejected", "create", "get")
         for _ in range(3):
             with pytest.raises(Refusal):
                 await store.get("orders")
         assert await store.claimed_starts() == {}
-        control.harm("unreachable")
+        control.inject("unreachable")
         with pytest.raises(Refusal, match="503"):
             await store.get("orders")
         with pytest.raises(Refusal, match="no connection"):
             await store.claimed_starts()
-        control.heal()
+        control.clear_faults()
         assert await store.get("orders") is None
     finally:
         await store.close()
 
 
-def test_a_node_of_several_workers_is_harmed_while_it_runs(
-    scenario: Scenario, control: Control, tmp_path: Path
+def test_a_running_node_with_workers_follows_its_control_file(
+    scenario: Scenario, control: NodeControl, tmp_path: Path
 ) -> None:
+    """Every worker of a running node follows the clocks, faults and fork commands of the control file."""
     workers = 2
-    control.set_wall(3e9)
+    control.set_wall_clock(3e9)
     node = start(scenario, control, workers=workers)
     with idalloc.Client(node.address, timeout=20) as client:
         assert client.node().start_timestamp in range(3 * 10**9, 3 * 10**9 + workers)
-        control.harm("rejected", "grant", times=1)
-        assert len(client.allocate_range("orders", 10)) == 10  # the SDK tries again
-        assert harmed(node.log)["rejected", "grant"] == 1
+        control.inject("rejected", "grant", times=1)
+        assert len(client.allocate_range("orders", 10)) == 10  # the SDK retries
+        assert injected_faults(node.log)["rejected", "grant"] == 1
         before = client.uuids(1000)
         assert before[0].int >> 80 == 3e12
 
         control.fork(tmp_path / "fork.ids", "orders")
-        scenario.wait_until(lambda: len(ended_forks(node.log)) == workers, "the forks")
-        got = forks(tmp_path / "fork.ids")
-        assert len(got) + sum(code != 0 for code in ended_forks(node.log)) == workers  # where gRPC does not crash
+        scenario.wait_until(lambda: len(fork_exit_codes(node.log)) == workers, "the forks")
+        got = fork_results(tmp_path / "fork.ids")
+        assert len(got) + sum(code != 0 for code in fork_exit_codes(node.log)) == workers  # gRPC may crash in a child
         assert all(sum(fork.refusals.values()) >= 100 for fork in got)
         assert not any(fork.ids for fork in got)
-        # These it may make: none is anyone else's.
+        # A child may generate UUIDs, which are unique.
         uuids = [*map(str, chain(before, client.uuids(1000))), *chain.from_iterable(fork.uuids for fork in got)]
         assert len(set(uuids)) == len(uuids) >= 2000
         assert len(client.allocate_range("orders", 10)) == 10

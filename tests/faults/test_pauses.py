@@ -1,4 +1,4 @@
-"""A node stands still past its lease (SIGSTOP), while others go on: what it held is nobody's when it goes on itself."""
+"""A node is paused by SIGSTOP past its lease while others serve: after SIGCONT it issues none of the ids it held."""
 
 import signal
 import time
@@ -9,32 +9,32 @@ from pathlib import Path
 import pytest
 
 import idalloc
-from tests.faults.control import Control, Kind, harmed
-from tests.faults.issued import Issued, boot_ns, read
-from tests.faults.scenario import ClientProcess, Scenario
+from tests.support.faults.issued_ranges import IssuedRange, boot_time_ns, read_ranges
+from tests.support.faults.node_control import FaultKind, NodeControl, injected_faults
+from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.processes import Server
 
 LEASE_SECONDS = 1.5
 LEASES = {"lease_ttl": f"{LEASE_SECONDS}s", "store_timeout": "500ms", "outage_reserve": "500ms"}
-# How long a caller waits: over a pause.
+# A client's deadline, which outlasts a pause.
 TIMEOUT = 30.0
-# More than any node holds.
+# More ids than any node holds.
 AHEAD = 10_000_000
-# How many calls wait for a paused node when it wakes up.
+# Calls that wait for a paused node.
 WAITING = 16
 
-# What a store does to a refill, and where the pause then cuts it.
-CUTS: dict[Kind, str] = {"slow": "after its write", "late": "before its write"}
+# The fault that delays a refill, and where the pause interrupts it.
+CUTS: dict[FaultKind, str] = {"slow": "after its write", "late": "before its write"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "harm" in metafunc.fixturenames:
+    if "fault" in metafunc.fixturenames:
         full = metafunc.config.getoption("--full", False)
-        metafunc.parametrize("harm", list(CUTS) if full else ["slow"])
+        metafunc.parametrize("fault", list(CUTS) if full else ["slow"])
 
 
 def start_clients(scenario: Scenario, node: Server, name: str) -> list[ClientProcess]:
-    """Callers of one node, of every kind; some of them of a sequence that rises over all nodes."""
+    """Starts two clients of a node: one of orders, one of a sequence with the ordering rising."""
     return [
         scenario.start_client(
             node,
@@ -48,39 +48,39 @@ def start_clients(scenario: Scenario, node: Server, name: str) -> list[ClientPro
     ]
 
 
-def issued(clients: Sequence[ClientProcess], sequence: str = "orders") -> list[Issued]:
-    """Ranges that these clients have got until now."""
-    return [each for client in clients for each in read(client.log) if each.sequence == sequence]
+def issued(clients: Sequence[ClientProcess], sequence: str = "orders") -> list[IssuedRange]:
+    """Returns the ranges that these clients have received so far."""
+    return [each for client in clients for each in read_ranges(client.log) if each.sequence == sequence]
 
 
 def highest_id(clients: Sequence[ClientProcess]) -> int:
-    """The highest id of orders that these clients have."""
+    """Returns the highest id of orders that these clients have received."""
     return max(each.highest for each in issued(clients))
 
 
 def advance_and_wait(client: idalloc.Client, past: int) -> int:
-    """Advances orders past a value; returns when, on the boot clock, no node issues an older id any more."""
+    """Advances orders past a value, waits until that is effective, and returns the boot time in nanoseconds."""
     advanced = client.sequences.advance("orders", past)
     time.sleep(max(0.0, advanced.effective_delay.ToTimedelta().total_seconds()))
-    return boot_ns()
+    return boot_time_ns()
 
 
 def make_sequences(client: idalloc.Client) -> None:
-    """Makes one that nodes hold many ids of, and one that rises over all nodes."""
+    """Creates orders with large leases, and invoices with the ordering rising."""
     client.sequences.create("orders", min_lease_size=AHEAD // 10)
     client.sequences.create("invoices", ordering="rising")
 
 
 def pause(scenario: Scenario, node: Server) -> bool:
-    """Stops a node, unless it just then has the lock of SQLite's file."""
+    """Pauses a node unless it holds the lock of the SQLite file, and returns whether it is paused."""
     if not node.try_pause(Path(scenario.store.removeprefix("sqlite://"))):
         return False
-    scenario.fault()
+    scenario.count_faults()
     return True
 
 
-def wake_up(node: Server, client: idalloc.Client, past: int) -> None:
-    """Lets a node go on, with calls of its client before it that were made when an advance was effective."""
+def resume(node: Server, client: idalloc.Client, past: int) -> None:
+    """Resumes a node while calls wait for it, and asserts that they get no id at or below ``past``."""
     with ThreadPoolExecutor(WAITING) as pool:
         waiting = [pool.submit(client.allocate_range, "orders", 10) for _ in range(WAITING)]
         time.sleep(0.3)  # until they are sent
@@ -90,14 +90,15 @@ def wake_up(node: Server, client: idalloc.Client, past: int) -> None:
 
 
 def assert_fresh(clients: Sequence[ClientProcess], since: int, past: int) -> None:
-    """No call that was made after an advance was effective got an id that it went past; and there were such calls."""
+    """Asserts that calls sent after ``since`` got no id at or below ``past``, and that there are such calls."""
     later = [each for each in issued(clients) if each.asked >= since]
     assert later
     assert [each for each in later if each.lowest <= past] == []
 
 
 @pytest.mark.scenario(1, "a node paused past its lease while another serves, then resumed")
-def test_a_node_that_wakes_up_issues_nothing_older_than_its_lease(scenario: Scenario) -> None:
+def test_a_resumed_node_issues_nothing_from_before_the_pause(scenario: Scenario) -> None:
+    """P4: a paused node issues nothing from before the pause."""
     paused, serving = scenario.start_nodes(2, **LEASES)
     log = scenario.folder / "waiting.jsonl"
     with idalloc.Client(serving.address) as client, idalloc.Client(paused.address, timeout=TIMEOUT, log=log) as waiting:
@@ -106,9 +107,9 @@ def test_a_node_that_wakes_up_issues_nothing_older_than_its_lease(scenario: Scen
         everyone = sleepers + others
         for turn in range(scenario.pick(1, 6)):
             scenario.wait_for_records(everyone, 30)
-            waiting.allocate_range("orders")  # it is connected
+            waiting.allocate_range("orders")  # connects
             scenario.wait_until(lambda: pause(scenario, paused), "a pause")
-            stopped = boot_ns()
+            stopped = boot_time_ns()
             advanced = turn % 3 != 2
             past, since = 0, stopped
             if advanced:
@@ -116,13 +117,13 @@ def test_a_node_that_wakes_up_issues_nothing_older_than_its_lease(scenario: Scen
                 since = advance_and_wait(client, past)
             else:
                 time.sleep(LEASE_SECONDS)
-            resumed = boot_ns()
+            resumed = boot_time_ns()
             assert resumed - stopped >= LEASE_SECONDS * 1e9
-            wake_up(paused, waiting, past)
+            resume(paused, waiting, past)
             scenario.wait_for_records(everyone, 30)
             if advanced:
                 assert_fresh(sleepers, since, past)
-            # Nobody got anything from it meanwhile, and the other one served.
+            # The paused node answered nothing meanwhile; the other one served.
             assert not [each for each in issued(sleepers) if stopped + 1e9 < each.answered < resumed]
             assert [each for each in issued(others) if stopped + 1e9 < each.answered < resumed]
         for each in everyone:
@@ -131,16 +132,17 @@ def test_a_node_that_wakes_up_issues_nothing_older_than_its_lease(scenario: Scen
 
 
 @pytest.mark.scenario(1, "a node paused in the middle of a refill")
-def test_a_refill_that_a_pause_cut_in_two_issues_nothing_that_went_stale(scenario: Scenario, harm: Kind) -> None:
-    control = Control(scenario.folder / "control.json")
-    [paused] = scenario.start_nodes(1, module="tests.faults.node", arguments=control.arguments, **LEASES)
+def test_a_refill_interrupted_by_a_pause_issues_nothing_stale(scenario: Scenario, fault: FaultKind) -> None:
+    """P4: a refill during which the node was paused past its lease issues nothing."""
+    control = NodeControl(scenario.folder / "control.json")
+    [paused] = scenario.start_nodes(1, module="tests.support.faults.faulty_node", arguments=control.arguments, **LEASES)
     [serving] = scenario.start_nodes(1, **LEASES)
 
     def refills() -> int:
-        return harmed(paused.log)[harm, "grant"]
+        return injected_faults(paused.log)[fault, "grant"]
 
     def pause_in_refills() -> bool:
-        # Each sequence has one refill at a time, so two at once are those of both.
+        # Each sequence has one refill at a time, so two refills are one of each.
         known = refills()
         scenario.wait_until(lambda: refills() >= known + 2, "a refill of each")
         return pause(scenario, paused)
@@ -148,7 +150,7 @@ def test_a_refill_that_a_pause_cut_in_two_issues_nothing_that_went_stale(scenari
     log = scenario.folder / "waiting.jsonl"
     with idalloc.Client(serving.address) as client, idalloc.Client(paused.address, timeout=TIMEOUT, log=log) as waiting:
         make_sequences(client)
-        # One that takes more at a time than a node holds: it waits for refills.
+        # It needs more ids per call than a node holds, so it waits for refills.
         bulk = scenario.start_client(
             paused, log="bulk.jsonl", mode="ranges", id_count=500_000, threads=2, timeout=TIMEOUT
         )
@@ -156,17 +158,17 @@ def test_a_refill_that_a_pause_cut_in_two_issues_nothing_that_went_stale(scenari
         for _ in range(scenario.pick(1, 3)):
             scenario.wait_for_records(everyone, 10)
             waiting.allocate_range("orders")
-            control.harm(harm, "grant", seconds=0.4)
+            control.inject(fault, "grant", seconds=0.4)
             scenario.wait_until(pause_in_refills, "a pause")
             past = highest_id(everyone) + AHEAD
             since = advance_and_wait(client, past)
-            control.heal()
-            resumed = boot_ns()
-            wake_up(paused, waiting, past)
+            control.clear_faults()
+            resumed = boot_time_ns()
+            resume(paused, waiting, past)
             scenario.wait_for_records(everyone, 10)
             assert_fresh(everyone, since, past)
-            # Whoever waited for that refill got nothing from it.
+            # Calls that waited for the interrupted refill got no ids from it.
             assert [each for each in issued([bulk]) if each.answered > resumed and each.lowest <= past] == []
         for each in everyone:
             each.stop()
-    scenario.prove(f"{CUTS[harm]}, with an advance in between", logs=[log])
+    scenario.prove(f"{CUTS[fault]}, with an advance in between", logs=[log])

@@ -1,4 +1,4 @@
-"""A program whose signals raise amid its client's code is given no id twice, and goes on (P1)."""
+"""Exceptions from signal handlers inside the client's code (P1)."""
 
 import json
 import random
@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from tests.faults.scenario import Scenario
+from tests.support.faults.scenario import Scenario
 from tests.support.processes import environment
 
-# How many seconds a call may take on a busy machine.
+# Longest time of a call on a busy machine, in seconds.
 LONGEST = 20.0
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
@@ -20,18 +20,20 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no tim
 @pytest.mark.scenario(13, "an exception from a signal's handler, amid the client")
 @pytest.mark.parametrize(
     "from_server",
-    # Of a server 100,000 in ten programs: the client leaves a connection open for most signals.
+    # With a server, 100,000 signals in ten programs: the client leaves a connection open for most signals.
     [False, True, *[pytest.param(True, marks=pytest.mark.long)] * 9],
     ids=["memory", *[f"server-{number}" for number in range(1, 11)]],
 )
-def test_signals_that_raise_repeat_no_id(scenario: Scenario, dice: random.Random, from_server: bool) -> None:
-    """P1: no id comes twice, and the next calls work at once, whenever a signal's handler raises."""
+def test_exceptions_from_signal_handlers_repeat_no_id(
+    scenario: Scenario, rng: random.Random, from_server: bool
+) -> None:
+    """P1: whenever a signal handler raises, no id is repeated, and the next calls succeed at once."""
     signals = scenario.pick(200, 10_000) if from_server else scenario.pick(3000, 100_000)
     log = scenario.folder / "issued.jsonl"
-    wishes = {"target": "", "log": str(log), "signals": signals, "seed": dice.randrange(2**32)}
+    options = {"target": "", "log": str(log), "signals": signals, "seed": rng.randrange(2**32)}
     if from_server:
-        wishes["target"] = scenario.start_node(max_ids_per_call=16).address  # so that ranges change hands often
-    command = [sys.executable, "-m", "tests.faults.interrupted", json.dumps(wishes)]
+        options["target"] = scenario.start_node(max_ids_per_call=16).address  # frequent refills
+    command = [sys.executable, "-m", "tests.support.faults.interrupted_client", json.dumps(options)]
     done = subprocess.run(
         command, env=environment() | {"GRPC_VERBOSITY": "NONE"}, capture_output=True, text=True, check=False
     )
@@ -45,7 +47,7 @@ def test_signals_that_raise_repeat_no_id(scenario: Scenario, dice: random.Random
         assert found["errors"] == {}
         assert found["ids"] >= signals * 5
         return
-    # gRPC reports some of the exceptions, about one of 300, as errors of its own.
+    # gRPC reports about one of 300 exceptions as an error of its own.
     assert sum(found["errors"].values()) <= max(6, signals // 100), found["errors"]
-    scenario.fault(signals)
+    scenario.count_faults(signals)
     scenario.prove(f"{signals:,} signals", logs=[log], at_least=100, note=f"{found['ids']:,} ids taken")

@@ -1,4 +1,4 @@
-"""Under load for long, nothing grows: memory, file descriptors and threads of servers and clients stay flat."""
+"""A soak: memory, file descriptors and threads of servers and clients do not grow under sustained load."""
 
 import time
 from pathlib import Path
@@ -7,46 +7,49 @@ from typing import Any
 
 import pytest
 
-from tests.faults.resources import Resources, resources
-from tests.faults.scenario import Scenario
+from tests.support.faults.resources import Resources, read_resources
+from tests.support.faults.scenario import Scenario
 
 ALL_KINDS = "ranges,ids,stream,docids,texts,once"
-# So short that what belongs to a name is dropped many times while a soak lasts.
+# Short enough that idle sequences are dropped many times during a soak.
 LEASES = {"lease_ttl": "9s", "store_timeout": "6s", "outage_reserve": "2s"}
-# How many samples are taken.
+# Number of samples.
 SAMPLES = 90
-# What memory may differ by for no reason: a leak of a kB per call is ten times that between two thirds of a minute.
+# Noise of memory, in MB: a leak of 1 kB per call grows ten times as much between two thirds of a minute.
 MEMORY_MB = 2.0
-# In the seconds of the short form caches and heaps still fill: only a gross leak shows.
+# In the short form caches and heaps still fill, so that only a large leak shows.
 SHORT_MEMORY_MB = 10.0
-# What stays by design of each name that was ever used, in server and SDK; a lane that is never dropped is twice that.
+# Memory that server and SDK keep for each name ever used; a sequence allocator that is never dropped needs twice that.
 NAME_KB = 0.75
-# Connections come and go all the time, and with them grpc's own threads.
+# Noise of descriptors and threads, since connections and gRPC's own threads vary.
 DESCRIPTORS = 4
 THREADS = 4
-# Calls that may fail: the store may be busy for longer than a caller waits.
+# Share of calls that may fail, since the store may be busy for longer than a deadline.
 FAILED_SHARE = 0.01
 
 
 @pytest.mark.scenario(12, "a soak")
 def test_memory_descriptors_and_threads_stay_flat(scenario: Scenario, pytestconfig: pytest.Config) -> None:
+    """Under sustained load no process's memory, descriptors or threads grow."""
     seconds = pytestconfig.getoption("--soak", None) or scenario.pick(8, 60)
     many = scenario.start_node(workers=2, **LEASES)
     one = scenario.start_node(transport="native", **LEASES)
     pace: dict[str, Any] = {"mode": ALL_KINDS, "timeout": 30}
     clients = {
         "threads": scenario.start_client(many, one, threads=2, **pace),
-        "asyncio": scenario.start_client(one, many, module="tests.faults.aio_client", threads=4, **pace),
+        "asyncio": scenario.start_client(one, many, module="tests.support.faults.aio_load_client", threads=4, **pace),
         "several names": scenario.start_client(many, sequence="invoices", id_count=100, threads=2, **pace),
     }
     scenario.wait_for_records(list(clients.values()))
-    passing = [scenario.start_client(node, module="tests.faults.passers_by", pause=0.02) for node in (many, one)]
+    churning = [
+        scenario.start_client(node, module="tests.support.faults.churn_client", pause=0.02) for node in (many, one)
+    ]
     pids = {
         "supervisor": many.process.pid,
         **{f"worker {turn}": pid for turn, pid in enumerate(_children(many.process.pid), start=1)},
         "server": one.process.pid,
         **{f"client, {kind}": client.process.pid for kind, client in clients.items()},
-        **{f"passers-by {turn}": client.process.pid for turn, client in enumerate(passing, start=1)},
+        **{f"churn client {turn}": client.process.pid for turn, client in enumerate(churning, start=1)},
     }
     assert len(pids) == 9
 
@@ -56,19 +59,18 @@ def test_memory_descriptors_and_threads_stay_flat(scenario: Scenario, pytestconf
     for turn in range(SAMPLES):
         time.sleep(max(0.0, began + (turn + 1) * seconds / SAMPLES - time.monotonic()))
         times.append(time.monotonic() - began)
-        samples.append({name: resources(pid) for name, pid in pids.items()})
+        samples.append({name: read_resources(pid) for name, pid in pids.items()})
     print(_table(times, samples))
 
-    summaries = [client.stop() for client in [*clients.values(), *passing]]
+    summaries = [client.stop() for client in [*clients.values(), *churning]]
     calls = sum(summary.calls for summary in summaries)
     failed = sum(sum(summary.errors.values()) for summary in summaries)
     assert failed <= FAILED_SHARE * calls, summaries
     assert min(summary.calls for summary in summaries) > seconds, summaries
     growth = {name: _growth([each[name] for each in samples]) for name in pids}
-    names = sum(summary.calls for summary in summaries[-len(passing) :])
-    memory = (
-        SHORT_MEMORY_MB if seconds < 60 else MEMORY_MB
-    ) + NAME_KB / 1000 * names / 6  # in a third, by half of them
+    names = sum(summary.calls for summary in summaries[-len(churning) :])
+    # A third of the run, on one of two nodes.
+    memory = (SHORT_MEMORY_MB if seconds < 60 else MEMORY_MB) + NAME_KB / 1000 * names / 6
     grown = {
         name: str(by)
         for name, by in growth.items()
@@ -89,7 +91,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _growth(samples: list[Resources]) -> Resources:
-    """By how much the median of the last third is more than that of the second; the first one is there to warm up."""
+    """Returns the growth of the medians from the second to the last third; the first third is the warm-up."""
     third = len(samples) // 3
     second, last = samples[third : 2 * third], samples[2 * third :]
     memory, descriptors, threads = (
@@ -99,7 +101,7 @@ def _growth(samples: list[Resources]) -> Resources:
 
 
 def _table(times: list[float], samples: list[dict[str, Resources]]) -> str:
-    """Of each process: MB, descriptors, threads."""
+    """Returns a table with MB, descriptors and threads of each process."""
     names = list(samples[0])
     lines = ["  seconds  " + "".join(f"{name:>18}" for name in names)]
     for at, sample in list(zip(times, samples, strict=True))[:: len(samples) // 18]:

@@ -1,4 +1,4 @@
-"""A stop while the store stalls: every id that was taken and not issued is in the log (P9)."""
+"""A stop while the store hangs: the log counts every granted id that was not issued (P9)."""
 
 import json
 import signal
@@ -15,12 +15,12 @@ import pytest
 import idalloc
 from idalloc_server.domain.allocation.allocator import CLOSE_CONCURRENCY
 from idalloc_server.domain.sequences.model import PERIOD_MARK
-from tests.faults.control import Control, Kind, harmed
-from tests.faults.near import Logs
-from tests.faults.scenario import Scenario
+from tests.support.faults.local_clients import LoggedClients
+from tests.support.faults.node_control import FaultKind, NodeControl, injected_faults
+from tests.support.faults.scenario import Scenario
 from tests.support.processes import Server
 
-NODE = "tests.faults.node"
+NODE = "tests.support.faults.faulty_node"
 MANY = 5000
 
 
@@ -32,29 +32,31 @@ def scenario(tmp_path: Path) -> Iterator[Scenario]:
 
 
 class Node:
-    """A node, what was issued of each sequence, and calls that wait for a store that stalls."""
+    """A node with issued counts, and with calls that wait for a hanging store."""
 
     def __init__(self, scenario: Scenario, stack: ExitStack, workers: int = 1) -> None:
         self.scenario = scenario
-        self.control = Control(scenario.folder / "node.json")
+        self.control = NodeControl(scenario.folder / "node.json")
         [self.server] = scenario.start_nodes(
             1, module=NODE, arguments=self.control.arguments, drain_timeout="1s", workers=workers
         )
         self.issued: Counter[str] = Counter()
         self._threads = stack.enter_context(ThreadPoolExecutor(64))
-        self._client = stack.enter_context(Logs(scenario.folder).client(self.server))
+        self._client = stack.enter_context(LoggedClients(scenario.folder).client(self.server))
 
     def warm(self, sequence: str) -> None:
-        """Uses a sequence until the node holds ids of it."""
+        """Allocates from a sequence until the node holds ids of it."""
         for _ in range(4):
             self.issued[sequence] += len(self._client.allocate_range(sequence, 100))
 
-    def stall(self, what: Kind, method: str, calls: "list[Callable[[idalloc.Client], object]]") -> None:
-        """Makes calls that a stalled method of the store keeps waiting."""
-        self.control.harm(what, method)
+    def stall(self, kind: FaultKind, method: str, calls: "list[Callable[[idalloc.Client], object]]") -> None:
+        """Starts calls that wait for a faulty method of the store."""
+        self.control.inject(kind, method)
         for call in calls:
             self._threads.submit(self._try, call)
-        self.scenario.wait_until(lambda: harmed(self.server.log)[what, method] >= len(calls), f"{method} is stalled")
+        self.scenario.wait_until(
+            lambda: injected_faults(self.server.log)[kind, method] >= len(calls), f"{method} is stalled"
+        )
 
     def change(self, client: idalloc.Client) -> None:
         client.sequences.update("orders", description="new")
@@ -64,7 +66,7 @@ class Node:
             call(self._client)
 
     def burned(self) -> Counter[str]:
-        """What the log says that was burned, by the name of the row."""
+        """Returns the burned ids in the log, by the name of the row."""
         counts: Counter[str] = Counter()
         for text in self.server.log.read_text().splitlines():
             line = json.loads(text)
@@ -73,7 +75,7 @@ class Node:
         return counts
 
     def missing(self) -> Counter[str]:
-        """How many ids each counter is past that nobody got."""
+        """Returns the granted ids that were not issued, by the name of the row."""
         with closing(sqlite3.connect(self.scenario.folder / "ids.db")) as db:
             rows = db.execute("SELECT name, last_value FROM sequences").fetchall()
         counts: Counter[str] = Counter()
@@ -87,9 +89,9 @@ def stopped(server: Server) -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-class TestEverythingStalls:
-    def test_a_refill_behind_a_change_that_hangs(self, scenario: Scenario, workers: int) -> None:
-        """P9: ids of a write whose answer does not come are counted, though a change uses up the time."""
+class TestStalledWorkers:
+    def test_a_refill_behind_a_hanging_change_is_counted(self, scenario: Scenario, workers: int) -> None:
+        """P9: ids of a grant without an answer are counted, though a hanging change uses up the time."""
         with ExitStack() as stack:
             node = Node(scenario, stack, workers)
             node.warm("orders")
@@ -100,9 +102,9 @@ class TestEverythingStalls:
             assert node.burned()["orders"] >= MANY
 
 
-class TestTheRest:
-    def test_more_refills_than_are_closed_at_a_time(self, scenario: Scenario) -> None:
-        """P9: refills of any number of sequences, and of periods, are counted."""
+class TestStalledNode:
+    def test_refills_beyond_the_close_concurrency_are_counted(self, scenario: Scenario) -> None:
+        """P9: unanswered refills of any number of sequences and periods are counted."""
         with ExitStack() as stack:
             node = Node(scenario, stack)
             node._client.sequences.create("invoices", reset="yearly", format="{year}-{value}")
@@ -115,7 +117,7 @@ class TestTheRest:
             assert node.burned() == node.missing()
             assert len(node.burned()) == len(names)
 
-    def test_answers_that_are_written_down_behind_a_change(self, scenario: Scenario) -> None:
+    def test_unrecorded_answers_behind_a_change_are_counted(self, scenario: Scenario) -> None:
         """P9: ids under a request_id whose answer is not recorded in time are counted."""
         with ExitStack() as stack:
             node = Node(scenario, stack)
@@ -125,13 +127,15 @@ class TestTheRest:
             assert stopped(node.server)
             assert node.burned() == node.missing()
 
-    def test_a_tail_that_is_given_back_when_time_is_up(self, scenario: Scenario) -> None:
+    def test_a_tail_returned_without_an_answer_is_counted(self, scenario: Scenario) -> None:
         """P9: a tail whose return has no answer counts as not returned."""
         with ExitStack() as stack:
             node = Node(scenario, stack)
             node.warm("orders")
-            node.control.harm("hang", "give_back")
+            node.control.inject("hang", "give_back")
             node.server.send(signal.SIGTERM)
-            node.scenario.wait_until(lambda: harmed(node.server.log)["hang", "give_back"] >= 1, "the tail goes back")
-            assert stopped(node.server)  # a second SIGTERM changes nothing
+            node.scenario.wait_until(
+                lambda: injected_faults(node.server.log)["hang", "give_back"] >= 1, "the tail goes back"
+            )
+            assert stopped(node.server)  # the second SIGTERM
             assert node.burned() == node.missing()

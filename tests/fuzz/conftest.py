@@ -4,7 +4,7 @@ from tests.fuzz.inputs import EXAMPLES, TRIED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tells how many inputs were tried, and in how long; not where other processes ran the tests."""
+    """Prints how many inputs were tried, and how long that took; nothing under pytest-xdist."""
     if EXAMPLES and TRIED:
         seconds: dict[str, float] = {}
         for reports in terminalreporter.stats.values():
@@ -20,5 +20,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def tried(request: pytest.FixtureRequest) -> str:
-    """The name under which a test counts its inputs."""
+    """The name of the test, under which it counts its inputs."""
     return str(request.node.nodeid.partition("[")[0])

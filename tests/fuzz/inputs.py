@@ -1,7 +1,6 @@
-"""Random inputs, how many of them each test tries, and a count of those that it did.
+"""Strategies for random inputs, and the number of inputs that each test tries.
 
-``make test`` tries few, the same ones each time; ``make fuzz`` sets IDALLOC_TEST_FUZZ_EXAMPLES and tries so many new
-ones.
+``make test`` tries few, the same ones each time. ``make fuzz`` tries IDALLOC_TEST_FUZZ_EXAMPLES new ones.
 """
 
 import os
@@ -16,16 +15,16 @@ from hypothesis import strategies as st
 
 EXAMPLES = int(os.environ.get("IDALLOC_TEST_FUZZ_EXAMPLES", "0"))
 
-# How many inputs the tests of this run have tried, by their names.
+# Number of inputs tried in this run, by the test's name.
 TRIED: Counter[str] = Counter()
 
 
 def tries(few: int, shares: int = 1) -> settings:
-    """How a test tries its inputs.
+    """Returns the settings of a test.
 
     Args:
-        few: How many are tried in ``make test``.
-        shares: Into how many tests the many of ``make fuzz`` are divided.
+        few: Number of inputs in ``make test``.
+        shares: Number of tests that share the inputs of ``make fuzz``.
     """
     return settings(
         max_examples=max(1, EXAMPLES // shares) if EXAMPLES else few,
@@ -37,7 +36,7 @@ def tries(few: int, shares: int = 1) -> settings:
 
 
 NAMES = ["a", "b", "orders", "bills", "gone"]
-# What has a meaning somewhere, is at a limit, or is no usual text.
+# Texts with a meaning somewhere, at a limit, or with unusual characters.
 ODD_TEXTS = [
     "", " ", "\x00", "\x1f", "a\x1f2026", "a\x00b", "\n", "\u202e", "\ufeff", "\U0001f600", "e\u0301", "\u0661", "\x7f",
     "x" * 255, "x" * 256, "\u00e9" * 128, "\U0010ffff" * 64, "y" * 5_000, "z" * 300_000, "%s%n", "{", "{value}",
@@ -76,7 +75,7 @@ def _scalars(field: FieldDescriptor) -> st.SearchStrategy[Any]:
 
 @st.composite
 def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message:
-    """A message that can be sent, with any values in its fields; about half of them are set."""
+    """Returns a valid message with any values in about half of its fields."""
     message: Any = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         if not draw(st.booleans()):
@@ -97,7 +96,7 @@ def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message
 
 @st.composite
 def mutated(draw: st.DrawFn, contents: st.SearchStrategy[bytes]) -> bytes:
-    """Bytes with some changed, cut out, doubled or put in."""
+    """Returns bytes of which some were changed, removed, doubled or inserted."""
     content = bytearray(draw(contents))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(content)))
@@ -116,13 +115,13 @@ def mutated(draw: st.DrawFn, contents: st.SearchStrategy[bytes]) -> bytes:
     return bytes(content)
 
 
-# Fields that no message of ours knows: a number, bytes, a group that ends, and fixed ones.
+# Unknown fields: a varint, bytes, a group, and fixed-size ones.
 _UNKNOWN = [b"\xf8\x3f\x01", b"\xfa\x3f\x03abc", b"\xfb\x3f\xfc\x3f", b"\xfd\x3f\0\0\0\0", b"\xf9\x3f" + bytes(8)]
 
 
 def requests(descriptor: Descriptor) -> st.SearchStrategy[bytes]:
-    """What may come as a request: sound messages, damaged ones, and noise."""
-    sound = messages(descriptor).map(lambda message: message.SerializeToString())
+    """Returns requests: valid messages, damaged ones, and noise."""
+    valid = messages(descriptor).map(lambda message: message.SerializeToString())
     deep = st.sampled_from([b"\x0a\x7f" * 100, b"\x0b" * 10_000, b"\x0a" + b"\xff" * 9 + b"\x01", bytes(300_000)])
-    unknown = st.tuples(sound, st.sampled_from(_UNKNOWN)).map(b"".join)
-    return sound | sound | sound | unknown | mutated(sound) | st.binary(max_size=64) | deep
+    unknown = st.tuples(valid, st.sampled_from(_UNKNOWN)).map(b"".join)
+    return valid | valid | valid | unknown | mutated(valid) | st.binary(max_size=64) | deep

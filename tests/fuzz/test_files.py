@@ -1,4 +1,4 @@
-"""Files and environment: what is wrong in them is told as it should be, and nothing else is raised."""
+"""Random files and environments are read, or refused with the documented error."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.planted_logs import Planted, PlantedLog
 
 SETTINGS = sorted(config.Settings.model_fields)
-# Sound and odd values of settings, as TOML writes them.
+# Valid and odd values of settings in TOML.
 LITERALS = [
     "0", "1", "-1", "65535", "65536", "9223372036854775808", "9" * 5_000, "0x1F", "1_000", "1.5", "-0.0", "nan", "inf",
     "1e400", "true", "false", '""', '"0s"', '"30s"', '"2m"', '"500ms"', '"24h"', '"25h"', '"1e5s"', '"-1s"',
@@ -47,7 +47,7 @@ VALUES = st.sampled_from(LITERALS) | TOML_TEXTS | st.integers().map(str) | st.fl
 
 
 def toml(names: st.SearchStrategy[str]) -> st.SearchStrategy[bytes]:
-    """Files that are TOML, nearly, and not at all."""
+    """Returns files of valid TOML, damaged TOML, and noise."""
     keys = names | TEXTS.map(json.dumps) | st.just("a.b")
     lines = st.tuples(keys, VALUES).map(" = ".join)
     tables = st.sampled_from(["[identity]", "[[identity]]", "[[quota]]", "[[quota]]", "[a.b]", "[[", "# x", ""])
@@ -62,6 +62,7 @@ def folder() -> Iterator[Path]:
 
 
 def test_any_settings_file_is_read_or_refused(folder: Path, tried: str) -> None:
+    """A settings file with any content is loaded or refused as StartRefused."""
     file = folder / "idalloc.toml"
 
     @tries(80)
@@ -76,15 +77,16 @@ def test_any_settings_file_is_read_or_refused(folder: Path, tried: str) -> None:
 
 
 def test_any_environment_is_read_or_refused(folder: Path, tried: str) -> None:
-    # What an environment can hold: bytes without zeros, of which Python makes half characters where they are no UTF-8.
+    """Settings of any value, as variables or flags, are loaded or refused as StartRefused."""
+    # An environment holds bytes other than zero, which Python decodes with surrogates where they are not UTF-8.
     odd = st.binary(max_size=20).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
-    sound = st.sampled_from([each.strip('"') for each in LITERALS if "\\" not in each and "\n" not in each])
-    # Not IDALLOC_CONFIG, which the test before this one is about.
+    valid = st.sampled_from([each.strip('"') for each in LITERALS if "\\" not in each and "\n" not in each])
+    # Without IDALLOC_CONFIG: the test above is about files.
     names = st.sampled_from([f"IDALLOC_{name.upper()}" for name in SETTINGS])
     hosts = (odd | TEXTS).map(lambda host: f"{host}:50051")
 
     @tries(80)
-    @given(st.dictionaries(names, odd | sound | hosts, max_size=4), st.booleans())
+    @given(st.dictionaries(names, odd | valid | hosts, max_size=4), st.booleans())
     def check(environ: dict[str, str], as_flags: bool) -> None:
         TRIED[tried] += 1
         flags = {name.removeprefix("IDALLOC_").lower(): value for name, value in environ.items()} if as_flags else {}
@@ -95,6 +97,7 @@ def test_any_environment_is_read_or_refused(folder: Path, tried: str) -> None:
 
 
 def test_any_access_file_is_read_or_refused(tried: str) -> None:
+    """An access file with any content is parsed or refused as StartRefused."""
     names = [
         "name",
         "token_sha256",
@@ -106,9 +109,9 @@ def test_any_access_file_is_read_or_refused(tried: str) -> None:
         "streams",
         "sequence",
     ]
-    sound = b'[[identity]]\nname = "a"\ntoken_sha256 = ["%s"]\nallocate = ["*"]\n' % (b"0f" * 32)
-    sound += b'[[quota]]\nsequence = "a*"\nids_per_second = 7\n'
-    some = st.just(sound)
+    valid = b'[[identity]]\nname = "a"\ntoken_sha256 = ["%s"]\nallocate = ["*"]\n' % (b"0f" * 32)
+    valid += b'[[quota]]\nsequence = "a*"\nids_per_second = 7\n'
+    some = st.just(valid)
 
     @tries(80)
     @given(toml(st.sampled_from(names)) | mutated(some) | st.tuples(some, toml(st.sampled_from(names))).map(b"".join))
@@ -121,6 +124,7 @@ def test_any_access_file_is_read_or_refused(tried: str) -> None:
 
 
 def test_any_kept_settings_are_read_or_refused(folder: Path, tried: str) -> None:
+    """A node settings file with any content is read or refused as StartRefused."""
     persisted = NodeSettingsFile(folder, "127.0.0.1:50051")
     assert persisted.path
     path = persisted.path
@@ -147,8 +151,9 @@ EXPORT = [
 ]
 
 
-def test_any_import_file_is_read_or_its_lines_are_told(tried: str) -> None:
-    sound = st.just(b"\n".join(EXPORT))
+def test_any_import_file_is_read_or_its_problems_are_reported(tried: str) -> None:
+    """An import file with any content is read, and each problem names its line and reason."""
+    valid = st.just(b"\n".join(EXPORT))
     lines = st.lists(st.sampled_from(EXPORT) | mutated(st.sampled_from(EXPORT)), max_size=6).map(b"\n".join)
     odd: list[Any] = [*ODD_TEXTS, None, 1, -1, 2**63, 10**400, float("nan"), [], {}, {"kind": "COUNTER"}, True]
     fields = st.dictionaries(
@@ -163,7 +168,7 @@ def test_any_import_file_is_read_or_its_lines_are_told(tried: str) -> None:
     )
 
     @tries(80)
-    @given(mutated(sound) | lines | objects | st.binary(max_size=60))
+    @given(mutated(valid) | lines | objects | st.binary(max_size=60))
     def check(content: bytes) -> None:
         TRIED[tried] += 1
         found = export_file.read_export(content.splitlines())
@@ -175,7 +180,7 @@ def test_any_import_file_is_read_or_its_lines_are_told(tried: str) -> None:
 
 
 def readable() -> st.SearchStrategy[list[bytes]]:
-    """Files that can be read, of the same few sequences again and again."""
+    """Returns readable import files of a few sequences."""
     yearly = Sequence(reset=Reset.YEARLY, format="{year}-{value:03d}", max_value=999)
     falling = Sequence(start=-1, step=-1, min_value=-99, max_value=-1)
 
@@ -203,6 +208,7 @@ def readable() -> st.SearchStrategy[list[bytes]]:
 
 
 def test_any_import_lowers_no_counter(tried: str) -> None:
+    """P2: an import of any files lowers no counter, generation or start timestamp."""
     damaged = mutated(readable().map(b"\n".join)).map(bytes.splitlines)
     files = readable() | readable() | damaged
 
@@ -212,7 +218,7 @@ def test_any_import_lowers_no_counter(tried: str) -> None:
         TRIED[tried] += 1
         store = MemoryStore(FakeClock())
 
-        async def bring(lines: list[bytes]) -> None:
+        async def import_lines(lines: list[bytes]) -> None:
             before, starts = await store.list("", "", 500, deleted=True, periods=True), await store.claimed_starts()
             await Importer(store, FakeClock()).run(export_file.read_export(lines))
             for row in before:
@@ -221,18 +227,18 @@ def test_any_import_lowers_no_counter(tried: str) -> None:
                 assert after.generation >= row.generation
                 assert row.last_value is not None
                 assert after.last_value is not None
-                # Of one with a reset, its periods have the counters.
+                # The counters of a sequence with a reset are in its periods.
                 if row.sequence.reset == Reset.NEVER or PERIOD_MARK in row.name:
                     assert not after.sequence.is_past(row.last_value, after.last_value), (row, after)
             now = await store.claimed_starts()
             assert all(now[prefix] >= last_start for prefix, last_start in starts.items())
 
-        async def bring_all() -> None:
+        async def import_all() -> None:
             for lines in files:
-                await bring(lines)
-                await bring(lines)  # as after a failure
+                await import_lines(lines)
+                await import_lines(lines)  # a retry
 
-        asyncio.run(bring_all())
+        asyncio.run(import_all())
 
     check()
 
@@ -254,7 +260,8 @@ NODE_LOG = b'{"event": "burned", "sequence": "orders", "ids": 3, "cause": "crash
     ids=["rows", "rows1", "lines", "export", "node"],
 )
 def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], bytes], tried: str) -> None:
-    sound = st.just(content())
+    """A log with any content is verified or refused as NoLog."""
+    valid = st.just(content())
     file, other = folder / "one.log", LOG.write(folder / "other.jsonl")
     odd: list[Any] = [*ODD_TEXTS, None, 0, 1, -1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 1.5, [], {}]
     keys = [
@@ -274,11 +281,11 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
     lines = st.dictionaries(st.sampled_from([*keys, "doc_id"]), st.sampled_from(odd), max_size=2).map(
         lambda fields: json.dumps(record | fields).encode() + b"\n"
     )
-    wild = st.binary(max_size=64) | st.tuples(sound, st.binary(max_size=200) | lines).map(b"".join)
+    wild = st.binary(max_size=64) | st.tuples(valid, st.binary(max_size=200) | lines).map(b"".join)
     tiny = st.sampled_from([Limits(1, 1, 1), Limits(7, 3, 4), Limits()])
 
     @tries(40, shares=5)
-    @given(mutated(sound) | wild, tiny)
+    @given(mutated(valid) | wild, tiny)
     def check(damaged: bytes, limits: Limits) -> None:
         TRIED[tried] += 1
         file.write_bytes(damaged)
@@ -291,7 +298,7 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
 
 
 def planted(form: str) -> tuple[bytes, bytes, bytes]:
-    """A log of several names: what lies before one record, that record, and what lies behind it."""
+    """Returns a log of several sequences in three parts: the bytes before a record, the record, and the bytes after."""
     names = ["orders", "b" * 100, "orders", "bills"]
     many = [Planted(100 * number, 5, number, node=1, sequence=names[number % 4]) for number in range(12)]
     log = PlantedLog([*many, Planted(6_000, 1, 30, doc_ids="00070000abcd")])
@@ -308,7 +315,7 @@ def planted(form: str) -> tuple[bytes, bytes, bytes]:
 
 @pytest.mark.parametrize("form", ["rows", "lines"])
 def test_no_damage_elsewhere_hides_a_repeat(folder: Path, form: str, tried: str) -> None:
-    """P1: whatever happens to other bytes of a log, an id that is in another log, too, is never proved unique."""
+    """P1: whatever happens to other bytes of a log, an id in two logs is never verified as unique."""
     before, record, behind = planted(form)
     spliced = LOG.rows() if form == "rows" else LOG.lines()
     file = folder / ("a.log" if form == "rows" else "a.jsonl")
@@ -316,10 +323,10 @@ def test_no_damage_elsewhere_hides_a_repeat(folder: Path, form: str, tried: str)
     file.write_bytes(before + record + behind)
     assert verify([file, other]).findings.twice == 1
 
-    def damaged(sound: bytes) -> st.SearchStrategy[bytes]:
-        places = st.tuples(*[st.integers(0, len(sound))] * 2, *[st.integers(0, len(spliced))] * 2)
-        splices = places.map(lambda at: sound[: at[0]] + spliced[min(at[2:]) : max(at[2:])] + sound[at[1] :])
-        return mutated(st.just(sound)) | splices
+    def damaged(valid: bytes) -> st.SearchStrategy[bytes]:
+        places = st.tuples(*[st.integers(0, len(valid))] * 2, *[st.integers(0, len(spliced))] * 2)
+        splices = places.map(lambda at: valid[: at[0]] + spliced[min(at[2:]) : max(at[2:])] + valid[at[1] :])
+        return mutated(st.just(valid)) | splices
 
     @tries(150, shares=2)
     @given(damaged(before).map(lambda other: (other, behind)) | damaged(behind).map(lambda other: (before, other)))
@@ -333,20 +340,23 @@ def test_no_damage_elsewhere_hides_a_repeat(folder: Path, form: str, tried: str)
 
 
 @pytest.mark.parametrize("host", ["\0", "x" * 64, "a..b", ".", "\u00e9" * 300, "\udcff", "\x1b"])
-def test_an_address_that_cannot_be_one_is_refused(host: str) -> None:
+def test_an_invalid_address_is_refused(host: str) -> None:
+    """A listen address that no host can have is refused."""
     with pytest.raises(StartRefused, match="must be"):
         config.load({"listen": f"{host}:50051"}, None, {})
 
 
 @pytest.mark.parametrize("name", ["access", "tls_cert", "store"])
-def test_a_path_that_cannot_be_one_is_refused(name: str, folder: Path) -> None:
+def test_a_path_with_control_characters_is_refused(name: str, folder: Path) -> None:
+    """A path with control characters is refused."""
     (folder / "idalloc.toml").write_text(f'{name} = "a\\u0000b"')
     with pytest.raises(StartRefused, match="control characters"):
         config.load({}, str(folder / "idalloc.toml"), {})
 
 
 @pytest.mark.parametrize("content", [b"a = " + b"9" * 5_000, b"a = " + b"[" * 100_000])
-def test_toml_that_python_cannot_read_is_refused(content: bytes, folder: Path) -> None:
+def test_toml_beyond_pythons_limits_is_refused(content: bytes, folder: Path) -> None:
+    """TOML with numbers or nesting beyond Python's limits is refused, and does not crash."""
     (folder / "idalloc.toml").write_bytes(content)
     with pytest.raises(StartRefused, match="is not TOML"):
         config.load({}, str(folder / "idalloc.toml"), {})
@@ -354,7 +364,8 @@ def test_toml_that_python_cannot_read_is_refused(content: bytes, folder: Path) -
         access_file.parse(content, "access.toml")
 
 
-def test_kept_settings_that_nest_too_deep_are_refused(folder: Path) -> None:
+def test_deeply_nested_kept_settings_are_refused(folder: Path) -> None:
+    """Node settings nested beyond Python's limits are refused, and do not crash."""
     persisted = NodeSettingsFile(folder, "127.0.0.1:50051")
     assert persisted.path
     persisted.path.write_bytes(b"[" * 100_000)
@@ -363,7 +374,8 @@ def test_kept_settings_that_nest_too_deep_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["lease_ttl=\u0663\u0660\u0660s", "listen=127.0.0.1:\u0663"])
-def test_digits_are_those_of_ascii(setting: str) -> None:
+def test_only_ascii_digits_are_accepted(setting: str) -> None:
+    """Durations and ports accept ASCII digits only."""
     name, _, value = setting.partition("=")
     with pytest.raises(StartRefused, match="must be"):
         config.load({name: value}, None, {})

@@ -1,4 +1,4 @@
-"""Anything may come over the wire: each call is answered with a status of the contract, and the next one is served."""
+"""Random calls on real sockets are answered with a status of the contract, and the next call is served."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from tests.fuzz.inputs import NAMES, TEXTS, TRIED, mutated, requests, tries
 from tests.rpc.conftest import Served, serving
 from tests.support.identities import ACCESS, TOKENS, bearer
 
-# Hypothesis says so where it shows a large input that failed, and an error of it would hide that.
+# Hypothesis warns when it prints a large failing input; an error would hide the failure.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 METHODS: dict[str, MethodDescriptor] = {
@@ -44,29 +44,29 @@ FAILURES = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
 }
-# What grpcio's client says of native's answer to more than 16 kB of metadata, which comes from outside of our code: a
-# status of HTTP, and the end of the stream, where the client has yet more to send.
+# Errors of grpcio's client for native's answer to more than 16 kB of metadata, which native sends by itself: an HTTP
+# status, or a reset if the client has more to send.
 TOO_LARGE = {
     grpc.StatusCode.UNKNOWN: "Received http2 header with status: 431",
     grpc.StatusCode.INTERNAL: "(RST_STREAM (Received RST_STREAM with error code 1))",
 }
-# So much metadata it always lets in: the rest of the 16 kB is for paths and for headers of gRPC's own.
-ALWAYS_LET_IN = LARGEST_METADATA_BYTES - 2_000
-# Streams that end with their caller: one that wants a single reply, and the end, would wait for its deadline.
+# Metadata of this size is always accepted; the rest of the 16 kB is for the path and gRPC's own headers.
+ALWAYS_ACCEPTED = LARGEST_METADATA_BYTES - 2_000
+# Streams that stay open until their client cancels; a unary call of them would wait for its deadline.
 ENDLESS = ("/Watch", "/ServerReflectionInfo")
-# What grpcio's client says by itself where the server's answer comes before all was sent.
-OWN_WORDS = ('Failed "ExecuteBatch"', "Internal error from Core")
-# A reply to nothing that came is enough of a stream.
+# Errors of grpcio's client if the answer arrives before the whole request was sent.
+CLIENT_ERRORS = ('Failed "ExecuteBatch"', "Internal error from Core")
+# A stream is cancelled after this many replies.
 MOST_REPLIES = 3
 DEADLINE = 30
-WHO: list[tuple[tuple[str, str], ...]] = [(), *(bearer(name) for name in TOKENS)]
+CREDENTIALS: list[tuple[tuple[str, str], ...]] = [(), *(bearer(name) for name in TOKENS)]
 SERVERS = pytest.mark.parametrize(
     ("transport", "guarded"), [("grpcio", False), ("grpcio", True), ("native", False), ("native", True)]
 )
 
 
 class Live:
-    """A server in a loop of its own, which is asked from outside."""
+    """A running server with an event loop of its own."""
 
     def __init__(self, transport: str, runner: asyncio.Runner, served: Served, errors: list[str]) -> None:
         self._transport = transport
@@ -78,16 +78,16 @@ class Live:
     def try_it(
         self, method: str, contents: list[bytes], metadata: Any = (), kind: str = "stream_stream"
     ) -> grpc.StatusCode:
-        """Makes a call, looks at its end, and makes an ordinary one."""
+        """Makes a call, checks its status, and checks that an ordinary call is served."""
         code, details = self._runner.run(self._call(method, contents, metadata, kind))
-        too_large = self._transport == "native" and size_of(metadata) > ALWAYS_LET_IN
+        too_large = self._transport == "native" and size_of(metadata) > ALWAYS_ACCEPTED
         if not (too_large and code in TOO_LARGE and TOO_LARGE[code] in str(details)):
             assert code is grpc.StatusCode.OK or code in FAILURES, f"{code}: {details}"
         self.serves()
         return code
 
     def serves(self) -> None:
-        """Sees that nothing failed and that an ordinary call is answered."""
+        """Asserts that an ordinary call is served, and that no errors were logged."""
         self._runner.run(self._allocate())
         assert not self._errors
 
@@ -115,14 +115,14 @@ class Live:
                         call.cancel()
                         return grpc.StatusCode.OK, None
         except grpc.aio.AioRpcError as error:
-            if kind.startswith("stream") and str(error.details()).startswith(OWN_WORDS):
+            if kind.startswith("stream") and str(error.details()).startswith(CLIENT_ERRORS):
                 return grpc.StatusCode.OK, None
             return error.code(), error.details()
         return await call.code(), await call.details()
 
 
 def size_of(metadata: Any) -> int:
-    """How many bytes they are on their way, where bytes are in base 64."""
+    """Returns the size of metadata on the wire, with binary values in base64."""
     return sum(len(name) + (len(value) * 4 // 3 if name.endswith("-bin") else len(value)) for name, value in metadata)
 
 
@@ -137,7 +137,7 @@ class _Errors(logging.Handler):
 
 @contextmanager
 def live(transport: str, *, guarded: bool) -> Iterator[Live]:
-    """Serves until the end of the block, and sees what is logged of failures."""
+    """Runs a server, and asserts that it logs no errors."""
     errors: list[str] = []
     handler = _Errors(errors)
     logging.getLogger().addHandler(handler)
@@ -158,10 +158,11 @@ def live(transport: str, *, guarded: bool) -> Iterator[Live]:
 @SERVERS
 @pytest.mark.parametrize("method", METHODS)
 def test_any_request_is_answered(transport: str, guarded: bool, method: str, tried: str) -> None:
+    """Each RPC answers any request with a status of the contract, and the next call is served."""
     with live(transport, guarded=guarded) as server:
 
         @tries(10, shares=len(METHODS))
-        @given(requests(METHODS[method].input_type), st.sampled_from(WHO if guarded else WHO[:1]))
+        @given(requests(METHODS[method].input_type), st.sampled_from(CREDENTIALS if guarded else CREDENTIALS[:1]))
         def check(content: bytes, metadata: Any) -> None:
             TRIED[tried] += 1
             server.try_it(method, [content], metadata)
@@ -171,6 +172,7 @@ def test_any_request_is_answered(transport: str, guarded: bool, method: str, tri
 
 @SERVERS
 def test_calls_in_any_order_on_the_same_sequences_are_answered(transport: str, guarded: bool, tried: str) -> None:
+    """Any calls on the same sequences, in any order, are answered with a status of the contract."""
     ours = {name: method for name, method in METHODS.items() if name.startswith("/idalloc.")}
     calls = st.sampled_from(list(ours)).flatmap(lambda name: st.tuples(st.just(name), requests(ours[name].input_type)))
 
@@ -209,13 +211,14 @@ VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20
 
 @SERVERS
 def test_any_metadata_method_and_kind_of_call_is_answered(transport: str, guarded: bool, tried: str) -> None:
+    """Any metadata, path and kind of call is answered with a status of the contract."""
     paths = st.sampled_from([*METHODS, *METHODS, "/", "/a/b", "/idalloc.v1.IdAllocatorService/None", "/x" * 500])
     pairs = st.tuples(KEYS, VALUES).map(lambda pair: (pair[0], pair[1].encode() if "-bin" in pair[0] else pair[1]))
-    # From what is always let in to what never is; as a number, since hypothesis has to show what failed.
+    # From always accepted to always refused sizes; as numbers, which Hypothesis prints if they fail.
     sizes = st.tuples(KEYS, st.sampled_from([5_000, 9_000, 15_000, 17_000, 40_000]))
     large = st.none() | st.none() | sizes
-    sound = id_allocator_pb2.AllocateRangeRequest(sequence="a").SerializeToString()
-    contents = st.lists(st.just(sound) | mutated(st.just(sound)) | TEXTS.map(str.encode), min_size=1, max_size=3)
+    valid = id_allocator_pb2.AllocateRangeRequest(sequence="a").SerializeToString()
+    contents = st.lists(st.just(valid) | mutated(st.just(valid)) | TEXTS.map(str.encode), min_size=1, max_size=3)
     with live(transport, guarded=guarded) as server:
 
         @tries(30)
@@ -234,7 +237,8 @@ def test_any_metadata_method_and_kind_of_call_is_answered(transport: str, guarde
 
 
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
-def test_noise_on_the_socket_disturbs_nobody(transport: str, tried: str) -> None:
+def test_noise_on_a_connection_does_not_affect_others(transport: str, tried: str) -> None:
+    """Random bytes and frames on a connection do not affect other calls."""
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     start = preface + bytes.fromhex("000000040000000000")
     frame = st.builds(

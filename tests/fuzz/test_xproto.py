@@ -1,4 +1,4 @@
-"""Frames of the X Protocol: whatever goes in, what comes out is a frame, or the one error that is told of."""
+"""X Protocol frames of random ids parse to the same ids, or are refused as ValueError."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ IDS = RUNS.map(lambda run: run.texts()[-1])
 
 
 def unwrapped(frame: bytes) -> pb.SessionStateChanged:
-    """The notice in a frame; its length and kind are right."""
+    """Returns the notice in a frame, and asserts the frame's length and type."""
     assert int.from_bytes(frame[:4], "little") == len(frame) - 4
     assert frame[4] == 11
     notice = pb.Frame.FromString(frame[5:])
@@ -25,7 +25,9 @@ def unwrapped(frame: bytes) -> pb.SessionStateChanged:
     return pb.SessionStateChanged.FromString(notice.payload)
 
 
-def test_document_ids_of_any_prefix_come_back(tried: str) -> None:
+def test_a_frame_of_document_ids_can_be_parsed(tried: str) -> None:
+    """A notice frame of any document ids parses to the same ids."""
+
     @tries(50)
     @given(st.lists(IDS | st.text(ASCII, min_size=28, max_size=28), min_size=1, max_size=200))
     def check(doc_ids: list[str]) -> None:
@@ -39,7 +41,8 @@ def test_document_ids_of_any_prefix_come_back(tried: str) -> None:
     check()
 
 
-def test_what_is_no_document_id_is_refused_or_comes_back(tried: str) -> None:
+def test_other_texts_are_refused_as_document_ids(tried: str) -> None:
+    """A text that is not 28 ASCII characters is refused as ValueError."""
     lengths = st.sampled_from([0, 1, 27, 28, 29])
 
     @tries(50)
@@ -49,13 +52,14 @@ def test_what_is_no_document_id_is_refused_or_comes_back(tried: str) -> None:
         if texts and all(len(text) == 28 and text.isascii() for text in texts):
             assert len(unwrapped(document_ids_frame(texts)).value) == len(texts)
         else:
-            with pytest.raises(ValueError):  # noqa: PT011 - of lengths and of characters
+            with pytest.raises(ValueError):  # noqa: PT011 - of lengths or characters
                 document_ids_frame(texts)
 
     check()
 
 
-def test_insert_ids_come_back(tried: str) -> None:
+def test_a_frame_of_an_insert_id_can_be_parsed(tried: str) -> None:
+    """A notice frame of any insert id parses to the same id."""
     edges = [0, 1, 127, 128, 2**31, 2**32, 2**53, 2**63 - 1]
 
     @tries(50)
@@ -70,7 +74,9 @@ def test_insert_ids_come_back(tried: str) -> None:
     check()
 
 
-def test_what_is_no_insert_id_is_refused(tried: str) -> None:
+def test_an_insert_id_out_of_range_is_refused(tried: str) -> None:
+    """An insert id outside 64 bits is refused as ValueError."""
+
     @tries(20)
     @given(st.integers(max_value=-(2**63) - 1) | st.integers(min_value=2**63))
     def check(first_id: int) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.listen import transport as transports
-from tests.faults import http2
-from tests.faults.floods import FLOODS
 from tests.rpc.conftest import Served, serving
+from tests.support import http2
+from tests.support.faults.floods import FLOODS
 from tests.support.identities import bearer
 
 KB = 1024

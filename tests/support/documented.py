@@ -1,4 +1,4 @@
-"""Defaults and limits as the protos and the documents should state them: each number comes from the code."""
+"""Phrases with defaults and limits that protos and documents must contain; the numbers come from the code."""
 
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
@@ -19,20 +19,20 @@ from idalloc_server.rpc import health, id_allocator, sequences
 from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor
 
-# What a document states in words is asserted to be what the code has.
-# By place (a field of a proto, a section of a document), the phrases that must be there.
+# Required phrases by place (an element of a proto, a section of a document). Limits that a document states in words
+# are asserted where the phrase is built.
 Claims = dict[str, list[str]]
 
 _KB = 1024
 
 
 def number(value: float) -> str:
-    """Returns it with separators."""
+    """Returns a number with thousands separators."""
     return f"{value:,g}" if value < 1e6 else f"{value:,.0f}"
 
 
 def power(value: int) -> str:
-    """Returns it by the power of two that it lies at or right below, such as -2^62 or 2^63-2."""
+    """Returns a number as a power of two or right below one, such as -2^62 or 2^63-2."""
     below = -abs(value) % 2 ** (abs(value) - 1).bit_length()
     return f"{'-' if value < 0 else ''}2^{(abs(value) + below).bit_length() - 1}{-below or ''}"
 
@@ -51,7 +51,7 @@ def bounds(setting: str) -> str:
 
 
 def lease_times() -> float:
-    """Returns how many times outage_reserve a lease must last, besides store_timeout."""
+    """Returns the factor of outage_reserve that lease_ttl must exceed, besides store_timeout."""
     try:
         load({"lease_ttl": "1s", "outage_reserve": "100s", "store_timeout": "1s"}, None, {})
     except StartRefused as refused:
@@ -60,14 +60,14 @@ def lease_times() -> float:
 
 
 def reserve_times() -> float:
-    """Returns how many times outage_reserve the ids that a node holds last, at 1 id/s."""
+    """Returns the factor of outage_reserve for which a node's ids last at a steady rate."""
     steady = reserve.Reserve(100.0, 10**9, 0.0)
     steady.record_refill(0, 10_000, 10_000, 0.0, 0.0)
     return steady.target(0, 0, 10_000.0) / 100
 
 
 def of_protos() -> Claims:
-    """Returns what the comments of messages, fields, RPCs and values must state."""
+    """Returns the claims for comments of messages, fields, RPCs and enum values."""
     plain = model.Sequence()
     name = f"1 to {model.MAX_NAME_BYTES} bytes of UTF-8"
     id_range = f"{power(model.MIN_ID)} to {power(model.MAX_ID)}"
@@ -155,12 +155,12 @@ def of_protos() -> Claims:
 
 
 def of_help() -> Claims:
-    """Returns what the descriptions of settings must state, by setting."""
+    """Returns the claims for the descriptions of settings."""
     return {"node_prefix": [bounds("node_prefix")]}
 
 
 def of_settings_table() -> Claims:
-    """Returns what the third column of the README's table of settings must state, by setting."""
+    """Returns the claims for the third column of the README's table of settings."""
     assert sequence_allocator.PREFETCH_SHARE == 1_000
     assert app.STREAMS_SHARE == 4 / 5
     assert transport.MAX_CONNECTION_GRACE_SECONDS == 60
@@ -177,7 +177,7 @@ def of_settings_table() -> Claims:
 
 
 def of_limits() -> Claims:
-    """Returns what the README's section "Limits" must state."""
+    """Returns the claims for the README's section "Limits"."""
     return {
         "Limits": [
             f"| a request | {transport.MAX_REQUEST_BYTES // _KB} kB |",
@@ -199,7 +199,7 @@ def of_limits() -> Claims:
 
 
 def of_documents() -> Claims:
-    """Returns what the documents must state elsewhere, by document."""
+    """Returns the claims for the rest of the documents."""
     plain = model.Sequence()
     largest, times = power(model.MAX_ID), reserve_times()
     return {
@@ -241,7 +241,7 @@ def of_documents() -> Claims:
 
 
 def copies() -> list[tuple[float, float]]:
-    """Returns the defaults and limits that the code has twice."""
+    """Returns pairs of values that are one default or limit."""
     of_terms = [
         (each.default, default(each.name)) for each in fields(config.AllocationConfig) if each.default is not MISSING
     ]

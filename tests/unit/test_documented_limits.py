@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 PROTOS = {path.name: path.read_text() for path in sorted((ROOT / "protos").rglob("*.proto"))}
 DOCUMENTS = {name: (ROOT / name).read_text() for name in documented.of_documents()}
 
-# Numbers that are no default and no limit, by place; what is left of the place then has no number that is not checked.
+# Numbers that are neither defaults nor limits, by place; all other numbers must be in a claim.
 FACTS: Claims = {
     "IdAllocatorService.GenerateDocId": ["28 lower-case hexadecimal characters: 4 of", "8 of its", "16 of a serial"],
     "IdAllocatorService.GenerateUuid": ["version 7", "RFC 9562, section 6.2", "version 4"],
@@ -50,14 +50,14 @@ FACTS: Claims = {
     "SequenceKind.SEQUENCE_KIND_TIMESTAMP_MS": ["1970-01-01T00:00:00Z"],
     "ErrorReason.ERROR_REASON_QUOTA_EXCEEDED": ['"host:10.0.0.7"'],
     "Sequence.name": ["U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069"],
-    # Of MySQL's own contract.
+    # MySQL's own contract.
     "notice.proto": ["proto2", "type NOTICE (11)", "below 2^63", "28 characters"],
     "listen": ["port 0 selects a free port", "mode 0660"],
     "auto_create_sequences": ["starting at 1"],
     "workers": ["more than 1 on Linux only"],
     "max_connection_age": ["`0s` disables it", "0s disables it"],
     "store": ["4200"],
-    # Measured, or of others' contracts.
+    # Measurements, and others' contracts.
     "Limits": [
         "600 bytes",
         "58 bytes",
@@ -77,7 +77,7 @@ FACTS: Claims = {
         "`--offset 3`"
     ],
 }
-# A number, and not a part of a name such as int64.
+# A number that is not part of a name such as int64.
 NUMBER = re.compile(r"(?<![A-Za-z_0-9])-?[0-9]")
 # A sentence that states a default or a limit.
 STATES = re.compile(r"\b(defaults?|at most|up to|no more than|at least|the most|limits?|beyond|longest|largest)\b")
@@ -89,7 +89,7 @@ def plain(text: str) -> str:
 
 
 def comments(proto: str) -> dict[str, str]:
-    """Returns the comments of a proto by what they are about, such as Message.field."""
+    """Returns the comments of a proto by the name of the element, such as Message.field."""
     found: dict[str, str] = {}
     scope, lines = "", []
     for line in map(str.strip, proto.splitlines()):
@@ -110,12 +110,12 @@ def comments(proto: str) -> dict[str, str]:
 
 
 def problems(texts: dict[str, str], claims: Claims, *, all_numbers: bool = True) -> list[str]:
-    """Returns which claims are missing, and what else states a number.
+    """Returns the missing claims, and sentences with unchecked numbers.
 
     Args:
-        texts: What is checked, by place.
-        claims: What must be there.
-        all_numbers: Whether every number must be in a claim or a fact; else those of sentences that state a limit.
+        texts: Texts to check, by place.
+        claims: Phrases that must be in the texts.
+        all_numbers: Whether to check every number, or only those in sentences that state a limit.
     """
     found = [f"{place}: is not there" for place in claims if place not in texts]
     for place, text in texts.items():
@@ -143,7 +143,7 @@ def settings_rows(readme: str) -> dict[str, tuple[str, str]]:
 
 def of_protos(change: Callable[[str], str] = str) -> list[str]:
     texts = {place: text for name, proto in PROTOS.items() for place, text in comments(change(proto)).items() if place}
-    # The mirror of MySQL's own contract has no limits of ours.
+    # The mirror of MySQL's contract has no limits of idalloc.
     mirror = {place for place in comments(PROTOS["notice.proto"]) if place}
     return problems({place: text for place, text in texts.items() if place not in mirror}, documented.of_protos())
 
@@ -171,33 +171,34 @@ def of_documents(change: Callable[[str], str] = str) -> list[str]:
     return found
 
 
-def is_default(setting: str, said: str) -> bool:
-    """Whether a setting without a value, and with this one, is the same."""
-    said = said.strip("`")
-    if setting == "store":  # of the user who reads it
-        return said.startswith("sqlite://")
-    value = {"none": ""}.get(said, said)
+def is_default(setting: str, documented_value: str) -> bool:
+    """Whether a documented value is the setting's default."""
+    documented_value = documented_value.strip("`")
+    if setting == "store":  # depends on the user
+        return documented_value.startswith("sqlite://")
+    value = {"none": ""}.get(documented_value, documented_value)
     loaded = dict(load({setting: value}, None, {}).settings)
     return bool(loaded[setting] == Settings.model_fields[setting].default)
 
 
 def test_protos_state_the_defaults_and_limits_of_the_code() -> None:
-    """Every number in a comment of the contract is in the code, or is no default and no limit."""
+    """Every number in a comment of the protos is in the code, or is no default and no limit."""
     assert of_protos() == []
 
 
 def test_documents_state_the_defaults_and_limits_of_the_code() -> None:
-    """The tables of settings and limits, and every sentence that states a limit, agree with the code."""
+    """The tables of settings and limits, and each sentence that states a limit, agree with the code."""
     assert of_documents() == []
 
 
 def test_help_states_the_limits_of_the_code() -> None:
-    """So do the descriptions of settings that `idalloc serve --help` prints."""
+    """The descriptions of settings in `idalloc serve --help` agree with the code."""
     texts = {name: str(field.description) for name, field in Settings.model_fields.items()}
     assert problems(texts, documented.of_help()) == []
 
 
 def test_copies_of_a_limit_in_the_code_are_equal() -> None:
+    """A default or limit that the code has twice has one value."""
     for one, other in documented.copies():
         assert one == other
 
@@ -206,6 +207,7 @@ def test_copies_of_a_limit_in_the_code_are_equal() -> None:
     ("number", "other"), [("100,000,000", "1,000,000"), ("at most 64", "at most 65"), (" 50,", " 51,")]
 )
 def test_a_number_that_only_a_proto_changes_is_found(number: str, other: str) -> None:
+    """A number that changes in a proto, but not in the code, is found."""
     assert of_protos(lambda proto: proto.replace(number, other))
 
 
@@ -219,16 +221,18 @@ def test_a_number_that_only_a_proto_changes_is_found(number: str, other: str) ->
     ],
 )
 def test_a_number_that_only_a_document_changes_is_found(number: str, other: str) -> None:
+    """A number that changes in a document, but not in the code, is found."""
     assert of_documents(lambda document: document.replace(number, other))
 
 
 def test_a_limit_that_nothing_checks_is_found() -> None:
-    """A number that is new in a proto, or in a sentence of a document that states a limit, needs a claim."""
+    """A new number in a proto, or in a sentence of a document that states a limit, needs a claim."""
     assert of_protos(lambda proto: proto.replace("The sequence's name.", "The sequence's name, at most 7."))
     assert of_documents(lambda document: document + "\n\nThere are at most 7 of them.\n")
 
 
 def test_a_number_that_only_the_code_changes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that changes in the code, but not in the documents, is found."""
     monkeypatch.setattr(validation, "MAX_LABELS", 65)
     monkeypatch.setattr(Settings.model_fields["lease_ttl"], "default", 200.0)
     assert any("Sequence.labels" in each for each in of_protos())

@@ -1,4 +1,4 @@
-"""The protos can be imported: by Go under one path, and with Google's file that lies beside them."""
+"""The protos can be compiled elsewhere: Go packages share a path, and Google's imported file is included."""
 
 import json
 import re
@@ -10,21 +10,21 @@ from tests.support.paths import ROOT
 GOOGLEAPIS = ROOT / "third_party" / "googleapis"
 
 
-def test_googles_proto_is_the_packages_own() -> None:
-    """Nothing of Google's is changed: the copy equals the package's file, and its README names the version."""
+def test_googles_proto_equals_the_installed_package() -> None:
+    """The copy of Google's proto equals the installed package's, and its README names the version."""
     file = "field_behavior.proto"
     assert (GOOGLEAPIS / "google/api" / file).read_bytes() == files("google.api").joinpath(file).read_bytes()
     assert f"googleapis-common-protos {version('googleapis-common-protos')} " in (GOOGLEAPIS / "README.md").read_text()
 
 
-def test_no_other_file_of_googles_lies_here() -> None:
-    """Only what the protos import is copied."""
+def test_only_imported_files_of_google_are_copied() -> None:
+    """Only the files of Google that the protos import are copied."""
     copied = {str(file.relative_to(GOOGLEAPIS)) for file in GOOGLEAPIS.rglob("*") if file.is_file()}
     assert copied == {"LICENSE", "README.md", "google/api/field_behavior.proto"}
 
 
 def test_go_packages_share_one_prefix() -> None:
-    """The Go import path begins with GO_PREFIX of the Makefile in every proto, and ends with the proto's folder."""
+    """Every proto's Go import path is GO_PREFIX of the Makefile and the proto's folder."""
     makefile = (ROOT / "Makefile").read_text()
     prefix = re.search(r"^GO_PREFIX \?= (\S+)$", makefile, re.MULTILINE)
     assert prefix

@@ -1,4 +1,4 @@
-"""An event loop in simulated time, one for each process of a simulation, so that each can be paused alone."""
+"""Event loops in simulated time, one for each process of a simulation, so that each can be paused."""
 
 import asyncio
 import heapq
@@ -12,12 +12,12 @@ _numbers = count()
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """Runs the callbacks of one process, when it is told to, and in the order in which they came.
+    """Runs the callbacks of one process on request, in the order in which they were scheduled.
 
     Attributes:
-        paused: As by SIGSTOP: nothing runs until it is False again.
-        tasks: Those that have not ended.
-        errors: What asyncio would have logged.
+        paused: Whether the process is stopped, as by SIGSTOP.
+        tasks: Tasks that are not done.
+        errors: Contexts that asyncio would have logged.
     """
 
     def __init__(self, time: Callable[[], float]) -> None:
@@ -30,13 +30,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     @property
     def next_timer(self) -> float | None:
-        """When the next timer is due; None where there is none, or nothing runs."""
+        """The time of the next timer; None without one, or while paused."""
         while self._timers and self._timers[0][2].cancelled():
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers and not self.paused else None
 
     def run_ready(self) -> bool:
-        """Runs what is ready, what was received before what is due; returns whether anything was."""
+        """Runs ready callbacks, and then due timers; returns whether there were any."""
         if self.paused:
             return False
         while self._timers and self._timers[0][0] <= self._time():
@@ -53,7 +53,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             _set_running_loop(None)
         return True
 
-    # What asyncio asks of a loop, as far as a server without a network uses it.
+    # The methods of AbstractEventLoop that a server without a network uses.
 
     def time(self) -> float:
         return self._time()
@@ -101,7 +101,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Runs it at once: no thread makes the order of things another one each time."""
+        """Runs the function at once, since threads would make the order of events random."""
         done = self.create_future()
         try:
             done.set_result(func(*args))
@@ -122,7 +122,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A cancelled timer is left out when its time comes."""
+        """Does nothing: cancelled timers are skipped when they are due."""
 
 
 def simulated_loop(time: Callable[[], float]) -> SimulatedLoop:

@@ -1,4 +1,4 @@
-"""What the service promises, as a model that knows nothing else: for ``test_state_machine``."""
+"""A model of the promises P1 to P7, which checks every reply of ``test_state_machine``."""
 
 from collections import defaultdict
 from itertools import count
@@ -7,21 +7,21 @@ from typing import NamedTuple
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.document_ids.generator import DocIdRun
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
-from tests.support.simulation.nodes import REQUEST_ID_WINDOW, TERMS, Node, counter_name
+from tests.support.simulation.world import CONFIG, REQUEST_ID_WINDOW, Node, counter_name
 
 _EPSILON = 1e-6
 
 
 class Issued(NamedTuple):
-    """Ids that a caller got.
+    """Ids of a reply.
 
     Attributes:
-        node: Who gave them.
+        node: The node that replied.
         ids: The ids, in the order of the sequence.
-        generation: The generation that they were told to be of.
-        answered: When, as the number of the event.
-        era: In which time between two restores of the store.
-        requested: Whether under a request id: they may be ids that another node took.
+        generation: The generation in the reply.
+        answered: The number of the event.
+        era: The number of restores and repairs before the reply.
+        requested: Whether the call had a request id: another node may have taken the ids.
     """
 
     node: Node
@@ -32,27 +32,27 @@ class Issued(NamedTuple):
     requested: bool
 
 
-class Ended(NamedTuple):
-    """From when on only ids of this generation, or newer ones, are issued."""
+class EffectiveChange(NamedTuple):
+    """The time from which on only ids of this generation, or of newer ones, are issued."""
 
     at: float
     generation: int
 
 
-class Past(NamedTuple):
-    """From when on only ids past this value, in the direction of the step, are issued."""
+class EffectiveAdvance(NamedTuple):
+    """The time from which on only ids past this value, in the direction of the step, are issued."""
 
     at: float
     value: int
     step: int
 
     def covers(self, value: int) -> bool:
-        """Whether an id lies at the value or before it."""
+        """Whether an id is at or before the value."""
         return (self.value - value) * self.step >= 0
 
 
-class Ask(NamedTuple):
-    """A call: which event it was, and what it asks for."""
+class Request(NamedTuple):
+    """A call, and the number of its event."""
 
     number: int
     at: float
@@ -62,19 +62,20 @@ class Ask(NamedTuple):
     request_id: str = ""
 
 
-class Answered(NamedTuple):
-    """What a request id was answered with."""
+class RecordedReply(NamedTuple):
+    """The first reply to a request id."""
 
     at: float
     identity: tuple[str, int, str, int, int]
 
 
-class Promises:
-    """Remembers all that was issued, and refuses what breaks a promise.
+class PromiseChecker:
+    """Records all events, and asserts that no reply breaks a promise.
 
     Attributes:
-        restored: Whether the store is behind what it was, and has not been repaired yet: ids may come twice then, but
-            never from a node that saw them.
+        restored: Whether the store was restored and not repaired yet. Until then ids may be repeated, but not by a
+            node that has seen them.
+        issued: Replies, by sequence and period.
     """
 
     def __init__(self) -> None:
@@ -84,38 +85,38 @@ class Promises:
         self._era = 0
         self._leases_end = 0.0
         self._restored_at = -1
-        self._ended: dict[str, list[Ended]] = defaultdict(list)
-        self._past: dict[tuple[str, str], list[Past]] = defaultdict(list)
-        self._repaired: dict[tuple[str, str], list[Past]] = defaultdict(list)
-        self._requests: dict[str, Answered] = {}
-        self._first_asks: dict[str, float] = {}
+        self._changes: dict[str, list[EffectiveChange]] = defaultdict(list)
+        self._advances: dict[tuple[str, str], list[EffectiveAdvance]] = defaultdict(list)
+        self._repaired: dict[tuple[str, str], list[EffectiveAdvance]] = defaultdict(list)
+        self._requests: dict[str, RecordedReply] = {}
+        self._first_requests: dict[str, float] = {}
         self._starts: dict[tuple[int, int], Node] = {}
         self._last_doc_id: dict[Node, tuple[int, int, int]] = {}
         self._doc_ids: dict[tuple[int, int], int] = {}
 
-    def ask(self, node: Node, sequence: str, id_count: int, now: float, request_id: str = "") -> Ask:
-        """Notes a call."""
+    def record_request(self, node: Node, sequence: str, id_count: int, now: float, request_id: str = "") -> Request:
+        """Records a call."""
         if request_id:
-            self._first_asks.setdefault(request_id, now)
-        return Ask(next(self._numbers), now, node, sequence, id_count, request_id)
+            self._first_requests.setdefault(request_id, now)
+        return Request(next(self._numbers), now, node, sequence, id_count, request_id)
 
-    def answer(self, ask: Ask, taken: IdRange, now: float) -> None:
-        """Notes its answer, the moment that the caller gets it."""
-        node, name = ask.node, ask.sequence
-        assert taken.id_count == ask.id_count
+    def record_reply(self, request: Request, taken: IdRange, now: float) -> None:
+        """Records and checks the reply to a call, when the caller gets it."""
+        node, name = request.node, request.sequence
+        assert taken.id_count == request.id_count
         ids = range(taken.first_id, taken.last_id + taken.step, taken.step)
-        assert len(ids) == ask.id_count
+        assert len(ids) == request.id_count
         period = taken.period if taken.sequence.reset != Reset.NEVER else ""
-        repeated = self._check_request(ask, taken, now) if ask.request_id else False
-        self._check_lease(node, name, period, taken, now, foreign=bool(ask.request_id))
+        repeated = self._check_request(request, taken, now) if request.request_id else False
+        self._check_lease(node, name, period, taken, now, foreign=bool(request.request_id))
         self._check_changes(name, period, ids, taken, now)
-        node.issued_count += ask.id_count
+        node.issued_count += request.id_count
         if repeated:
             return
         _check_settings(ids, taken.sequence)
-        for behind in node.link.ledger.behind[counter_name(name, period)]:
-            # Under a request id they may be another node's, which saw less.
-            assert ask.request_id or not _overlap(behind, ids), (
+        for behind in node.connection.ledger.behind[counter_name(name, period)]:
+            # A reply to a request id may be another node's, which has seen less.
+            assert request.request_id or not _overlap(behind, ids), (
                 f"{ids} of {name!r} were granted by a store that had gone back (P3)"
             )
         exempt = self.restored or any(
@@ -124,7 +125,7 @@ class Promises:
         for other in self.issued[name, period]:
             if not exempt:
                 assert not _overlap(other.ids, ids), f"{ids} of {name!r} {period} came twice: {other} (P1)"
-            if other.answered < ask.number and not ask.request_id:
+            if other.answered < request.number and not request.request_id:
                 of_all = taken.sequence.is_rising and other.era == self._era and not exempt
                 comparable = other.era == self._era or not (period or self.restored)
                 of_node = other.node is node and not other.requested and comparable
@@ -135,49 +136,51 @@ class Promises:
                 falls = taken.generation < other.generation if behind_other else taken.generation > other.generation
                 assert not falls, f"the generation falls along the ids of {name!r}: {ids} {taken.generation}, {other}"
         self.issued[name, period].append(
-            Issued(node, ids, taken.generation, next(self._numbers), self._era, bool(ask.request_id))
+            Issued(node, ids, taken.generation, next(self._numbers), self._era, bool(request.request_id))
         )
 
-    def ended(self, name: str, at: float, generation: int) -> None:
-        """Notes that a change is effective at a time."""
+    def record_change(self, name: str, at: float, generation: int) -> None:
+        """Records a change, and the time at which it is effective."""
         if not self.restored:
-            self._ended[name].append(Ended(max(at, self._leases_end), generation))
+            self._changes[name].append(EffectiveChange(max(at, self._leases_end), generation))
 
-    def advanced(self, name: str, period: str, at: float, past: int, step: int) -> None:
-        """Notes an advance that is effective at a time."""
+    def record_advance(self, name: str, period: str, at: float, past: int, step: int) -> None:
+        """Records an advance, and the time at which it is effective."""
         if not self.restored:
-            self._past[name, period].append(Past(max(at, self._leases_end), past, step))
+            self._advances[name, period].append(EffectiveAdvance(max(at, self._leases_end), past, step))
 
-    def store_restored(self) -> None:
-        """Notes that the store is an older copy: what was promised since is lost, and so is what was written down."""
+    def record_restore(self) -> None:
+        """Records a restore of an older copy, which loses later changes and recorded replies."""
         self.restored = True
         self._restored_at = next(self._numbers)
         self._era += 1
-        self._ended.clear()
-        self._past.clear()
+        self._changes.clear()
+        self._advances.clear()
         self._repaired.clear()
-        # When it was first asked stays: what the older copy has of it is as old as that.
+        # The times of first calls stay: a recorded reply in the copy is not older.
         self._requests.clear()
 
-    def store_repaired(self, values: dict[tuple[str, str], tuple[int, int]], now: float) -> None:
-        """Notes that all sequences were advanced past these values, of these steps.
+    def record_repair(self, values: dict[tuple[str, str], tuple[int, int]], now: float) -> None:
+        """Records that all sequences were advanced past these values.
 
-        Leases from before have ended when theirs is over.
+        Args:
+            values: The value and the step of each sequence and period.
+            now: The time; earlier leases end within ``lease_ttl`` from now.
         """
         self.restored = False
         self._era += 1
-        # A store that was restored does not know how long the leases of before may live.
-        self._leases_end = now + TERMS.lease_ttl + 1.0
+        # A restored store does not know how long earlier leases live.
+        self._leases_end = now + CONFIG.lease_ttl + 1.0
         for key, (value, step) in values.items():
-            self._repaired[key].append(Past(self._leases_end, value, step))
+            self._repaired[key].append(EffectiveAdvance(self._leases_end, value, step))
 
-    def start(self, node: Node) -> None:
-        """Notes the start timestamp of a node."""
+    def record_start(self, node: Node) -> None:
+        """Records and checks the start timestamp of a node."""
         assert node.doc_ids
         self._claim(node, node.doc_ids.prefix, node.doc_ids.start_timestamp)
 
-    def doc_ids(self, node: Node, runs: list[DocIdRun], id_count: int) -> None:
-        """Notes document ids that a caller got."""
+    def record_doc_ids(self, node: Node, runs: list[DocIdRun], id_count: int) -> None:
+        """Records and checks the document ids of a reply."""
         assert sum(run.id_count for run in runs) == id_count
         for run in runs:
             self._claim(node, run.prefix, run.timestamp)
@@ -191,42 +194,42 @@ class Promises:
         assert other is node or self.restored, f"{node.name} and {other.name} share a prefix and a timestamp (P6)"
 
     def _check_lease(self, node: Node, name: str, period: str, taken: IdRange, now: float, *, foreign: bool) -> None:
-        """P4, by what the node says, and by when it asked the store."""
+        """Checks P4, by the node's expiry time, and by the time of its last write."""
         assert node.clock.boot() < taken.expires_at, f"ids of {name!r} are issued after their lease (P4)"
-        # Under a request id they may be another node's, which only the sequence's own generation vouches for.
+        # A reply to a request id may be another node's; then only the sequence's own generation is proved.
         counters = {name} if foreign else {name, counter_name(name, period)}
         for counter in counters:
-            sent = node.link.ledger.proofs.get((counter, taken.generation))
-            assert sent is not None, f"no write told of generation {taken.generation} of {counter!r}"
-            assert now < sent + TERMS.lease_ttl + _EPSILON, f"ids of {counter!r} are issued too late (P4)"
+            sent = node.connection.ledger.proofs.get((counter, taken.generation))
+            assert sent is not None, f"no write returned generation {taken.generation} of {counter!r}"
+            assert now < sent + CONFIG.lease_ttl + _EPSILON, f"ids of {counter!r} are issued too late (P4)"
 
     def _check_changes(self, name: str, period: str, ids: range, taken: IdRange, now: float) -> None:
-        """P5."""
-        for ended in self._ended[name]:
-            late = now >= ended.at and taken.generation < ended.generation
-            assert not late, f"ids of {name!r} are of generation {taken.generation}: {ended}, {now} (P5)"
-        for past in [*self._past[name, period], *self._repaired[name, period]]:
-            late = now >= past.at and past.covers(ids[0])
-            assert not late, f"{ids} of {name!r} {period} are issued after {past}, {now} (P5)"
+        """Checks P5."""
+        for change in self._changes[name]:
+            late = now >= change.at and taken.generation < change.generation
+            assert not late, f"ids of {name!r} are of generation {taken.generation}: {change}, {now} (P5)"
+        for advance in [*self._advances[name, period], *self._repaired[name, period]]:
+            late = now >= advance.at and advance.covers(ids[0])
+            assert not late, f"{ids} of {name!r} {period} are issued after {advance}, {now} (P5)"
 
-    def _check_request(self, ask: Ask, taken: IdRange, now: float) -> bool:
-        """P7. Returns whether the answer was given before."""
-        identity = (ask.sequence, taken.generation, taken.period, taken.first_id, taken.id_count)
-        before = self._requests.get(ask.request_id)
+    def _check_request(self, request: Request, taken: IdRange, now: float) -> bool:
+        """Checks P7, and returns whether the reply repeats an earlier one."""
+        identity = (request.sequence, taken.generation, taken.period, taken.first_id, taken.id_count)
+        before = self._requests.get(request.request_id)
         if before is not None and before.identity == identity:
             return True
-        if ask.number < self._restored_at:
-            return False  # It was written down in the store that is gone.
-        late = before is not None and now - self._first_asks[ask.request_id] >= REQUEST_ID_WINDOW
+        if request.number < self._restored_at:
+            return False  # recorded in the store that was replaced
+        late = before is not None and now - self._first_requests[request.request_id] >= REQUEST_ID_WINDOW
         assert before is None or late, f"{before} is answered with {identity} (P7)"
-        self._requests[ask.request_id] = Answered(now, identity)
+        self._requests[request.request_id] = RecordedReply(now, identity)
         if late:
-            self._first_asks[ask.request_id] = ask.at
+            self._first_requests[request.request_id] = request.at
         return False
 
 
 def _check_settings(ids: range, sequence: Sequence) -> None:
-    """Bounds and lattice."""
+    """Checks bounds and alignment."""
     assert sequence.min_value <= min(ids[0], ids[-1])
     assert max(ids[0], ids[-1]) <= sequence.max_value
     assert sequence.kind != Kind.COUNTER or (ids[0] - sequence.start) % sequence.step == 0

@@ -1,8 +1,8 @@
-"""Nodes, callers, people, clocks and a store with faults, in any order, against the promises of the README.
+"""A simulated cluster keeps the promises of the README under calls, changes, clock steps and faults in any order.
 
-``IDALLOC_TEST_EXAMPLES=20000`` runs that many random examples, of more steps, in place of the few of ``make test``,
-which are the same ones each time. A failure prints its steps, and two ways to repeat it: ``IDALLOC_TEST_SEED``, which
-with the same number of examples repeats the run, and ``IDALLOC_TEST_BLOB``, which repeats the one example.
+``make test`` runs few examples, the same ones each time. ``IDALLOC_TEST_EXAMPLES=20000`` runs that many random ones,
+with more steps. A failure prints its steps and two ways to repeat it: ``IDALLOC_TEST_SEED`` repeats the run, with the
+same number of examples; ``IDALLOC_TEST_BLOB`` repeats the example.
 """
 
 import os
@@ -18,24 +18,24 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from structlog.testing import capture_logs
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
-from tests.support.simulation.choices import CHANGES, COUNTS, METHODS, NAMES, NODES, SETTINGS, TIMES, TROUBLES
-from tests.support.simulation.link import Trouble
-from tests.support.simulation.scene import Scene
+from tests.support.simulation.cluster import SimulatedCluster
+from tests.support.simulation.store_connection import StoreFault
+from tests.support.simulation.strategies import CHANGES, COUNTS, FAULTS, METHODS, NAMES, NODES, SETTINGS, TIMES
 
 EXAMPLES = int(os.environ.get("IDALLOC_TEST_EXAMPLES", "0"))
 
 
-class Service(Scene):
+class Service(SimulatedCluster):
     """Nodes that share a store in memory."""
 
     @initialize(prefixes=st.sampled_from([(0, 0), (0, 0, 1)]), given=SETTINGS)
-    def nodes_start(self, prefixes: tuple[int, ...], given: dict[str, Any]) -> None:
+    def start_nodes(self, prefixes: tuple[int, ...], given: dict[str, Any]) -> None:
         for prefix in prefixes:
             self._start(prefix)
         self._change(0, "a", "create", given)
         self.world.pass_time(1.0)
         for which in range(len(prefixes)):
-            self.use_it_for_a_while(which, "a", 5, 8)
+            self.use_sequence_for_a_while(which, "a", 5, 8)
         self._back_up()
 
     # Callers.
@@ -46,17 +46,17 @@ class Service(Scene):
             self._call(which, self._allocate, name, id_count)
 
     @rule(which=NODES, name=NAMES, id_count=st.integers(1, 20), times=st.integers(2, 8))
-    def use_it_for_a_while(self, which: int, name: str, id_count: int, times: int) -> None:
+    def use_sequence_for_a_while(self, which: int, name: str, id_count: int, times: int) -> None:
         for _ in range(times):
             self._call(which, self._allocate, name, id_count)
             self.world.pass_time(0.3)
 
     @rule(name=NAMES, counts=st.lists(st.integers(2, 10), min_size=4, max_size=12), unknown=st.booleans())
-    def two_nodes_share_it(self, name: str, counts: list[int], unknown: bool) -> None:
-        """Their leases have several pieces; a grant whose outcome nobody knows may lie in between."""
+    def two_nodes_share_a_sequence(self, name: str, counts: list[int], unknown: bool) -> None:
+        """Gives the leases several pieces; a grant with an unknown outcome may lie in between."""
         for turn, id_count in enumerate(counts):
             if unknown and turn == len(counts) // 2:
-                self.world.troubles["grant"].append(Trouble(error=StoreOutcomeUnknown))
+                self.world.faults["grant"].append(StoreFault(error=StoreOutcomeUnknown))
             self._call(turn, self._allocate, name, id_count)
             self.world.pass_time(0.3)
 
@@ -80,7 +80,7 @@ class Service(Scene):
         if node and node.callers:
             node.callers[index % len(node.callers)].cancel()
 
-    # People.
+    # Administrators.
 
     @rule(which=NODES, name=NAMES, given=SETTINGS)
     def create(self, which: int, name: str, given: dict[str, Any]) -> None:
@@ -99,45 +99,45 @@ class Service(Scene):
         self._change(which, name, "advance", (past, "2023-11-14" if yesterday else ""))
 
     @rule(which=NODES, name=NAMES)
-    def send_a_change_again(self, which: int, name: str) -> None:
+    def repeat_a_change(self, which: int, name: str) -> None:
         if name in self.changes:
             change_token, kind, given = self.changes[name]
             self._call(which, self._run_change, name, kind, given, change_token)
 
-    # Time, and what goes wrong.
+    # Time and faults.
 
     @rule(seconds=TIMES)
-    def time_passes(self, seconds: float) -> None:
+    def let_time_pass(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @rule(method=METHODS, trouble=TROUBLES)
-    def trouble_comes(self, method: str, trouble: Trouble) -> None:
-        self.world.troubles[method].append(trouble)
+    @rule(method=METHODS, fault=FAULTS)
+    def inject_fault(self, method: str, fault: StoreFault) -> None:
+        self.world.faults[method].append(fault)
 
     @rule(down=st.booleans())
-    def the_store_goes_or_comes_back(self, down: bool) -> None:
+    def store_goes_down_or_up(self, down: bool) -> None:
         self.world.down = down
 
     @rule(which=NODES, seconds=st.sampled_from([-100_000.0, -3_600.0, -2.0, 30.0, 90.0, 86_400.0, 0.0]))
-    def a_clock_is_set(self, which: int, seconds: float) -> None:
+    def set_a_clock(self, which: int, seconds: float) -> None:
         node = self._node(which)
         if node:
-            node.clock.set_by = seconds and node.clock.set_by + seconds
-            node.link.ledger.forgets_periods = True
+            node.clock.offset = seconds and node.clock.offset + seconds
+            node.connection.ledger.forgets_periods = True
 
     @rule(which=NODES)
-    def a_node_is_paused(self, which: int) -> None:
+    def pause_a_node(self, which: int) -> None:
         node = self._node(which)
         if node:
             node.loop.paused = True
 
     @rule(which=NODES)
-    def a_node_goes_on(self, which: int) -> None:
+    def resume_a_node(self, which: int) -> None:
         if self.world.nodes:
             self.world.nodes[which % len(self.world.nodes)].loop.paused = False
 
     @rule(which=NODES, name=NAMES, seconds=st.sampled_from([50.0, 150.0, 182.0]), id_count=st.integers(1, 3))
-    def a_node_sleeps_and_is_asked_at_once(self, which: int, name: str, seconds: float, id_count: int) -> None:
+    def resume_a_node_with_calls_waiting(self, which: int, name: str, seconds: float, id_count: int) -> None:
         node = self._node(which)
         if node:
             self._call_node(node, self._allocate, name, 200 * id_count)
@@ -148,10 +148,8 @@ class Service(Scene):
             self._call_node(node, self._allocate, name, id_count)
 
     @rule(which=NODES, name=NAMES, id_count=COUNTS, turns=st.integers(0, 5), seconds=st.sampled_from([0.0, 0.0, 182.0]))
-    def a_node_is_stopped_amid_an_answer(
-        self, which: int, name: str, id_count: int, turns: int, seconds: float
-    ) -> None:
-        """Its callers are cancelled, or it sleeps, so many turns of its loop after the store has answered."""
+    def stop_a_node_during_an_answer(self, which: int, name: str, id_count: int, turns: int, seconds: float) -> None:
+        """Cancels calls, or pauses the node, a few turns of its loop after the store has answered."""
         node = self._node(which)
         if node:
             self._call_node(node, self._allocate, name, id_count)
@@ -170,15 +168,15 @@ class Service(Scene):
                     caller.cancel()
 
     @rule(which=NODES, request=st.integers(0, 3), seconds=st.sampled_from([0.0, 0.5, 100.0]))
-    def two_nodes_are_asked_with_one_request_id(self, which: int, request: int, seconds: float) -> None:
+    def call_two_nodes_with_one_request_id(self, which: int, request: int, seconds: float) -> None:
         self.allocate_with_a_request_id(which, request, 0)
         self.world.pass_time(seconds)
         self.allocate_with_a_request_id(which + 1, request, 0)
         self.world.pass_time(0.5)
 
     @rule(which=NODES, name=NAMES, seconds=st.sampled_from([20.0, 61.0, 150.0]))
-    def the_store_is_away_while_it_is_used(self, which: int, name: str, seconds: float) -> None:
-        self.use_it_for_a_while(which, name, 4, 6)
+    def store_is_down_during_use(self, which: int, name: str, seconds: float) -> None:
+        self.use_sequence_for_a_while(which, name, 4, 6)
         self.world.down = True
         for _ in range(4):
             self.world.pass_time(seconds)
@@ -192,38 +190,38 @@ class Service(Scene):
         past=st.sampled_from([0, 400, 3_000]),
         seconds=st.sampled_from([1.0, 45.0, 61.0]),
     )
-    def it_is_advanced_while_it_is_used(self, which: int, other: int, name: str, past: int, seconds: float) -> None:
-        self.use_it_for_a_while(which, name, 4, 6)
+    def advance_a_sequence_in_use(self, which: int, other: int, name: str, past: int, seconds: float) -> None:
+        self.use_sequence_for_a_while(which, name, 4, 6)
         self._change(other, name, "advance", (past, ""))
         for _ in range(5):
             self.world.pass_time(seconds)
             self._call(which, self._allocate, name, 1)
 
-    @rule(which=NODES, name=NAMES, method=METHODS, trouble=TROUBLES, counts=st.lists(COUNTS, min_size=1, max_size=3))
-    def allocate_amid_trouble(self, which: int, name: str, method: str, trouble: Trouble, counts: list[int]) -> None:
-        self.world.troubles[method].append(trouble)
+    @rule(which=NODES, name=NAMES, method=METHODS, fault=FAULTS, counts=st.lists(COUNTS, min_size=1, max_size=3))
+    def allocate_during_a_fault(self, which: int, name: str, method: str, fault: StoreFault, counts: list[int]) -> None:
+        self.world.faults[method].append(fault)
         self.allocate(which, name, counts)
         self.world.pass_time(0.01)
         self.allocate(which, name, counts[:1])
 
     @rule(which=NODES)
-    def idle_lanes_are_dropped(self, which: int) -> None:
+    def drop_idle_sequences(self, which: int) -> None:
         node = self._node(which)
         if node:
             node.drop_idle_sequences()
 
     @rule(prefix=st.sampled_from([0, 0, 1]))
-    def a_node_starts(self, prefix: int) -> None:
+    def start_a_node(self, prefix: int) -> None:
         if len(self.world.nodes) < 4:
             self._start(prefix)
 
     @rule(which=NODES)
-    def a_node_is_killed(self, which: int) -> None:
+    def kill_a_node(self, which: int) -> None:
         if self.world.nodes:
             self.world.kill(self.world.nodes[which % len(self.world.nodes)])
 
     @rule(which=NODES)
-    def a_node_ends(self, which: int) -> None:
+    def stop_a_node(self, which: int) -> None:
         node = self._node(which)
         if node:
             self._close(node)
@@ -231,12 +229,12 @@ class Service(Scene):
     # Backups.
 
     @rule()
-    def a_backup_is_made(self) -> None:
+    def back_up_the_store(self) -> None:
         self._back_up()
 
     @rule(which=NODES, name=NAMES, current=st.booleans(), seconds=st.sampled_from([0.0, 61.0]))
-    def an_export_is_imported_while_it_is_used(self, which: int, name: str, current: bool, seconds: float) -> None:
-        self.use_it_for_a_while(which, name, 4, 6)
+    def import_an_export_during_use(self, which: int, name: str, current: bool, seconds: float) -> None:
+        self.use_sequence_for_a_while(which, name, 4, 6)
         self._import(self._export() if current else self.exported)
         for _ in range(4):
             self.world.pass_time(seconds)
@@ -244,23 +242,23 @@ class Service(Scene):
 
     @precondition(lambda self: self.backup is not None)
     @rule()
-    def the_backup_is_restored(self) -> None:
+    def restore_the_backup(self) -> None:
         for name, (value, sequence) in self._rows().items():
             self._remember(name, value, sequence)
         self.world.restore(self.backup)
-        self.promises.store_restored()
+        self.promises.record_restore()
         for which in range(len(self.world.nodes)):
-            self.use_it_for_a_while(which, "a", 20, 6)
+            self.use_sequence_for_a_while(which, "a", 20, 6)
 
     @precondition(lambda self: self.promises.restored)
     @rule(which=NODES)
-    def the_runbook_repairs_it(self, which: int) -> None:
+    def repair_the_store_by_the_runbook(self, which: int) -> None:
         node = self._node(which)
         if node:
             self._repair(node)
 
     @invariant()
-    def all_goes_on(self) -> None:
+    def settle_and_check(self) -> None:
         self.world.settle()
         for node in self.world.nodes:
             if node.is_quiet:
@@ -290,7 +288,8 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.timeout(0 if EXAMPLES else 300)
 @pytest.mark.parametrize(("machine", "share"), [(Service, 1.0), (ServiceOnDisk, 0.1)])
-def test_the_promises_hold_whatever_happens(machine: type[Service], share: float) -> None:
+def test_the_promises_hold_in_any_order_of_events(machine: type[Service], share: float) -> None:
+    """P1 to P7, P9: nodes under any calls, changes, faults, pauses and restores keep the promises."""
     if EXAMPLES:
         number = int(os.environ.get("IDALLOC_TEST_SEED") or random.SystemRandom().randrange(2**32))
         print(f"IDALLOC_TEST_SEED={number} IDALLOC_TEST_EXAMPLES={EXAMPLES}")

@@ -1,8 +1,8 @@
-"""The real server on a file system that does not do what SQLite needs.
+"""Runs the real server as on a file system that SQLite cannot use safely.
 
-python -m tests.faults.unlocked --lacks locks|memory [the server's own flags]
+python -m tests.support.faults.broken_filesystem --lacks locks|memory [the server's own flags]
 
-``locks``: each lock is granted to everyone. ``memory``: files cannot be shared as memory, as on network file systems.
+``locks``: every lock request succeeds. ``memory``: files cannot be mapped as shared memory, as on network file systems.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ def _grant_all(*_: object) -> bytes:
 
 
 def _connect_without_memory(path: object, **options: Any) -> sqlite3.Connection:
-    # This one of SQLite's own ways to use files has no shared memory, and no locks.
+    # SQLite's VFS unix-none has neither shared memory nor locks.
     connection: sqlite3.Connection = _connect(f"file:{path}?vfs=unix-none", uri=True, **options)
     return connection
 

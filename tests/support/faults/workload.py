@@ -1,4 +1,4 @@
-"""Callers of every kind, for a store that fails under them."""
+"""Load on nodes whose store fails: clients that make calls of every kind."""
 
 from collections import Counter
 from itertools import pairwise
@@ -6,51 +6,51 @@ from typing import Any
 
 import idalloc
 from idalloc._issued_log.format import RECORD, ROW
-from tests.faults.scenario import ClientProcess, Scenario
+from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.processes import Server
 
-# What an application may see while its server cannot ask the store.
-STORE_IS_AWAY = {"STORE_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_ID_BURNED", "SEQUENCE_AHEAD_OF_CLOCK"}
+# Errors that an application may get while its server cannot reach the store.
+STORE_ERRORS = {"STORE_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_ID_BURNED", "SEQUENCE_AHEAD_OF_CLOCK"}
 
 STEADY = "steady"
-# How many ids a second a steady caller takes at most.
+# Ids per second that a steady caller takes at most.
 STEADY_RATE = 200
 
 
 def start_callers(scenario: Scenario, nodes: list[Server], pause: float = 0.005) -> list[ClientProcess]:
-    """Starts callers of every kind: from leases, from the store each time, with request ids, streams, document ids.
+    """Starts clients that make calls of every kind: from leases, from the store, with request ids, streams, documents.
 
     Args:
-        scenario: Where they belong.
-        nodes: Each has a caller of its own; others know them all.
-        pause: How long a caller waits between calls, in seconds.
+        scenario: The scenario.
+        nodes: Each gets a client of its own; two more clients use all of them.
+        pause: Time between the calls of a client, in seconds.
     """
     with idalloc.Client(nodes[0].address, timeout=30) as client:
         client.sequences.create("invoices", ordering="rising")
         client.sequences.create("events", kind="timestamp-us")
-    wishes: dict[str, Any] = {"threads": 3, "pause": pause}
+    options: dict[str, Any] = {"threads": 3, "pause": pause}
     by_node = [
-        scenario.start_client(node, mode="ranges,ids,once,stream,texts,docids", id_count=10**number, **wishes)
+        scenario.start_client(node, mode="ranges,ids,once,stream,texts,docids", id_count=10**number, **options)
         for number, node in enumerate(nodes, start=1)
     ]
     callers = [
         *by_node,
-        scenario.start_client(*nodes, sequence="invoices", mode="ranges,once", **wishes),
-        scenario.start_client(*reversed(nodes), sequence="events", mode="ranges,once", **wishes),
+        scenario.start_client(*nodes, sequence="invoices", mode="ranges,once", **options),
+        scenario.start_client(*reversed(nodes), sequence="events", mode="ranges,once", **options),
     ]
     scenario.wait_for_records(callers, 5)
     return callers
 
 
-def start_steady(scenario: Scenario, node: Server, number: int = 0) -> ClientProcess:
-    """Starts a caller at a steady rate, of a sequence that nobody else uses."""
+def start_steady_caller(scenario: Scenario, node: Server, number: int = 0) -> ClientProcess:
+    """Starts a client with a steady rate and a sequence of its own."""
     pause = 10 / STEADY_RATE
-    # It waits for each answer, however long that takes: what it notices is a stall.
+    # Its timeout outlasts every fault, so that a fault shows as a stall and not as an error.
     return scenario.start_client(node, sequence=f"{STEADY}-{number}", id_count=10, pause=pause, timeout=120)
 
 
 def longest_stall(caller: ClientProcess, since: int) -> float:
-    """The longest time, in seconds, between two answers that a caller got, from its record of this number on."""
+    """Returns the longest time between two answers to a client, in seconds, from record number ``since`` on."""
     data = caller.log.read_bytes()
     rows = list(ROW.iter_unpack(data[: len(data) // ROW.size * ROW.size]))[since - 1 :]
     answered = [row[10] for row in rows if row[0] == RECORD]
@@ -59,7 +59,7 @@ def longest_stall(caller: ClientProcess, since: int) -> float:
 
 
 def wait_for_reserve(scenario: Scenario, node: Server, caller: ClientProcess, seconds: float, number: int = 0) -> None:
-    """Waits until the node holds what a steady caller needs for so long. That takes time: it holds what it saw used."""
+    """Waits until the node's reserve serves a steady caller for ``seconds``; it grows with the observed rate."""
 
     def holds() -> int:
         return client.sequences.get(f"{STEADY}-{number}").last_value - 10 * caller.records
@@ -69,17 +69,17 @@ def wait_for_reserve(scenario: Scenario, node: Server, caller: ClientProcess, se
         scenario.wait_until(lambda: holds() > seconds * STEADY_RATE, f"a reserve for {seconds} s", within=180)
 
 
-def end(scenario: Scenario, callers: list[ClientProcess], nodes: list[Server]) -> Counter[str]:
-    """Ends callers, who must get ids to the end, and then nodes, which give back what they hold.
+def stop_all(scenario: Scenario, callers: list[ClientProcess], nodes: list[Server]) -> Counter[str]:
+    """Stops the clients, after each has received ids once more, and then the nodes.
 
     Returns:
-        The errors that callers saw.
+        The clients' errors, by reason.
     """
     scenario.wait_for_records(callers, 20)
     errors = Counter[str]()
     for caller in callers:
         errors += Counter(caller.stop().errors)
-    assert errors.keys() <= STORE_IS_AWAY, errors
+    assert errors.keys() <= STORE_ERRORS, errors
     for node in nodes:
         assert node.stop(timeout=60) == 0
     return errors

@@ -1,9 +1,9 @@
-"""What ``test_state_machine`` chooses from."""
+"""Hypothesis strategies of ``test_state_machine``."""
 
 from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRejected, StoreUnreachable
-from tests.support.simulation.link import Trouble
+from tests.support.simulation.store_connection import StoreFault
 
 FAR = 10**12
 
@@ -18,23 +18,23 @@ METHODS = st.sampled_from(
         *["record", "recorded", "revise", "open_period", "create", "get", "grant_timestamps", "claim_start"],
     ]
 )
-TROUBLES = st.sampled_from(
+FAULTS = st.sampled_from(
     [
-        Trouble(applied=0, error=StoreUnreachable),
-        Trouble(applied=0, error=StoreRejected),
-        Trouble(applied=0, error=StoreOutcomeUnknown),
-        Trouble(error=StoreOutcomeUnknown),
-        Trouble(error=StoreOutcomeUnknown),
-        Trouble(applied=2),
-        Trouble(again=0.01),
-        Trouble(again=70.0),
-        Trouble(before=3.0),
-        Trouble(before=32.0),
-        Trouble(before=45.0),  # applied when nobody waits for it any more
-        Trouble(before=200.0),
-        Trouble(after=3.0),
-        Trouble(after=32.0),
-        Trouble(after=45.0),
+        StoreFault(applied=0, error=StoreUnreachable),
+        StoreFault(applied=0, error=StoreRejected),
+        StoreFault(applied=0, error=StoreOutcomeUnknown),
+        StoreFault(error=StoreOutcomeUnknown),
+        StoreFault(error=StoreOutcomeUnknown),
+        StoreFault(applied=2),
+        StoreFault(again=0.01),
+        StoreFault(again=70.0),
+        StoreFault(before=3.0),
+        StoreFault(before=32.0),
+        StoreFault(before=45.0),  # applied after the caller has given up
+        StoreFault(before=200.0),
+        StoreFault(after=3.0),
+        StoreFault(after=32.0),
+        StoreFault(after=45.0),
     ]
 )
 SETTINGS = st.sampled_from(

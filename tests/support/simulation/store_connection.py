@@ -1,4 +1,4 @@
-"""A node's way to the store in a simulation: what happens to calls on it, and what was seen of them."""
+"""A simulated node's connection to the store: injects faults, and records the store's answers."""
 
 import asyncio
 from collections import defaultdict
@@ -16,21 +16,21 @@ from idalloc_server.domain.store import Store
 from tests.support.simulation.loop import SimulatedLoop
 
 if TYPE_CHECKING:
-    from tests.support.simulation.nodes import World
+    from tests.support.simulation.world import World
 
-# How long a call is under way to the store, and its answer back.
+# Seconds from a node to the store, and back.
 LATENCY = 0.001
 
 
-class Trouble(NamedTuple):
-    """What happens to one call of the store.
+class StoreFault(NamedTuple):
+    """A fault of one call to the store.
 
     Attributes:
-        applied: How many times it is applied at once; the answer is the last one's.
-        error: What the caller gets in place of the answer.
-        before: Seconds until it is applied.
+        applied: How many times the call is applied in a row; the last result is the answer.
+        error: The error that replaces the answer.
+        before: Seconds until the call is applied.
         after: Seconds from then on until it is answered.
-        again: Seconds after which it is applied once more; 0 for never.
+        again: Seconds after which the call is applied once more; 0 for never.
     """
 
     applied: int = 1
@@ -42,17 +42,17 @@ class Trouble(NamedTuple):
 
 @dataclass
 class Ledger:
-    """What the store told one node, as seen on the way between them.
+    """The store's answers to one node.
 
     Attributes:
-        proofs: By counter and generation, when the last write that returned this generation was sent.
-        last: By counter, the last write that was answered.
-        behind: By counter, what was granted by a store that was behind what the node had seen (P3).
-        all: Where the counters were, and with which settings, after each write that was answered.
-        granted: How many ids the answers granted.
-        unknown: How many ids were asked for by writes whose outcome the node does not know.
-        returned: How many ids were given back, as the node was told.
-        forgets_periods: Whether the node may have forgotten a period that is not over, since its clock was set.
+        proofs: By counter and generation, the time at which the last write that returned this generation was sent.
+        last: By counter, the last grant.
+        behind: By counter, ids granted by a store that was behind what the node had seen (P3).
+        all: Name, counter and settings after each grant.
+        granted: Number of ids granted.
+        unknown: Number of ids requested by writes with an unknown outcome.
+        returned: Number of ids returned, by the answers.
+        forgets_periods: Whether the node may have forgotten a current period, since its clock was set.
     """
 
     proofs: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Ledger:
     forgets_periods: bool = False
 
     def note(self, name: str, grant: Grant, sent: float) -> None:
-        """Notes the answer of a grant."""
+        """Records the answer of a grant."""
         self.granted += grant.granted
         self.all.append((name, grant.last_value, grant.sequence))
         seen = self.last.get(name)
@@ -80,7 +80,7 @@ class Ledger:
         self.last[name] = grant
 
     def note_tail(self, name: str, count: int, version: tuple[int, int, int]) -> None:
-        """Notes that a tail is given back: from now on the counter may be as low as where it starts."""
+        """Records that a tail is returned: from now on the counter may be at the tail's start."""
         seen = self.last.get(name)
         if seen is not None and seen.version == version:
             self.last[name] = seen._replace(last_value=seen.last_value - count * seen.step, granted=0)
@@ -91,8 +91,8 @@ def granted_ids(grant: Grant) -> range:
     return range(grant.value_before + grant.step, grant.last_value + grant.step, grant.step)
 
 
-class Link:
-    """A node's way to the store: a ``Store`` that passes each call on, after the trouble that is set for it."""
+class StoreConnection:
+    """A ``Store`` that forwards each call to the simulated store, with the next fault of its method."""
 
     def __init__(self, world: "World", store: Store, loop: SimulatedLoop) -> None:
         self._world = world
@@ -100,7 +100,7 @@ class Link:
         self._loop = loop
         self.ledger = Ledger()
         self.cut = False
-        self.under_way = 0
+        self.pending = 0
 
     @property
     def address(self) -> str:
@@ -118,7 +118,7 @@ class Link:
         return await self._granting(name, wanted, "grant_timestamps", name, wanted, lease_ms, now, ahead, seen)
 
     async def create(self, row: Row) -> Row:
-        if not row.revised_by and row.name in self.ledger.last:  # by its first use, and not by people
+        if not row.revised_by and row.name in self.ledger.last:  # by its first use, not by an administrative call
             self._world.problems.append(f"sequence {row.name!r}, which the node had seen, is created anew (P3)")
         created: Row = await self._call("create", row)
         return created
@@ -204,29 +204,29 @@ class Link:
             raise StoreUnreachable("the store cannot be reached")
         answer = self._loop.create_future()
         apply = lambda: getattr(self._store, method)(*arguments, **options)  # noqa: E731
-        self._world.store_loop.create_task(self._pass_on(method, apply, answer))
-        self.under_way += 1
+        self._world.store_loop.create_task(self._forward(method, apply, answer))
+        self.pending += 1
         try:
             return await answer
         finally:
-            self.under_way -= 1
+            self.pending -= 1
 
-    async def _pass_on(self, method: str, apply: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
-        waiting = self._world.troubles[method]
-        trouble = waiting.popleft() if waiting else Trouble()
-        await asyncio.sleep(LATENCY + trouble.before)
+    async def _forward(self, method: str, apply: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
+        waiting = self._world.faults[method]
+        fault = waiting.popleft() if waiting else StoreFault()
+        await asyncio.sleep(LATENCY + fault.before)
         result: Any = None
         refusal: Refusal | None = None
         try:
-            for _ in range(trouble.applied):
-                result = await self._world.watched(method, apply)
+            for _ in range(fault.applied):
+                result = await self._world.checked(method, apply)
         except Refusal as error:
             refusal = error
-        if trouble.again:
-            asyncio.get_running_loop().create_task(self._again(method, apply, trouble.again))
-        if trouble.error is not None:
-            refusal = trouble.error("as it was to be")
-        await asyncio.sleep(LATENCY + trouble.after)
+        if fault.again:
+            asyncio.get_running_loop().create_task(self._apply_again(method, apply, fault.again))
+        if fault.error is not None:
+            refusal = fault.error("injected")
+        await asyncio.sleep(LATENCY + fault.after)
         if answer.done() or self.cut:
             return
         if refusal is not None:
@@ -234,7 +234,7 @@ class Link:
         else:
             answer.set_result(result)
 
-    async def _again(self, method: str, apply: Callable[[], Awaitable[Any]], seconds: float) -> None:
+    async def _apply_again(self, method: str, apply: Callable[[], Awaitable[Any]], seconds: float) -> None:
         await asyncio.sleep(seconds)
         with suppress(Refusal):
-            await self._world.watched(method, apply)
+            await self._world.checked(method, apply)

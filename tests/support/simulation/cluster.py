@@ -1,4 +1,4 @@
-"""The nodes of ``test_state_machine``, and how they are asked, repaired and ended."""
+"""The simulated cluster of ``test_state_machine``: calls, changes, backups, repairs and stops of its nodes."""
 
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -15,12 +15,12 @@ from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.domain.store import Store
-from tests.support.simulation.nodes import EPOCH_WALL, Node, World
-from tests.support.simulation.promises import Promises
+from tests.support.simulation.promises import PromiseChecker
+from tests.support.simulation.world import EPOCH_WALL, Node, World
 
 
-class Scene(RuleBasedStateMachine):
-    """Nodes on one store, and the promises that they are held to."""
+class SimulatedCluster(RuleBasedStateMachine):
+    """Nodes on one store, and the checker of their promises."""
 
     on_disk: ClassVar[bool] = False
 
@@ -28,19 +28,19 @@ class Scene(RuleBasedStateMachine):
         super().__init__()
         self.folder = TemporaryDirectory() if self.on_disk else None
         self.world = World(Path(self.folder.name) / "idalloc.db" if self.folder else None)
-        self.promises = Promises()
+        self.promises = PromiseChecker()
         self.backup: Any = None
         self.exported: list[bytes] = []
-        # The lowest and the highest value that each counter ever had, and its last settings.
+        # The lowest and the highest value of each counter so far, and its last settings.
         self.lost: dict[str, tuple[int, int, Sequence]] = {}
         self.changes: dict[str, tuple[ChangeToken, str, Any]] = {}
 
     def _end(self) -> None:
-        """Sees that all goes on when the trouble is over, and ends all nodes."""
-        self.world.heal()
+        """Asserts that all nodes serve after the faults, and stops them."""
+        self.world.clear_faults()
         for node in self.world.nodes:
             node.loop.paused = False
-            node.clock.set_by = 0.0
+            node.clock.offset = 0.0
         self.world.pass_time(150.0)
         if self.promises.restored and self.world.nodes:
             self._repair(self.world.nodes[0])
@@ -52,14 +52,14 @@ class Scene(RuleBasedStateMachine):
             self._close(node)
 
     def _node(self, which: int) -> Node | None:
-        """Returns a node that runs."""
+        """Returns a node that is not paused, or None."""
         running = [node for node in self.world.nodes if not node.loop.paused]
         return running[which % len(running)] if running else None
 
     def _start(self, prefix: int) -> None:
         node = self.world.start_node(prefix)
         if node:
-            self.promises.start(node)
+            self.promises.record_start(node)
 
     def _close(self, node: Node) -> None:
         error = self.world.finish(node.loop, node.close())
@@ -79,22 +79,22 @@ class Scene(RuleBasedStateMachine):
         task.add_done_callback(node.callers.remove)
 
     async def _allocate(self, node: Node, name: str, id_count: int) -> None:
-        ask = self.promises.ask(node, name, id_count, self.world.now)
+        request = self.promises.record_request(node, name, id_count, self.world.now)
         taken = node.allocator.take(name, id_count) or await node.allocator.allocate(name, id_count)
-        self.promises.answer(ask, taken, self.world.now)
+        self.promises.record_reply(request, taken, self.world.now)
 
     async def _allocate_once(self, node: Node, name: str, id_count: int, request_id: str) -> None:
         node.took_requests = True
-        ask = self.promises.ask(node, name, id_count, self.world.now, request_id)
+        request = self.promises.record_request(node, name, id_count, self.world.now, request_id)
         taken, _ = await node.request_ids.allocate(name, id_count, request_id, 0)
-        self.promises.answer(ask, taken, self.world.now)
+        self.promises.record_reply(request, taken, self.world.now)
 
     async def _make_doc_ids(self, node: Node, id_count: int, offset: int, increment: int) -> None:
         assert node.doc_ids
         runs = node.doc_ids.take(id_count, offset, increment)
         if runs is None:
             runs = await node.doc_ids.generate(id_count, offset, increment)
-        self.promises.doc_ids(node, runs, id_count)
+        self.promises.record_doc_ids(node, runs, id_count)
 
     def _change(self, which: int, name: str, kind: str, given: Any) -> None:
         node = self._node(which)
@@ -117,11 +117,11 @@ class Scene(RuleBasedStateMachine):
             changed = await registry.advance(name, past, period, "", change_token)
             if changed.summary.row.revised_by == change_token.value:
                 at = self.world.now + changed.effective_delay
-                self.promises.advanced(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
+                self.promises.record_advance(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
         row = changed.summary.row
         if kind == "update" and row.lease_ms and not changed.effective_delay:
-            return  # It ended no leases: the generation may be that of another change.
-        self.promises.ended(name, self.world.now + changed.effective_delay, row.generation + row.deleted)
+            return  # It ended no leases: the generation may be another change's.
+        self.promises.record_change(name, self.world.now + changed.effective_delay, row.generation + row.deleted)
 
     @property
     def _store(self) -> Store:
@@ -141,7 +141,7 @@ class Scene(RuleBasedStateMachine):
         self.backup, self.exported = self.world.copy_store(), self._export()
 
     def _import(self, lines: list[bytes]) -> None:
-        """Does what ``idalloc import`` does, beside the nodes."""
+        """Imports as ``idalloc import`` does, under the running nodes."""
         file = read_export(lines)
         bring = Importer(self._store, self.world.clock)
         error = self.world.finish(self.world.store_loop, bring.run(file))
@@ -153,10 +153,10 @@ class Scene(RuleBasedStateMachine):
                 continue
             name, step = item.row.name, item.row.sequence.step
             if item.row.sequence.reset == Reset.NEVER and item.row.last_value is not None:
-                self.promises.advanced(name, "", at, item.row.last_value, step)
+                self.promises.record_advance(name, "", at, item.row.last_value, step)
             for period in item.periods:
                 if period.line not in refused:
-                    self.promises.advanced(name, period.period, at, period.last_value, step)
+                    self.promises.record_advance(name, period.period, at, period.last_value, step)
 
     def _rows(self) -> dict[str, tuple[int, Sequence]]:
         if self.world.memory is not None:
@@ -175,38 +175,38 @@ class Scene(RuleBasedStateMachine):
         self.lost[name] = (min(low, value, sequence.start), max(high, value, sequence.start), sequence)
 
     def _repair(self, node: Node) -> None:
-        """Does what the runbook says: all sequences are advanced past whatever was issued."""
-        self.world.heal()
+        """Repairs a restored store as in the runbook: advances all sequences past all issued ids."""
+        self.world.clear_faults()
         for name, (value, sequence) in self._rows().items():
             self._remember(name, value, sequence)
-        # Not the counters alone: a tail may have gone back to the restored store that came from the lost one.
+        # Not only the counters: a tail of the lost store may have been returned to the restored one.
         for each in [*self.world.nodes, *self.world.gone]:
-            for name, value, sequence in each.link.ledger.all:
+            for name, value, sequence in each.connection.ledger.all:
                 self._remember(name, value, sequence)
-        # A clock that was wrong is set right, and timestamps that it told are waited for.
-        node.clock.set_by = 0.0
+        # Correct the clock, and wait until it has passed all issued timestamps.
+        node.clock.offset = 0.0
         for _, high, sequence in self.lost.values():
             if sequence.kind != Kind.COUNTER:
                 self.world.pass_time(max(0.0, high / sequence.kind.per_second - node.clock.wall()))
-        # What people began before may come in between, such as a deletion.
+        # Changes that are still pending, such as a deletion, could interfere.
         for caller in [caller for each in self.world.nodes for caller in each.callers]:
             caller.cancel()
         self.world.pass_time(200.0)
         values: dict[tuple[str, str], tuple[int, int]] = {}
         error = self.world.finish(node.loop, self._advance_all(node, values))
         assert error is None, error
-        self.promises.store_repaired(values, self.world.now)
+        self.promises.record_repair(values, self.world.now)
         self.world.pass_time(1.1)
         for other in self.world.nodes:
             if not other.loop.paused:
                 for name in self.lost:
                     if PERIOD_MARK not in name:
-                        self._see_that_it_goes_on(other, name)
+                        self._assert_that_it_continues(other, name)
 
-    def _see_that_it_goes_on(self, node: Node, name: str) -> None:
+    def _assert_that_it_continues(self, node: Node, name: str) -> None:
         error = self.world.finish(node.loop, self._allocate(node, name, 1))
         if isinstance(error, StoreWentBackwards) and "of another sequence" in str(error):
-            self.world.pass_time(1.1)  # It sees that for the first time, and looks once a second who changed it.
+            self.world.pass_time(1.1)  # the node checks once a second who changed the row
             error = self.world.finish(node.loop, self._allocate(node, name, 1))
         assert not isinstance(error, (StoreWentBackwards, AssertionError)), error
 
@@ -214,7 +214,7 @@ class Scene(RuleBasedStateMachine):
         registry = node.registry
         for counter, (low, high, _) in self.lost.items():
             name, _, period = counter.partition(PERIOD_MARK)
-            row = await node.link.get(name)
+            row = await node.connection.get(name)
             if row is None or row.deleted:
                 sequence = row.sequence if row else self.lost[name][2]
                 given = {
@@ -222,15 +222,14 @@ class Scene(RuleBasedStateMachine):
                     for field in ("start", "step", "min_value", "max_value", "kind", "ordering", "format", "reset")
                 }
                 await registry.create(name, given, registry.change_token("", b""))
-                row = await node.link.get(name)
+                row = await node.connection.get(name)
             assert row
-            # On the lattice of the settings that it has now: else the counter comes to stand right before the value,
-            # which a node that saw the value takes for a store that is behind.
+            # Align the value to the current settings: a counter right before it would look like a store that is behind.
             value = row.sequence.align(high if row.sequence.step > 0 else low)
             if not period and row.sequence.reset != Reset.NEVER:
-                value = row.sequence.before_start  # Its ids are those of its periods: it only has to be changed.
+                value = row.sequence.before_start  # its periods have the counters; any change will do
             elif period and row.sequence.reset == Reset.NEVER:
-                continue  # Of the sequence that this one replaced.
+                continue  # a period of the sequence that this one replaced
             else:
                 values[name, period] = (value, row.sequence.step)
             if row.sequence.is_past(value, row.sequence.bound):
@@ -240,21 +239,21 @@ class Scene(RuleBasedStateMachine):
             seen = max(other.allocator.generation_seen(name) for other in self.world.nodes)
             if changed.summary.row.generation <= seen:
                 ahead = seen / 1000 - node.clock.wall()
-                assert ahead > 0, f"{name!r} comes to generation {changed.summary.row.generation} once more"
-                # A clock that was ahead told it: advanced later than that, or at a node that saw it, it is past it.
-                node.clock.set_by = ahead + 1.0
+                assert ahead > 0, f"{name!r} repeats generation {changed.summary.row.generation}"
+                # The seen generation is of a clock that was ahead: advance with a later clock.
+                node.clock.offset = ahead + 1.0
                 await registry.advance(name, value, period, "", registry.change_token("", b""))
-                node.clock.set_by = 0.0
+                node.clock.offset = 0.0
 
     def _check_balance(self, node: Node) -> None:
-        """P9: all that the store granted to a node is issued, held, given back or counted as burned."""
-        ledger = node.link.ledger
+        """Checks P9: every id granted to a node is issued, held, returned, or counted as burned."""
+        ledger = node.connection.ledger
         taken = ledger.granted + ledger.unknown
         burned = node.allocator.burned.by_cause
         known = node.issued_count + node.held + burned.total() + ledger.returned
-        # What is given again under a request id was counted before.
+        # A repeated reply to a request id was counted before.
         balanced = taken <= known if node.took_requests else taken == known
-        assert balanced, f"{taken} were taken by {node.name}; known are {known}: {burned} (P9)"
+        assert balanced, f"{node.name} took {taken} ids and accounts for {known}: {burned} (P9)"
 
 
 async def _unless_refused(work: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""Writes docs/faults.md: what was tried, and what came of it, as the runs saw it."""
+"""Writes docs/faults.md, the results of the fault scenarios."""
 
 import json
 import os
@@ -10,39 +10,42 @@ from typing import Any
 
 import pytest
 
-# What a scenario's evidence travels under, from the test to the end of the run.
+# Name of the report property that carries a scenario's evidence.
 PROPERTY = "evidence"
 
 _HEAD = """\
-# What was done to it, and what came of it
+# Fault scenarios and their results
 
-Written by `make faults` itself (idalloc {idalloc}, {machine}): real server
-processes on a real store, clients that log each range that they get, a fault, and then `idalloc verify` over all logs,
-the nodes' own counts and the store's counters. A scenario that shows one id twice, out of order, or past the store's
-counter has failed, and is named as such below. All processes share those cores: on machines of their own stalls are
-shorter.
+Written by `make faults` (idalloc {idalloc}, {machine}). Each scenario runs real server
+processes on a real store, and clients that log every range that they receive. It injects a fault, and then runs
+`idalloc verify` on all logs, the nodes' own counts and the store's counters. A scenario fails if an id is repeated, out
+of order, or past the store's counter; failed scenarios are listed below. All processes share these cores: stalls are
+shorter on separate machines.
 
 ```sh
 make faults                       # all: about {minutes:.0f} minutes, two at a time
-make faults ARGS="-k pause"       # some of them: the others stay as they were
+make faults ARGS="-k pause"       # some of them: the others keep their rows
 make soak                         # ten minutes
 ```
 
-`IDALLOC_TEST_CRATEDB_URL='crate://…' make faults` tries on that CrateDB what needs a real one.
+`IDALLOC_TEST_CRATEDB_URL='crate://…' make faults` also runs the scenarios that need a real CrateDB.
 """
 
 _LEGEND = """\
-**ids**: as many are in the clients' logs. **faults**: how often something was killed, stopped, cut or broken.
-**twice**: ids that two records have. **burned**: ids that were taken and that nobody has, and how many of them no node
-counted: what a node held that was killed, or a reply that did not arrive. **stall**: the longest time between two
-answers of one client.
+**ids**: ids in the clients' logs. **faults**: processes killed or paused, connections cut, statements that failed.
+**twice**: ids in two records. **burned**: granted ids that no client received, and how many of them no node counted:
+ids that a killed node held, or of a reply that did not arrive. **stall**: the longest time between two answers to one
+client.
 """
 
 
 def write(file: Path, name: str, reports: list[Any]) -> None:
-    """Writes the page, with what a test just saw and what the others saw when they ran last.
+    """Updates the page with the results of one test; the JSON file beside it keeps the latest results of all tests.
 
-    That is kept beside the page, as JSON.
+    Args:
+        file: The page.
+        name: The test's node id, which is its key in the JSON file.
+        reports: The test's reports of setup, call and teardown.
     """
     kept = file.with_suffix(".json")
     results: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
@@ -63,7 +66,7 @@ def write(file: Path, name: str, reports: list[Any]) -> None:
 
 
 def page(results: dict[str, Any]) -> str:
-    """The page, as Markdown."""
+    """Returns the page as Markdown."""
     lines = [[*line, each["date"]] for each in results.values() for line in each["evidence"]]
     parts = [
         _HEAD.format(
@@ -75,8 +78,8 @@ def page(results: dict[str, Any]) -> str:
         _LEGEND,
     ]
     for title, names in (
-        ("Failed when they ran last", [_title(name) for name in results if results[name]["failed"]]),
-        ("Not tried here", sorted({each["skipped"] for each in results.values() if each["skipped"]})),
+        ("Failed in their last run", [_title(name) for name in results if results[name]["failed"]]),
+        ("Skipped", sorted({each["skipped"] for each in results.values() if each["skipped"]})),
     ):
         if names:
             parts.append(f"{title}:\n")

@@ -1,7 +1,4 @@
-"""Clients that send frames of HTTP/2 as fast as their connections take them, and read whatever comes back.
-
-Each costs its sender less than it may cost a server. ``tests/faults/attack.py`` runs them.
-"""
+"""Floods of HTTP/2 frames, which cost a client less than they may cost a server; see ``attacks.py``."""
 
 import socket
 import struct
@@ -15,25 +12,25 @@ from itertools import count
 from typing import Any
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from tests.faults import http2
+from tests.support import http2
 
 ORDERS = pb.AllocateRangeRequest(sequence="flooded").SerializeToString()
 WRONG_TOKEN = [("authorization", "Bearer " + "x" * 43)]
-# So many calls, or frames, are sent at a time.
+# Turns per write.
 BATCH = 100
-# The error code of a stream that its client no longer needs.
+# HTTP/2 error code CANCEL: the client no longer needs the stream.
 CANCEL = 8
-# How long a flood waits for a server that reads nothing, or sends nothing more.
+# How long a flood waits for a server that neither reads nor writes, in seconds.
 PATIENCE = 10
 
 
-class Repeated:
-    """Batches of the same frames.
+class FrameBatches:
+    """Endless batches of the same frames.
 
     Args:
-        frames: The frames of one turn, all of stream 1.
-        opening: What comes before the first turn.
-        renumber: Whether each turn is a stream of its own.
+        frames: The frames of one turn, with stream id 1.
+        opening: Frames before the first turn.
+        renumber: Whether each turn gets a stream id of its own.
     """
 
     def __init__(self, *frames: bytes, opening: bytes = b"", renumber: bool = True) -> None:
@@ -56,29 +53,40 @@ def _call(method: str = "AllocateRange", request: bytes = ORDERS, **how: Any) ->
     return http2.headers(1, method, **how), http2.message(1, request)
 
 
-def _repeated_on_a_call(frame: bytes) -> Repeated:
-    return Repeated(frame, opening=http2.headers(1, "AllocateRange"), renumber=False)
+def _repeated_on_a_call(frame: bytes) -> FrameBatches:
+    return FrameBatches(frame, opening=http2.headers(1, "AllocateRange"), renumber=False)
 
 
 _RESET = http2.frame(http2.RST_STREAM, 0, 1, struct.pack(">I", CANCEL))
 FLOODS: dict[str, Iterable[bytes]] = {
-    # CVE-2023-44487: a call is taken back as soon as it is begun.
-    "rapid_resets": Repeated(http2.headers(1, "AllocateRange"), _RESET),
-    "resets_of_calls": Repeated(*_call(), _RESET),
-    "calls": Repeated(*_call()),
-    "rejected_calls": Repeated(*_call(metadata=WRONG_TOKEN)),
-    "rejected_streams": Repeated(*_call("StreamRanges", metadata=WRONG_TOKEN)),
-    "unknown_methods": Repeated(*_call(service="/no.such.Service/")),
-    "health_checks": Repeated(*_call("Check", b"", service="/grpc.health.v1.Health/")),
-    "pings": Repeated(http2.frame(http2.PING, 0, 0, bytes(8)), renumber=False),
-    "settings": Repeated(http2.settings(65_535), renumber=False),
+    # CVE-2023-44487: each stream is reset right after its HEADERS.
+    "rapid_resets": FrameBatches(http2.headers(1, "AllocateRange"), _RESET),
+    "resets_of_calls": FrameBatches(*_call(), _RESET),
+    "calls": FrameBatches(*_call()),
+    "rejected_calls": FrameBatches(*_call(metadata=WRONG_TOKEN)),
+    "rejected_streams": FrameBatches(*_call("StreamRanges", metadata=WRONG_TOKEN)),
+    "unknown_methods": FrameBatches(*_call(service="/no.such.Service/")),
+    "health_checks": FrameBatches(*_call("Check", b"", service="/grpc.health.v1.Health/")),
+    "pings": FrameBatches(http2.frame(http2.PING, 0, 0, bytes(8)), renumber=False),
+    "settings": FrameBatches(http2.settings(65_535), renumber=False),
     "empty_data": _repeated_on_a_call(http2.frame(http2.DATA, 0, 1)),
     "window_updates": _repeated_on_a_call(http2.frame(http2.WINDOW_UPDATE, 0, 1, struct.pack(">I", 1))),
 }
 
 
-def flood(target: str, number: int, seconds: float, abreast: int, kind: str, **_others: Any) -> Counter[str]:
-    """Floods for so long, on so many connections; one that the server ends is opened again, up to ``number`` times."""
+def flood(target: str, number: int, seconds: float, concurrency: int, kind: str, **_others: Any) -> Counter[str]:
+    """Floods on ``concurrency`` connections for ``seconds``; each is reopened when the server closes it.
+
+    Args:
+        target: The server's address.
+        number: Most connections that are opened in turn.
+        seconds: Duration of the flood.
+        concurrency: Connections at a time.
+        kind: A key of ``FLOODS``.
+
+    Returns:
+        Turns sent, bytes received, and connections opened and closed by the server.
+    """
     deadline = time.monotonic() + seconds
 
     def on_one_connection(_: int) -> Counter[str]:
@@ -92,8 +100,8 @@ def flood(target: str, number: int, seconds: float, abreast: int, kind: str, **_
                 seen["hung up"] += 1
         return seen
 
-    with ThreadPoolExecutor(abreast) as pool:
-        return sum(pool.map(on_one_connection, range(abreast)), Counter())
+    with ThreadPoolExecutor(concurrency) as pool:
+        return sum(pool.map(on_one_connection, range(concurrency)), Counter())
 
 
 def _send(connection: socket.socket, batches: Iterable[bytes], deadline: float) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""CrateDB for a scenario, the emulator or a real one, behind a proxy that harms what passes."""
+"""CrateDB clusters for tests: the emulator or a real one, also behind a proxy that injects faults."""
 
 import http.client
 import json
@@ -15,22 +15,22 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from tests.faults.proxy import Weather
+from tests.support.cratedb.fault_proxy import ProxyFaults
 
-# A real CrateDB is named here: crate://user@host:4200,host2:4200/
+# URL of a real CrateDB: crate://user@host:4200,host2:4200/
 URL = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
-# And here the command that harms its nodes. It is run with two words more: what to do, which is pause, resume, kill or
-# start, and the name of the CrateDB node (as in sys.nodes). It returns when that is done.
-HARM = os.environ.get("IDALLOC_TEST_CRATEDB_HARM", "")
+# Command that disrupts nodes of the real CrateDB. It gets two more arguments: pause, resume, kill or start, and the
+# name of a node as in sys.nodes. It returns when that is done.
+HARM_COMMAND = os.environ.get("IDALLOC_TEST_CRATEDB_HARM", "")
 TABLES = ("sequences", "start_timestamps", "allocations")
 
 
-class Cratedb:
-    """A cluster, in a schema of its own, which is removed at the end.
+class CrateCluster:
+    """A cluster with a schema of its own; ``remove`` drops the tables.
 
     Attributes:
-        store: Its URL for a server.
-        hosts: Its hosts.
+        store: URL of the store for a server.
+        hosts: HOST:PORT of each node.
     """
 
     def __init__(self, hosts: Sequence[str], user: str = "") -> None:
@@ -41,25 +41,29 @@ class Cratedb:
 
     @classmethod
     def real(cls) -> Self:
-        """The one that the environment names."""
+        """Returns the cluster of ``IDALLOC_TEST_CRATEDB_URL``."""
         user, _, hosts = urlsplit(URL).netloc.rpartition("@")
         return cls(hosts.split(","), user)
 
     def url(self, hosts: Sequence[str], user: str = "") -> str:
-        """The URL of the same tables by other hosts."""
+        """Returns the store's URL for a subset of the hosts."""
         return f"crate://{f'{user}@' if user else ''}{','.join(hosts)}/?schema={self._schema}"
 
-    def in_order(self, first: int) -> str:
-        """The store's URL with another host in front: a server goes to the next one only where it must."""
+    def url_preferring(self, first: int) -> str:
+        """Returns the store's URL with another host first, which a server then prefers."""
         return self.url(self.hosts[first:] + self.hosts[:first], self._user)
 
     def sql(self, statement: str, *args: object, timeout: float = 60) -> list[list[Any]]:
-        """Runs a statement past idalloc on the first host that answers; ``{}`` is the schema."""
+        """Runs a statement on the first host that answers; ``{}`` stands for the schema.
+
+        Raises:
+            OSError: No host executed the statement.
+        """
         body = json.dumps({"stmt": statement.format(self._schema), "args": args}).encode()
         failure: Exception | None = None
         for host in self.hosts:
             headers = {"Content-Type": "application/json"}
-            # urllib leaves the socket of a host that is silent to the garbage collector, which warns.
+            # urllib leaves the socket of a silent host to the garbage collector, which warns.
             with closing(http.client.HTTPConnection(host, timeout=timeout)) as connection:
                 try:
                     connection.request("POST", "/_sql", body, headers)
@@ -74,7 +78,7 @@ class Cratedb:
         raise failure
 
     def primary(self) -> str:
-        """The name of the node that has the primary of the counters' table."""
+        """Returns the name of the node with the primary shard of the table ``sequences``."""
         rows = self.sql(
             "SELECT n.name FROM sys.shards s JOIN sys.nodes n ON s.node['id'] = n.id"
             " WHERE s.schema_name = '{}' AND s.table_name = 'sequences' AND s.\"primary\""
@@ -82,50 +86,49 @@ class Cratedb:
         return str(rows[0][0]) if rows else ""
 
     def master(self) -> str:
-        """The name of the node that is the elected master."""
+        """Returns the name of the elected master."""
         rows = self.sql("SELECT n.name FROM sys.cluster c JOIN sys.nodes n ON c.master_node = n.id")
         return str(rows[0][0]) if rows else ""
 
     def nodes(self) -> list[str]:
-        """The names of all nodes."""
+        """Returns the names of all nodes."""
         return [str(name) for (name,) in self.sql("SELECT name FROM sys.nodes ORDER BY name")]
 
-    def writes(self, sequence: str) -> bool:
-        """Whether a write of a row, which changes nothing in it, reaches all its copies at once."""
+    def is_writable(self, sequence: str) -> bool:
+        """Whether a write of a sequence's row succeeds within 2 s; the row keeps its values."""
         try:
             self.sql('UPDATE "{}".sequences SET granted = granted WHERE name = ?', sequence, timeout=2)
         except OSError:
             return False
         return True
 
-    def copies(self) -> int:
-        """How many copies of the counters' table are up to date, where the cluster says that."""
+    def started_copies(self) -> int:
+        """Returns the number of started shard copies of the table ``sequences``; 0 if the cluster does not answer."""
         found = "schema_name = '{}' AND table_name = 'sequences' AND state = 'STARTED'"
         try:
             return int(self.sql(f"SELECT count(*) FROM sys.shards WHERE {found}", timeout=10)[0][0])
         except OSError:
             return 0
 
-    def harm(self, what: Literal["pause", "resume", "kill", "start"], node: str) -> None:
-        """Harms a node of a real cluster."""
-        done = subprocess.run([*shlex.split(HARM), what, node], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, f"{what} {node}: {done.stderr}"
+    def disrupt(self, action: Literal["pause", "resume", "kill", "start"], node: str) -> None:
+        """Disrupts a node of a real cluster, or restores it."""
+        done = subprocess.run([*shlex.split(HARM_COMMAND), action, node], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{action} {node}: {done.stderr}"
 
     def remove(self) -> None:
-        """Removes the tables."""
+        """Drops the tables."""
         for table in TABLES:
             self.sql(f'DROP TABLE IF EXISTS "{{}}"."{table}"')
 
 
-class Proxied:
-    """CrateDB behind a proxy. A context manager: at its end processes have ended.
+class ProxiedCrate:
+    """A CrateDB behind a fault-injecting proxy, as a context manager that ends their processes.
 
     Args:
-        hosts: How many addresses the proxy has: to a server it is a cluster of so many.
+        hosts: Number of addresses of the proxy, which servers see as nodes of a cluster.
 
     Attributes:
         crate: The cluster as servers see it.
-        seed: Of the proxy's dice.
     """
 
     def __init__(self, hosts: int = 1) -> None:
@@ -135,37 +138,39 @@ class Proxied:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             if URL:
-                behind = Cratedb.real().hosts[0]
+                behind = CrateCluster.real().hosts[0]
                 user = urlsplit(URL).username or ""
             else:
                 [behind, user] = [
                     _start(stack, "tests.support.cratedb.emulator").removeprefix("crate://").strip("/"),
                     "",
                 ]
-            told = json.loads(_start(stack, "tests.faults.proxy", f"--to={behind}", f"--hosts={self._hosts}"))
-            print("the proxy's seed:", told["seed"])
-            self._commands = f"http://127.0.0.1:{told['commands']}/"
-            self.crate = Cratedb([f"127.0.0.1:{port}" for port in told["hosts"]], user)
+            proxy = json.loads(
+                _start(stack, "tests.support.cratedb.fault_proxy", f"--to={behind}", f"--hosts={self._hosts}")
+            )
+            print("the proxy's seed:", proxy["seed"])
+            self._commands = f"http://127.0.0.1:{proxy['commands']}/"
+            self.crate = CrateCluster([f"127.0.0.1:{port}" for port in proxy["hosts"]], user)
             if URL:
                 stack.callback(self.crate.remove)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.harm()
+        self.inject()
         self._stack.close()
 
-    def harm(self, *kinds: str, **weather: Any) -> Counter[str]:
-        """Harms what passes from now on; see ``Weather``. Without kinds, no more.
+    def inject(self, *kinds: str, **options: Any) -> Counter[str]:
+        """Replaces the proxy's faults by these ``ProxyFaults``; without kinds, ends all faults.
 
         Returns:
-            How much was harmed until now, by kind.
+            The number of faults injected so far, by kind.
         """
-        return self._command(vars(Weather(list(kinds), **weather)))
+        return self._command(vars(ProxyFaults(list(kinds), **options)))
 
     @property
-    def harmed(self) -> Counter[str]:
-        """How much was harmed, by kind."""
+    def injected(self) -> Counter[str]:
+        """The number of faults injected so far, by kind."""
         return self._command(None)
 
     def _command(self, command: object) -> Counter[str]:
@@ -175,7 +180,7 @@ class Proxied:
 
 
 def _start(stack: ExitStack, module: str, *arguments: str) -> str:
-    """Starts a process that ends with the stack, and returns the first line that it prints."""
+    """Starts a process that the stack kills, and returns the first line that it prints."""
     process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout
     stack.callback(process.stdout.close)

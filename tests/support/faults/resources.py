@@ -1,4 +1,4 @@
-"""What a process holds: memory, file descriptors, threads; and the most of it that it had meanwhile."""
+"""Measures memory, file descriptors and threads of a process, also their peaks."""
 
 import threading
 from pathlib import Path
@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 import pytest
 
-# How often a watched process is looked at, in seconds.
+# Seconds between samples.
 INTERVAL = 0.1
 
 
 class Resources(NamedTuple):
-    """What a process holds.
+    """Resources of a process.
 
     Attributes:
-        memory: Its resident memory, in MB.
-        descriptors: Its open file descriptors.
-        threads: Its threads.
+        memory: Resident memory, in MB.
+        descriptors: Open file descriptors.
+        threads: Threads.
     """
 
     memory: float
@@ -27,8 +27,8 @@ class Resources(NamedTuple):
         return f"{self.memory:.0f} MB, {self.descriptors} descriptors, {self.threads} threads"
 
 
-def resources(pid: int) -> Resources:
-    """What a process holds now."""
+def read_resources(pid: int) -> Resources:
+    """Returns the current resources of a process; skips the test where there is no /proc."""
     process = Path(f"/proc/{pid}")
     if not process.exists():
         pytest.skip("there is no /proc here")
@@ -39,39 +39,39 @@ def resources(pid: int) -> Resources:
     return Resources(memory, len(list((process / "fd").iterdir())), int(lines["Threads"]))
 
 
-class Watch:
-    """Looks at a process all the time, for the most that it holds.
+class ResourceMonitor:
+    """Samples the resources of a process in a thread.
 
     Attributes:
-        before: What it held at first.
-        peak: The most of each, so far.
+        before: The resources at the start.
+        peak: The maximum of each so far.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-        self.before = self.peak = resources(pid)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self.before = self.peak = read_resources(pid)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "ResourceMonitor":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.stop()
 
-    def end(self) -> None:
-        """Looks no more."""
-        self._over.set()
+    def stop(self) -> None:
+        """Stops sampling."""
+        self._stopped.set()
         self._thread.join()
 
     def now(self) -> Resources:
-        """What it holds now."""
-        return resources(self._pid)
+        """Returns the current resources."""
+        return read_resources(self._pid)
 
-    def _look(self) -> None:
-        while not self._over.wait(INTERVAL):
-            now = resources(self._pid)
+    def _sample(self) -> None:
+        while not self._stopped.wait(INTERVAL):
+            now = read_resources(self._pid)
             self.peak = Resources(
                 max(self.peak.memory, now.memory),
                 max(self.peak.descriptors, now.descriptors),

@@ -1,10 +1,11 @@
-"""A program whose signals raise amid its client's code, and which then goes on taking ids.
+"""A program whose signal handler raises inside the client's code, and which then continues to allocate.
 
-python -m tests.faults.interrupted '{"target": "127.0.0.1:50051", "log": "ids.jsonl", "signals": 2000, "seed": 1}'
+python -m tests.support.faults.interrupted_client '{"target": "127.0.0.1:50051", "log": "ids.jsonl", "signals": 2000,
+"seed": 1}'
 
-After each exception it takes ids in each way without a signal: that must work. It prints as JSON how many signals were
-delivered, how many ids were taken, which ids came twice, other errors amid signals, errors after them, and the longest
-time, in seconds, that one way took after a signal.
+After each exception it allocates ids by each method without a signal, which must succeed. It prints as JSON: delivered
+signals, ids received, repeated ids, other errors during signals, errors after them, and the longest time of one method
+after a signal, in seconds.
 """
 
 import faulthandler
@@ -25,20 +26,20 @@ import idalloc
 from idalloc._core import pool
 from idalloc.v1 import id_allocator_pb2 as pb
 
-# A program that hangs says where, and ends.
+# After this time, in seconds, a program that hangs prints its stack and ends.
 PATIENCE = 60.0
 
 
-class SoftLimit(Exception):
-    """What the handler raises."""
+class SignalError(Exception):
+    """Raised by the signal handler."""
 
 
-class Timer:
-    """Has the handler raise once, unless it was put off before.
+class SignalTimer:
+    """Raises ``SignalError`` once from a signal handler, unless it is disarmed before.
 
     Attributes:
         armed: Whether the handler raises.
-        delivered: How often it did.
+        delivered: How often it raised.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class Timer:
         signal.signal(signal.SIGALRM, self._interrupt)
 
     def start(self, seconds: float) -> None:
-        """Has the handler raise after so many seconds."""
+        """Arms the timer."""
         self.armed = True
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -55,25 +56,25 @@ class Timer:
         if self.armed:
             self.armed = False
             self.delivered += 1
-            raise SoftLimit
+            raise SignalError
 
 
-class InMemory:
-    """Answers calls at once, without gRPC: then most signals come amid the client's own code."""
+class InMemoryStub:
+    """A stub that answers at once, without gRPC, so that most signals hit the client's own code."""
 
     def __init__(self) -> None:
         self.ids = self.AllocateRange = self
         self._last = 0
 
-    def future(self, request: pb.AllocateRangeRequest, **_: object) -> "Answered":
+    def future(self, request: pb.AllocateRangeRequest, **_: object) -> "CompletedCall":
         count = request.id_count
         self._last += count
         ids = pb.IdRange(first_id=self._last - count + 1, last_id=self._last, step=1, id_count=count)
-        return Answered(pb.AllocateRangeResponse(range=ids, ttl=Duration(seconds=60)))
+        return CompletedCall(pb.AllocateRangeResponse(range=ids, ttl=Duration(seconds=60)))
 
 
-class Answered:
-    """A call that was answered."""
+class CompletedCall:
+    """A completed call."""
 
     def __init__(self, response: pb.AllocateRangeResponse) -> None:
         self._response = response
@@ -81,18 +82,18 @@ class Answered:
     def result(self, timeout: float | None = None) -> pb.AllocateRangeResponse:
         return self._response
 
-    def add_done_callback(self, done: Callable[["Answered"], object]) -> None:
+    def add_done_callback(self, done: Callable[["CompletedCall"], object]) -> None:
         done(self)
 
 
 def main(target: str, log: str, signals: int, seed: int) -> None:
-    """Takes ids in several ways until so many signals were delivered; without a target, of no server."""
+    """Allocates ids by several methods until ``signals`` were delivered; without a target, from memory."""
     chance = random.Random(seed)
     shortest, longest = (20e-6, 4e-3) if target else (5e-6, 300e-6)
     client = idalloc.Client(target or "memory:1", timeout=10, log=log)
     if not target:
-        memory = InMemory()
-        pool.MAX_RANGE_SIZE = 16  # so that ranges change hands often
+        memory = InMemoryStub()
+        pool.MAX_RANGE_SIZE = 16  # frequent refills
         client._connection._open_stubs = lambda: memory  # type: ignore[assignment,return-value]
     ids = client.ids("orders")
     taken: list[int] = []
@@ -103,7 +104,7 @@ def main(target: str, log: str, signals: int, seed: int) -> None:
 
     def loop() -> None:
         for value in islice(ids, 50):
-            taken.append(value)  # noqa: PERF402 - what came before the exception counts
+            taken.append(value)  # noqa: PERF402 - keeps the ids before an exception
 
     def stream() -> None:
         for each in client.stream_ranges("orders", 30, 10):
@@ -114,10 +115,10 @@ def main(target: str, log: str, signals: int, seed: int) -> None:
 
     probes: list[Callable[[], None]] = [lambda: taken.append(next(ids))] + [stream, call] * bool(target)
     ways: list[Callable[[], None]] = [one_by_one, loop] * 6 + [stream, call] * bool(target)
-    # The client leaves a channel open whose call was interrupted.
+    # The client leaves the channel of an interrupted call open.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    timer = Timer()
+    timer = SignalTimer()
     seen: set[int] = set()
     twice: list[int] = []
     errors, errors_after = Counter[str](), Counter[str]()
@@ -130,9 +131,9 @@ def main(target: str, log: str, signals: int, seed: int) -> None:
             timer.start(chance.uniform(shortest, longest))
             way()
             timer.armed = False
-        except SoftLimit:
+        except SignalError:
             pass
-        except Exception as error:  # of gRPC or threading, whose code the exception hit
+        except Exception as error:  # the signal hit gRPC's or threading's code
             timer.armed = False
             errors[f"{type(error).__name__}: {error}"[:200]] += 1
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -153,5 +154,5 @@ def main(target: str, log: str, signals: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    wishes: dict[str, Any] = json.loads(sys.argv[1])
-    main(**wishes)
+    options: dict[str, Any] = json.loads(sys.argv[1])
+    main(**options)

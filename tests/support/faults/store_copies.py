@@ -1,4 +1,4 @@
-"""Copies of a store, put back under nodes that run; and the command line, as an operator uses it."""
+"""Copies and restores a store under running nodes; and runs the command line as an operator does."""
 
 import contextlib
 import json
@@ -14,29 +14,29 @@ from tests.support.processes import IDALLOC, Server, environment
 
 
 @dataclass
-class Copied:
-    """A store and the SQLite file that it is kept in: idalloc's own, or the one of the CrateDB emulator.
+class CopiedStore:
+    """A store and its SQLite file, which is idalloc's own or the CrateDB emulator's.
 
     Attributes:
         url: The setting ``store``.
-        file: The file.
+        file: The SQLite file.
     """
 
     url: str
     file: Path
 
-    def take(self, name: str = "copy") -> Path:
-        """Makes a copy of what is in the store now."""
+    def copy(self, name: str = "copy") -> Path:
+        """Copies the store, and returns the copy's file."""
         copy = self.file.with_name(f"{name}.db")
         _copy(self.file, copy)
         return copy
 
-    def put_back(self, copy: Path) -> None:
-        """Writes a copy into the live file, which stays the same file."""
+    def restore(self, copy: Path) -> None:
+        """Writes a copy into the live file, which keeps its inode."""
         _copy(copy, self.file)
 
-    def replace_by(self, copy: Path) -> None:
-        """Moves a copy into the place of the live file."""
+    def replace_file(self, copy: Path) -> None:
+        """Replaces the live file by a copy, which has another inode."""
         copy.replace(self.file)
 
 
@@ -49,10 +49,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def store_of(kind: str, folder: Path) -> Iterator[Copied]:
-    """Gives a store: ``sqlite``, or ``cratedb``, which is the emulator in a process of its own."""
+def copied_store(kind: str, folder: Path) -> Iterator[CopiedStore]:
+    """Yields a store: ``sqlite``, or ``cratedb``, the emulator in a process of its own."""
     if kind == "sqlite":
-        yield Copied(f"sqlite://{folder}/ids.db", folder / "ids.db")
+        yield CopiedStore(f"sqlite://{folder}/ids.db", folder / "ids.db")
         return
     file = folder / "crate.db"
     command = [sys.executable, "-m", "tests.support.cratedb.emulator", f"--file={file}"]
@@ -61,23 +61,23 @@ def store_of(kind: str, folder: Path) -> Iterator[Copied]:
     try:
         url = process.stdout.readline().strip()
         assert url.startswith("crate://"), "the emulator did not start"
-        yield Copied(url, file)
+        yield CopiedStore(url, file)
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
-def idalloc(*arguments: object, exit_code: int = 0) -> str:
-    """Runs the command line, and returns what it printed: on standard output, or, where it failed, on the other."""
+def run_cli(*arguments: object, exit_code: int = 0) -> str:
+    """Runs the command line; returns its standard output, or its standard error if a failure is expected."""
     command = [IDALLOC, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
     assert done.returncode == exit_code, f"{' '.join(command)}: {done.returncode}: {done.stdout}{done.stderr}"
     return done.stderr if exit_code else done.stdout
 
 
-def noticed(node: Server, sequence: str) -> list[int]:
-    """Returns what a node had ``seen`` each time that it logged that the store is behind; 0 where that was no value."""
+def values_before_restore(node: Server, sequence: str) -> list[int]:
+    """Returns the counters that a node's store_went_backwards events have as ``seen``; 0 for an event without one."""
     values = []
     for line in node.log.read_text().splitlines():
         if '"store_went_backwards"' in line and (event := json.loads(line))["sequence"] == sequence:

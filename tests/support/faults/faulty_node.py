@@ -1,8 +1,8 @@
-"""The real server, with a clock that can be set and a store that can be harmed, as a file says; and a fork on command.
+"""Runs the real server with controllable clocks, injected store faults, and forks on command.
 
-python -m tests.faults.node --control FILE [the server's own flags]
+python -m tests.support.faults.faulty_node --control FILE [the server's own flags]
 
-``tests/faults/control.py`` writes the file. With several workers each of them is harmed.
+``tests/support/faults/node_control.py`` writes FILE. Every worker process reads it.
 """
 
 import asyncio
@@ -38,78 +38,78 @@ from idalloc_server.store.urls import open_store
 from idalloc_server.workers import supervisor, worker
 from idalloc_server.workers.pipe import Pipe
 from idalloc_server.workers.worker_process import WorkerProcess
-from tests.faults.control import Fork, Harm, State, read
+from tests.support.faults.node_control import ControlState, ForkResult, StoreFault, read_state
 
-# How often a node looks whether it is to fork.
-LOOK_SECONDS = 0.02
-# A child that hangs is ended.
+# How often a node looks for a fork command.
+POLL_SECONDS = 0.02
+# A child that hangs is killed after this time.
 CHILD_SECONDS = 40
-# How often a child tries to get ids of each kind.
+# How often a child tries to issue ids of each kind.
 ATTEMPTS = 50
 
 _log = structlog.get_logger("faults")
 
 
-class Orders:
-    """What the file says now.
+class ControlFile:
+    """Reads the control file, and counts the faults that it has applied.
 
     Args:
-        file: What a ``Control`` writes.
+        file: The file of a ``NodeControl``.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._version = 0
-        self._state = State()
+        self._state = ControlState()
         self._applied: Counter[int] = Counter()
 
     @property
-    def state(self) -> State:
-        """What it says. It is read again only where its time is another one."""
+    def state(self) -> ControlState:
+        """The current state; the file is read again when its modification time has changed."""
         version = self._file.stat().st_mtime_ns
         if version != self._version:
-            self._version, self._state = version, read(self._file)
+            self._version, self._state = version, read_state(self._file)
         return self._state
 
-    def next_harm(self, method: str) -> Harm | None:
-        """Returns what becomes of the next call, and counts it."""
-        for harm in self.state.harms:
-            if harm.methods and method not in harm.methods:
+    def next_fault(self, method: str) -> StoreFault | None:
+        """Returns the fault of the next call, counted and logged, or None."""
+        for fault in self.state.faults:
+            if fault.methods and method not in fault.methods:
                 continue
-            if harm.times is None or self._applied[harm.number] < harm.times:
-                self._applied[harm.number] += 1
-                _log.warning("harmed", what=harm.what, method=method, harm=harm.number)
-                return harm
+            if fault.times is None or self._applied[fault.number] < fault.times:
+                self._applied[fault.number] += 1
+                _log.warning("fault_injected", kind=fault.kind, method=method, fault=fault.number)
+                return fault
         return None
 
 
-class SetClock(SystemClock):
-    """The machine's clocks, as the file moves them; see ``Clock``."""
+class ControlledClock(SystemClock):
+    """The machine's clocks with the offsets of the control file; see ``Clock``."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
+    def __init__(self, control: ControlFile) -> None:
+        self._control = control
 
     def boot(self) -> float:
         """See ``Clock.boot``."""
-        return super().boot() + self._orders.state.boot_offset
+        return super().boot() + self._control.state.boot_offset
 
     def wall(self) -> float:
         """See ``Clock.wall``."""
-        state = self._orders.state
+        state = self._control.state
         return super().wall() + state.wall_offset if state.wall is None else state.wall
 
 
-class HarmedStore:
-    """A ``Store`` in front of another one, to which what the file says happens.
+class FaultyStore:
+    """Wraps a ``Store``, and injects the faults of the control file into its calls.
 
     Args:
-        store: The other one.
-        orders: What the file says.
+        store: The wrapped store.
+        control: The control file.
     """
 
-    def __init__(self, store: Store, orders: Orders) -> None:
+    def __init__(self, store: Store, control: ControlFile) -> None:
         self._store = store
-        self._orders = orders
+        self._control = control
         self._late: set[asyncio.Task[Any]] = set()
         self.address = store.address
         self.close = store.close
@@ -118,31 +118,31 @@ class HarmedStore:
         method = getattr(self._store, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            harm = self._orders.next_harm(name)
-            return await (self._harmed(harm, lambda: method(*args, **kwargs)) if harm else method(*args, **kwargs))
+            fault = self._control.next_fault(name)
+            return await (self._fail(fault, lambda: method(*args, **kwargs)) if fault else method(*args, **kwargs))
 
         return call
 
-    async def _harmed(self, harm: Harm, apply: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        match harm.what:
+    async def _fail(self, fault: StoreFault, apply: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        match fault.kind:
             case "rejected":
-                raise StoreRejected("harmed: 503", http_status=503)
+                raise StoreRejected("injected: 503", http_status=503)
             case "unreachable":
-                raise StoreUnreachable("harmed: no connection")
+                raise StoreUnreachable("injected: no connection")
             case "failed":
-                raise StoreOutcomeUnknown("harmed: the connection was reset")
+                raise StoreOutcomeUnknown("injected: the connection was reset")
             case "lost":
                 await apply()
-                raise StoreOutcomeUnknown("harmed: the answer was lost")
+                raise StoreOutcomeUnknown("injected: the answer was lost")
             case "later":
-                self._late.add(asyncio.create_task(self._apply_later(harm.seconds, apply)))
-                raise StoreOutcomeUnknown("harmed: it is still under way")
+                self._late.add(asyncio.create_task(self._apply_later(fault.seconds, apply)))
+                raise StoreOutcomeUnknown("injected: the statement is still running")
             case "late":
-                await asyncio.sleep(harm.seconds)
+                await asyncio.sleep(fault.seconds)
                 return await apply()
             case "slow":
                 answer = await apply()
-                await asyncio.sleep(harm.seconds)
+                await asyncio.sleep(fault.seconds)
                 return answer
             case "twice":
                 await apply()
@@ -153,7 +153,7 @@ class HarmedStore:
                 return answer
             case "mute":
                 await apply()
-        return await asyncio.get_running_loop().create_future()  # which nothing ends
+        return await asyncio.get_running_loop().create_future()  # never done
 
     async def _apply_later(self, seconds: float, apply: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         await asyncio.sleep(seconds)
@@ -162,13 +162,13 @@ class HarmedStore:
             _log.warning("applied_later")
 
 
-class Child:
-    """The child of a fork of a server that was in the middle of its work; it tries to issue ids all the same.
+class ForkedChild:
+    """Tries to issue ids in the forked child of a busy server.
 
     Args:
-        servicer: What the parent answers with.
-        log: Where the child writes down what it issues.
-        sequences: Of what it tries to issue ids.
+        servicer: The parent's servicer.
+        log: The child's log of issued ids.
+        sequences: The sequences to allocate from.
     """
 
     def __init__(self, servicer: IdAllocatorServicer, log: Path, sequences: list[str]) -> None:
@@ -179,15 +179,15 @@ class Child:
         self._uuids: list[str] = []
         self._refusals: Counter[str] = Counter()
 
-    def run(self) -> Fork:
-        """Tries to answer as the parent would."""
+    def run(self) -> ForkResult:
+        """Calls the handlers as the parent's transport would."""
         for _ in range(ATTEMPTS):
             for sequence in self._sequences:
                 self._try(self._range, sequence)
                 self._try(self._chunk, sequence)
             self._try(self._doc_ids)
             self._try(self._version_7)
-        return Fork(os.getpid(), self._ids, self._uuids, dict(self._refusals))
+        return ForkResult(os.getpid(), self._ids, self._uuids, dict(self._refusals))
 
     def _try(self, attempt: Callable[..., None], *args: str) -> None:
         try:
@@ -198,7 +198,7 @@ class Child:
     def _range(self, sequence: str) -> None:
         asked = self._log.now()
         request = pb.AllocateRangeRequest(sequence=sequence, id_count=1)
-        reply = _at_once(IdAllocatorServicer.AllocateRange(self._servicer, request, _NO_CONTEXT))
+        reply = _run_without_waiting(IdAllocatorServicer.AllocateRange(self._servicer, request, _NO_CONTEXT))
         self._log.range(request, reply, asked)
         self._ids += reply.range.id_count
 
@@ -206,20 +206,22 @@ class Child:
         asked = self._log.now()
         request = pb.StreamRangesRequest(sequence=sequence, total_id_count=10, chunk_id_count=10)
         replies = IdAllocatorServicer.StreamRanges(self._servicer, request, _NO_CONTEXT)
-        reply = _at_once(_first(replies))
+        reply = _run_without_waiting(_first(replies))
         self._log.range(request, reply, asked)
         self._ids += reply.range.id_count
 
     def _doc_ids(self) -> None:
         asked = self._log.now()
         request = pb.GenerateDocIdRequest(id_count=10, view=pb.DOC_ID_VIEW_COMPACT)
-        reply = _at_once(IdAllocatorServicer.GenerateDocId(self._servicer, request, _NO_CONTEXT))
+        reply = _run_without_waiting(IdAllocatorServicer.GenerateDocId(self._servicer, request, _NO_CONTEXT))
         self._log.doc_ids(reply, asked)
         self._ids += sum(run.id_count for run in reply.runs)
 
     def _version_7(self) -> None:
         request = pb.GenerateUuidRequest(id_count=10, version=pb.UUID_VERSION_7)
-        self._uuids += _at_once(IdAllocatorServicer.GenerateUuid(self._servicer, request, _NO_CONTEXT)).uuids
+        self._uuids += _run_without_waiting(
+            IdAllocatorServicer.GenerateUuid(self._servicer, request, _NO_CONTEXT)
+        ).uuids
 
 
 _NO_CONTEXT: Any = None
@@ -229,8 +231,12 @@ async def _first(replies: AsyncGenerator[Any, None]) -> Any:
     return await anext(replies)
 
 
-def _at_once(answer: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a handler that need not wait: in the child nothing would wake it."""
+def _run_without_waiting(answer: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a handler that never waits, since no event loop runs in the child.
+
+    Raises:
+        TimeoutError: The handler waits.
+    """
     try:
         answer.send(None)
     except StopIteration as done:
@@ -238,42 +244,42 @@ def _at_once(answer: Coroutine[Any, Any, Any]) -> Any:
     raise TimeoutError("it would wait for the store")
 
 
-async def fork_on_command(orders: Orders, servicers: list[IdAllocatorServicer]) -> None:
-    """Forks, in the middle of whatever else the event loop does."""
+async def fork_on_command(control: ControlFile, servicers: list[IdAllocatorServicer]) -> None:
+    """Forks this process whenever the control file requests it, while the event loop serves calls."""
     done = 0
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        state = orders.state
-        if done == state.fork or not servicers:
+        await asyncio.sleep(POLL_SECONDS)
+        state = control.state
+        if done == state.fork_count or not servicers:
             continue
-        done = state.fork
+        done = state.fork_count
         loop = asyncio.get_running_loop()
         if (pid := os.fork()) == 0:
-            _be_child(loop, servicers[0], Path(state.forked), state.fork_sequences)
+            _run_child(loop, servicers[0], Path(state.fork_log), state.fork_sequences)
         _, status = await asyncio.to_thread(os.waitpid, pid, 0)
         _log.warning("forked", child=pid, exit_code=os.waitstatus_to_exitcode(status))
 
 
-def _be_child(loop: asyncio.AbstractEventLoop, servicer: IdAllocatorServicer, log: Path, sequences: list[str]) -> None:
+def _run_child(loop: asyncio.AbstractEventLoop, servicer: IdAllocatorServicer, log: Path, sequences: list[str]) -> None:
     try:
-        gc.disable()  # to collect what is gRPC's may crash here
+        gc.disable()  # collecting gRPC's objects may crash in a child
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(CHILD_SECONDS)
-        faulthandler.dump_traceback_later(CHILD_SECONDS / 2)  # where it hangs, its parent's log says
-        # Python keeps the child from taking the parent's loop for its own; a refill could not be begun without one.
+        faulthandler.dump_traceback_later(CHILD_SECONDS / 2)  # to the parent's log
+        # Python clears the running loop in a child, and a refill needs one.
         asyncio._set_running_loop(loop)
-        told = Child(servicer, log.with_name(f"{log.name}.{os.getpid()}"), sequences).run()
-        new = log.with_name(f"told-{os.getpid()}.new")
-        new.write_text(json.dumps(asdict(told)))
-        new.replace(log.with_name(f"told-{log.name}-{os.getpid()}.json"))
+        result = ForkedChild(servicer, log.with_name(f"{log.name}.{os.getpid()}"), sequences).run()
+        new = log.with_name(f"fork-{os.getpid()}.new")
+        new.write_text(json.dumps(asdict(result)))
+        new.replace(log.with_name(f"fork-{log.name}-{os.getpid()}.json"))
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(0)  # nothing of the parent's is ended or flushed
+        os._exit(0)  # without the parent's exit handlers and buffers
 
 
-class HarmedWorker(WorkerProcess):
-    """A worker that runs this module."""
+class FaultyWorker(WorkerProcess):
+    """A worker process that runs this module."""
 
     file = Path()
 
@@ -282,16 +288,16 @@ class HarmedWorker(WorkerProcess):
         """See ``WorkerProcess.start``."""
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "tests.faults.node", "--control", str(cls.file), "--worker"]
+            command = [sys.executable, "-m", "tests.support.faults.faulty_node", "--control", str(cls.file), "--worker"]
             process = await asyncio.create_subprocess_exec(
                 *command, str(theirs.fileno()), stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         return cls(number, process, await Pipe.over(ours))
 
 
-def harm(file: Path) -> None:
-    """Puts the clock, the store and the fork into the places where the server makes its own ones."""
-    orders = Orders(file)
+def install(file: Path) -> None:
+    """Replaces the server's clock, store, servicer and worker class by the controlled ones."""
+    control = ControlFile(file)
     servicers: list[IdAllocatorServicer] = []
     background: set[asyncio.Task[None]] = set()
 
@@ -300,25 +306,25 @@ def harm(file: Path) -> None:
             super().__init__(*args, **kwargs)
             servicers.append(self)
 
-    def open_harmed(url: str, clock: Clock, timeout: float) -> Store:
-        background.add(asyncio.create_task(fork_on_command(orders, servicers)))
-        return cast(Store, HarmedStore(open_store(url, clock, timeout), orders))
+    def open_faulty_store(url: str, clock: Clock, timeout: float) -> Store:
+        background.add(asyncio.create_task(fork_on_command(control, servicers)))
+        return cast(Store, FaultyStore(open_store(url, clock, timeout), control))
 
-    HarmedWorker.file = file
-    for module, name, put in (
-        (app, "SystemClock", lambda: SetClock(orders)),
-        (app, "open_store", open_harmed),
+    FaultyWorker.file = file
+    for module, name, replacement in (
+        (app, "SystemClock", lambda: ControlledClock(control)),
+        (app, "open_store", open_faulty_store),
         (app, "IdAllocatorServicer", Servicer),
-        (supervisor, "WorkerProcess", HarmedWorker),
+        (supervisor, "WorkerProcess", FaultyWorker),
     ):
         assert hasattr(module, name)
-        setattr(module, name, put)
+        setattr(module, name, replacement)
 
 
 def main(arguments: list[str]) -> None:
-    """Serves as the arguments say."""
+    """Runs the server, or one of its workers."""
     at = arguments.index("--control")
-    harm(Path(arguments[at + 1]))
+    install(Path(arguments[at + 1]))
     arguments = arguments[:at] + arguments[at + 2 :]
     if arguments[0] == "--worker":
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,7 +1,7 @@
-"""Several nodes on one store in simulated time, with faults on the way between them: for ``test_state_machine``.
+"""Several nodes on one store in simulated time, with faults of their connections, for ``test_state_machine``.
 
-Each node runs on a loop of its own, so that it can be paused while time goes on. The store runs apart: what was sent
-to it is applied at its time, also where the node gave the call up, is paused, or was killed.
+Each node has an event loop of its own, so that it can be paused while time passes. So has the store: it applies a call
+in time, also if the node has given up, is paused, or was killed.
 """
 
 import asyncio
@@ -22,63 +22,63 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store import Store
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import MemoryStore
-from tests.support.simulation.link import LATENCY, Link, Trouble
 from tests.support.simulation.loop import SimulatedLoop, simulated_loop
+from tests.support.simulation.store_connection import LATENCY, StoreConnection, StoreFault
 
 _T = TypeVar("_T")
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 REQUEST_ID_WINDOW = 600.0
 EPOCH_WALL = 1_700_000_000.0
-# What goes on in a node besides calls: it keeps its prefix, drops idle lanes, and removes old request ids.
+# Background tasks of a node: it keeps its prefix, drops idle sequences, and removes old request ids.
 JOBS = 3
-# As the server waits for the store at its end.
+# How long a server waits for the store when it stops, in seconds.
 RELEASE_SECONDS = 5.0
 
 
 class MachineClock:
-    """The clocks of one machine: its wall clock can be set, the other one cannot."""
+    """The clocks of one machine; only the wall clock can be set."""
 
     def __init__(self, time: Callable[[], float], booted: float = 0.0) -> None:
         self._time = time
         self._booted = booted
-        self.set_by = 0.0
+        self.offset = 0.0
 
     def boot(self) -> float:
         return self._time() + self._booted
 
     def wall(self) -> float:
-        return EPOCH_WALL + self._time() + self.set_by
+        return EPOCH_WALL + self._time() + self.offset
 
 
 class Node:
-    """One process of the server, without its network.
+    """A server process without its network.
 
     Attributes:
-        doc_ids: None until the node has started.
-        callers: Who waits for an answer.
-        issued_count: How many of the ids that it took were issued.
-        took_requests: Whether it was ever asked with a request id.
-        closing: Whether it is told to end.
+        doc_ids: The document id generator; None until the node has started.
+        callers: Tasks of pending calls.
+        issued_count: Number of ids issued.
+        took_requests: Whether any call had a request id.
+        closing: Whether the node is stopping.
     """
 
     def __init__(self, world: "World", number: int, prefix: int) -> None:
         self.name = f"node {number}"
         self.loop = simulated_loop(lambda: world.now)
         self.clock = MachineClock(lambda: world.now, booted=1000.0 * number)
-        self.link = Link(world, world.connect(), self.loop)
-        self.allocator = Allocator(self.link, self.clock, TERMS)
-        self.registry = SequenceService(self.link, self.clock, self.allocator, store_timeout=TERMS.store_timeout)
+        self.connection = StoreConnection(world, world.connect(), self.loop)
+        self.allocator = Allocator(self.connection, self.clock, CONFIG)
+        self.registry = SequenceService(self.connection, self.clock, self.allocator, store_timeout=CONFIG.store_timeout)
         self.request_ids = IdempotentAllocator(
             self.allocator,
-            self.link,
+            self.connection,
             self.clock,
             node=self.name,
             window=REQUEST_ID_WINDOW,
-            store_timeout=TERMS.store_timeout,
+            store_timeout=CONFIG.store_timeout,
         )
         self.start_timestamps = StartTimestamps(
-            self.link, self.clock, prefix=prefix, holder=self.name, max_clock_skew=60.0
+            self.connection, self.clock, prefix=prefix, holder=self.name, max_clock_skew=60.0
         )
         self.doc_ids: DocIdGenerator | None = None
         self.callers: list[asyncio.Task[Any]] = []
@@ -88,19 +88,19 @@ class Node:
         self._jobs: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
-        """Claims a start timestamp, and begins what goes on besides calls."""
+        """Claims a start timestamp, and starts the background tasks."""
         self.doc_ids = DocIdGenerator(self.start_timestamps, await self.start_timestamps.start())
         for job in (self.start_timestamps.run(), self.allocator.run(), self.request_ids.run()):
             self._jobs.append(self.loop.create_task(job))
 
     def drop_idle_sequences(self) -> None:
-        """Begins to, as its own job does now and then."""
+        """Starts a task that drops idle sequences, as the background task does periodically."""
         job = self.loop.create_task(self.allocator.drop_idle_sequences())
         self._jobs.append(job)
         job.add_done_callback(self._jobs.remove)
 
     async def close(self) -> None:
-        """Ends as the server does: callers first, then tails go back."""
+        """Stops as the server does: cancels calls, then returns tails."""
         assert self.doc_ids
         self.closing = True
         for task in (*self.callers, *self._jobs):
@@ -119,7 +119,7 @@ class Node:
 
     @property
     def held(self) -> int:
-        """How many ids it has in memory."""
+        """Number of ids in memory."""
         return sum(
             part._lease.left
             for sequence_allocator in self.allocator._sequence_allocators.values()
@@ -128,29 +128,30 @@ class Node:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is under way."""
-        return not self.callers and not self.link.under_way and len(self.loop.tasks) == len(self._jobs) == JOBS
+        """Whether no call is pending."""
+        return not self.callers and not self.connection.pending and len(self.loop.tasks) == len(self._jobs) == JOBS
 
 
 class World:
-    """The time, the store, and all loops.
+    """The simulated time, the store, and all nodes.
 
     Args:
         path: The file of a SQLite store; None for a store in memory.
 
     Attributes:
-        now: Seconds on everybody's clock that cannot be set, from whatever beginning.
-        down: Whether the store cannot be reached.
-        troubles: What happens to the next calls, by method.
-        nodes: Those that live.
-        problems: What broke a promise where nobody waits for it.
+        now: The simulated time, in seconds.
+        down: Whether the store is unreachable.
+        faults: Faults of the next calls, by method.
+        nodes: Running nodes.
+        gone: Nodes that were stopped or killed.
+        problems: Broken promises that were found outside of a call.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.now = 0.0
         self.down = False
         self.problems: list[str] = []
-        self.troubles: dict[str, deque[Trouble]] = defaultdict(deque)
+        self.faults: dict[str, deque[StoreFault]] = defaultdict(deque)
         self.nodes: list[Node] = []
         self.gone: list[Node] = []
         self.store_loop = simulated_loop(lambda: self.now)
@@ -179,7 +180,7 @@ class World:
         return store
 
     def start_node(self, prefix: int) -> Node | None:
-        """Starts a node; None where it was refused."""
+        """Starts a node; returns None if it refuses to start."""
         self._started += 1
         node = Node(self, self._started, prefix)
         self.nodes.append(node)
@@ -189,21 +190,21 @@ class World:
         return None
 
     def kill(self, node: Node) -> None:
-        """As kill -9 does: what it sent is still applied."""
-        node.link.cut = True
+        """Kills a node as SIGKILL does; calls that it has sent are still applied."""
+        node.connection.cut = True
         node.loop.paused = True
         self.nodes.remove(node)
         self.gone.append(node)
 
     def settle(self) -> None:
-        """Lets all do what they can do now."""
+        """Runs all callbacks that are ready, and asserts that no promise was broken."""
         while sum(loop.run_ready() for loop in self.loops):
             pass
         self.problems += [str(error) for loop in self.loops for error in loop.errors]
         assert not self.problems, self.problems
 
     def pass_time(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Advances the simulated time, and runs the timers that become due."""
         end = self.now + seconds
         self.settle()
         while due := [when for loop in self.loops if (when := loop.next_timer) is not None and when <= end]:
@@ -212,28 +213,28 @@ class World:
         self.now = end
 
     def finish(self, loop: SimulatedLoop, work: Coroutine[Any, Any, Any]) -> BaseException | None:
-        """Lets time pass until something is done, and returns what it failed with."""
+        """Lets time pass until the work is done, and returns its exception, or None."""
         task = loop.create_task(work)
         self.settle()
         while not task.done():
             due = [when for each in self.loops if (when := each.next_timer) is not None]
-            assert due, "it waits for what never comes"
+            assert due, "the work waits forever"
             self.pass_time(max(0.0, min(due) - self.now))
         return task.exception()
 
-    def heal(self) -> None:
-        """Ends all troubles that were set and did not happen."""
+    def clear_faults(self) -> None:
+        """Removes all pending faults."""
         self.down = False
-        self.troubles.clear()
+        self.faults.clear()
 
-    async def watched(self, method: str, apply: Callable[[], Awaitable[Any]]) -> Any:
-        """Has the store do something, and sees that no counter moves back but by a tail (P2)."""
+    async def checked(self, method: str, apply: Callable[[], Awaitable[Any]]) -> Any:
+        """Applies a call to the store, and checks that counters move back only by a returned tail (P2)."""
         if self.memory is None:
             return await apply()
         async with self._one_at_a_time:
-            return await self._watched(self.memory, method, apply)
+            return await self._checked(self.memory, method, apply)
 
-    async def _watched(self, memory: MemoryStore, method: str, apply: Callable[[], Awaitable[Any]]) -> Any:
+    async def _checked(self, memory: MemoryStore, method: str, apply: Callable[[], Awaitable[Any]]) -> Any:
         before = {name: (row.last_value or 0, row.sequence.step) for name, row in memory.rows.items()}
         try:
             return await apply()
@@ -241,7 +242,7 @@ class World:
             for name, (value, step) in before.items():
                 row = memory.rows.get(name)
                 if row is None:
-                    continue  # The store was restored meanwhile.
+                    continue  # the store was restored meanwhile
                 if method != "give_back" and ((row.last_value or 0) - value) * step < 0:
                     self.problems.append(f"the counter {name!r} moved back from {value} to {row.last_value} (P2)")
 
@@ -257,7 +258,7 @@ class World:
         return backup
 
     def restore(self, backup: Any) -> None:
-        """Puts a backup in place of the store, under the nodes."""
+        """Restores a backup under the running nodes."""
         if self.memory is not None:
             rows, prefixes, allocations = backup
             self.memory.rows, self.memory.allocations = _copied(rows), dict(allocations)
@@ -273,9 +274,9 @@ class World:
         live.close()
 
     def end(self) -> None:
-        """Ends all loops, also those of nodes that were killed."""
+        """Ends the loops of all nodes, also of killed ones."""
         for node in [*self.nodes, *self.gone]:
-            node.link.cut = True
+            node.connection.cut = True
             node.loop.paused = False
         loops = [node.loop for node in [*self.nodes, *self.gone]]
         for loop in [*loops, self.store_loop]:
@@ -293,5 +294,5 @@ def _copied(rows: dict[Any, _T]) -> dict[Any, _T]:
 
 
 def counter_name(sequence: str, period: str) -> str:
-    """Returns the name of the row that ids come from."""
+    """Returns the name of the row that has the counter of a sequence, or of its period."""
     return f"{sequence}\x1f{period}" if period else sequence

@@ -1,8 +1,9 @@
-"""Clients that come, use names that nobody used before, and go: what ``tests/faults/client.py`` does not do.
+"""A load client with churn: each connection is short-lived and uses new sequence names.
 
-python -m tests.faults.passers_by '{"target": "127.0.0.1:50051", "log": "", "pause": 0.01}'
+python -m tests.support.faults.churn_client '{"target": "127.0.0.1:50051", "log": "", "pause": 0.01}'
 
-Of each ten names, one is of a sequence that is created, used, and deleted. It ends as that client does.
+Every tenth sequence is created explicitly and deleted after its use. It ends and reports as
+``tests/support/faults/load_client.py`` does.
 """
 
 import json
@@ -13,24 +14,24 @@ from collections import Counter
 from itertools import count
 
 import idalloc
-from tests.faults.client import WISHES
+from tests.support.faults.load_client import DEFAULT_OPTIONS
 
-# How many names one connection asks for.
+# Sequence names per connection.
 NAMES = 20
 
 
 def main(target: str, pause: float, timeout: float) -> None:
-    """Calls until it is time."""
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    """Makes calls until SIGTERM, then prints the report."""
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     done, errors, messages = Counter[str](), Counter[str](), dict[str, str]()
     for connection in count():
         with idalloc.Client(target, timeout=timeout) as client:
             for turn in range(NAMES):
-                if over.wait(pause):
+                if stopped.wait(pause):
                     print(json.dumps({**done, "errors": errors, "messages": messages}))
                     return
-                name = f"passing-{connection}-{turn}"
+                name = f"churn-{connection}-{turn}"
                 try:
                     if turn % 10 == 0:
                         client.sequences.create(name, ordering="rising")
@@ -45,5 +46,5 @@ def main(target: str, pause: float, timeout: float) -> None:
 
 
 if __name__ == "__main__":
-    wishes = WISHES | {"pause": 0.01, "timeout": 30.0} | json.loads(sys.argv[1])
-    main(wishes["target"], wishes["pause"], wishes["timeout"])
+    options = DEFAULT_OPTIONS | {"pause": 0.01, "timeout": 30.0} | json.loads(sys.argv[1])
+    main(options["target"], options["pause"], options["timeout"])

@@ -1,9 +1,9 @@
-"""Someone who means no good, in a process of its own.
+"""Attacks of a malicious client, in a process of its own.
 
-python -m tests.faults.attack '{"target": "127.0.0.1:50051", "attack": "connections", "count": 1000}'
+python -m tests.support.faults.attacks '{"target": "127.0.0.1:50051", "attack": "connections", "number": 1000}'
 
-It prints what came of it as JSON, and keeps open what it opened until its standard input ends; then it prints how many
-of its connections the server had kept.
+It prints counts of outcomes as JSON, and keeps connections open until its standard input ends; then it prints how many
+of them the server has not closed.
 """
 
 import gzip
@@ -21,34 +21,34 @@ from typing import Any
 import grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from tests.faults import http2
-from tests.faults.floods import flood
+from tests.support import http2
+from tests.support.faults.floods import flood
 
 MAX_INT64 = 2**63 - 1
 ORDERS = pb.AllocateRangeRequest(sequence="orders").SerializeToString()
-# Streams that end only when everything was read.
+# Streams too long to end during a test.
 ENDLESS = {
     "StreamRanges": pb.StreamRangesRequest(
         sequence="unread", total_id_count=2**50, chunk_id_count=10_000, view=pb.RANGE_VIEW_TEXTS
     ),
     "StreamDocIds": pb.StreamDocIdsRequest(total_id_count=2**50, chunk_id_count=10_000, view=pb.DOC_ID_VIEW_FULL),
 }
-# How much a stream may send: nothing at all, what is usual, and all that it has.
+# Initial window sizes: nothing, the default, the maximum.
 WINDOWS = (0, 65_535, 2**31 - 1)
-# A TLS client's first bytes: a record of type handshake, and the beginning of a hello.
+# A TLS handshake record with the beginning of a ClientHello.
 TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(32)
 LONG_NAME = "n" * 65_536
-# How many calls are sent at a time: as many as a server has to take from one connection.
+# Calls per write; servers accept this many concurrent streams of a connection.
 BATCH = 100
-# What is kept open to the end.
+# Connections that stay open until the end.
 OPEN: list[socket.socket] = []
 
-Seen = Counter[str]
+Outcomes = Counter[str]
 
 
-def slow_readers(target: str, number: int, **_others: Any) -> Seen:
-    """So many streams are opened and never read, each on a connection of its own."""
-    seen = Seen()
+def slow_readers(target: str, number: int, **_others: Any) -> Outcomes:
+    """Opens streams that it never reads, each on a connection of its own."""
+    seen = Outcomes()
     for turn in range(number):
         method = list(ENDLESS)[turn % 2]
         connection = http2.connect(target, WINDOWS[turn % 3])
@@ -58,17 +58,17 @@ def slow_readers(target: str, number: int, **_others: Any) -> Seen:
     return seen
 
 
-def unread_calls(target: str, number: int, abreast: int, seconds: float, **_others: Any) -> Seen:
-    """Calls as fast as connections take them; no answer is ever read."""
+def unread_calls(target: str, number: int, concurrency: int, seconds: float, **_others: Any) -> Outcomes:
+    """Sends calls as fast as the connections accept them, and reads no answer."""
     deadline = time.monotonic() + seconds
 
-    def flood(_: int) -> Seen:
-        seen = Seen()
+    def flood(_: int) -> Outcomes:
+        seen = Outcomes()
         connection = http2.connect(target)
         connection.settimeout(1)
         OPEN.append(connection)
         try:
-            for calls in _tiny_calls(number // abreast):
+            for calls in _tiny_calls(number // concurrency):
                 connection.sendall(b"".join(calls))
                 seen["sent"] += len(calls)
                 if time.monotonic() > deadline:
@@ -79,13 +79,13 @@ def unread_calls(target: str, number: int, abreast: int, seconds: float, **_othe
             seen["closed"] += 1
         return seen
 
-    with ThreadPoolExecutor(abreast) as pool:
-        return sum(pool.map(flood, range(abreast)), Seen())
+    with ThreadPoolExecutor(concurrency) as pool:
+        return sum(pool.map(flood, range(concurrency)), Outcomes())
 
 
-def tiny_calls(target: str, number: int, seconds: float, **_others: Any) -> Seen:
-    """Calls as fast as they are answered, a hundred at a time."""
-    seen = Seen()
+def tiny_calls(target: str, number: int, seconds: float, **_others: Any) -> Outcomes:
+    """Sends batches of calls as fast as they are answered."""
+    seen = Outcomes()
     connection = http2.connect(target, 2**31 - 1)
     connection.sendall(http2.frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**31 - 1 - 65_535)))
     deadline = time.monotonic() + seconds
@@ -106,12 +106,12 @@ def tiny_calls(target: str, number: int, seconds: float, **_others: Any) -> Seen
     return seen
 
 
-def connections(target: str, number: int, abreast: int, **_others: Any) -> Seen:
-    """So many connections are opened and dropped, in different states, several at a time."""
+def connections(target: str, number: int, concurrency: int, **_others: Any) -> Outcomes:
+    """Opens connections and drops them in different states."""
     host, _, port = target.rpartition(":")
     greeted = http2.PREFACE + http2.settings(65_535)
     called = greeted + http2.headers(1, "StreamDocIds")
-    told = {
+    sent_by_state = {
         "nothing": b"",
         "half a preface": http2.PREFACE[:12],
         "preface": http2.PREFACE,
@@ -121,10 +121,10 @@ def connections(target: str, number: int, abreast: int, **_others: Any) -> Seen:
         "TLS": TLS_HELLO,
         "HTTP/1": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     }
-    kinds = list(told.items())
+    states = list(sent_by_state.items())
 
     def open_and_drop(turn: int) -> str:
-        kind, data = kinds[turn % len(kinds)]
+        state, data = states[turn % len(states)]
         with socket.create_connection((host, int(port)), timeout=30) as connection:
             try:
                 connection.sendall(data)
@@ -132,20 +132,20 @@ def connections(target: str, number: int, abreast: int, **_others: Any) -> Seen:
                 return "refused"
             if turn % 3 == 0:  # a reset instead of an end
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        return kind
+        return state
 
-    with ThreadPoolExecutor(abreast) as pool:
-        return Seen(pool.map(open_and_drop, range(number)))
+    with ThreadPoolExecutor(concurrency) as pool:
+        return Outcomes(pool.map(open_and_drop, range(number)))
 
 
-def large_messages(target: str, number: int, abreast: int, size: int, **_others: Any) -> Seen:
-    """Messages much longer than any request is."""
+def large_messages(target: str, number: int, concurrency: int, size: int, **_others: Any) -> Outcomes:
+    """Sends messages larger than the limit."""
     request = pb.AllocateRangeRequest(sequence="x" * size).SerializeToString()
-    return _codes(target, number, abreast, lambda _: ("AllocateRange", request))
+    return _codes(target, number, concurrency, lambda _: ("AllocateRange", request))
 
 
-def gzip_bombs(target: str, number: int, abreast: int, size: int, **_others: Any) -> Seen:
-    """The same, packed to a thousandth, each on a connection of its own."""
+def gzip_bombs(target: str, number: int, concurrency: int, size: int, **_others: Any) -> Outcomes:
+    """Sends such messages compressed by gzip, each on a connection of its own."""
     packed = gzip.compress(pb.AllocateRangeRequest(sequence="x" * size).SerializeToString())
     head = http2.headers(1, "AllocateRange", [("grpc-encoding", "gzip")])
     bomb = head + http2.message(1, packed, is_packed=True)
@@ -161,18 +161,18 @@ def gzip_bombs(target: str, number: int, abreast: int, size: int, **_others: Any
                 return "closed"
         return "answered"
 
-    with ThreadPoolExecutor(abreast) as pool:
-        return Seen(pool.map(drop, range(number)))
+    with ThreadPoolExecutor(concurrency) as pool:
+        return Outcomes(pool.map(drop, range(number)))
 
 
-def unknown_bodies(target: str, number: int, abreast: int, size: int, **_others: Any) -> Seen:
-    """The same, of methods that do not exist."""
-    return _codes(target, number, abreast, lambda turn: (f"NoSuchMethod{turn}", bytes(size)))
+def unknown_bodies(target: str, number: int, concurrency: int, size: int, **_others: Any) -> Outcomes:
+    """Sends such messages to methods that do not exist."""
+    return _codes(target, number, concurrency, lambda turn: (f"NoSuchMethod{turn}", bytes(size)))
 
 
-def half_messages(target: str, number: int, **_others: Any) -> Seen:
-    """Messages that are announced as the longest there can be; some of it comes, and then nothing."""
-    seen = Seen()
+def half_messages(target: str, number: int, **_others: Any) -> Outcomes:
+    """Announces messages of 4 GB, and sends only their beginnings."""
+    seen = Outcomes()
     for _ in range(number):
         connection = http2.connect(target)
         begun = struct.pack(">BI", 0, 2**32 - 1) + b"\x0a" * (http2.MAX_FRAME - 5)
@@ -182,9 +182,9 @@ def half_messages(target: str, number: int, **_others: Any) -> Seen:
     return seen
 
 
-def metadata(target: str, number: int, **_others: Any) -> Seen:
-    """A megabyte of metadata, or ten thousand keys, or metadata without an end."""
-    seen = Seen()
+def metadata(target: str, number: int, **_others: Any) -> Outcomes:
+    """Sends a megabyte of metadata, ten thousand keys, or metadata without an end."""
+    seen = Outcomes()
     long = [("x-long", "x" * 1_000_000)]
     many = [(f"x-{key}", "v") for key in range(10_000)]
     for turn in range(number):
@@ -208,15 +208,15 @@ def metadata(target: str, number: int, **_others: Any) -> Seen:
 
 def _send_endless_metadata(connection: socket.socket) -> None:
     head = http2.headers(1, "AllocateRange")
-    # Without the flag that says that these were all.
+    # Without END_HEADERS.
     connection.sendall(head[:4] + b"\x00" + head[5:])
     block = b"\x00\x01x\x7f\x80\x7f" + b"v" * 16_255
     for _ in range(4_000):
         connection.sendall(http2.frame(http2.CONTINUATION, 0, 1, block))
 
 
-def wrong_requests(target: str, number: int, abreast: int, **_others: Any) -> Seen:
-    """Names of 64 kB, and counts of more ids than there are."""
+def wrong_requests(target: str, number: int, concurrency: int, **_others: Any) -> Outcomes:
+    """Sends names of 64 kB, and counts of 2^63-1 ids."""
     bombs: list[tuple[str, Any]] = [
         ("AllocateRange", pb.AllocateRangeRequest(sequence=LONG_NAME)),
         ("AllocateRange", pb.AllocateRangeRequest(sequence="orders", id_count=MAX_INT64)),
@@ -229,10 +229,10 @@ def wrong_requests(target: str, number: int, abreast: int, **_others: Any) -> Se
         ("GenerateUuid", pb.GenerateUuidRequest(id_count=MAX_INT64)),
     ]
     made = [(method, request.SerializeToString()) for method, request in bombs]
-    return _codes(target, number, abreast, lambda turn: made[turn % len(made)])
+    return _codes(target, number, concurrency, lambda turn: made[turn % len(made)])
 
 
-def _codes(target: str, number: int, abreast: int, call: Callable[[int], tuple[str, bytes]]) -> Seen:
+def _codes(target: str, number: int, concurrency: int, call: Callable[[int], tuple[str, bytes]]) -> Outcomes:
     options = [("grpc.max_send_message_length", -1)]
 
     def answer(turn: int) -> str:
@@ -244,8 +244,8 @@ def _codes(target: str, number: int, abreast: int, call: Callable[[int], tuple[s
             return str(error.code().name)
         return "OK"
 
-    with grpc.insecure_channel(target, options) as channel, ThreadPoolExecutor(abreast) as pool:
-        return Seen(pool.map(answer, range(number)))
+    with grpc.insecure_channel(target, options) as channel, ThreadPoolExecutor(concurrency) as pool:
+        return Outcomes(pool.map(answer, range(number)))
 
 
 def _is_open(connection: socket.socket) -> bool:
@@ -259,7 +259,7 @@ def _is_open(connection: socket.socket) -> bool:
 
 
 def _tiny_calls(number: int) -> Iterator[list[bytes]]:
-    """Batches of calls for one connection."""
+    """Yields batches of calls for one connection."""
     head = http2.headers(0, "AllocateRange")
     body = http2.message(0, ORDERS)
     streams = count(1, 2)
@@ -270,7 +270,7 @@ def _tiny_calls(number: int) -> Iterator[list[bytes]]:
         ]
 
 
-ATTACKS: dict[str, Callable[..., Seen]] = {
+ATTACKS: dict[str, Callable[..., Outcomes]] = {
     each.__name__: each
     for each in (
         slow_readers,
@@ -289,7 +289,7 @@ ATTACKS: dict[str, Callable[..., Seen]] = {
 
 
 if __name__ == "__main__":
-    wishes = {"abreast": 8, "seconds": 1e9, "size": 64_000_000} | json.loads(sys.argv[1])
-    print(json.dumps(ATTACKS[wishes.pop("attack")](**wishes)), flush=True)
+    options = {"concurrency": 8, "seconds": 1e9, "size": 64_000_000} | json.loads(sys.argv[1])
+    print(json.dumps(ATTACKS[options.pop("attack")](**options)), flush=True)
     sys.stdin.read()
     print(sum(map(_is_open, OPEN)), flush=True)

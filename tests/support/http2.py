@@ -1,4 +1,4 @@
-"""As much of HTTP/2 as it takes to be a bad client: what comes is read only when asked for."""
+"""A minimal HTTP/2 client for misbehaving on purpose: it reads frames only on request."""
 
 import socket
 import struct
@@ -9,23 +9,23 @@ SERVICE = "/idalloc.v1.IdAllocatorService/"
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
-# The longest frame that every peer accepts.
+# The default SETTINGS_MAX_FRAME_SIZE.
 MAX_FRAME = 16_384
 _INITIAL_WINDOW_SIZE = 4
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame."""
+    """Returns the bytes of a frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def settings(window: int) -> bytes:
-    """What a client says first; it takes so many bytes of each stream until it says more, and never does."""
+    """Returns the client's SETTINGS frame, with the initial window of each stream in bytes."""
     return frame(SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, window))
 
 
 def headers(stream: int, method: str, metadata: Iterable[tuple[str, str]] = (), service: str = SERVICE) -> bytes:
-    """The frames that open a call, of IdAllocatorService if not said otherwise."""
+    """Returns the frames that open a call, of IdAllocatorService by default."""
     fields = [
         (":method", "POST"),
         (":scheme", "http"),
@@ -46,7 +46,7 @@ def headers(stream: int, method: str, metadata: Iterable[tuple[str, str]] = (), 
 
 
 def message(stream: int, request: bytes, *, is_packed: bool = False) -> bytes:
-    """The frames with the request of a call, and its end."""
+    """Returns the frames with a call's only request, the last one with END_STREAM."""
     content = struct.pack(">BI", is_packed, len(request)) + request
     pieces = [content[start : start + MAX_FRAME] for start in range(0, len(content), MAX_FRAME)]
     last = frame(DATA, END_STREAM, stream, pieces.pop())
@@ -54,7 +54,7 @@ def message(stream: int, request: bytes, *, is_packed: bool = False) -> bytes:
 
 
 def connect(target: str, window: int = 65_535) -> socket.socket:
-    """Opens a connection, and has read the server's settings."""
+    """Opens a connection, and reads up to the server's SETTINGS."""
     host, _, port = target.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -71,7 +71,7 @@ def read_frame(connection: socket.socket) -> tuple[int, int, int, bytes]:
     """Returns kind, flags, stream and payload of the next frame.
 
     Raises:
-        ConnectionError: There is none any more.
+        ConnectionError: The server has closed the connection.
     """
     head = _read(connection, 9)
     kind, flags, stream = struct.unpack(">BBI", head[3:])

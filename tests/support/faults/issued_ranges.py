@@ -1,4 +1,4 @@
-"""What the JSON lines of a client's log say, for a test that looks at single records: ``verify`` looks at all."""
+"""Reads single ranges from a client's log of JSON lines; and ports that servers can listen on again."""
 
 import json
 import socket
@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class Issued(NamedTuple):
-    """A range, and when it was asked for and came, in nanoseconds of this machine's boot clock.
+class IssuedRange(NamedTuple):
+    """An issued range; times are in nanoseconds of this machine's boot clock.
 
     Attributes:
-        sequence: Empty for document ids.
-        node: The process that took it.
-        lowest: Its lowest id.
-        highest: Its highest id.
-        step: From one id to the next.
-        generation: Of the sequence.
-        asked: When the call began.
-        answered: When the range came.
+        sequence: The sequence's name.
+        node: The node id of the process that issued the range.
+        lowest: The lowest id.
+        highest: The highest id.
+        step: The difference between successive ids.
+        generation: The sequence's generation.
+        asked: When the call was sent.
+        answered: When the reply arrived.
     """
 
     sequence: str
@@ -32,13 +32,13 @@ class Issued(NamedTuple):
     answered: int
 
 
-def boot_ns() -> int:
-    """Now, as records say it."""
+def boot_time_ns() -> int:
+    """Returns the time of the boot clock, in nanoseconds."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def read(log: Path) -> Iterator[Issued]:
-    """Reads the ranges of a log of JSON lines, also while it is written; document ids are left out."""
+def read_ranges(log: Path) -> Iterator[IssuedRange]:
+    """Yields the ranges in a log of JSON lines without document ids, also while a client writes it."""
     with log.open() as lines:
         header = json.loads(next(lines))
         for line in lines:
@@ -48,7 +48,7 @@ def read(log: Path) -> Iterator[Issued]:
             if "sequence" not in record:
                 continue
             last = record["first"] + (record["count"] - 1) * record["step"]
-            yield Issued(
+            yield IssuedRange(
                 record["sequence"],
                 record.get("node", 0),
                 min(record["first"], last),
@@ -60,8 +60,8 @@ def read(log: Path) -> Iterator[Issued]:
             )
 
 
-class Port:
-    """A port of loopback that stays this test's own also while no server listens on it: bound, and never listening."""
+class ReservedPort:
+    """A loopback port that is reserved for a server also while the server is down, by a socket that never listens."""
 
     def __init__(self) -> None:
         self._held = socket.socket()
@@ -70,5 +70,5 @@ class Port:
         self.address = f"127.0.0.1:{self._held.getsockname()[1]}"
 
     def close(self) -> None:
-        """Gives it up."""
+        """Releases the port."""
         self._held.close()

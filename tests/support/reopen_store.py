@@ -1,6 +1,6 @@
-"""Opens a SQLite store, takes ids and closes it, again and again: python -m tests.e2e.reopening FILE ROUNDS.
+"""Opens a SQLite store, grants ids and closes it, repeatedly: python -m tests.support.reopen_store FILE ROUNDS.
 
-Prints the last value of each grant, one a line.
+Prints the last value of each grant, one per line.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from tests.support.store_rows import new_row
 
 
 async def main(path: Path, rounds: int) -> None:
-    """Takes two ids a round."""
+    """Grants two ids per round."""
     for _ in range(rounds):
         store = SqliteStore(path, SystemClock(), busy_timeout=60)
         await store.open()

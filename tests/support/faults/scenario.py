@@ -1,4 +1,4 @@
-"""One scenario: real nodes on one store, clients that log what they get, faults, and the verifier at the end."""
+"""A fault scenario: real nodes on one store, clients that log issued ids, injected faults, and a final verification."""
 
 import json
 import os
@@ -14,19 +14,19 @@ from typing import Any
 from idalloc._issued_log.format import ROW
 from tests.support.processes import IDALLOC, Server, environment, serve_command
 
-# Leases so short that a test can outlast them.
+# Leases short enough to expire during a test.
 SHORT_LEASES = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
 
 
 @dataclass
 class Summary:
-    """What a client process said at its end.
+    """The report that a client process prints when it ends.
 
     Attributes:
-        calls: How many of its calls were answered.
-        ids: How many ids it got.
-        errors: How many calls failed, by reason; each was followed by another one.
-        messages: The first message of each reason.
+        calls: Successful calls.
+        ids: Ids received.
+        errors: Failed calls, by reason.
+        messages: The first error message of each reason.
     """
 
     calls: int
@@ -36,7 +36,7 @@ class Summary:
 
 
 class ClientProcess:
-    """A process of the SDK that calls without a pause and logs what it gets: see ``tests/faults/client.py``.
+    """A running load client; see ``tests/support/faults/load_client.py``.
 
     Attributes:
         process: The process.
@@ -49,16 +49,16 @@ class ClientProcess:
 
     @property
     def records(self) -> int:
-        """About how many ranges it got by now."""
+        """Approximate number of ranges received so far."""
         return self.log.stat().st_size // ROW.size if self.log.exists() else 0
 
     def kill(self) -> None:
-        """Ends it by SIGKILL, in whatever it is doing."""
+        """Kills the process with SIGKILL."""
         self.process.kill()
         self.process.communicate()
 
     def stop(self, timeout: float = 60) -> Summary:
-        """Has it end after its present call."""
+        """Ends the process after its current call, and returns its report."""
         if self.process.poll() is None:
             self.process.terminate()
         out, err = self.process.communicate(timeout=timeout)
@@ -68,21 +68,19 @@ class ClientProcess:
 
 @dataclass
 class Verdict:
-    """What ``idalloc verify`` found.
+    """The result of ``idalloc verify``.
 
     Attributes:
-        findings: How many findings of each kind.
-        told: The first ones in words.
-        ids: How many ids are in the logs, document ids included.
-        missing: How many ids of sequences nobody has.
-        burned: Those of them that a node counted, by cause.
-        unattributed: Those that none did.
-        stall: The longest time, in seconds, between two answers of one client.
-        report: All that the verifier printed.
+        findings: Number of findings, by kind.
+        ids: Ids in the logs, including document ids.
+        missing: Granted ids of sequences that no client received.
+        burned: Missing ids that a node counted as burned, by cause.
+        unattributed: Missing ids that no node counted.
+        stall: The longest time between two answers to one client, in seconds.
+        report: The verifier's whole output.
     """
 
     findings: dict[str, int]
-    told: list[str]
     ids: int
     missing: int
     burned: dict[str, int]
@@ -92,23 +90,23 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether there are no findings."""
+        """Whether the verifier found nothing wrong."""
         return not any(self.findings.values())
 
 
 @dataclass
 class Evidence:
-    """A line of docs/faults.md.
+    """A row of docs/faults.md.
 
     Attributes:
-        what: What was done, in a few words; empty if the scenario's title says it all.
-        ids: How many ids were issued.
-        faults: How many faults were injected.
-        duplicates: How many ids were there twice.
-        burned: How many ids nobody has, of those that were taken.
-        unattributed: Those of them that no node counted.
-        stall: The longest time without an answer, in seconds.
-        note: What else was seen.
+        what: What was done, if the scenario's title does not say it.
+        ids: Ids issued.
+        faults: Faults injected.
+        duplicates: Ids in two records.
+        burned: Granted ids that no client received.
+        unattributed: Burned ids that no node counted.
+        stall: The longest time between two answers to one client, in seconds.
+        note: Other observations.
     """
 
     what: str
@@ -123,13 +121,13 @@ class Evidence:
 
 @dataclass
 class Scenario:
-    """Nodes, clients, faults, and the proof. ``close`` ends all processes.
+    """Starts nodes and clients, counts faults, and verifies the logs. ``close`` ends all processes.
 
     Attributes:
-        folder: Where logs, exports and the SQLite file are.
-        full: Whether this is the long form.
-        store: The URL of the store that nodes share, unless they are told another one.
-        evidence: What was proved.
+        folder: The folder of logs, exports and the SQLite file.
+        full: Whether this is the long form (``--full``).
+        store: URL of the store of nodes that are not given another one.
+        evidence: Rows for docs/faults.md.
     """
 
     folder: Path
@@ -145,17 +143,17 @@ class Scenario:
         self.store = self.store or f"sqlite://{self.folder}/ids.db"
 
     def pick(self, short: Any, full: Any) -> Any:
-        """The one for the short form, the other for the long one."""
+        """Returns ``short`` or ``full``, by the form of the scenario."""
         return full if self.full else short
 
     def start_nodes(self, count: int, **settings: Any) -> list[Server]:
-        """Starts so many servers at once, and waits until they serve; see ``begin_nodes``."""
-        started = self.begin_nodes(count, **settings)
+        """Starts ``count`` servers at once, and waits until they serve; see ``launch_nodes``."""
+        started = self.launch_nodes(count, **settings)
         for server in started:
-            assert serves(server), f"the node did not start: {server.log.read_text()}"
+            assert wait_until_serving(server), f"the node did not start: {server.log.read_text()}"
         return started
 
-    def begin_nodes(
+    def launch_nodes(
         self,
         count: int,
         *,
@@ -164,14 +162,14 @@ class Scenario:
         addresses: Sequence[str] = (),
         **settings: object,
     ) -> list[Server]:
-        """Starts so many servers at once; they may refuse to: ``serves`` waits for what becomes of one.
+        """Starts ``count`` server processes without waiting; ``wait_until_serving`` waits for one of them.
 
         Args:
-            count: How many.
-            module: What runs: the server, or one that can be harmed (``tests.faults.node``).
+            count: Number of servers.
+            module: The server's module, or ``tests.support.faults.faulty_node``.
             arguments: Further arguments of the module.
-            addresses: Where each of them listens; anywhere where there are none.
-            settings: The server's settings; its store is the scenario's own unless said here.
+            addresses: The servers' addresses; free ports by default.
+            settings: The servers' settings; ``store`` is the scenario's by default.
         """
         settings = {"store": self.store} | settings
         for turn in range(count):
@@ -190,21 +188,21 @@ class Scenario:
         return self.start_nodes(1, **settings)[0]
 
     def start_client(
-        self, *nodes: Server | str, log: str = "", module: str = "tests.faults.client", **wishes: object
+        self, *nodes: Server | str, log: str = "", module: str = "tests.support.faults.load_client", **options: object
     ) -> ClientProcess:
-        """Starts a client that calls until it is stopped, or for as long as it is told.
+        """Starts a load client, which calls until it is stopped or its limit is reached.
 
         Args:
-            nodes: Servers, or their addresses; with several, gRPC goes to the next one where one is away.
-            log: The name of its log in the folder; one that ends in .jsonl is JSON lines.
-            module: What runs: the client for threads, or ``tests.faults.aio_client``.
-            wishes: See ``tests/faults/client.py``.
+            nodes: Servers or addresses; with several, gRPC uses the next one when one is unreachable.
+            log: File name of its log; the suffix .jsonl selects JSON lines.
+            module: The client's module.
+            options: Options of ``tests/support/faults/load_client.py``.
         """
         file = self.folder / (log or f"client-{len(self._clients)}.ids")
         addresses = [node if isinstance(node, str) else node.address for node in nodes]
         target = addresses[0] if len(addresses) == 1 else "ipv4:" + ",".join(addresses)
         process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps({"target": target, "log": str(file)} | wishes)],
+            [sys.executable, "-m", module, json.dumps({"target": target, "log": str(file)} | options)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -214,19 +212,19 @@ class Scenario:
         self._clients.append(client)
         return client
 
-    def fault(self, count: int = 1) -> None:
-        """Counts injected faults."""
+    def count_faults(self, count: int = 1) -> None:
+        """Adds to the number of injected faults."""
         self._faults += count
 
     def wait_until(self, condition: Callable[[], bool], what: str, within: float = 60) -> None:
-        """Waits for a condition, which must come true."""
+        """Polls a condition until it holds, and fails after ``within`` seconds."""
         deadline = time.monotonic() + within
         while not condition():
             assert time.monotonic() < deadline, f"{what}: not within {within:g} s"
             time.sleep(0.02)
 
     def wait_for_records(self, clients: list[ClientProcess], more: int = 50, within: float = 60) -> None:
-        """Waits until each client got so many ranges more."""
+        """Waits until each client has received ``more`` further ranges."""
         goals = [client.records + more for client in clients]
 
         def reached() -> bool:
@@ -237,7 +235,7 @@ class Scenario:
         self.wait_until(reached, f"{more} more ranges for each client", within)
 
     def export(self, store: str = "") -> Path:
-        """Exports the store, as it is now."""
+        """Exports the store, and returns the file."""
         file = self.folder / f"export-{self._exports}.jsonl"
         self._exports += 1
         with file.open("w") as out:
@@ -253,17 +251,17 @@ class Scenario:
         return file
 
     def verify(self, *, exported: bool = True, logs: list[Path] | None = None) -> Verdict:
-        """Runs ``idalloc verify`` on all that clients and nodes logged.
+        """Runs ``idalloc verify`` on the logs of all clients and nodes.
 
         Args:
-            exported: Whether the store's counters are looked at, too.
+            exported: Whether to check the logs against an export of the store.
             logs: Further logs of issued ids.
         """
         files = [client.log for client in self._clients if client.log.exists()] + (logs or [])
-        # What a fork of a client logs goes to a file of its own.
+        # A forked client has a log of its own.
         files += [child for file in files for child in sorted(file.parent.glob(f"{file.name}.*"))]
-        files = [file for file in files if file.stat().st_size]  # one that was killed at once wrote no header
-        # One that was killed soon has said nothing, and one that refused to start no more than why.
+        files = [file for file in files if file.stat().st_size]  # a client killed at its start wrote no header
+        # Nodes that were killed at their start, or refused to start, have no events to verify.
         files += [node.log for node in self._nodes if node.address and node.log.stat().st_size]
         if exported:
             files.append(self.export())
@@ -282,7 +280,6 @@ class Scenario:
                 burned[cause] = burned.get(cause, 0) + count
         verdict = Verdict(
             findings=report["findings"],
-            told=report["told"],
             ids=report["ids"],
             missing=sum(each["missing"] for each in report["sequences"]),
             burned=burned,
@@ -302,17 +299,17 @@ class Scenario:
         exported: bool = True,
         logs: list[Path] | None = None,
     ) -> Verdict:
-        """Verifies, accepts no finding, and keeps the figures for docs/faults.md.
+        """Verifies the logs, asserts that nothing is wrong, and records a row for docs/faults.md.
 
         Args:
-            what: What was done, where a scenario has several parts.
-            at_least: How many ids there must be, for the proof to be one.
-            note: What else was seen.
+            what: What was done, if the scenario has several rows.
+            at_least: Minimum number of ids for a meaningful verification.
+            note: Other observations.
             exported: See ``verify``.
             logs: See ``verify``.
         """
         verdict = self.verify(exported=exported, logs=logs)
-        assert verdict.clean, verdict.told
+        assert verdict.clean, verdict.report
         assert verdict.ids >= at_least
         self.evidence.append(
             Evidence(
@@ -329,10 +326,10 @@ class Scenario:
         return verdict
 
     def close(self) -> None:
-        """Ends all processes, by their ids."""
+        """Kills all processes that the scenario started."""
         for process in [*(each.process for each in self._clients), *(each.process for each in self._nodes)]:
             if process.poll() is None:
-                os.kill(process.pid, signal.SIGCONT)  # one that is stopped ends only then
+                os.kill(process.pid, signal.SIGCONT)  # a stopped process would not end
                 process.kill()
             process.wait()
             for pipe in (process.stdout, process.stderr):
@@ -340,8 +337,8 @@ class Scenario:
                     pipe.close()
 
 
-def serves(server: Server) -> bool:
-    """Waits until a server that was begun serves, or ended; returns which."""
+def wait_until_serving(server: Server) -> bool:
+    """Waits until a launched server serves or exits, and returns whether it serves."""
     assert server.process.stdout
     server.welcome = server.process.stdout.readline().strip()
     if "serves on " not in server.welcome:

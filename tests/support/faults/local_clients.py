@@ -1,4 +1,4 @@
-"""Callers in the test's own process, for what is to be looked at as it comes. They log it, too."""
+"""Clients in the test's own process, for tests that inspect each answer; they log issued ids, too."""
 
 import threading
 from collections import Counter
@@ -8,18 +8,18 @@ from itertools import count
 from pathlib import Path
 
 import idalloc
-from tests.faults.scenario import Scenario
+from tests.support.faults.scenario import Scenario
 from tests.support.processes import Server
 
-# How long a caller waits after a call that failed.
-PAUSE = 0.05
+# How long a call loop waits after a failed call, in seconds.
+RETRY_PAUSE = 0.05
 
 
-class Logs:
-    """Clients that log what they get.
+class LoggedClients:
+    """Opens clients that log issued ids.
 
     Attributes:
-        files: Their logs, for ``Scenario.prove``.
+        files: The logs, for ``Scenario.prove``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,20 +40,20 @@ class Logs:
             yield client
 
     def _client(self, target: str, timeout: float) -> idalloc.Client:
-        file = self._folder / f"near-{next(self._numbers)}.ids"
+        file = self._folder / f"local-{next(self._numbers)}.ids"
         self.files.append(file)
         return idalloc.Client(target, timeout=timeout, log=file)
 
 
-class Caller(threading.Thread):
-    """Makes a call over and over, until it is stopped.
+class CallLoop(threading.Thread):
+    """A thread that repeats a call until it is stopped.
 
     Attributes:
-        answers: How many of its calls were answered.
-        errors: How many failed, by reason.
+        answers: Number of successful calls.
+        errors: Number of failed calls, by reason.
 
     Args:
-        call: The call. Whatever else than an error of the SDK it raises ends the caller, and is raised by ``stop``.
+        call: The call. An exception other than the SDK's ends the loop, and ``stop`` raises it.
     """
 
     def __init__(self, call: Callable[[], object]) -> None:
@@ -61,18 +61,18 @@ class Caller(threading.Thread):
         self.answers = 0
         self.errors: Counter[str] = Counter()
         self._call = call
-        self._over = threading.Event()
+        self._stop_requested = threading.Event()
         self._fault: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         """See ``Thread.run``."""
-        while not self._over.is_set():
+        while not self._stop_requested.is_set():
             try:
                 self._call()
             except idalloc.IdallocError as error:
                 self.errors[error.reason] += 1
-                self._over.wait(PAUSE)
+                self._stop_requested.wait(RETRY_PAUSE)
             except BaseException as fault:
                 self._fault = fault
                 return
@@ -80,15 +80,15 @@ class Caller(threading.Thread):
                 self.answers += 1
 
     def stop(self) -> None:
-        """Ends it after its present call."""
-        self._over.set()
+        """Ends the loop after its current call."""
+        self._stop_requested.set()
         self.join()
         if self._fault:
             raise self._fault
 
 
-def wait_for_answers(scenario: Scenario, callers: Sequence[Caller], more: int = 3) -> None:
-    """Waits until each caller got so many answers more; one that ended by a fault raises it here."""
+def wait_for_answers(scenario: Scenario, callers: Sequence[CallLoop], more: int = 3) -> None:
+    """Waits until each loop has ``more`` further answers; raises the exception of a loop that has ended."""
     goals = [caller.answers + more for caller in callers]
 
     def reached() -> bool:

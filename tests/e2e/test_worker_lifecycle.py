@@ -1,0 +1,199 @@
+"""Workers die, hang, drain and stop; their supervisor replaces or stops them."""
+
+import os
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from tests.support.processes import running
+from tests.support.server_calls import (
+    channel_per_worker,
+    connect,
+    get_node,
+    id_allocator,
+    is_running,
+    log_events,
+    refused_start,
+    update_node,
+    wait_until,
+    worker_pids,
+)
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class TestDying:
+    def test_a_killed_worker_is_replaced(self, tmp_path: Path) -> None:
+        """P1: a killed worker is replaced, calls go on, and no id is repeated."""
+
+        def take(_: int) -> int:
+            """Allocates an id on a new connection, and retries if the connection breaks."""
+            for _ in range(100):
+                with connect(server) as channel, suppress(grpc.RpcError):
+                    reply = id_allocator(channel).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=20)
+                    return int(reply.range.first_id)
+            raise AssertionError("no worker answered")
+
+        with running(tmp_path, workers=2) as server:
+            before = [take(0) for _ in range(20)]
+            first, other = worker_pids(server)
+            os.kill(first, signal.SIGKILL)
+            with ThreadPoolExecutor(4) as pool:
+                after = list(pool.map(take, range(40)))
+            assert len(set(before + after)) == 60
+            wait_until(lambda: len(worker_pids(server)) == 3)
+            with channel_per_worker(server):
+                assert is_running(other)
+            (ended,) = log_events(server, "worker_ended")
+            assert (ended["pid"], ended["exit_code"]) == (first, -signal.SIGKILL)
+
+    def test_restart_delays_of_a_crashing_worker_grow(self, tmp_path: Path) -> None:
+        """A worker that dies repeatedly is restarted after growing delays."""
+        with running(tmp_path, workers=2) as server:
+            for died in range(3):
+                wait_until(lambda died=died: len(worker_pids(server)) == 2 + died)  # type: ignore[misc]
+                newest = max(log_events(server, "worker_started"), key=lambda line: str(line["timestamp"]))["pid"]
+                os.kill(newest, signal.SIGKILL)
+            wait_until(lambda: len(log_events(server, "worker_ended")) == 3)
+            pauses = [line["restart_in"] for line in log_events(server, "worker_ended")]
+        assert pauses == [0.0, 0.5, 1.0]
+
+    def test_a_hanging_worker_is_replaced_by_an_update(self, tmp_path: Path) -> None:
+        """A worker that does not answer UpdateNode is replaced, and no worker has changed."""
+
+        def changed(channel: grpc.Channel) -> grpc.StatusCode:
+            with pytest.raises(grpc.RpcError) as error:
+                update_node(channel, auto_increment_offset=5, timeout=40)
+            return error.value.code()
+
+        with running(tmp_path, workers=2, store_timeout="1s") as server:
+            with channel_per_worker(server) as channels, ThreadPoolExecutor() as pool:
+                hung = worker_pids(server)[0]
+                os.kill(hung, signal.SIGSTOP)
+                # One of the channels belongs to the hanging worker.
+                assert grpc.StatusCode.INTERNAL in list(pool.map(changed, channels))
+            wait_until(lambda: len(worker_pids(server)) == 3)
+            assert [line["pid"] for line in log_events(server, "worker_unresponsive")] == [hung]
+            with channel_per_worker(server) as channels:
+                assert [get_node(each).auto_increment_offset for each in channels] == [1, 1]
+                assert update_node(channels[0], auto_increment_offset=5).auto_increment_offset == 5
+
+    def test_workers_end_with_their_supervisor(self, tmp_path: Path) -> None:
+        """Workers end when their supervisor is killed, and free its address."""
+        with running(tmp_path, workers=2) as server, connect(server) as channel:
+            stream = id_allocator(channel).StreamRanges(
+                pb.StreamRangesRequest(sequence="orders", total_id_count=10**15)
+            )
+            next(stream)
+            workers = worker_pids(server)
+            assert all(map(is_running, workers))
+            server.send(signal.SIGKILL)
+            wait_until(lambda: not any(map(is_running, workers)))
+            stream.cancel()
+        with running(tmp_path, listen=server.address, workers=2):
+            pass
+
+    def test_a_worker_that_gets_sigterm_keeps_the_prefix(self, tmp_path: Path) -> None:
+        """A worker that gets SIGTERM drains, is replaced, and does not release the shared prefix."""
+        settings = {"node_prefix": 4, "prefix_conflict": "refuse"}
+        with running(tmp_path, workers=2, **settings) as server:
+            os.kill(worker_pids(server)[0], signal.SIGTERM)
+            wait_until(lambda: log_events(server, "worker_ended") != [])
+            with closing(sqlite3.connect(tmp_path / "ids.db")) as store:  # before a new worker could claim it again
+                assert store.execute("SELECT holder FROM start_timestamps WHERE prefix = 4").fetchone() != (None,)
+            wait_until(lambda: len(worker_pids(server)) == 3)
+            assert [line["exit_code"] for line in log_events(server, "worker_ended")] == [0]
+            assert "node_prefix: " in refused_start(store=f"sqlite://{tmp_path}/ids.db", **settings)
+            assert server.stop() == 0
+        with running(tmp_path, **settings):
+            pass
+
+
+class TestStopping:
+    def test_sigterm_stops_all_workers(self, tmp_path: Path) -> None:
+        """SIGTERM stops all workers, releases the prefix and exits with 0."""
+        with running(tmp_path, workers=2, node_prefix=4) as server:
+            with channel_per_worker(server) as channels:
+                for each in channels:
+                    for _ in range(20):
+                        id_allocator(each).AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=10)
+            workers = worker_pids(server)
+            assert server.stop() == 0
+            assert not any(map(is_running, workers))
+            (last,) = log_events(server, "stopped")
+            assert "worker" not in last
+        with running(tmp_path, node_prefix=4, prefix_conflict="refuse"):
+            pass
+
+    def test_a_signal_that_reaches_the_supervisor_last_stops_all(self, tmp_path: Path) -> None:
+        """Workers that get the signal before their supervisor are not replaced."""
+        with running(tmp_path, workers=2, node_prefix=4) as server:
+            for pid in worker_pids(server):
+                os.kill(pid, signal.SIGTERM)
+            wait_until(lambda: len(log_events(server, "draining")) == 2)
+            assert server.stop() == 0
+            assert log_events(server, "worker_ended") == []
+        with running(tmp_path, node_prefix=4, prefix_conflict="refuse"):
+            pass
+
+    def test_all_workers_drain_in_parallel(self, tmp_path: Path) -> None:
+        """All workers turn to NOT_SERVING and drain within drain_timeout."""
+        with running(tmp_path, workers=2, drain_timeout="5s") as server, channel_per_worker(server) as channels:
+            stubs: list[Any] = [health_pb2_grpc.HealthStub(each) for each in channels]
+            watches = [stub.Watch(health_pb2.HealthCheckRequest()) for stub in stubs]
+            assert [next(watch).status for watch in watches] == [SERVING, SERVING]
+            # A stream in each worker: an idle one would exit at once.
+            with ExitStack() as streams:
+                for each in channels:
+                    request = pb.StreamRangesRequest(sequence="orders", total_id_count=10**15)
+                    stream = id_allocator(each).StreamRanges(request)
+                    next(stream)
+                    streams.enter_context(reading(stream))
+                began = time.monotonic()
+                server.send(signal.SIGTERM)
+                assert [next(watch).status for watch in watches] == [NOT_SERVING, NOT_SERVING]
+                assert server.process.wait(30) == 0
+                assert time.monotonic() - began >= 3
+
+    def test_a_second_signal_stops_at_once(self, tmp_path: Path) -> None:
+        """A second signal stops a drain at once."""
+        with running(tmp_path, workers=2, drain_timeout="50s") as server, connect(server) as channel:
+            stream = id_allocator(channel).StreamRanges(
+                pb.StreamRangesRequest(sequence="orders", total_id_count=10**15)
+            )
+            next(stream)
+            with reading(stream):
+                workers = worker_pids(server)
+                server.send(signal.SIGTERM)
+                wait_until(lambda: len(log_events(server, "draining")) == 2)
+                assert server.stop(signal.SIGINT, timeout=10) == 128 + signal.SIGINT
+                assert not any(map(is_running, workers))
+
+
+@contextmanager
+def reading(stream: Any) -> Iterator[None]:
+    """Reads a stream in a thread, and cancels it at the end of the block."""
+
+    def read() -> None:
+        with suppress(grpc.RpcError):
+            for _ in stream:
+                pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield
+    finally:
+        stream.cancel()
+        reader.join()

@@ -1,0 +1,181 @@
+"""Controls the clocks, store faults and forks of a running ``tests.support.faults.faulty_node``, through a file.
+
+A change takes effect for every call and statement that begins after the method has returned.
+"""
+
+import json
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+FaultKind = Literal[
+    "late",  # applied and answered after the delay; never applied if the caller gives up before
+    "slow",  # applied at once, answered after the delay
+    "hang",  # never applied, never answered
+    "mute",  # applied, never answered
+    "failed",  # not applied, outcome reported as unknown
+    "lost",  # applied, outcome reported as unknown
+    "later",  # outcome reported as unknown, then applied after the delay
+    "twice",  # applied twice, answered with the second result
+    "again",  # applied twice, answered with the first result
+    "rejected",  # not applied, reported as not applied: CrateDB's 503
+    "unreachable",  # not sent
+]
+# The methods of a Store that write.
+WRITES = (
+    "grant", "grant_timestamps", "create", "open_period", "revise", "record", "forget_recorded", "give_back",
+    "claim_start", "keep_prefix", "release_prefix", "raise_start",
+)  # fmt: skip
+
+
+@dataclass
+class StoreFault:
+    """A fault of calls to the store.
+
+    Attributes:
+        number: Identifies the fault.
+        kind: What happens to the call.
+        methods: Names of the methods of ``Store`` that fail; empty for all.
+        times: How many calls fail in each process; None for all.
+        seconds: The delay, for kinds that have one.
+    """
+
+    number: int
+    kind: FaultKind
+    methods: list[str]
+    times: int | None
+    seconds: float
+
+
+@dataclass
+class ControlState:
+    """The content of the control file.
+
+    Attributes:
+        wall: The time at which the wall clock is stopped, in seconds since 1970; None while it runs.
+        wall_offset: Seconds by which the wall clock is ahead of the machine's.
+        boot_offset: Seconds by which the boot clock is ahead of the machine's; never decreases.
+        faults: Active faults; the first one that matches a call applies.
+        fork_count: How many forks were requested in total.
+        fork_log: The log of the latest fork, see ``NodeControl.fork``.
+        fork_sequences: The sequences that a forked child allocates from.
+    """
+
+    wall: float | None = None
+    wall_offset: float = 0.0
+    boot_offset: float = 0.0
+    faults: list[StoreFault] = field(default_factory=list)
+    fork_count: int = 0
+    fork_log: str = ""
+    fork_sequences: list[str] = field(default_factory=list)
+
+
+class NodeControl:
+    """Writes the control file of one node, or of several nodes that share it.
+
+    Args:
+        file: The control file; created at once.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._state = ControlState()
+        self._writes = count(1)
+        self._numbers = count(1)
+        self._write()
+
+    @property
+    def arguments(self) -> list[str]:
+        """Command-line arguments that make a node read this file."""
+        return ["--control", str(self.file)]
+
+    def set_wall_clock(self, at: float | None = None, *, offset: float | None = None) -> None:
+        """Stops the wall clock ``at`` a time, or runs it ``offset`` seconds ahead of the machine's."""
+        self._state.wall = at
+        self._state.wall_offset = offset or 0.0
+        self._write()
+
+    def advance_boot_clock(self, seconds: float) -> None:
+        """Moves the boot clock forward, as after a suspend."""
+        assert seconds >= 0
+        self._state.boot_offset += seconds
+        self._write()
+
+    def inject(self, kind: FaultKind, *methods: str, times: int | None = None, seconds: float = 0.0) -> int:
+        """Adds a ``StoreFault`` for calls that begin from now on, and returns its number."""
+        fault = StoreFault(next(self._numbers), kind, list(methods), times, seconds)
+        self._state.faults.append(fault)
+        self._write()
+        return fault.number
+
+    def clear_faults(self) -> None:
+        """Removes all faults for calls that begin from now on."""
+        self._state.faults.clear()
+        self._write()
+
+    def fork(self, log: Path, *sequences: str) -> None:
+        """Makes each process of the node fork soon; the child tries to issue ids, reports a ``ForkResult`` and exits.
+
+        Args:
+            log: The child logs issued ids to LOG.PID; ``fork_results`` reads its report.
+            sequences: The sequences to allocate from, besides document ids and UUIDs.
+        """
+        self._state.fork_count += 1
+        self._state.fork_log = str(log)
+        self._state.fork_sequences = list(sequences)
+        self._write()
+
+    def _write(self) -> None:
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self._state)))
+        # The node compares modification times, which are too coarse to tell two writes in a row apart.
+        number = next(self._writes)
+        os.utime(new, ns=(number, number))
+        new.replace(self.file)
+
+
+@dataclass
+class ForkResult:
+    """What a forked child was able to issue.
+
+    Attributes:
+        pid: Its process id.
+        ids: How many sequence ids and document ids it issued; its log has them.
+        uuids: The UUIDs of version 7 that it issued.
+        refusals: Counts of errors, by message.
+    """
+
+    pid: int
+    ids: int
+    uuids: list[str]
+    refusals: dict[str, int]
+
+
+def fork_results(log: Path) -> list[ForkResult]:
+    """Returns the reports of the children that have not crashed; see ``NodeControl.fork``."""
+    return [ForkResult(**json.loads(file.read_text())) for file in sorted(log.parent.glob(f"fork-{log.name}-*.json"))]
+
+
+def fork_exit_codes(log: Path) -> list[int]:
+    """Returns the exit codes of ended children from a node's log; gRPC crashes in some of them."""
+    lines = [line for line in log.read_text().splitlines() if '"forked"' in line]
+    return [json.loads(line)["exit_code"] for line in lines]
+
+
+def read_state(file: Path) -> ControlState:
+    """Reads a file that a ``NodeControl`` wrote."""
+    state: dict[str, Any] = json.loads(file.read_text())
+    return ControlState(**state | {"faults": [StoreFault(**each) for each in state["faults"]]})
+
+
+def injected_faults(log: Path) -> Counter[tuple[str, str]]:
+    """Counts the faults of calls to the store in a node's log, by (kind, method)."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for line in log.read_text().splitlines():
+        if '"fault_injected"' in line:
+            event = json.loads(line)
+            counts[event["kind"], event["method"]] += 1
+    return counts

@@ -1,0 +1,90 @@
+"""Calls to real server processes, and the events in their logs."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
+from tests.support.processes import Server, environment, serve_command
+
+
+def connect(server: Server) -> grpc.Channel:
+    """Returns a channel with a connection of its own; channels to one address share a connection by default."""
+    return grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def id_allocator(channel: grpc.Channel) -> Any:
+    """Returns a stub of IdAllocatorService."""
+    return id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+
+
+def get_node(channel: grpc.Channel) -> node_pb2.Node:
+    """Calls GetNode."""
+    stub: Any = node_pb2_grpc.NodeServiceStub(channel)
+    node: node_pb2.Node = stub.GetNode(node_pb2.GetNodeRequest(), timeout=10).node
+    return node
+
+
+def update_node(channel: grpc.Channel, *, persist: bool = False, timeout: float = 10, **node: Any) -> node_pb2.Node:
+    """Calls UpdateNode with the given fields."""
+    stub: Any = node_pb2_grpc.NodeServiceStub(channel)
+    request = node_pb2.UpdateNodeRequest(node=node_pb2.Node(**node), persist=persist)
+    changed: node_pb2.Node = stub.UpdateNode(request, timeout=timeout).node
+    return changed
+
+
+def refused_start(**settings: object) -> str:
+    """Starts a server that must refuse to start; returns its exit code and its one-line error."""
+    done = subprocess.run(serve_command(**settings), env=environment(), capture_output=True, text=True, timeout=40)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    [line] = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    return f"{done.returncode} {line}"
+
+
+@contextmanager
+def channel_per_worker(server: Server, workers: int = 2) -> Iterator[list[grpc.Channel]]:
+    """Opens a channel to each worker, which is identified by its start timestamp."""
+    with ExitStack() as channels:
+        found: dict[int, grpc.Channel] = {}
+        for _ in range(200):
+            if len(found) == workers:
+                break
+            channel = channels.enter_context(connect(server))
+            found.setdefault(get_node(channel).start_timestamp, channel)
+        assert len(found) == workers, f"reached {len(found)} of {workers} workers"
+        yield list(found.values())
+
+
+def log_events(server: Server, event: str) -> list[dict[str, Any]]:
+    """Returns the log lines of an event; a line that is being written is left out."""
+    complete, _, _ = server.log.read_text().rpartition("\n")
+    lines = [json.loads(line) for line in complete.splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def worker_pids(server: Server) -> list[int]:
+    """Returns the process ids of all workers that were ever started."""
+    return [line["pid"] for line in log_events(server, "worker_started")]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], object], what: str = "the condition", seconds: float = 60) -> None:
+    """Polls a condition until it holds, and fails after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.05)

@@ -1,0 +1,53 @@
+"""A WSGI application that allocates ids when uWSGI's master loads it, and again in each request.
+
+A request waits until every worker has one, so that concurrent requests reach all workers.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import idalloc
+from idalloc.ext.sqlalchemy import idalloc_default
+
+FOLDER = Path(os.environ["RECEIVED_FOLDER"])
+WORKERS = int(os.environ["WORKERS"])
+
+ids = idalloc.Client(os.environ["IDALLOC_SERVER"], timeout=20).ids("orders")
+loop = iter(ids)
+default = idalloc_default("orders")
+
+
+def write(name: str) -> None:
+    """Allocates ids, and writes them to a file, with the error message if a call fails."""
+    received: list[int | str] = []
+    try:
+        received += (next(ids) for _ in range(300))
+        received += islice(loop, 300)
+        received += (default() for _ in range(300))
+    except Exception as error:
+        received.append(f"{type(error).__name__}: {error}")
+    file = FOLDER / f"{name}.part"
+    file.write_text(json.dumps(received))
+    file.rename(FOLDER / f"{name}.json")
+
+
+write("master")
+# A fork that Python does not notice may hang while other threads run.
+while threading.active_count() > 1:
+    time.sleep(0.01)
+time.sleep(0.1)
+
+
+def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+    """Handles a request."""
+    write(f"worker-{os.getpid()}")
+    while len(list(FOLDER.glob("worker-*.json"))) < WORKERS:
+        time.sleep(0.01)
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"done\n"]
