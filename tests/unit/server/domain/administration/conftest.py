@@ -12,9 +12,9 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.generations import MARGIN_SECONDS
 from idalloc_server.domain.sequences.model import Reset
 from tests.support.fake_store import FakeClock, MemoryStore
-from tests.support.sequence_allocators import TERMS, ids
+from tests.support.sequence_allocators import CONFIG, ids
 
-EFFECTIVE_IN = TERMS.lease_ttl + MARGIN_SECONDS
+EFFECTIVE_IN = CONFIG.lease_ttl + MARGIN_SECONDS
 _requests = itertools.count()
 
 
@@ -22,8 +22,8 @@ class Node:
     """A node of its own: what it may do to sequences, and what it issues."""
 
     def __init__(self, store: MemoryStore, clock: FakeClock) -> None:
-        self.allocator = Allocator(store, clock, TERMS)
-        self.registry = SequenceService(store, clock, self.allocator, store_timeout=TERMS.store_timeout)
+        self.allocator = Allocator(store, clock, CONFIG)
+        self.registry = SequenceService(store, clock, self.allocator, store_timeout=CONFIG.store_timeout)
 
     async def warm(self, name: str, clock: FakeClock) -> list[int]:
         """Takes ids until the node holds some in memory; returns those taken."""

@@ -123,13 +123,13 @@ class TestWrongClocks:
         assert (await starting).timestamp == NOW + 60
 
     async def test_a_store_without_a_clock_leaves_this_machine_s(self, clock: FakeClock) -> None:
-        store = MemoryStore(FakeClock(wall=0), tells_time=False)
+        store = MemoryStore(FakeClock(wall=0), has_clock=False)
         assert (await epoch_of(store, clock).start()).timestamp == NOW
 
     @pytest.mark.parametrize("tells_time", [True, False])
     async def test_past_2106(self, clock: FakeClock, tells_time: bool) -> None:
         clock.wall_seconds = TIMESTAMP_END
-        store = MemoryStore(clock, tells_time=tells_time)
+        store = MemoryStore(clock, has_clock=tells_time)
         with pytest.raises(StartRefused, match="past the year 2106") as refusal:
             await epoch_of(store, clock).start()
         assert refusal.value.setting == "max_clock_skew"
