@@ -96,7 +96,7 @@ async def test_why_calls_fail_is_logged_in_sum(served: Served) -> None:
     assert (others["why"], others["count"]) == ("others", 20 - MAX_CAUSES)
     assert (store["code"], store["reason"], store["count"]) == ("UNAVAILABLE", "STORE_UNAVAILABLE", 3)
     assert store["method"] == "/idalloc.v1.IdAllocatorService/AllocateRange"
-    assert store["why"] == "the store said no"
+    assert store["why"] == "the store rejected the statement"
 
 
 async def test_a_fault_of_the_server_is_traced_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
-"""What stands in for the outside world in unit tests: a store that fails on command, and a clock to set.
+"""Fakes for unit tests: a store in memory that fails on command, and a clock that tests set.
 
 store = MemoryStore(clock)
 store.next("grant", lost_reply())     # the next grant is applied, and its answer lost
 gate = store.hold("claim_start")      # the next claim waits until gate.set()
-store.down = True                     # from now on nothing can be reached
-store.rows["orders"].last_value = 5   # what a restored backup looks like
-store.calls_of("grant")               # what was asked, in order
+store.down = True                     # from now on the store is unreachable
+store.rows["orders"].last_value = 5   # as after a restore from a backup
+store.calls_of("grant")               # the calls, in order
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
 from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
-from tests.support.memory_rows import PrefixRow, Row, Written
+from tests.support.memory_rows import PrefixRow, RecordedRow, Row
 
 T = TypeVar("T")
 Rows = list[StoredRow]
 
 
 class FakeClock:
-    """Both clocks of ``Clock``, which stand still until they are told to move."""
+    """A ``Clock`` that only ``advance`` and assignments move."""
 
     def __init__(self, boot: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
         self.boot_seconds = boot
@@ -43,21 +43,21 @@ class FakeClock:
         return self.wall_seconds
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass, for both."""
+        """Advances both clocks."""
         self.boot_seconds += seconds
         self.wall_seconds += seconds
 
 
 @dataclass(eq=False)
 class Fault:
-    """What happens to one call.
+    """The fault of one store call.
 
     Attributes:
-        applied: How many times it is applied; the answer is the last one's.
+        applied: How often the call is applied; the answer is that of the last time.
         error: Raised in place of the answer.
-        before: Awaited before it is applied. Never set, the call hangs.
-        after: Awaited between being applied and answered.
-        delay: Seconds to sleep before it is applied.
+        before: Awaited before the call is applied. The call hangs if it is never set.
+        after: Awaited after the call was applied, before the answer.
+        delay: Seconds to sleep before the call is applied.
     """
 
     applied: int = 1
@@ -68,27 +68,27 @@ class Fault:
 
 
 def unreachable() -> Fault:
-    """Nothing was sent."""
+    """The store cannot be reached; nothing is applied."""
     return Fault(applied=0, error=StoreUnreachable("the store cannot be reached"))
 
 
 def rejected(code: int = 5000, http_status: int = 500) -> Fault:
-    """The store answered with an error, and applied nothing."""
-    return Fault(applied=0, error=StoreRejected("the store said no", code=code, http_status=http_status))
+    """The store answers with an error; nothing is applied."""
+    return Fault(applied=0, error=StoreRejected("the store rejected the statement", code=code, http_status=http_status))
 
 
 def lost_request() -> Fault:
-    """Not applied, but the caller cannot know."""
+    """The request is lost: not applied, but the caller cannot know."""
     return Fault(applied=0, error=StoreOutcomeUnknown("the connection was reset"))
 
 
 def lost_reply() -> Fault:
-    """Applied, but the caller cannot know."""
+    """The reply is lost: applied, but the caller cannot know."""
     return Fault(applied=1, error=StoreOutcomeUnknown("the connection was reset"))
 
 
 def twice() -> Fault:
-    """Applied twice, as CrateDB's own replays do; the second one's answer arrives."""
+    """The call is applied twice, as by CrateDB's own replays; the second answer arrives."""
     return Fault(applied=2)
 
 
@@ -101,24 +101,25 @@ class Call(NamedTuple):
 
 @dataclass
 class MemoryStore:
-    """A ``Store`` in memory. Several nodes may share one object: it is the store, not the connection to it.
+    """A ``Store`` in memory, which several nodes may share.
 
     Attributes:
-        clock: The store's clock; ``now`` tells it only where ``tells_time``.
+        clock: The store's clock.
+        has_clock: Whether ``now`` returns the clock.
         down: While true every call raises ``StoreUnreachable``.
-        rows: The sequences, to look at and to spoil.
-        prefixes: The claims, likewise.
-        allocations: What was written down under request ids, likewise.
-        calls: All that was called, failed calls too.
+        rows: The sequences; tests may change them.
+        prefixes: The claims; tests may change them.
+        allocations: The recorded allocations by request id; tests may change them.
+        calls: All calls, including failed ones.
     """
 
     clock: Clock = field(default_factory=FakeClock)
-    tells_time: bool = True
+    has_clock: bool = True
     down: bool = False
     closed: bool = False
     rows: dict[str, Row] = field(default_factory=dict)
     prefixes: dict[int, PrefixRow] = field(default_factory=lambda: defaultdict(PrefixRow))
-    allocations: dict[str, Written] = field(default_factory=dict)
+    allocations: dict[str, RecordedRow] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     _counted: dict[str, Row] | None = None
     _version: int = 0
@@ -126,17 +127,17 @@ class MemoryStore:
     _faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
 
     def next(self, method: str, *faults: Fault) -> None:
-        """Sets what happens to the next calls of a method, one fault a call."""
+        """Sets the faults of the next calls of a method, one for each call."""
         self._faults[method].extend(faults)
 
     def hold(self, method: str) -> asyncio.Event:
-        """Makes the next call of a method wait, before it is applied, until the event is set."""
+        """Makes the next call of a method wait for the event before it is applied."""
         gate = asyncio.Event()
         self.next(method, Fault(before=gate))
         return gate
 
     def calls_of(self, method: str) -> list[Call]:
-        """All calls of one method so far."""
+        """Returns the calls of one method so far."""
         return [call for call in self.calls if call.method == method]
 
     @property
@@ -217,13 +218,13 @@ class MemoryStore:
         await self._call("raise_start", (prefix, last_start), lambda: self._raise_start(prefix, last_start))
 
     async def now(self) -> float | None:
-        return await self._call("now", (), lambda: self.clock.wall() if self.tells_time else None)
+        return await self._call("now", (), lambda: self.clock.wall() if self.has_clock else None)
 
     async def close(self) -> None:
         self.closed = True
 
     async def _call(self, method: str, arguments: tuple[object, ...], apply: Callable[[], T]) -> T:
-        """Runs one call through whatever fault is set for it."""
+        """Runs one call, with the fault that is set for it."""
         self.calls.append(Call(method, arguments))
         if self.closed:
             raise StoreUnreachable("the store is closed")
@@ -231,7 +232,7 @@ class MemoryStore:
             raise StoreUnreachable("the store is down")
         faults = self._faults[method]
         fault = faults.popleft() if faults else Fault()
-        await asyncio.sleep(fault.delay)  # also at 0: a real store never answers without giving way
+        await asyncio.sleep(fault.delay)  # also 0: a real store always yields to other tasks
         if fault.before:
             await fault.before.wait()
         answers = [apply() for _ in range(fault.applied)]
@@ -242,8 +243,8 @@ class MemoryStore:
         return answers[-1]
 
     def _write(self, row: Row) -> tuple[tuple[int, int, int], int]:
-        """Notes a write of a row. The version counts the writes of all rows, as CrateDB's does."""
-        if self._counted is not self.rows:  # a restored backup has the count from then
+        """Counts a write of a row. The version counts the writes of all rows, as in CrateDB."""
+        if self._counted is not self.rows:  # a restored backup has its own count
             self._counted = self.rows
             self._version = max(each.version for each in self.rows.values())
         self._version += 1
@@ -252,7 +253,7 @@ class MemoryStore:
         return (row.version, 1, row.generation), row.writes
 
     def _granting(self, name: str, lease_ms: int) -> Row | None:
-        """Returns the row of a grant that may be made."""
+        """Returns the row of a grant, and sets its lease TTL."""
         row = self.rows.get(name)
         if row is None:
             return None
@@ -282,7 +283,7 @@ class MemoryStore:
             return None
         if row.sequence.kind == Kind.COUNTER or seen.is_ahead_of(row.counter(name), row.generation):
             return Grant(row.counter(name), 0, row.sequence, 0, row.generation, *self._write(row))
-        if self.tells_time:
+        if self.has_clock:
             own = int(self.clock.wall() * row.sequence.kind.per_second)
             now = now if now <= own + ahead else own
         row.last_value, granted, left = timestamp_grant(row.counter(name), row.sequence.max_value, wanted, now, ahead)
@@ -340,15 +341,15 @@ class MemoryStore:
     def _record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         for allocation in allocations:
             self._records += 1
-            self.allocations.setdefault(allocation.request_id, Written(allocation, self._records))
+            self.allocations.setdefault(allocation.request_id, RecordedRow(allocation, self._records))
         return {each.request_id: self.allocations[each.request_id].allocation for each in allocations}
 
     def _recorded(self, request_id: str) -> RecordedAllocation | None:
-        written = self.allocations.get(request_id)
-        return written.allocation if written else None
+        recorded = self.allocations.get(request_id)
+        return recorded.allocation if recorded else None
 
     def _newest_recorded(self) -> RecordPosition | None:
-        numbers = [written.number for written in self.allocations.values()]
+        numbers = [recorded.number for recorded in self.allocations.values()]
         return RecordPosition(max(numbers)) if numbers else None
 
     def _forget_recorded(self, retention: Retention, most: int) -> int:

@@ -1,4 +1,4 @@
-"""What lies in the store in memory of ``fakes``."""
+"""The rows of ``fake_store.MemoryStore``."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from idalloc_server.domain.sequences.model import Sequence
 
 @dataclass
 class Row:
-    """A sequence, or the counter of a period, as it lies in the store."""
+    """A stored sequence, or the counter of a period."""
 
     sequence: Sequence
     last_value: int | None
@@ -26,28 +26,28 @@ class Row:
     deleted: bool = False
 
     def counter(self, name: str) -> int:
-        """Returns the counter, as a write of the row needs it."""
+        """Returns the counter; a write fails without one."""
         if self.last_value is None:
             raise SequenceInvalid(name, "it has no last_value")
         return self.last_value
 
     def stored(self, name: str) -> StoredRow:
-        """Returns what the store tells of it."""
+        """Returns the row as the store returns it."""
         columns: dict[str, Any] = {column: value for column, value in vars(self).items() if column in StoredRow._fields}
         return StoredRow(name, **columns)
 
 
 @dataclass
 class PrefixRow:
-    """A prefix as it lies in the store."""
+    """A stored prefix."""
 
     last_start: int = -1
     holder: str = ""
     seen_at: float = 0.0
 
 
-class Written(NamedTuple):
-    """What was written down under a request id."""
+class RecordedRow(NamedTuple):
+    """A recorded allocation, and its position in the order of records."""
 
     allocation: RecordedAllocation
     number: int

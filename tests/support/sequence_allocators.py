@@ -1,4 +1,4 @@
-"""What the tests of lanes share: terms, making a sequence, listing the ids of ranges, acting amid a refill."""
+"""Helpers of the tests of allocation: settings, rows, lists of ids, a hook inside a refill."""
 
 from collections.abc import Callable
 
@@ -11,22 +11,22 @@ from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import MemoryStore
 from tests.support.memory_rows import Row
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=2.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=2.0, auto_create_sequences=True)
 
 
 def make(store: MemoryStore, name: str, sequence: Sequence) -> Row:
-    """Puts a sequence that issued nothing into the store."""
+    """Adds a sequence without issued ids to the store."""
     store.rows[name] = row = Row(sequence, sequence.before_start)
     return row
 
 
 def ids(*ranges: IdRange) -> list[int]:
-    """Returns the ids of ranges, in their order."""
+    """Returns the ids of ranges, in order."""
     return [i for taken in ranges for i in range(taken.first_id, taken.last_id + taken.step, taken.step)]
 
 
 def right_after_serving(sequence_allocator: object, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has something happen between the taking of ids by a refill and the waking of those who waited."""
+    """Calls ``act`` after a refill has served its waiters, before they resume."""
     assert isinstance(sequence_allocator, SequenceAllocator)
     serve = sequence_allocator._serve
 

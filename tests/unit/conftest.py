@@ -1,4 +1,4 @@
-"""A store in memory, its clock and an allocator, for every unit test that asks for them."""
+"""Fixtures of all unit tests: a store in memory, its clock, an allocator, an environment."""
 
 import os
 
@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
 from tests.support.fake_store import FakeClock, MemoryStore
-from tests.support.sequence_allocators import TERMS
+from tests.support.sequence_allocators import CONFIG
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def store(clock: FakeClock) -> MemoryStore:
 
 @pytest.fixture
 def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
-    return Allocator(store, clock, TERMS)
+    return Allocator(store, clock, CONFIG)
 
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment without idalloc's variables, for a test to set some."""
+    """Removes idalloc's variables from the environment; a test may set some."""
     for name in [name for name in os.environ if name.startswith("IDALLOC_")]:
         monkeypatch.delenv(name)
     return monkeypatch

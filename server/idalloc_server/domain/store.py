@@ -45,7 +45,7 @@ class Store(Protocol):
 
         Args:
             name: The name of the row.
-            wanted: The number of ids, at least 0.
+            wanted: At least 0.
             lease_ms: The TTL of the lease, in milliseconds. The row keeps the longest one.
             seen: If the counter is behind this, it stays and nothing is granted. Advanced past what another node saw,
                 it would hide from that node that the store went backwards.
@@ -69,13 +69,8 @@ class Store(Protocol):
         ``ahead`` and ``max_value``, so fewer than ``wanted`` may be granted. A store with a clock of its own uses that
         in place of a ``now`` that is more than ``ahead`` past it: a wrong clock must not use up the sequence.
 
-        Args:
-            name: The sequence's name; its kind is a timestamp.
-            wanted: The number of timestamps, at least 0.
-            lease_ms: As for ``grant``.
-            now: The node's clock, in the unit of the sequence's kind.
-            ahead: How far the counter may be ahead of the clock, in the same unit.
-            seen: As for ``grant``.
+        ``now`` is the node's clock, ``ahead`` how far the counter may be past it, both in the unit of the sequence's
+        kind. The other arguments are those of ``grant``.
 
         Returns:
             As ``grant``; ``remaining`` is the number of values up to max_value.
@@ -97,16 +92,10 @@ class Store(Protocol):
         ...
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
-        """Creates the counter of a period, or moves it to a newer generation.
+        """Creates the counter of a period (``name_of_period``), or moves it to a newer generation of its sequence.
 
         A counter of an older generation gets the settings and advances to ``at_least``, as in ``Revision``. A counter
         of this generation or a newer one stays unchanged.
-
-        Args:
-            name: The result of ``name_of_period``.
-            sequence: The settings of the sequence.
-            at_least: The least value of the counter; ``sequence.before_start`` for a period without ids.
-            generation: The sequence's generation.
         """
         ...
 
@@ -149,10 +138,7 @@ class Store(Protocol):
         ...
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        """Inserts allocations whose request ids have no record yet, in one statement.
-
-        Args:
-            allocations: At least one; their request ids are distinct.
+        """Inserts allocations whose request ids have no record yet, in one statement; their request ids are distinct.
 
         Returns:
             The stored allocations by request id: the caller's own or earlier ones. Whether a missing one was stored is
@@ -176,14 +162,9 @@ class Store(Protocol):
         ...
 
     async def forget_recorded(self, retention: Retention, most: int) -> int:
-        """Deletes recorded allocations whose window has passed.
+        """Deletes recorded allocations whose window has passed, among the ``most`` oldest.
 
-        Checks only the ``most`` oldest. A store may keep the newest allocation, and an allocation that was recorded
-        again, for longer.
-
-        Args:
-            retention: Decides whether a window has passed.
-            most: The number of allocations to check.
+        A store may keep the newest allocation, and an allocation that was recorded again, for longer.
 
         Returns:
             The number of deleted allocations; 0 if none can be deleted now.
@@ -207,7 +188,7 @@ class Store(Protocol):
         Args:
             prefix: 0 to 65535.
             at_least: The lowest start timestamp, in seconds since 1970.
-            holder: The identity of the claiming process.
+            holder: The claiming process.
             stale_after: Seconds.
 
         Raises:

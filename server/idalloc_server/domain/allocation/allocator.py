@@ -86,22 +86,14 @@ class Allocator:
         return sum(sequence_allocator.has_lease for sequence_allocator in self._sequence_allocators.values())
 
     def take(self, sequence: str, count: int) -> IdRange | None:
-        """Takes ids from memory without waiting.
-
-        Args:
-            sequence: The sequence's name.
-            count: The number of ids, at least 1.
-
-        Returns:
-            One contiguous range, or None if ``allocate`` must wait for the store.
-        """
+        """Takes ``count`` ids, at least 1, from memory; None if ``allocate`` must wait for the store."""
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None or os.getpid() != self._pid:
             return None
         return sequence_allocator.take(count)
 
     async def allocate(self, sequence: str, count: int) -> IdRange:
-        """Takes ids, waiting for the store if the lease has too few.
+        """Takes one contiguous range, waiting for the store if the lease has too few ids.
 
         Waiting callers of a sequence share store calls and are served in FIFO order. A caller cancelled before its ids
         were taken takes none; afterwards its ids are burned.
@@ -109,9 +101,6 @@ class Allocator:
         Args:
             sequence: The sequence's name.
             count: The number of ids, at least 1.
-
-        Returns:
-            One contiguous range.
 
         Raises:
             InvalidRequest: The name is invalid, or ``count`` timestamps are never available at once.

@@ -150,12 +150,8 @@ class HighWaterMarks:
         Ends are measured on ``Clock.boot``: after the wall clock was set forward and back again, the mark of the true
         period still exists.
 
-        Args:
-            sequence: The sequence's name.
-            period: The period that begins.
-            now: ``Clock.boot``, in seconds.
-            ends_at: When the period ends, in ``Clock.boot`` seconds.
-            used: The periods that have a sequence allocator.
+        ``now`` and ``ends_at``, the end of the period, are in ``Clock.boot`` seconds; ``used`` are the periods that
+        have a sequence allocator.
         """
         ends = self._period_ends.setdefault(sequence, {})
         ends[period] = max(ends_at, ends.get(period, ends_at))

@@ -114,7 +114,7 @@ class SequenceAllocator:
             await self._recheck(self._went_backwards)
         if self._store_calls.abandoned:
             raise ServerDraining
-        waiter = self._waiters.append(count)
+        waiter = self._waiters.add(count)
         self._start_refill()
         try:
             taken = await waiter.answer
@@ -346,7 +346,7 @@ class SequenceAllocator:
         now = self._clock.boot()
         deferred: list[Waiter] = []
         for _ in range(most):
-            count, answer = waiter = self._waiters.first
+            count, answer = waiter = self._waiters[0]
             if answer.done():
                 pass
             elif count and self._has_reset():
@@ -386,7 +386,7 @@ class SequenceAllocator:
         try:
             if count:
                 self._high_water_marks.move_back(self._name, lease.generation, value + count * lease.step, value)
-                if await self._store_calls.give_back(count, version):
+                if await self._store_calls.within_timeout(self._store.give_back(self._name, count, version)):
                     returned = count
         except Refusal as error:
             _log.warning("tail_not_returned", sequence=self._sequence_name, ids=count, error=str(error))

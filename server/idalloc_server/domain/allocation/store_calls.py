@@ -20,12 +20,6 @@ _DEFAULTS = Sequence()
 class StoreCalls:
     """Calls the store for one counter.
 
-    Args:
-        name: The name of the counter's row.
-        shared: The state shared by all sequence allocators.
-        sequence: The sequence's name.
-        period: The period of the counter; empty if the sequence has no reset.
-
     Attributes:
         outcome_unknown: Whether the last call may have been applied without an answer.
         requested: The number of ids requested by calls in flight.
@@ -33,12 +27,22 @@ class StoreCalls:
         created: Whether this node created the row.
     """
 
+    __slots__ = (
+        "_name",
+        "_period",
+        "_sequence_name",
+        "_shared",
+        "abandoned",
+        "created",
+        "outcome_unknown",
+        "requested",
+    )
+
     def __init__(self, name: str, shared: SharedState, sequence: str, period: str) -> None:
         self._name = name
         self._sequence_name = sequence
         self._period = period
         self._shared = shared
-        self._config = shared.allocation_config
         self.outcome_unknown = False
         self.requested = 0
         self.abandoned = False
@@ -53,7 +57,7 @@ class StoreCalls:
         """
         self.requested += requested
         try:
-            answer = await within_timeout(self._config.store_timeout, call)
+            answer = await within_timeout(self._shared.allocation_config.store_timeout, call)
         except (StoreOutcomeUnknown, asyncio.CancelledError):
             self.outcome_unknown = True
             if not self.abandoned:
@@ -67,7 +71,7 @@ class StoreCalls:
 
     async def grant(self, wanted: int, sequence: Sequence) -> Grant | None:
         """Requests ids of the sequence, whose settings may be out of date. See ``Store.grant``."""
-        store, config, kind = self._shared.store, self._config, sequence.kind
+        store, config, kind = self._shared.store, self._shared.allocation_config, sequence.kind
         lease_ms = int(config.lease_ttl * 1000)
         floor = self._shared.high_water_marks.floor(self._name)
         if kind == Kind.COUNTER or not wanted:
@@ -85,7 +89,7 @@ class StoreCalls:
             SequenceNotFound: ``auto_create_sequences`` is off.
             InvalidRequest: The name has unsafe characters.
         """
-        if not self._config.auto_create_sequences:
+        if not self._shared.allocation_config.auto_create_sequences:
             raise SequenceNotFound(self._sequence_name, ", and auto_create_sequences is off")
         check_text("sequence", self._sequence_name)
         now = self._shared.clock.wall()
@@ -93,7 +97,3 @@ class StoreCalls:
         row = Row(self._name, _DEFAULTS.before_start, _DEFAULTS, generation, created_at=now, changed_at=now)
         stored = await self.within_timeout(self._shared.store.create(row))
         self.created = stored.generation == generation
-
-    async def give_back(self, count: int, version: tuple[int, int, int]) -> bool:
-        """Moves the counter back by an unused tail. See ``Store.give_back``."""
-        return await self.within_timeout(self._shared.store.give_back(self._name, count, version))

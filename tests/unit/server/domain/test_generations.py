@@ -1,4 +1,4 @@
-"""What moves the counter of a period leaves no id from before it in any lease, whoever else moves it meanwhile (P5)."""
+"""Moving a period's counter ends all leases with earlier ids, under concurrent changes (P5)."""
 
 import asyncio
 import json
@@ -19,9 +19,9 @@ from idalloc_server.domain.sequences.model import Reset, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_request
 from tests.support.sequence_allocators import make
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 DAILY = Sequence(reset=Reset.DAILY, min_lease_size=20, format="{year}{month}{day}-{value}")
-# Where the later of two ends up: in the lease of a node that follows the earlier one.
+# Where the later change moves the counter: into the lease that a node gets after the earlier one.
 PAST = 89
 
 
@@ -31,7 +31,7 @@ async def take(node: Allocator, count: int) -> int:
 
 
 async def by_advance(store: MemoryStore, clock: FakeClock) -> float:
-    registry = SequenceService(store, clock, Allocator(store, clock, TERMS), store_timeout=5.0)
+    registry = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
     return (await registry.advance("t", PAST, "", "", registry.change_token("", b"late"))).effective_at
 
 
@@ -40,29 +40,30 @@ async def by_import(store: MemoryStore, clock: FakeClock) -> float:
     for line in lines:
         if "period" in line:
             line["last_value"] = PAST
-    bring = Importer(store, clock)
-    await bring.run(read_export(json.dumps(line).encode() for line in lines))
-    assert not bring.problems
-    assert bring.effective_at is not None
-    return bring.effective_at
+    importer = Importer(store, clock)
+    await importer.run(read_export(json.dumps(line).encode() for line in lines))
+    assert not importer.problems
+    assert importer.effective_at is not None
+    return importer.effective_at
 
 
 @pytest.mark.parametrize("move", [by_advance, by_import])
-async def test_a_counter_that_another_one_opened_is_opened_again_in_a_newer_generation(
+async def test_a_concurrent_advance_gets_a_newer_generation(
     move: Callable[[MemoryStore, FakeClock], Coroutine[None, None, float]],
 ) -> None:
+    """P5: an advance or import that lost a race opens the counter again in a newer generation."""
     clock = FakeClock()
-    clock.wall_seconds -= clock.wall_seconds % 86_400  # so that the day does not end meanwhile
+    clock.wall_seconds -= clock.wall_seconds % 86_400  # far from midnight
     store = MemoryStore(clock)
     make(store, "t", DAILY)
-    user, other = (Allocator(store, clock, TERMS) for _ in range(2))
+    user, other = (Allocator(store, clock, CONFIG) for _ in range(2))
     last = [await take(user, 1) for _ in range(30)][-1]
     gate = store.hold("open_period")
     late = asyncio.create_task(move(store, clock))
     await asyncio.sleep(0.01)
     store.next("revise", lost_request())
     earlier = SequenceService(store, clock, other, store_timeout=5.0)
-    with pytest.raises(StoreUnavailable):  # it opened the counter, and broke off before the sequence
+    with pytest.raises(StoreUnavailable):  # it opened the counter, but did not change the sequence
         await earlier.advance("t", last + 50, "", "", earlier.change_token("", b"earlier"))
     for count in (10, 10, 10, 3):
         with suppress(StoreUnavailable):
@@ -70,7 +71,7 @@ async def test_a_counter_that_another_one_opened_is_opened_again_in_a_newer_gene
     gate.set()
     effective_at = await late
     issued = []
-    for _ in range(8):  # in use all the time, so that leases are renewed
+    for _ in range(8):  # in constant use, so that leases are renewed
         issued.append((clock.wall(), await take(user, 1)))
         await asyncio.sleep(0.001)
         clock.advance(70.0)
@@ -78,13 +79,13 @@ async def test_a_counter_that_another_one_opened_is_opened_again_in_a_newer_gene
 
 
 @pytest.mark.parametrize("sequence", [Sequence(min_lease_size=20), DAILY], ids=["plain", "period"])
-async def test_equal_counters_imported_end_the_leases_of_a_node(sequence: Sequence) -> None:
+async def test_an_import_of_equal_counters_ends_leases(sequence: Sequence) -> None:
     """P5: ids in memory that a restored store issued once more are not issued after an import."""
     clock = FakeClock()
-    clock.wall_seconds -= clock.wall_seconds % 86_400  # so that the day does not end meanwhile
+    clock.wall_seconds -= clock.wall_seconds % 86_400  # far from midnight
     store = MemoryStore(clock)
     make(store, "t", sequence)
-    user, other = (Allocator(store, clock, TERMS) for _ in range(2))
+    user, other = (Allocator(store, clock, CONFIG) for _ in range(2))
     for _ in range(30):
         await take(user, 1)
     restored = {name: copy(row) for name, row in store.rows.items()}
@@ -95,13 +96,13 @@ async def test_equal_counters_imported_end_the_leases_of_a_node(sequence: Sequen
     store.rows.clear()
     store.rows.update(restored)
     in_use = range(31, await take(other, counter - 30) + counter - 30)
-    bring = Importer(store, clock)
-    await bring.run(read_export(lines))
-    assert not bring.problems
-    assert bring.effective_at is not None
+    importer = Importer(store, clock)
+    await importer.run(read_export(lines))
+    assert not importer.problems
+    assert importer.effective_at is not None
     issued = 0
-    while clock.wall() < bring.effective_at:
-        clock.advance(50.0)  # in use all the time, so that leases are renewed
+    while clock.wall() < importer.effective_at:
+        clock.advance(50.0)  # in constant use, so that leases are renewed
         issued = await take(user, 1)
         await asyncio.sleep(0.001)
     assert issued not in in_use
@@ -110,16 +111,13 @@ async def test_equal_counters_imported_end_the_leases_of_a_node(sequence: Sequen
 
 @pytest.mark.parametrize("lower_by", [0, 3], ids=["equal", "refused"])
 @pytest.mark.parametrize("sequence", [Sequence(min_lease_size=20), DAILY], ids=["plain", "period"])
-async def test_no_tail_goes_back_past_imported_counters(sequence: Sequence, lower_by: int) -> None:
-    """P2, P5: a node that stops after an import gives no id at or before an imported counter back to the store.
-
-    Also where the line is refused, since the counter is past it by ids that only the node holds.
-    """
+async def test_no_tail_is_given_back_past_imported_counters(sequence: Sequence, lower_by: int) -> None:
+    """P2: a stop after an import, even a rejected line, gives no id up to the imported counter back."""
     clock = FakeClock()
-    clock.wall_seconds -= clock.wall_seconds % 86_400  # so that the day does not end meanwhile
+    clock.wall_seconds -= clock.wall_seconds % 86_400  # far from midnight
     store = MemoryStore(clock)
     make(store, "t", sequence)
-    node, other = (Allocator(store, clock, TERMS) for _ in range(2))
+    node, other = (Allocator(store, clock, CONFIG) for _ in range(2))
     for _ in range(30):
         await take(node, 1)
     lines = [line.encode() async for line in export_lines(store)]
@@ -129,10 +127,10 @@ async def test_no_tail_goes_back_past_imported_counters(sequence: Sequence, lowe
     lines = [
         line.replace(f'"last_value": "{counter}"'.encode(), f'"last_value": "{imported}"'.encode()) for line in lines
     ]
-    bring = Importer(store, clock)
-    await bring.run(read_export(lines))
-    assert bool(bring.problems) == bool(lower_by)
+    importer = Importer(store, clock)
+    await importer.run(read_export(lines))
+    assert bool(importer.problems) == bool(lower_by)
     await node.close()
-    assert bring.effective_at is not None
-    clock.advance(bring.effective_at - clock.wall())
+    assert importer.effective_at is not None
+    clock.advance(importer.effective_at - clock.wall())
     assert await take(other, 1) > imported

@@ -12,9 +12,9 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.generations import MARGIN_SECONDS
 from idalloc_server.domain.sequences.model import Reset
 from tests.support.fake_store import FakeClock, MemoryStore
-from tests.support.sequence_allocators import TERMS, ids
+from tests.support.sequence_allocators import CONFIG, ids
 
-EFFECTIVE_IN = TERMS.lease_ttl + MARGIN_SECONDS
+EFFECTIVE_IN = CONFIG.lease_ttl + MARGIN_SECONDS
 _requests = itertools.count()
 
 
@@ -22,8 +22,8 @@ class Node:
     """A node with its allocator and its service of sequences."""
 
     def __init__(self, store: MemoryStore, clock: FakeClock) -> None:
-        self.allocator = Allocator(store, clock, TERMS)
-        self.service = SequenceService(store, clock, self.allocator, store_timeout=TERMS.store_timeout)
+        self.allocator = Allocator(store, clock, CONFIG)
+        self.service = SequenceService(store, clock, self.allocator, store_timeout=CONFIG.store_timeout)
 
     async def warm(self, name: str, clock: FakeClock) -> list[int]:
         """Allocates until the node holds a lease; returns the ids."""

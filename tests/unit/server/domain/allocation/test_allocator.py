@@ -1,4 +1,4 @@
-"""Ranges from leases: who gets which ids, up to the bound and through faults of the store (P1, P2, P9)."""
+"""Ranges of ids from leases, at bounds and through faults of the store (P1, P2, P9)."""
 
 import asyncio
 
@@ -19,25 +19,26 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.sequences.model import MAX_ID, Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, rejected, twice, unreachable
-from tests.support.sequence_allocators import TERMS, ids, make, right_after_serving
+from tests.support.sequence_allocators import CONFIG, ids, make, right_after_serving
 
 
 async def test_first_use_creates_the_sequence_and_starts_at_one(allocator: Allocator, store: MemoryStore) -> None:
+    """The first use of a sequence creates it and issues ids from 1."""
     taken = await allocator.allocate("orders", 3)
     assert ids(taken) == [1, 2, 3]
     assert taken.generation == store.rows["orders"].generation
     assert store.rows["orders"].last_value == 3
 
 
-async def test_cold_lane_takes_just_what_was_asked_for(allocator: Allocator, store: MemoryStore) -> None:
+async def test_first_grant_is_just_what_was_requested(allocator: Allocator, store: MemoryStore) -> None:
+    """A sequence without a lease requests exactly the ids of its caller."""
     await allocator.allocate("orders", 7)
-    assert [call.arguments[1] for call in store.calls_of("grant")] == [7, 7]  # the first one found no row
+    assert [call.arguments[1] for call in store.calls_of("grant")] == [7, 7]  # the first write found no row
     assert store.rows["orders"].last_value == 7
 
 
-async def test_leases_grow_with_use_so_that_the_store_is_called_ever_more_rarely(
-    allocator: Allocator, store: MemoryStore
-) -> None:
+async def test_leases_grow_with_use(allocator: Allocator, store: MemoryStore) -> None:
+    """Leases grow with use, so that 10,000 ids take fewer than 20 writes."""
     taken = [allocator.take("orders", 1) or await allocator.allocate("orders", 1) for _ in range(10_000)]
     assert ids(*taken) == list(range(1, 10_001))
     assert len(store.calls_of("grant")) < 20
@@ -46,13 +47,15 @@ async def test_leases_grow_with_use_so_that_the_store_is_called_ever_more_rarely
 async def test_a_lease_does_not_grow_when_the_rate_is_low(
     allocator: Allocator, store: MemoryStore, clock: FakeClock
 ) -> None:
+    """A slowly used sequence holds at most one id in memory."""
     for _ in range(20):
         clock.advance(60)
         await allocator.allocate("orders", 1)
     assert store.rows["orders"].last_value in (20, 21)
 
 
-async def test_no_lease_takes_more_than_its_share_of_what_is_left(allocator: Allocator, store: MemoryStore) -> None:
+async def test_a_lease_takes_a_limited_share_of_the_remaining_ids(allocator: Allocator, store: MemoryStore) -> None:
+    """A lease prefetches at most a thousandth of the remaining ids."""
     make(store, "short", Sequence(max_value=5_000))
     for _ in range(100):
         await allocator.allocate("short", 1)
@@ -61,7 +64,8 @@ async def test_no_lease_takes_more_than_its_share_of_what_is_left(allocator: All
     assert last_value <= 105
 
 
-async def test_a_thousand_callers_share_refills_and_no_id(allocator: Allocator, store: MemoryStore) -> None:
+async def test_a_thousand_callers_share_refills(allocator: Allocator, store: MemoryStore) -> None:
+    """P1: concurrent callers share refills in FIFO order, and no id is issued twice."""
     await allocator.allocate("orders", 1)
     gate = store.hold("grant")
     calls = [asyncio.create_task(allocator.allocate("orders", 1 + n % 5)) for n in range(1_000)]
@@ -71,10 +75,11 @@ async def test_a_thousand_callers_share_refills_and_no_id(allocator: Allocator, 
     taken = await asyncio.gather(*calls)
     assert len(set(ids(*taken))) == sum(1 + n % 5 for n in range(1_000))
     assert len(store.calls_of("grant")) - before <= 2
-    assert [r.first_id for r in taken] == sorted(r.first_id for r in taken)  # first come, first served
+    assert [r.first_id for r in taken] == sorted(r.first_id for r in taken)  # FIFO
 
 
 async def test_a_large_request_gets_one_contiguous_range(allocator: Allocator) -> None:
+    """A request larger than the lease gets one contiguous range, and no id is burned."""
     for _ in range(5):
         await allocator.allocate("orders", 10)
     taken = await allocator.allocate("orders", 1_000)
@@ -82,30 +87,33 @@ async def test_a_large_request_gets_one_contiguous_range(allocator: Allocator) -
     assert not allocator.burned.by_cause
 
 
-async def test_a_large_request_leaves_behind_what_another_node_cut_off(
+async def test_a_large_request_burns_a_range_that_is_too_small(
     allocator: Allocator, store: MemoryStore, clock: FakeClock
 ) -> None:
-    other = Allocator(store, clock, TERMS)
+    """P9: ids before a contiguous range for a large request are burned as leftover."""
+    other = Allocator(store, clock, CONFIG)
     await allocator.allocate("orders", 1)
-    await allocator.allocate("orders", 1)  # by now 2 are held ahead
+    await allocator.allocate("orders", 1)  # 2 ids are prefetched by now
     taken_by_other = await other.allocate("orders", 1)
     taken = await allocator.allocate("orders", 5)
     later = await allocator.allocate("orders", 1)
     assert taken.id_count == 5
     assert taken.first_id > taken_by_other.last_id
-    assert later.first_id > taken.last_id  # the cut-off ids are lower: a node's ids rise
+    assert later.first_id > taken.last_id  # the ids of a node rise
     assert allocator.burned.by_cause == {BurnCause.LEFTOVER: 2}
 
 
-async def test_ids_of_two_nodes_never_meet(store: MemoryStore, clock: FakeClock) -> None:
-    nodes = [Allocator(store, clock, TERMS) for _ in range(2)]
+async def test_two_nodes_never_issue_the_same_id(store: MemoryStore, clock: FakeClock) -> None:
+    """P1: two nodes that share a sequence issue no id twice."""
+    nodes = [Allocator(store, clock, CONFIG) for _ in range(2)]
     taken = await asyncio.gather(*(nodes[n % 2].allocate("orders", n % 7 + 1) for n in range(500)))
     everything = ids(*taken)
     assert len(everything) == len(set(everything))
 
 
 class TestBound:
-    async def test_what_is_left_can_be_had_to_the_last_id(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_every_id_up_to_max_value_is_issued(self, allocator: Allocator, store: MemoryStore) -> None:
+        """Requests that fit are served up to the last id; larger ones fail with the number left."""
         make(store, "end", Sequence(start=MAX_ID - 14))
         with pytest.raises(SequenceExhausted) as refused:
             await allocator.allocate("end", 100)
@@ -115,28 +123,30 @@ class TestBound:
             await allocator.allocate("end", 1)
         assert refused.value.metadata["remaining"] == "0"
 
-    async def test_what_one_node_could_not_use_another_can_have(
+    async def test_a_rejected_request_leaves_ids_for_other_nodes(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
-        other = Allocator(store, clock, TERMS)
+        """A request for too many ids takes none: another node can have them."""
+        other = Allocator(store, clock, CONFIG)
         make(store, "end", Sequence(max_value=15))
         with pytest.raises(SequenceExhausted):
             await allocator.allocate("end", 16)
         assert ids(await other.allocate("end", 15)) == list(range(1, 16))
 
-    async def test_at_the_bound_nothing_is_left_behind(
+    async def test_at_the_bound_no_range_is_skipped(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
-        other = Allocator(store, clock, TERMS)
+        """At the bound small ranges are kept for smaller requests, and not burned."""
+        other = Allocator(store, clock, CONFIG)
         make(store, "end", Sequence(max_value=10_000))
         for _ in range(2):
-            await allocator.allocate("end", 1)  # by now 2 are held ahead: 3 and 4
+            await allocator.allocate("end", 1)  # 2 ids are prefetched by now: 3 and 4
         await other.allocate("end", 9_993)
         with pytest.raises(SequenceExhausted) as refused:
             await allocator.allocate("end", 6)
         assert refused.value.metadata == {"sequence": "end", "remaining": "5", "largest_range": "2"}
         with pytest.raises(SequenceExhausted):
-            await allocator.allocate("end", 3)  # 3 and 4 come first
+            await allocator.allocate("end", 3)  # the first range has only 3 and 4
         assert ids(await allocator.allocate("end", 2), await allocator.allocate("end", 3)) == [
             3,
             4,
@@ -146,9 +156,10 @@ class TestBound:
         ]
         assert not allocator.burned.by_cause
 
-    async def test_smaller_requests_behind_a_refused_one_are_served(
+    async def test_smaller_requests_after_a_rejected_one_are_served(
         self, allocator: Allocator, store: MemoryStore
     ) -> None:
+        """A rejected large request does not fail smaller ones in the queue."""
         make(store, "end", Sequence(max_value=15))
         large, small = await asyncio.gather(
             allocator.allocate("end", 16), allocator.allocate("end", 10), return_exceptions=True
@@ -166,13 +177,14 @@ class TestBound:
     async def test_every_id_up_to_the_bound_is_issued_once(
         self, sizes: list[int], step: int, total: int, slack: int
     ) -> None:
+        """P1: every id up to the bound is issued exactly once, for any step and sizes of requests."""
         slack = min(slack, abs(step) - 1)
         end = step * (total - 1) + (slack if step > 0 else -slack)
         settings = Sequence(start=0, step=step, min_value=min(end, 0) - 5 * (step > 0), max_value=max(end, 0))
         if total == 0:
             return
         store = MemoryStore()
-        allocator = Allocator(store, FakeClock(), TERMS)
+        allocator = Allocator(store, FakeClock(), CONFIG)
         make(store, "s", settings)
         issued: list[int] = []
         for size in sizes:
@@ -189,7 +201,10 @@ class TestBound:
 
 
 class TestCancelling:
-    async def test_a_caller_who_is_gone_takes_nothing(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_a_caller_cancelled_while_waiting_takes_no_ids(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        """A caller cancelled before the refill takes no ids, and none are burned."""
         await allocator.allocate("orders", 1)
         gate = store.hold("grant")
         gone = asyncio.create_task(allocator.allocate("orders", 10))
@@ -201,9 +216,10 @@ class TestCancelling:
         assert ids(await allocator.allocate("orders", 1)) == [3]
         assert not allocator.burned.by_cause
 
-    async def test_cancelling_the_only_caller_does_not_cancel_the_refill(
+    async def test_a_cancelled_caller_does_not_cancel_the_refill(
         self, allocator: Allocator, store: MemoryStore
     ) -> None:
+        """A refill whose only caller was cancelled completes, and its ids stay in the lease."""
         await allocator.allocate("orders", 1)
         gate = store.hold("grant")
         gone = asyncio.create_task(allocator.allocate("orders", 10))
@@ -213,9 +229,10 @@ class TestCancelling:
         await asyncio.sleep(0.01)
         assert allocator.take("orders", 10) is not None
 
-    async def test_ids_taken_for_a_caller_who_left_before_the_answer_are_burned(
+    async def test_ids_of_a_caller_cancelled_after_serving_are_burned(
         self, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """P9: ids taken for a caller that is cancelled before its reply count as cancelled."""
         await allocator.allocate("orders", 1)
         gone = asyncio.create_task(allocator.allocate("orders", 10))
         right_after_serving(allocator._sequence_allocators["orders"], gone.cancel, monkeypatch)
@@ -226,7 +243,8 @@ class TestCancelling:
 
 
 class TestStoreFaults:
-    async def test_a_lost_reply_burns_what_it_granted(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_a_lost_reply_burns_its_grant(self, allocator: Allocator, store: MemoryStore) -> None:
+        """P1: the ids of a write without an answer are burned and never issued."""
         await allocator.allocate("orders", 5)
         store.next("grant", lost_reply())
         with pytest.raises(StoreOutcomeUnknown):
@@ -237,15 +255,15 @@ class TestStoreFaults:
         assert taken.first_id == 6 + burned
 
     async def test_a_write_applied_twice_issues_nothing_twice(self, allocator: Allocator, store: MemoryStore) -> None:
+        """P1: a write that the store applies twice causes no id to be issued twice."""
         await allocator.allocate("orders", 5)
         store.next("grant", twice())
         issued = ids(await allocator.allocate("orders", 5), await allocator.allocate("orders", 5))
         assert len(set(issued)) == 10
         assert min(issued) > 5
 
-    async def test_leases_go_on_serving_while_the_store_is_down_and_it_recovers_by_itself(
-        self, allocator: Allocator, store: MemoryStore
-    ) -> None:
+    async def test_leases_serve_while_the_store_is_down(self, allocator: Allocator, store: MemoryStore) -> None:
+        """Leases serve while the store is down, and refills resume when it is back."""
         for _ in range(5):
             await allocator.allocate("orders", 10)
         store.down = True
@@ -260,6 +278,7 @@ class TestStoreFaults:
     async def test_a_write_that_was_not_applied_burns_nothing(
         self, allocator: Allocator, store: MemoryStore, fault: Fault
     ) -> None:
+        """A write that was certainly not applied burns no ids."""
         await allocator.allocate("orders", 1)
         store.next("grant", fault)
         with pytest.raises(StoreUnavailable):
@@ -267,18 +286,18 @@ class TestStoreFaults:
         assert ids(await allocator.allocate("orders", 1)) == [2]
         assert not allocator.burned.by_cause
 
-    async def test_a_store_that_hangs_is_given_up_and_the_next_caller_starts_anew(
+    async def test_a_refill_times_out_and_the_next_call_starts_another(
         self, allocator: Allocator, store: MemoryStore
     ) -> None:
+        """A refill fails after store_timeout, and the next call starts a new one."""
         await allocator.allocate("orders", 1)
         store.hold("grant")
         with pytest.raises(StoreUnavailable, match="did not answer"):
             await allocator.allocate("orders", 1)
         assert (await allocator.allocate("orders", 1)).id_count == 1
 
-    async def test_a_failed_refill_refuses_all_who_waited_for_it(
-        self, allocator: Allocator, store: MemoryStore
-    ) -> None:
+    async def test_a_failed_refill_fails_all_its_callers(self, allocator: Allocator, store: MemoryStore) -> None:
+        """A failed refill fails every caller that waited for it."""
         await allocator.allocate("orders", 1)
         store.next("grant", unreachable())
         answers = await asyncio.gather(*(allocator.allocate("orders", 5) for _ in range(20)), return_exceptions=True)
@@ -287,19 +306,22 @@ class TestStoreFaults:
 
 class TestNames:
     @pytest.mark.parametrize("name", ["", "a\x00b", "line\nbreak", "\x7f", "\x9b", "ä" * 128, "x" * 256])
-    async def test_a_malformed_name_is_refused_before_anything_is_taken(
+    async def test_an_invalid_name_is_rejected_before_a_store_call(
         self, allocator: Allocator, store: MemoryStore, name: str
     ) -> None:
+        """An invalid sequence name is rejected without a store call."""
         with pytest.raises(InvalidRequest) as refused:
             await allocator.allocate(name, 1)
         assert refused.value.field == "sequence"
         assert not store.calls
 
     @pytest.mark.parametrize("name", ["a", "x" * 255, "ä" * 127, "with space/and:signs", "订单"])
-    async def test_any_other_name_is_one(self, allocator: Allocator, name: str) -> None:
+    async def test_any_other_name_is_valid(self, allocator: Allocator, name: str) -> None:
+        """Any other name of 1 to 255 bytes of UTF-8 is valid."""
         assert (await allocator.allocate(name, 1)).first_id == 1
 
-    async def test_a_sequence_is_not_created_where_that_is_off(self, store: MemoryStore, clock: FakeClock) -> None:
+    async def test_auto_create_off_requires_an_existing_sequence(self, store: MemoryStore, clock: FakeClock) -> None:
+        """With auto_create_sequences off, only existing sequences issue ids."""
         allocator = Allocator(store, clock, AllocationConfig(180.0, 0.2, auto_create_sequences=False))
         with pytest.raises(SequenceNotFound):
             await allocator.allocate("orders", 1)

@@ -1,4 +1,4 @@
-"""How leases end: with time, a newer generation, a stop, a store that went backwards, a fork (P3, P4, P8)."""
+"""The end of a lease: expiry, a newer generation, a stop, a store that went backwards, a fork (P3, P4, P8)."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
-from tests.support.sequence_allocators import TERMS, ids, make, right_after_serving
+from tests.support.sequence_allocators import CONFIG, ids, make, right_after_serving
 
 
 class TestWentBackwards:
@@ -20,9 +20,8 @@ class TestWentBackwards:
 
     @pytest.mark.usefixtures("seen")
     @pytest.mark.parametrize("change", ["value", "generation", "missing"])
-    async def test_that_sequence_stops_and_others_go_on(
-        self, allocator: Allocator, store: MemoryStore, change: str
-    ) -> None:
+    async def test_only_that_sequence_stops(self, allocator: Allocator, store: MemoryStore, change: str) -> None:
+        """P3: a sequence behind its high-water mark issues nothing; others continue."""
         if change == "value":
             store.rows["orders"].last_value = 50
         elif change == "generation":
@@ -34,11 +33,12 @@ class TestWentBackwards:
         calls = len(store.calls)
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("orders", 1)
-        assert len(store.calls) == calls  # refused without moving the counter any further
+        assert len(store.calls) == calls  # rejected without a store call
         assert (await allocator.allocate("invoices", 1)).first_id == 1
 
     @pytest.mark.usefixtures("seen")
-    async def test_ids_in_memory_are_not_issued_either(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_ids_in_memory_are_not_issued(self, allocator: Allocator, store: MemoryStore) -> None:
+        """P3: ids in memory are burned when the store went backwards."""
         await allocator.allocate("orders", 1)
         held = allocator.lease_count
         assert held == 1
@@ -49,9 +49,10 @@ class TestWentBackwards:
         assert allocator.burned.by_cause[BurnCause.WENT_BACKWARDS] > 0
 
     @pytest.mark.usefixtures("seen")
-    async def test_it_is_noticed_also_after_the_lane_was_dropped(
+    async def test_it_is_detected_after_an_idle_sequence_was_closed(
         self, allocator: Allocator, store: MemoryStore
     ) -> None:
+        """P3: the high-water mark outlives the allocator of an idle sequence."""
         await allocator.drop_idle_sequences()
         await allocator.drop_idle_sequences()
         store.rows["orders"].last_value = 99
@@ -59,17 +60,19 @@ class TestWentBackwards:
             await allocator.allocate("orders", 1)
 
     @pytest.mark.usefixtures("seen")
-    async def test_a_tail_that_was_given_back_is_not_taken_for_it(
+    async def test_a_returned_tail_is_no_backward_step(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
-        await allocator.allocate("orders", 1)  # holds some ahead
+        """P3: a counter that moved back by this node's own tail is accepted."""
+        await allocator.allocate("orders", 1)  # prefetches ids
         await allocator.close()
         assert store.rows["orders"].last_value == 101
         assert (await allocator.allocate("orders", 1)).first_id == 102
 
-    async def test_a_sequence_that_counts_down_is_watched_in_its_own_direction(
+    async def test_a_descending_sequence_is_checked_in_its_direction(
         self, allocator: Allocator, store: MemoryStore
     ) -> None:
+        """P3: for a descending sequence a larger value is behind."""
         make(store, "down", Sequence(start=-1, step=-1, min_value=-1_000, max_value=-1))
         assert ids(await allocator.allocate("down", 3)) == [-1, -2, -3]
         assert ids(await allocator.allocate("down", 3)) == [-4, -5, -6]
@@ -78,22 +81,24 @@ class TestWentBackwards:
             await allocator.allocate("down", 100)
 
 
-class TestLeaseLife:
-    async def test_no_id_is_issued_from_a_lease_that_ended(
+class TestExpiry:
+    async def test_no_id_is_issued_from_an_expired_lease(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P4: an expired lease issues nothing; its ids are burned."""
         await allocator.allocate("orders", 1)
         await allocator.allocate("orders", 1)
         held = (store.rows["orders"].last_value or 0) - 2
         assert held > 0
-        clock.advance(TERMS.lease_ttl)
+        clock.advance(CONFIG.lease_ttl)
         assert allocator.take("orders", 1) is None
         assert (await allocator.allocate("orders", 1)).first_id == 3 + held
         assert allocator.burned.by_cause == {BurnCause.EXPIRED: held}
 
-    async def test_the_end_counts_from_before_the_store_was_asked(
+    async def test_the_ttl_starts_before_the_store_call(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P4: a lease expires lease_ttl after the store call was sent, not answered."""
         await allocator.allocate("orders", 1)
         gate = store.hold("grant")
         call = asyncio.create_task(allocator.allocate("orders", 1))
@@ -101,15 +106,16 @@ class TestLeaseLife:
         asked_at = clock.boot()
         clock.advance(30)
         gate.set()
-        assert (await call).expires_at == asked_at + TERMS.lease_ttl
+        assert (await call).expires_at == asked_at + CONFIG.lease_ttl
 
-    async def test_a_pause_longer_than_the_lease_between_taking_and_answering_is_noticed(
+    async def test_a_pause_before_the_reply_burns_expired_ids(
         self, allocator: Allocator, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """P4: ids whose lease expires between taking and replying are not issued."""
         await allocator.allocate("orders", 1)
         call = asyncio.create_task(allocator.allocate("orders", 5))
         right_after_serving(
-            allocator._sequence_allocators["orders"], lambda: clock.advance(TERMS.lease_ttl + 1), monkeypatch
+            allocator._sequence_allocators["orders"], lambda: clock.advance(CONFIG.lease_ttl + 1), monkeypatch
         )
         with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
@@ -118,87 +124,95 @@ class TestLeaseLife:
     async def test_a_lease_in_use_is_renewed_without_moving_the_counter(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P4: a lease in use is renewed in time, by writes that grant nothing."""
         for _ in range(6):
             await allocator.allocate("orders", 100)
         last_value = store.rows["orders"].last_value
         for _ in range(10):
-            clock.advance(TERMS.lease_ttl / 2)
+            clock.advance(CONFIG.lease_ttl / 2)
             assert allocator.take("orders", 1) is not None
             await asyncio.sleep(0.01)
         assert store.rows["orders"].last_value == last_value
         assert not allocator.burned.by_cause
 
-    async def test_a_renewal_that_fails_costs_no_caller_anything(
+    async def test_a_failed_renewal_is_invisible_to_callers(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P4: calls are served while a renewal fails; it is retried after a second."""
         for _ in range(6):
             await allocator.allocate("orders", 100)
-        clock.advance(TERMS.lease_ttl / 2)
+        clock.advance(CONFIG.lease_ttl / 2)
         store.down = True
         calls = len(store.calls)
         for _ in range(50):
             assert allocator.take("orders", 1) is not None
             await asyncio.sleep(0)
-        assert len(store.calls) - calls == 1  # not tried again at once
+        assert len(store.calls) - calls == 1  # not retried at once
         store.down = False
         clock.advance(2)
         assert allocator.take("orders", 1) is not None
         await asyncio.sleep(0.01)
-        clock.advance(TERMS.lease_ttl * 0.9)
+        clock.advance(CONFIG.lease_ttl * 0.9)
         assert allocator.take("orders", 1) is not None
 
-    async def test_a_new_generation_ends_what_is_held_of_the_old_one(
+    async def test_a_new_generation_ends_the_lease_of_the_old_one(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P5: a renewal that finds a newer generation burns the old lease."""
         for _ in range(6):
             await allocator.allocate("orders", 100)
         row = store.rows["orders"]
         held = (row.last_value or 0) - 600
         assert held > 0
         row.generation, row.last_value = row.generation + 1, 1_000_000
-        clock.advance(TERMS.lease_ttl / 2)
+        clock.advance(CONFIG.lease_ttl / 2)
         allocator.take("orders", 1)
         await asyncio.sleep(0.01)
         taken = await allocator.allocate("orders", 1)
         assert (taken.generation, taken.first_id) == (row.generation, 1_000_001)
         assert allocator.burned.by_cause == {BurnCause.GENERATION: held - 1}
 
-    async def test_the_row_remembers_how_long_leases_live(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_the_row_stores_the_lease_ttl(self, allocator: Allocator, store: MemoryStore) -> None:
+        """P5: the row stores the TTL of its leases as lease_ms."""
         await allocator.allocate("orders", 1)
-        assert store.rows["orders"].lease_ms == TERMS.lease_ttl * 1_000
+        assert store.rows["orders"].lease_ms == CONFIG.lease_ttl * 1_000
 
 
 class TestTails:
     async def test_a_stop_gives_the_unused_tail_back(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P2: a stop gives the unused tail back, and the next node continues there."""
         for _ in range(5):
             await allocator.allocate("orders", 100)
         assert (store.rows["orders"].last_value or 0) > 500
         await allocator.close()
         assert store.rows["orders"].last_value == 500
         assert not allocator.burned.by_cause
-        assert (await Allocator(store, clock, TERMS).allocate("orders", 1)).first_id == 501
+        assert (await Allocator(store, clock, CONFIG).allocate("orders", 1)).first_id == 501
 
-    async def test_a_tail_behind_another_nodes_ids_is_burned(
+    async def test_a_tail_before_another_nodes_ids_is_burned(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P2: a tail is burned if another node has advanced the counter."""
         for _ in range(5):
             await allocator.allocate("orders", 100)
         held = (store.rows["orders"].last_value or 0) - 500
-        other = await Allocator(store, clock, TERMS).allocate("orders", 1)
+        other = await Allocator(store, clock, CONFIG).allocate("orders", 1)
         await allocator.close()
         assert store.rows["orders"].last_value == other.last_id
         assert allocator.burned.by_cause == {BurnCause.NOT_RETURNED: held}
 
-    async def test_a_lost_answer_to_a_tail_is_harmless(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_a_lost_answer_to_a_returned_tail_is_harmless(self, allocator: Allocator, store: MemoryStore) -> None:
+        """P1: a tail whose return has no answer is not issued by this node again."""
         for _ in range(5):
             await allocator.allocate("orders", 100)
         store.next("give_back", lost_reply())
         await allocator.close()
         assert (await allocator.allocate("orders", 1)).first_id == 501
 
-    async def test_idle_lanes_are_dropped_and_busy_ones_stay(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_idle_sequences_are_closed_and_busy_ones_stay(self, allocator: Allocator, store: MemoryStore) -> None:
+        """Idle sequences give their ids back; those in use keep their lease."""
         for name in ("idle", "busy"):
             for _ in range(3):
                 await allocator.allocate(name, 10)
@@ -209,7 +223,8 @@ class TestTails:
         assert store.rows["idle"].last_value == 30
         assert (await allocator.allocate("idle", 1)).first_id == 31
 
-    async def test_many_names_used_once_leave_no_lane(self, allocator: Allocator) -> None:
+    async def test_names_used_once_leave_no_allocator(self, allocator: Allocator) -> None:
+        """Sequences used once are closed when idle, and use no memory afterwards."""
         await asyncio.gather(*(allocator.allocate(f"s{n}", 1) for n in range(2_000)))
         await allocator.drop_idle_sequences()
         await allocator.drop_idle_sequences()
@@ -218,6 +233,7 @@ class TestTails:
 
 class TestFork:
     async def test_a_fork_issues_none_of_its_parents_ids(self, allocator: Allocator) -> None:
+        """P8: a forked child issues none of its parent's ids, even with a repeated pid."""
         for _ in range(5):
             await allocator.allocate("orders", 10)
         reader, writer = os.pipe()
@@ -225,7 +241,7 @@ class TestFork:
         pid = os.fork()
         if pid == 0:
             outcome = b"took"
-            os.getpid = lambda: parent  # numbers come back, as 1 does in every container: the hook must do
+            os.getpid = lambda: parent  # pids repeat, as 1 does in every container: only the hook helps
             try:
                 if allocator.take("orders", 1) is None:
                     allocator.allocate("orders", 1).send(None)
@@ -240,9 +256,10 @@ class TestFork:
         os.close(writer)
         assert allocator.take("orders", 1) is not None
 
-    async def test_a_process_of_another_number_is_refused_also_where_no_hook_ran(
+    async def test_another_pid_is_rejected_without_the_fork_hook(
         self, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """P8: a process with another pid issues nothing, even if the fork hook did not run."""
         for _ in range(5):
             await allocator.allocate("orders", 10)
         monkeypatch.setattr(os, "getpid", lambda: -5)
@@ -251,10 +268,9 @@ class TestFork:
             await allocator.allocate("orders", 1)
 
 
-async def test_a_node_that_saw_more_does_not_move_the_counter_past_what_another_saw(
-    store: MemoryStore, clock: FakeClock
-) -> None:
-    much, little = Allocator(store, clock, TERMS), Allocator(store, clock, TERMS)
+async def test_a_counter_behind_its_mark_is_not_advanced(store: MemoryStore, clock: FakeClock) -> None:
+    """P3: a node behind its mark does not advance the counter past the mark of another node."""
+    much, little = Allocator(store, clock, CONFIG), Allocator(store, clock, CONFIG)
     await little.allocate("orders", 10)
     await much.allocate("orders", 100_000)
     await little.close()

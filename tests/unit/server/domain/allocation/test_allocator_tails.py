@@ -1,4 +1,4 @@
-"""Tails and high-water marks where several nodes, renewals and stops meet: no id twice, all burned ids are counted."""
+"""Unused tails and high-water marks of several nodes, through renewals and stops (P1, P2, P9)."""
 
 import asyncio
 
@@ -14,14 +14,14 @@ from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
 from tests.support.sequence_allocators import make
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 
 
 class Node(Allocator):
-    """An allocator that remembers what it issued."""
+    """An allocator that records the issued ids."""
 
     def __init__(self, store: MemoryStore, clock: FakeClock) -> None:
-        super().__init__(store, clock, TERMS)
+        super().__init__(store, clock, CONFIG)
         self.issued: list[int] = []
 
     async def issue(self, count: int, name: str = "s") -> None:
@@ -29,7 +29,7 @@ class Node(Allocator):
         self.issued += range(taken.first_id, taken.last_id + 1)
 
     async def warm_up(self, name: str = "s") -> int:
-        """Issues ids until some are held ahead; returns how many are."""
+        """Issues ids until the lease has more than 5; returns their number."""
         left = 0
         while left <= 5:
             await self.issue(1, name)
@@ -54,17 +54,18 @@ def other(store: MemoryStore, clock: FakeClock) -> Node:
 
 
 async def renew(node: Node, clock: FakeClock) -> None:
-    clock.advance(TERMS.lease_ttl / 2)
+    clock.advance(CONFIG.lease_ttl / 2)
     await node.issue(1)
     await asyncio.sleep(0.01)
 
 
-async def test_a_tail_behind_another_nodes_ids_stays_burned_after_a_renewal(
+async def test_a_renewal_does_not_revive_a_burned_tail(
     node: Node, other: Node, store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P2: after another node's grant, a renewal makes no tail returnable."""
     held = await node.warm_up()
     await other.issue(50)
-    await renew(node, clock)  # it brings the row's newest version
+    await renew(node, clock)  # it returns the row's newest version
     await node.close()
     assert store.rows["s"].last_value == other.issued[-1]
     assert node.burned.by_cause == {BurnCause.NOT_RETURNED: held - 1}
@@ -74,9 +75,8 @@ async def test_a_tail_behind_another_nodes_ids_stays_burned_after_a_renewal(
     assert len({*node.issued, *other.issued, *fresh.issued}) == sum(map(len, (node.issued, other.issued, fresh.issued)))
 
 
-async def test_a_tail_is_given_back_after_a_renewal_where_nobody_else_allocated(
-    node: Node, store: MemoryStore, clock: FakeClock
-) -> None:
+async def test_a_tail_is_given_back_after_a_renewal(node: Node, store: MemoryStore, clock: FakeClock) -> None:
+    """P2: a renewal without grants of other nodes keeps the tail returnable."""
     await node.warm_up()
     await renew(node, clock)
     await node.close()
@@ -84,12 +84,13 @@ async def test_a_tail_is_given_back_after_a_renewal_where_nobody_else_allocated(
     assert not node.burned.by_cause
 
 
-async def test_a_tail_that_another_node_saw_taken_stays_burned(
+async def test_a_tail_that_another_node_has_seen_is_burned(
     node: Node, other: Node, store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P2: a tail before a counter value that another node has read is not given back."""
     await other.warm_up()
     held = await node.warm_up()
-    await renew(other, clock)  # it sees the counter behind the tail, and must not find it lower
+    await renew(other, clock)  # reads the counter after the tail; it must not find a lower value later
     await node.issue(1)
     await asyncio.sleep(0.01)  # renewed as well
     await node.close()
@@ -99,9 +100,10 @@ async def test_a_tail_that_another_node_saw_taken_stays_burned(
     assert len({*node.issued, *other.issued}) == len(node.issued) + len(other.issued)
 
 
-async def test_a_tail_goes_back_only_to_where_another_node_saw_the_counter(
+async def test_a_tail_is_given_back_as_far_as_no_other_node_saw(
     node: Node, other: Node, store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P3: a returned tail never moves the counter below what another node has read."""
     await other.warm_up()
     await node.warm_up()
     seen = store.rows["s"].last_value
@@ -109,18 +111,19 @@ async def test_a_tail_goes_back_only_to_where_another_node_saw_the_counter(
     await renew(other, clock)
     assert store.rows["s"].last_value == seen
     before = len(store.calls_of("grant"))
-    while len(store.calls_of("grant")) == before:  # a refill that follows on to what is held
+    while len(store.calls_of("grant")) == before:  # until a refill adds to the lease
         await node.issue(1)
         await asyncio.sleep(0.001)
     await node.close()
     assert seen <= (store.rows["s"].last_value or 0)
-    await other.issue(100)  # it does not take the store for one that went backwards
+    await other.issue(100)  # does not raise StoreWentBackwards
     assert len({*node.issued, *other.issued}) == len(node.issued) + len(other.issued)
 
 
-async def test_at_the_bound_no_id_from_before_another_nodes_ids_is_given_back(
+async def test_at_the_bound_ids_before_another_nodes_stay_usable(
     node: Node, other: Node, store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P1: at the bound the node issues the ids it holds before those of another node."""
     held = await node.warm_up()
     row = store.rows["s"]
     assert row.last_value
@@ -136,9 +139,10 @@ async def test_at_the_bound_no_id_from_before_another_nodes_ids_is_given_back(
     assert sorted(everything) == list(range(1, row.sequence.max_value + 1))
 
 
-async def test_a_lane_that_is_still_to_be_closed_does_not_lower_its_successors_mark(
+async def test_a_late_close_does_not_lower_a_newer_mark(
     node: Node, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """P3: closing an idle allocator does not move back the mark of its successor."""
     monkeypatch.setattr(allocator_module, "CLOSE_CONCURRENCY", 1)
     await node.warm_up("first")
     await node.warm_up()
@@ -146,7 +150,7 @@ async def test_a_lane_that_is_still_to_be_closed_does_not_lower_its_successors_m
     gate = store.hold("give_back")
     drop = asyncio.create_task(node.drop_idle_sequences())
     await asyncio.sleep(0.01)
-    await node.issue(500)  # by a new lane, while the old one waits behind "first"
+    await node.issue(500)  # by a new allocator, while the old one waits for "first"
     gate.set()
     await drop
     store.rows["s"].last_value = node.issued[-1] - 1
@@ -154,7 +158,8 @@ async def test_a_lane_that_is_still_to_be_closed_does_not_lower_its_successors_m
         await node.issue(500)
 
 
-async def test_a_lower_value_in_a_higher_generation_is_backwards_too(node: Node, store: MemoryStore) -> None:
+async def test_a_lower_value_in_a_newer_generation_is_backwards(node: Node, store: MemoryStore) -> None:
+    """P3: a lower value is behind the mark, also in a newer generation."""
     await node.issue(1_000)
     store.rows["s"].last_value = 500
     store.rows["s"].generation += 1
@@ -162,7 +167,8 @@ async def test_a_lower_value_in_a_higher_generation_is_backwards_too(node: Node,
         await node.issue(10)
 
 
-async def test_a_row_that_cannot_be_read_keeps_no_other_lane_from_being_dropped(node: Node, store: MemoryStore) -> None:
+async def test_a_corrupt_row_does_not_stop_other_closes(node: Node, store: MemoryStore) -> None:
+    """A corrupt row prevents no other idle sequence from giving its tail back."""
     for name in ("a", "b", "c"):
         await node.warm_up(name)
     store.next("give_back", Fault(applied=0, error=SequenceInvalid("a", "its last_value is NULL")))
@@ -172,15 +178,14 @@ async def test_a_row_that_cannot_be_read_keeps_no_other_lane_from_being_dropped(
     assert len(store.calls_of("give_back")) == 3
 
 
-async def test_at_the_bound_a_lease_that_ended_is_no_reason_to_refuse(
-    node: Node, store: MemoryStore, clock: FakeClock
-) -> None:
+async def test_an_expired_lease_at_the_bound_is_refilled(node: Node, store: MemoryStore, clock: FakeClock) -> None:
+    """At the bound a lease that expired during the write is refilled, and the call is served."""
     make(store, "s", Sequence(max_value=20))
     gate = store.hold("grant")
     late = asyncio.create_task(node.issue(13))
     second = asyncio.create_task(node.issue(13))
     await asyncio.sleep(0.01)
-    clock.advance(TERMS.lease_ttl)
+    clock.advance(CONFIG.lease_ttl)
     gate.set()
     outcome = await asyncio.gather(late, second, return_exceptions=True)
     assert [str(each) for each in outcome] == ["None", "sequence 's' has 7 ids left; 13 were requested"]
@@ -188,9 +193,10 @@ async def test_at_the_bound_a_lease_that_ended_is_no_reason_to_refuse(
 
 
 class TestCounting:
-    """P9 where there was no time."""
+    """P9: ids that an interrupted stop could not give back."""
 
-    async def test_leases_that_a_stop_could_not_give_back(self, node: Node, store: MemoryStore) -> None:
+    async def test_tails_of_an_interrupted_stop_are_counted(self, node: Node, store: MemoryStore) -> None:
+        """P9: tails that an interrupted stop could not give back are counted."""
         held = [await node.warm_up(f"s{n}") for n in range(3)]
         for _ in held:
             store.hold("give_back")
@@ -199,9 +205,10 @@ class TestCounting:
                 await node.close()
         assert node.burned_ids == sum(held)
 
-    async def test_leases_behind_one_that_could_not_be_given_back(
+    async def test_tails_queued_behind_a_stalled_one_are_counted(
         self, node: Node, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """P9: tails whose return had not started when the stop ended are counted."""
         monkeypatch.setattr(allocator_module, "CLOSE_CONCURRENCY", 1)
         held = [await node.warm_up(f"s{n}") for n in range(3)]
         store.hold("give_back")
@@ -210,7 +217,8 @@ class TestCounting:
                 await node.close()
         assert node.burned_ids == sum(held)
 
-    async def test_a_refill_that_a_stop_cut_off(self, node: Node, store: MemoryStore) -> None:
+    async def test_a_refill_that_a_stop_interrupted_is_counted(self, node: Node, store: MemoryStore) -> None:
+        """P9: the ids of a refill that a stop interrupts are counted."""
         held = await node.warm_up()
         store.next("grant", Fault(after=asyncio.Event()))
         before = store.rows["s"].last_value

@@ -1,4 +1,4 @@
-"""The last ids of a sequence: the nodes together issue every one, whatever they ask for and whoever is in between."""
+"""The last ids of a sequence: the nodes together issue every one of them."""
 
 import asyncio
 import random
@@ -9,11 +9,11 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.errors import SequenceExhausted
 from idalloc_server.domain.sequences.model import Ordering, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
-from tests.support.sequence_allocators import TERMS, ids, make
+from tests.support.sequence_allocators import CONFIG, ids, make
 
 
 async def take_all(node: Allocator) -> list[int]:
-    """Takes ids one by one until there is none."""
+    """Takes ids one by one until the sequence is exhausted."""
     taken = []
     try:
         while True:
@@ -23,10 +23,9 @@ async def take_all(node: Allocator) -> list[int]:
 
 
 @pytest.mark.parametrize("ordering", Ordering)
-async def test_requests_that_ask_for_too_much_at_once_take_nothing_away(
-    store: MemoryStore, clock: FakeClock, ordering: Ordering
-) -> None:
-    nodes = [Allocator(store, clock, TERMS) for _ in range(2)]
+async def test_oversized_requests_take_no_ids(store: MemoryStore, clock: FakeClock, ordering: Ordering) -> None:
+    """Concurrent requests for too many ids fail, and all ids remain available."""
+    nodes = [Allocator(store, clock, CONFIG) for _ in range(2)]
     make(store, "s", Sequence(max_value=5, ordering=ordering))
     refused = await asyncio.gather(*(node.allocate("s", 10) for node in nodes), return_exceptions=True)
     assert all(isinstance(each, SequenceExhausted) and each.metadata["remaining"] == "5" for each in refused)
@@ -35,9 +34,10 @@ async def test_requests_that_ask_for_too_much_at_once_take_nothing_away(
 
 @pytest.mark.parametrize("ordering", Ordering)
 @pytest.mark.parametrize("seed", range(10))
-async def test_callers_who_go_smaller_when_refused_get_every_id(
+async def test_callers_that_reduce_their_requests_get_every_id(
     store: MemoryStore, clock: FakeClock, ordering: Ordering, seed: int
 ) -> None:
+    """P1: callers that follow largest_range get every id exactly once."""
     random_source = random.Random(seed)
     make(store, "s", Sequence(start=100, step=-3, min_value=-900, max_value=100, ordering=ordering))
     issued: list[int] = []
@@ -51,17 +51,16 @@ async def test_callers_who_go_smaller_when_refused_get_every_id(
                 size = min(int(refusal.metadata["largest_range"]), size // 2)
             await asyncio.sleep(0)
 
-    nodes = [Allocator(store, clock, TERMS) for _ in range(3)]
+    nodes = [Allocator(store, clock, CONFIG) for _ in range(3)]
     await asyncio.gather(*(use(node) for node in nodes for _ in range(3)))
     for node in nodes:
         issued += await take_all(node)
     assert sorted(issued, reverse=True) == list(range(100, -901, -3))
 
 
-async def test_who_fits_into_what_is_left_is_served_though_others_are_refused(
-    store: MemoryStore, clock: FakeClock
-) -> None:
-    node = Allocator(store, clock, TERMS)
+async def test_requests_that_fit_are_served_among_rejected_ones(store: MemoryStore, clock: FakeClock) -> None:
+    """At the bound each request that fits is served in FIFO order; the others fail."""
+    node = Allocator(store, clock, CONFIG)
     make(store, "s", Sequence(max_value=10))
     results = await asyncio.gather(*(node.allocate("s", count) for count in (4, 20, 5, 3)), return_exceptions=True)
     assert [ids(each) for each in results if not isinstance(each, BaseException)] == [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
@@ -69,25 +68,23 @@ async def test_who_fits_into_what_is_left_is_served_though_others_are_refused(
     assert await take_all(node) == [10]
 
 
-async def test_callers_who_come_all_the_time_keep_nobody_from_the_last_ids(
-    store: MemoryStore, clock: FakeClock
-) -> None:
-    node = Allocator(store, clock, TERMS)
+async def test_a_constant_stream_of_callers_gets_the_last_ids(store: MemoryStore, clock: FakeClock) -> None:
+    """New callers at the bound do not delay those that wait for the last ids."""
+    node = Allocator(store, clock, CONFIG)
     make(store, "s", Sequence(max_value=100))
     calls = [asyncio.create_task(node.allocate("s", 1)) for _ in range(200)]
     for _ in range(300):
         calls.append(asyncio.create_task(node.allocate("s", 1)))
         await asyncio.sleep(0)
     served = [call.result().first_id for call in calls if call.done() and not call.exception()]
-    assert served == list(range(1, 101))  # though more of them come
+    assert served == list(range(1, 101))
     for outcome in (await asyncio.gather(*calls, return_exceptions=True))[len(served) :]:
         assert isinstance(outcome, SequenceExhausted)
 
 
-async def test_one_who_wants_too_much_again_and_again_keeps_nobody_from_the_last_ids(
-    store: MemoryStore, clock: FakeClock
-) -> None:
-    node = Allocator(store, clock, TERMS)
+async def test_repeated_oversized_requests_starve_nobody(store: MemoryStore, clock: FakeClock) -> None:
+    """Repeated requests for too many ids do not starve small ones."""
+    node = Allocator(store, clock, CONFIG)
     make(store, "s", Sequence(max_value=100))
     served = asyncio.Event()
 

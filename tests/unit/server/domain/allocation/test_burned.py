@@ -1,4 +1,4 @@
-"""Ids that were burned are told by sequence, period and cause, each of them once (P9)."""
+"""Burned ids are counted by sequence, period and cause, and logged once (P9)."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from idalloc_server.domain.sequences.calendar import period_at
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.telemetry import logs
 from tests.support.fake_store import FakeClock, MemoryStore
-from tests.support.sequence_allocators import TERMS, make
+from tests.support.sequence_allocators import CONFIG, make
 from tests.unit.server.domain.idempotency.conftest import until
 
 REQUEST_ID = "11111111-1111-4111-8111-111111111111"
@@ -22,8 +22,8 @@ def new(burned: BurnedIds) -> list[Burn]:
     return sorted(burned.pop_new())
 
 
-async def held_of(allocator: Allocator, store: MemoryStore, name: str) -> int:
-    """Uses a sequence until ids of it are held; returns how many."""
+async def use_until_prefetched(allocator: Allocator, store: MemoryStore, name: str) -> int:
+    """Uses a sequence; returns how many ids the lease then has."""
     last_ids = [(await allocator.allocate(name, 100)).last_id for _ in range(5)]
     await asyncio.sleep(0.001)
     last_value = store.rows[name].last_value
@@ -32,7 +32,8 @@ async def held_of(allocator: Allocator, store: MemoryStore, name: str) -> int:
 
 
 class TestCounting:
-    def test_by_sequence_period_and_cause_and_in_sum_by_cause(self) -> None:
+    def test_counts_by_sequence_period_and_cause(self) -> None:
+        """P9: burned ids are counted by sequence, period and cause, and in total by cause."""
         burned = BurnedIds()
         burned.add("orders", "", BurnCause.EXPIRED, 5)
         burned.add("orders", "", BurnCause.CANCELLED, 1)
@@ -48,7 +49,8 @@ class TestCounting:
             ("orders", "", BurnCause.EXPIRED, 7),
         ]
 
-    def test_what_was_told_is_not_told_again_and_not_kept(self) -> None:
+    def test_counts_are_returned_once_and_removed(self) -> None:
+        """P9: pop_new returns each count once and keeps none."""
         burned = BurnedIds()
         for number in range(10_000):
             burned.add(f"orders-{number}", "", BurnCause.EXPIRED, 1)
@@ -58,42 +60,48 @@ class TestCounting:
         assert new(burned) == [("orders-7", "", BurnCause.EXPIRED, 2)]
         assert burned.by_cause == {BurnCause.EXPIRED: 10_002}
 
-    def test_what_is_burned_while_it_is_told_is_told_too(self) -> None:
+    def test_ids_burned_during_iteration_are_returned_too(self) -> None:
+        """P9: ids burned while pop_new is iterated are returned as well."""
         burned = BurnedIds()
         burned.add("orders", "", BurnCause.EXPIRED, 5)
-        telling = burned.pop_new()
-        assert next(telling).id_count == 5
+        new_burns = burned.pop_new()
+        assert next(new_burns).id_count == 5
         burned.add("orders", "", BurnCause.EXPIRED, 2)
-        assert [burn.id_count for burn in telling] == [2]
+        assert [burn.id_count for burn in new_burns] == [2]
 
 
 class TestBurning:
-    async def test_each_sequence_has_its_own(self, allocator: Allocator, store: MemoryStore, clock: FakeClock) -> None:
-        held = {name: await held_of(allocator, store, name) for name in ("orders", "invoices")}
-        clock.advance(TERMS.lease_ttl)
+    async def test_each_sequence_has_its_own_counts(
+        self, allocator: Allocator, store: MemoryStore, clock: FakeClock
+    ) -> None:
+        """P9: ids of an expired lease count for their own sequence."""
+        held = {name: await use_until_prefetched(allocator, store, name) for name in ("orders", "invoices")}
+        clock.advance(CONFIG.lease_ttl)
         await allocator.allocate("orders", 1)
         assert new(allocator.burned) == [("orders", "", BurnCause.EXPIRED, held["orders"])]
         await allocator.allocate("invoices", 1)
         assert new(allocator.burned) == [("invoices", "", BurnCause.EXPIRED, held["invoices"])]
 
-    async def test_ids_of_a_period_are_burned_as_ids_of_that_period(
+    async def test_ids_of_a_period_count_for_that_period(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P9: ids of a period's expired lease count for that period."""
         sequence = Sequence(reset=Reset.YEARLY)
         make(store, "invoices", sequence)
         period = period_at(sequence, clock.wall())
         for _ in range(5):
             await allocator.allocate("invoices", 100)
-        clock.advance(TERMS.lease_ttl)
+        clock.advance(CONFIG.lease_ttl)
         await allocator.allocate("invoices", 1)
         [(name, of, cause, count)] = new(allocator.burned)
         assert (name, of, cause) == ("invoices", period, BurnCause.EXPIRED)
         assert count == allocator.burned.by_cause[BurnCause.EXPIRED] > 0
 
     @pytest.mark.parametrize("reset", [Reset.NEVER, Reset.YEARLY])
-    async def test_the_date_of_a_requests_texts_is_no_period(
+    async def test_the_date_in_texts_is_no_period(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock, reset: Reset
     ) -> None:
+        """P9: a date in the ids' texts is not counted as a period."""
         sequence = Sequence(format="{year}-{value:06d}", max_value=999_999, reset=reset)
         make(store, "invoices", sequence)
         request_ids = IdempotentAllocator(allocator, store, clock, node="a", window=3600.0, store_timeout=2.0)
@@ -106,11 +114,12 @@ class TestBurning:
 class TestLogging:
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A second takes no time, but others still come in between."""
+        """Makes sleeps yield to other tasks without taking time."""
         sleep = asyncio.sleep
         monkeypatch.setattr(asyncio, "sleep", lambda _: sleep(0))
 
-    async def test_a_line_tells_sequence_period_cause_and_ids(self) -> None:
+    async def test_a_log_line_has_sequence_period_cause_and_ids(self) -> None:
+        """P9: the log has a line for each sequence, period and cause."""
         burned = BurnedIds()
         burned.add("orders", "", BurnCause.CANCELLED, 5)
         burned.add("invoices", "2026", BurnCause.EXPIRED, 7)
@@ -124,7 +133,8 @@ class TestLogging:
             {"sequence": "orders", "cause": "cancelled", "ids": 5, **same},
         ]
 
-    async def test_very_many_lines_let_others_run_and_none_is_lost_where_it_ends_amid_them(self) -> None:
+    async def test_many_log_lines_yield_to_other_tasks_and_lose_none(self) -> None:
+        """P9: logging yields to other tasks, and loses no count when it is cancelled."""
         burned = BurnedIds()
         for number in range(10 * logs.LINES_AT_ONCE):
             burned.add(f"orders-{number}", "", BurnCause.EXPIRED, 1)

@@ -1,4 +1,4 @@
-"""What began before a stop is finished, also where its caller went away."""
+"""A stop completes what is in progress, even for cancelled callers (P9)."""
 
 import asyncio
 from contextlib import suppress
@@ -17,21 +17,22 @@ from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import make, right_after_serving
 from tests.unit.server.domain.idempotency.conftest import until
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 
 
-async def leave(task: "asyncio.Task[object]") -> None:
-    """Has the caller go away while the store is asked."""
+async def cancel(task: "asyncio.Task[object]") -> None:
+    """Cancels a caller during its store call."""
     await asyncio.sleep(0.01)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
 
 
-async def test_a_change_that_began_is_made(store: MemoryStore, clock: FakeClock) -> None:
-    registry = SequenceService(store, clock, Allocator(store, clock, TERMS), store_timeout=5.0)
+async def test_a_change_in_progress_is_completed(store: MemoryStore, clock: FakeClock) -> None:
+    """A change whose caller was cancelled is completed before the stop ends."""
+    registry = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
     gate = store.hold("create")
-    await leave(asyncio.create_task(registry.create("orders", {}, registry.change_token("", b"1"))))
+    await cancel(asyncio.create_task(registry.create("orders", {}, registry.change_token("", b"1"))))
     closing = asyncio.create_task(registry.close())
     await asyncio.sleep(0.01)
     assert not closing.done()
@@ -40,24 +41,26 @@ async def test_a_change_that_began_is_made(store: MemoryStore, clock: FakeClock)
     assert "orders" in store.rows
 
 
-async def test_an_answer_that_is_being_written_down_stands_in_the_store(store: MemoryStore, clock: FakeClock) -> None:
+async def test_a_record_in_progress_is_stored(store: MemoryStore, clock: FakeClock) -> None:
+    """P7: the record of a request id in progress is stored before the stop ends."""
     request_ids = IdempotentAllocator(
-        Allocator(store, clock, TERMS), store, clock, node="n", window=3600.0, store_timeout=5.0
+        Allocator(store, clock, CONFIG), store, clock, node="n", window=3600.0, store_timeout=5.0
     )
     gate = store.hold("record")
-    await leave(asyncio.create_task(request_ids.allocate("orders", 3, "r", 0)))
+    await cancel(asyncio.create_task(request_ids.allocate("orders", 3, "r", 0)))
     closing = asyncio.create_task(request_ids.close())
     await asyncio.sleep(0.01)
     assert not closing.done()
     gate.set()
     await closing
-    stands = await store.recorded("r")
-    assert stands is not None
-    assert stands.id_count == 3
+    recorded = await store.recorded("r")
+    assert recorded is not None
+    assert recorded.id_count == 3
 
 
-async def test_where_no_time_is_left_what_was_held_is_counted(store: MemoryStore, clock: FakeClock) -> None:
-    allocator = Allocator(store, clock, TERMS)
+async def test_abandoned_leases_are_counted(store: MemoryStore, clock: FakeClock) -> None:
+    """P9: abandon counts the ids held, and nothing is issued afterwards."""
+    allocator = Allocator(store, clock, CONFIG)
     make(store, "orders", Sequence(min_lease_size=100))
     await allocator.allocate("orders", 1)
     await allocator.allocate("orders", 1)
@@ -66,13 +69,12 @@ async def test_where_no_time_is_left_what_was_held_is_counted(store: MemoryStore
     assert allocator.take("orders", 1) is None
 
 
-async def test_where_no_time_is_left_what_is_being_written_down_is_counted(
-    store: MemoryStore, clock: FakeClock
-) -> None:
-    allocator = Allocator(store, clock, TERMS)
+async def test_an_abandoned_record_is_counted_once(store: MemoryStore, clock: FakeClock) -> None:
+    """P9: ids of a record in progress count once as of unknown outcome."""
+    allocator = Allocator(store, clock, CONFIG)
     request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0, store_timeout=5.0)
     gate = store.hold("record")
-    await leave(asyncio.create_task(request_ids.allocate("orders", 3, "r", 0)))
+    await cancel(asyncio.create_task(request_ids.allocate("orders", 3, "r", 0)))
     request_ids.abandon()
     assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: 3}
     gate.set()
@@ -80,13 +82,13 @@ async def test_where_no_time_is_left_what_is_being_written_down_is_counted(
     assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: 3}
 
 
-class TestUnderWay:
-    """What is under way where no time is left is counted, once, and whatever still comes changes nothing (P9)."""
+class TestInFlight:
+    """Ids in flight when the allocator is abandoned count once, whatever answer arrives later (P9)."""
 
     @pytest.mark.parametrize("ends", ["answered", "cancelled"])
-    async def test_a_refill(self, store: MemoryStore, clock: FakeClock, ends: str) -> None:
-        """P9: the ids of a write without an answer are of unknown outcome."""
-        allocator = Allocator(store, clock, TERMS)
+    async def test_an_abandoned_refill_is_counted_once(self, store: MemoryStore, clock: FakeClock, ends: str) -> None:
+        """P9: the ids of a refill in flight count once as of unknown outcome."""
+        allocator = Allocator(store, clock, CONFIG)
         await allocator.allocate("orders", 1)
         gate = store.hold("grant")
         caller = asyncio.create_task(allocator.allocate("orders", 30))
@@ -103,9 +105,9 @@ class TestUnderWay:
         assert caller.cancelled() or isinstance(caller.exception(), ServerDraining)
         assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: wanted}
 
-    async def test_a_tail_that_is_being_given_back(self, store: MemoryStore, clock: FakeClock) -> None:
-        """P9: a tail whose return has no answer was not returned."""
-        allocator = Allocator(store, clock, TERMS)
+    async def test_an_abandoned_return_of_a_tail_is_counted_once(self, store: MemoryStore, clock: FakeClock) -> None:
+        """P9: a tail whose return is in flight counts once as not returned."""
+        allocator = Allocator(store, clock, CONFIG)
         make(store, "orders", Sequence(min_lease_size=100))
         await allocator.allocate("orders", 1)
         await allocator.allocate("orders", 1)
@@ -119,11 +121,11 @@ class TestUnderWay:
         await closing
         assert allocator.burned.by_cause == held
 
-    async def test_ids_whose_caller_has_not_run_yet(
+    async def test_ids_of_a_served_caller_are_counted_once(
         self, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """P9: a caller who was served and did not run yet gets no ids that were counted."""
-        allocator = Allocator(store, clock, TERMS)
+        """P9: a served caller that has not resumed gets no ids that abandon has counted."""
+        allocator = Allocator(store, clock, CONFIG)
         await allocator.allocate("orders", 1)
         right_after_serving(allocator._sequence_allocators["orders"], allocator.abandon, monkeypatch)
         with pytest.raises(ServerDraining):
@@ -131,9 +133,9 @@ class TestUnderWay:
         assert allocator.burned.by_cause[BurnCause.CANCELLED] == 30
         assert allocator.burned.by_cause.total() == (store.rows["orders"].last_value or 0) - 1
 
-    async def test_an_answer_whose_caller_has_not_run_yet(self, store: MemoryStore, clock: FakeClock) -> None:
-        """P9: the same under a request id; a retry on another node still gets the ids."""
-        allocator = Allocator(store, clock, TERMS)
+    async def test_ids_of_an_answered_request_id_are_counted_once(self, store: MemoryStore, clock: FakeClock) -> None:
+        """P9: the same for a caller with a request id."""
+        allocator = Allocator(store, clock, CONFIG)
         request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0, store_timeout=5.0)
         caller = asyncio.create_task(request_ids.allocate("orders", 3, "r", 0))
         await until(lambda: request_ids._calls)
@@ -142,12 +144,12 @@ class TestUnderWay:
             await caller
         assert allocator.burned.by_cause == {BurnCause.CANCELLED: 3}
 
-    async def test_idle_lanes_whose_turn_had_not_come(
+    async def test_idle_sequences_not_closed_yet_are_closed_at_the_stop(
         self, store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """P9: tails of idle lanes that were not closed yet when the dropping was cancelled go back at the stop."""
+        """P9: tails of idle sequences whose close was cancelled are given back at the stop."""
         monkeypatch.setattr(allocator_module, "CLOSE_CONCURRENCY", 1)
-        allocator = Allocator(store, clock, TERMS)
+        allocator = Allocator(store, clock, CONFIG)
         for name in ("first", "second", "third"):
             make(store, name, Sequence(min_lease_size=100))
             await allocator.allocate(name, 1)

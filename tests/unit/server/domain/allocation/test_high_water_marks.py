@@ -1,4 +1,4 @@
-"""What this process remembers by name: it is bounded, and no mark is ever given up for another one (P3)."""
+"""High-water marks are limited in number, and none is evicted for another (P3)."""
 
 import asyncio
 from dataclasses import replace
@@ -19,22 +19,22 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply, unreachable
-from tests.support.sequence_allocators import TERMS, make
+from tests.support.sequence_allocators import CONFIG, make
 
 DAY = 86_400.0
 
 
 def limited(store: MemoryStore, clock: FakeClock, most: int, *, creates: bool = True) -> Allocator:
-    return Allocator(store, clock, replace(TERMS, max_sequences=most, auto_create_sequences=creates))
+    return Allocator(store, clock, replace(CONFIG, max_sequences=most, auto_create_sequences=creates))
 
 
-async def drop_lanes(allocator: Allocator) -> None:
+async def close_idle(allocator: Allocator) -> None:
     for _ in range(2):
         await allocator.drop_idle_sequences()
 
 
-async def test_a_name_beyond_the_limit_is_refused(store: MemoryStore, clock: FakeClock) -> None:
-    """A new name and an existing one are refused before the store is asked, and leave nothing behind."""
+async def test_a_name_beyond_the_limit_is_rejected(store: MemoryStore, clock: FakeClock) -> None:
+    """A name beyond max_sequences is rejected without a store call, and uses no memory."""
     allocator = limited(store, clock, 2)
     make(store, "existing", Sequence())
     for name in ("a", "b"):
@@ -50,11 +50,11 @@ async def test_a_name_beyond_the_limit_is_refused(store: MemoryStore, clock: Fak
     assert (await allocator.allocate("a", 1)).first_id == 2
 
 
-async def test_no_mark_is_given_up_at_the_limit(store: MemoryStore, clock: FakeClock) -> None:
-    """P3: at the limit, a sequence that was not used for long still shows that its store went backwards."""
+async def test_no_mark_is_evicted_at_the_limit(store: MemoryStore, clock: FakeClock) -> None:
+    """P3: at the limit the mark of an idle sequence still detects a store that went backwards."""
     allocator = limited(store, clock, 1)
     await allocator.allocate("a", 100)
-    await drop_lanes(allocator)
+    await close_idle(allocator)
     assert not allocator._sequence_allocators
     for number in range(10):
         with pytest.raises(TooManySequences):
@@ -64,8 +64,8 @@ async def test_no_mark_is_given_up_at_the_limit(store: MemoryStore, clock: FakeC
         await allocator.allocate("a", 1)
 
 
-async def test_names_that_come_at_once_keep_the_limit(store: MemoryStore, clock: FakeClock) -> None:
-    """Of many new names at the same time no more than the limit are served."""
+async def test_concurrent_new_names_keep_the_limit(store: MemoryStore, clock: FakeClock) -> None:
+    """Concurrent new names do not exceed max_sequences."""
     allocator = limited(store, clock, 3)
     answers = await asyncio.gather(
         *(allocator.allocate(f"n{number}", 1) for number in range(20)), return_exceptions=True
@@ -75,8 +75,8 @@ async def test_names_that_come_at_once_keep_the_limit(store: MemoryStore, clock:
 
 
 @pytest.mark.parametrize("why", ["missing", "deleted", "unreachable", "lost"])
-async def test_a_name_that_is_refused_is_not_kept(store: MemoryStore, clock: FakeClock, why: str) -> None:
-    """A name of which the store returned nothing takes no place, and leaves no lane behind."""
+async def test_a_failed_name_does_not_count(store: MemoryStore, clock: FakeClock, why: str) -> None:
+    """A name for which the store returned no row does not count, and has no allocator."""
     allocator = limited(store, clock, 2, creates=False)
     expected: type[Refusal] = {"missing": SequenceNotFound, "deleted": SequenceDeleted}.get(why, StoreUnavailable)
     for number in range(10):
@@ -94,8 +94,8 @@ async def test_a_name_that_is_refused_is_not_kept(store: MemoryStore, clock: Fak
     assert (await allocator.allocate("orders", 1)).first_id == 1
 
 
-async def test_nor_is_one_whose_caller_went_away(store: MemoryStore, clock: FakeClock) -> None:
-    """A caller who leaves before the store answers leaves no lane of an unknown name behind."""
+async def test_an_unknown_name_of_a_cancelled_caller_does_not_count(store: MemoryStore, clock: FakeClock) -> None:
+    """An unknown name whose caller was cancelled counts only until its refill ends."""
     allocator = limited(store, clock, 1, creates=False)
     gate = store.hold("grant")
     call = asyncio.create_task(allocator.allocate("unknown", 1))
@@ -105,7 +105,7 @@ async def test_nor_is_one_whose_caller_went_away(store: MemoryStore, clock: Fake
     with pytest.raises(asyncio.CancelledError):
         await call
     with pytest.raises(TooManySequences):
-        await allocator.allocate("orders", 1)  # as long as the store may still return something of the first one
+        await allocator.allocate("orders", 1)  # while the refill of the first name is in progress
     refill = allocator._sequence_allocators["unknown"]._refill  # type: ignore[union-attr]
     gate.set()
     assert refill is not None
@@ -113,8 +113,8 @@ async def test_nor_is_one_whose_caller_went_away(store: MemoryStore, clock: Fake
     assert not allocator._sequence_allocators
 
 
-async def test_four_fifths_of_the_limit_are_logged_once(store: MemoryStore, clock: FakeClock) -> None:
-    """The warning comes with the name that makes it 80 %, and never again."""
+async def test_eighty_percent_of_the_limit_is_logged_once(store: MemoryStore, clock: FakeClock) -> None:
+    """The warning many_sequences is logged once, at 80 % of max_sequences."""
     allocator = limited(store, clock, 10)
     with structlog.testing.capture_logs() as logged:
         for number in range(7):
@@ -122,7 +122,7 @@ async def test_four_fifths_of_the_limit_are_logged_once(store: MemoryStore, cloc
         assert not logged
         for number in range(10):
             await allocator.allocate(f"n{number}", 1)
-        await drop_lanes(allocator)
+        await close_idle(allocator)
         for number in range(10):
             await allocator.allocate(f"n{number}", 1)
     assert logged == [
@@ -131,24 +131,24 @@ async def test_four_fifths_of_the_limit_are_logged_once(store: MemoryStore, cloc
 
 
 @pytest.mark.parametrize("pause", [0.0, 3_600.0])
-async def test_periods_that_are_over_are_forgotten(store: MemoryStore, clock: FakeClock, pause: float) -> None:
-    """A sequence with a reset counts once towards the limit, and keeps high-water marks of at most two periods."""
+async def test_marks_of_ended_periods_are_removed(store: MemoryStore, clock: FakeClock, pause: float) -> None:
+    """A sequence with a reset counts once, and has marks of at most two periods."""
     allocator = limited(store, clock, 1)
     make(store, "s", Sequence(reset=Reset.DAILY))
     for _ in range(30):
         await allocator.allocate("s", 1)
         clock.advance(pause)
-        await drop_lanes(allocator)  # the period is not over yet
+        await close_idle(allocator)  # the period has not ended yet
         clock.advance(DAY - pause)
         assert sum(PERIOD_MARK in name for name in allocator._high_water_marks) <= 2
 
 
-async def test_the_present_period_is_not_forgotten(store: MemoryStore, clock: FakeClock) -> None:
-    """P3: the mark of a period lasts as long as the period, though its lane was dropped."""
+async def test_the_mark_of_the_current_period_is_kept(store: MemoryStore, clock: FakeClock) -> None:
+    """P3: the mark of a period lasts as long as the period, without an allocator."""
     allocator = limited(store, clock, 1)
     make(store, "s", Sequence(reset=Reset.YEARLY))
     await allocator.allocate("s", 100)
-    await drop_lanes(allocator)
+    await close_idle(allocator)
     [counter] = [name for name in store.rows if PERIOD_MARK in name]
     store.rows[counter].last_value = 5
     with pytest.raises(StoreWentBackwards):
@@ -156,25 +156,25 @@ async def test_the_present_period_is_not_forgotten(store: MemoryStore, clock: Fa
 
 
 @pytest.mark.parametrize("idle", [False, True])
-async def test_a_clock_set_forward_makes_no_mark_forgotten(store: MemoryStore, clock: FakeClock, idle: bool) -> None:
-    """P3: a period is over when its time has passed, and not when the wall clock says so for a while."""
+async def test_a_clock_set_forward_removes_no_mark(store: MemoryStore, clock: FakeClock, idle: bool) -> None:
+    """P3: a period ends by the boot clock, not by a wall clock that was set forward."""
     allocator = limited(store, clock, 1)
     make(store, "s", Sequence(reset=Reset.DAILY))
     await allocator.allocate("s", 100)
     [counter] = [name for name in store.rows if PERIOD_MARK in name]
     if idle:
-        await drop_lanes(allocator)
+        await close_idle(allocator)
     clock.wall_seconds += 700 * DAY
     await allocator.allocate("s", 1)
-    await drop_lanes(allocator)
+    await close_idle(allocator)
     clock.wall_seconds -= 700 * DAY
     store.rows[counter].last_value = 5
     with pytest.raises(StoreWentBackwards):
         await allocator.allocate("s", 1)
 
 
-def test_rates_are_kept_of_so_many_names(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond that, the rate of the name that was used least lately is given up."""
+def test_the_number_of_rates_is_limited(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond MAX_RATES names, the rate with the oldest refill is evicted."""
     monkeypatch.setattr(usage, "MAX_RATES", 3)
     rates = UsageRates(clock)
     for name in ("a", "b", "c", "a", "d", "e"):

@@ -1,4 +1,4 @@
-"""A lease against the plain set of ids that the store granted: what is left, in which order, in which pieces."""
+"""A lease compared with the plain list of ids that the store granted."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +12,8 @@ def ids_of(grant: Grant) -> list[int]:
     return [grant.value_before + grant.step * n for n in range(1, grant.granted + 1)]
 
 
-def pieces_of(held: list[int], step: int) -> list[int]:
-    """Returns the lengths of the contiguous pieces of ids."""
+def range_sizes(held: list[int], step: int) -> list[int]:
+    """Returns the sizes of the contiguous ranges of ids."""
     lengths: list[int] = []
     for before, value in zip([None, *held], held, strict=False):
         if before is not None and value == before + step:
@@ -37,19 +37,20 @@ def pieces_of(held: list[int], step: int) -> list[int]:
         max_size=40,
     ),
 )
-def test_a_lease_holds_what_was_granted_and_not_taken(step: int, moves: list[tuple[str, int]]) -> None:
+def test_a_lease_holds_the_granted_ids_that_were_not_taken(step: int, moves: list[tuple[str, int]]) -> None:
+    """P1: a lease holds exactly the granted ids not yet taken, in order, and the tail to return."""
     lease = Lease()
     held: list[int] = []
     counter = writes = version = 0
-    # How many ids end at the counter that nobody else has seen it at.
+    # The number of ids at the counter since another process last read it.
     tail, alone, last_version = 0, False, 0
     for kind, count in moves:
-        if kind == "others":  # another node: with 0 it renews; from 16 on it gives all back that it was granted
+        if kind == "others":  # another node: 0 is a renewal, from 16 on it gives its grant back
             counter += step * count * (count < 16)
             writes += 1 + (count >= 16)
             version += 1 + (count >= 16)
             alone = False
-        elif kind == "recipe":  # a client that does not know idalloc moves the counter and counts no write
+        elif kind == "recipe":  # a client without idalloc advances the counter and counts no write
             counter += count if step > 0 else -count
             version += 1
             alone = False
@@ -80,16 +81,17 @@ def test_a_lease_holds_what_was_granted_and_not_taken(step: int, moves: list[tup
                 held = held[count:]
         assert lease.left == len(held)
         for largest in (1, 4):
-            assert lease.usable(largest) == sum(max(0, piece - largest + 1) for piece in pieces_of(held, step))
+            assert lease.usable(largest) == sum(max(0, size - largest + 1) for size in range_sizes(held, step))
     value, count, tail_version = lease.tail()
     assert [value + step * n for n in range(1, count + 1)] == held[len(held) - count :]
-    if alone:  # else the store takes nothing back
+    if alone:  # else the store rejects the tail
         assert tail_version == (last_version, 7, 1)
         assert count == min(tail, len(held))
         assert not count or value + step * count == counter
 
 
-def test_nothing_is_taken_from_a_lease_that_ended() -> None:
+def test_nothing_is_taken_from_an_expired_lease() -> None:
+    """P4: an expired lease issues nothing."""
     lease = Lease()
     lease.add(Grant(10, 10, Sequence(), 0, 3, (1, 1, 3), 1), expires_at=50.0)
     assert lease.take(1, now=50.0) is None
@@ -98,15 +100,17 @@ def test_nothing_is_taken_from_a_lease_that_ended() -> None:
     assert (taken.first_id, taken.generation, taken.expires_at) == (1, 3, 50.0)
 
 
-def test_a_renewal_adds_no_ids_and_prolongs_all() -> None:
+def test_a_renewal_extends_the_lease_without_new_ids() -> None:
+    """P4: a grant of 0 ids renews the whole lease."""
     lease = Lease()
     lease.add(Grant(10, 10, Sequence(), 0, 1, (1, 1, 1), 1), expires_at=50.0)
-    lease.add(Grant(10, 0, Sequence(), 0, 1, (8, 1, 1), 2), expires_at=90.0)  # other rows were written in between
+    lease.add(Grant(10, 0, Sequence(), 0, 1, (8, 1, 1), 2), expires_at=90.0)  # after writes of other rows
     assert (lease.left, lease.expires_at) == (10, 90.0)
     assert lease.tail() == (0, 10, (8, 1, 1))
 
 
-def test_none_can_be_taken_of_a_lease_that_lives_also_where_none_is_left() -> None:
+def test_an_empty_lease_returns_metadata_until_it_expires() -> None:
+    """take(0) returns lease metadata until the lease expires, even if no ids are left."""
     lease = Lease("2026")
     assert lease.take(0, now=0.0) is None
     lease.add(Grant(10, 0, Sequence(max_value=10), 0, 3, (1, 1, 3), 1), expires_at=50.0)
@@ -116,8 +120,8 @@ def test_none_can_be_taken_of_a_lease_that_lives_also_where_none_is_left() -> No
     assert lease.take(0, now=50.0) is None
 
 
-def test_a_value_that_does_not_follow_is_a_foreign_write() -> None:
-    """P1: a client that counts no write moved the counter, and moved it back."""
+def test_an_unexpected_value_is_a_foreign_write() -> None:
+    """P1: a client that counts no write moved the counter and moved it back."""
     lease = Lease()
     lease.add(Grant(10, 10, Sequence(), 0, 1, (1, 1, 1), 1), expires_at=50.0)
     lease.add(Grant(12, 0, Sequence(), 0, 1, (3, 1, 1), 2), expires_at=50.0)

@@ -1,4 +1,4 @@
-"""What a lane holds ahead of its callers: enough for a store that is away for a while, and not more (P10)."""
+"""The reserve lasts as long as an outage of the store, and not much longer (P10)."""
 
 import asyncio
 from dataclasses import replace
@@ -11,13 +11,13 @@ from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 from tests.support.sequence_allocators import ids, make
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 
 
 class Load:
     """Callers of one sequence at a steady rate, on the fake clock."""
 
-    def __init__(self, store: MemoryStore, clock: FakeClock, allocation_config: AllocationConfig = TERMS) -> None:
+    def __init__(self, store: MemoryStore, clock: FakeClock, allocation_config: AllocationConfig = CONFIG) -> None:
         self.allocator = Allocator(store, clock, allocation_config)
         self.store = store
         self.clock = clock
@@ -28,7 +28,7 @@ class Load:
         self._answered = 0
 
     async def run(self, seconds: float, rate: int, count: int = 1) -> int:
-        """Makes ``rate`` calls a second; returns how many of them had to wait for the store."""
+        """Makes ``rate`` calls a second; returns how many of them waited for the store."""
         waited = 0
         for _ in range(int(seconds * rate)):
             taken = self.allocator.take("s", count)
@@ -43,7 +43,7 @@ class Load:
         return waited
 
     def slow_down(self, latency: float, calls: int) -> None:
-        """Has the store take so many seconds for each of the next grants."""
+        """Sets the latency of the next ``calls`` grants, in seconds."""
         self._latency = latency
         self._gates += [self.store.hold("grant") for _ in range(calls)]
 
@@ -64,7 +64,7 @@ class Load:
 
     @property
     def held(self) -> int:
-        """How many ids the node has that it did not issue."""
+        """The number of ids granted and not issued."""
         last_value = self.store.rows["s"].last_value
         assert last_value is not None
         return last_value - self.issued[-1]
@@ -75,7 +75,8 @@ def load(store: MemoryStore, clock: FakeClock) -> Load:
     return Load(store, clock)
 
 
-async def test_nobody_waits_at_a_steady_rate(load: Load, store: MemoryStore) -> None:
+async def test_no_call_waits_at_a_steady_rate(load: Load, store: MemoryStore) -> None:
+    """P10: at a steady rate no call waits, with one write for many seconds."""
     assert await load.run(60, rate=50) < 10
     writes = len(store.calls)
     assert await load.run(300, rate=50) == 0
@@ -83,30 +84,31 @@ async def test_nobody_waits_at_a_steady_rate(load: Load, store: MemoryStore) -> 
     assert load.issued == sorted(set(load.issued))
 
 
-async def test_what_is_held_lasts_an_outage_at_the_rate_seen(load: Load) -> None:
+async def test_the_reserve_lasts_outage_reserve(load: Load) -> None:
+    """P10: the ids held last outage_reserve at the measured rate, at most twice that."""
     await load.run(200, rate=20, count=3)
     held = []
     for _ in range(60):
         await load.run(1, rate=20, count=3)
         held.append(load.held)
-    assert min(held) >= TERMS.outage_reserve * 20 * 3
-    assert max(held) <= 2 * TERMS.outage_reserve * 20 * 3
+    assert min(held) >= CONFIG.outage_reserve * 20 * 3
+    assert max(held) <= 2 * CONFIG.outage_reserve * 20 * 3
 
 
-@pytest.mark.parametrize("away", [32.0, 65.0, 90.0])
-async def test_a_store_that_hangs_is_not_noticed_by_callers(load: Load, store: MemoryStore, away: float) -> None:
-    load = Load(store, load.clock, replace(TERMS, store_timeout=100.0))
+@pytest.mark.parametrize("outage", [32.0, 65.0, 90.0])
+async def test_no_call_waits_for_a_hanging_store(load: Load, store: MemoryStore, outage: float) -> None:
+    """P10: no call waits while the store hangs for up to outage_reserve."""
+    load = Load(store, load.clock, replace(CONFIG, store_timeout=100.0))
     await load.run(200, rate=20)
     gate = store.hold("grant")
-    assert await load.run(away, rate=20) == 0
+    assert await load.run(outage, rate=20) == 0
     gate.set()
     assert await load.run(200, rate=20) == 0
     assert load.issued == sorted(set(load.issued))
 
 
-async def test_a_store_that_cannot_be_reached_is_asked_once_a_second_and_not_noticed(
-    load: Load, store: MemoryStore
-) -> None:
+async def test_an_unreachable_store_is_retried_once_a_second(load: Load, store: MemoryStore) -> None:
+    """P10: an unreachable store is retried at most once a second, and no call waits."""
     await load.run(200, rate=20)
     calls = len(store.calls)
     for _ in range(60):
@@ -115,42 +117,48 @@ async def test_a_store_that_cannot_be_reached_is_asked_once_a_second_and_not_not
     assert 1 <= len(store.calls) - calls <= 60
 
 
-async def test_a_rate_that_grows_is_followed_before_what_is_held_ends(load: Load) -> None:
+async def test_the_reserve_follows_a_rising_rate(load: Load) -> None:
+    """P10: a rate that rises 40 times makes no call wait."""
     await load.run(200, rate=5)
     assert await load.run(30, rate=200) == 0
     await load.run(60, rate=200)
-    assert load.held >= TERMS.outage_reserve * 200 * 0.8
+    assert load.held >= CONFIG.outage_reserve * 200 * 0.8
 
 
 async def test_the_reserve_shrinks_when_the_rate_falls(load: Load) -> None:
+    """The reserve shrinks to a falling rate."""
     await load.run(200, rate=50)
-    assert load.held >= TERMS.outage_reserve * 50 * 0.8
+    assert load.held >= CONFIG.outage_reserve * 50 * 0.8
     await load.run(2500, rate=2)
-    assert load.held <= 2 * TERMS.outage_reserve * 2
+    assert load.held <= 2 * CONFIG.outage_reserve * 2
 
 
-async def test_nothing_is_held_ahead_that_was_not_seen_to_be_used(load: Load) -> None:
-    for _ in range(20):  # a burst tells a huge rate
+async def test_the_reserve_is_limited_by_recent_use(load: Load) -> None:
+    """A short burst reserves at most twice the ids that it used."""
+    for _ in range(20):  # a burst looks like a huge rate
         await load.run(1, rate=1, count=1)
         load.clock.advance(-0.999)
     await load.settle()
     assert load.held <= 2 * 20
 
 
-async def test_the_burn_budget_bounds_the_reserve(store: MemoryStore, clock: FakeClock) -> None:
-    load = Load(store, clock, replace(TERMS, max_reserved_ids=500))
+async def test_max_reserved_ids_limits_the_reserve(store: MemoryStore, clock: FakeClock) -> None:
+    """No more than max_reserved_ids are held."""
+    load = Load(store, clock, replace(CONFIG, max_reserved_ids=500))
     await load.run(200, rate=50)
     assert load.held <= 500
     assert await load.run(60, rate=50) == 0
 
 
-async def test_no_more_than_a_thousandth_of_what_is_left_is_held(load: Load, store: MemoryStore) -> None:
+async def test_a_thousandth_of_the_remaining_ids_is_the_limit(load: Load, store: MemoryStore) -> None:
+    """No more than a thousandth of the remaining ids is held."""
     make(store, "s", Sequence(max_value=500_000))
     await load.run(100, rate=50)
     assert load.held <= 500
 
 
-async def test_no_more_than_the_largest_lease_of_the_sequence_is_held(load: Load, store: MemoryStore) -> None:
+async def test_max_lease_size_limits_the_reserve(load: Load, store: MemoryStore) -> None:
+    """No more than the sequence's max_lease_size is held."""
     make(store, "s", Sequence(max_lease_size=100))
     await load.run(100, rate=50)
     assert load.held <= 100
@@ -158,10 +166,11 @@ async def test_no_more_than_the_largest_lease_of_the_sequence_is_held(load: Load
 
 
 @pytest.mark.parametrize("outage_reserve", [0.0, 60.0])
-async def test_nobody_waits_at_a_steady_rate_for_a_slow_store(
+async def test_no_call_waits_at_a_steady_rate_for_a_slow_store(
     store: MemoryStore, clock: FakeClock, outage_reserve: float
 ) -> None:
-    load = Load(store, clock, replace(TERMS, outage_reserve=outage_reserve))
+    """P10: a store with a latency of 500 ms makes no call wait, even without a reserve."""
+    load = Load(store, clock, replace(CONFIG, outage_reserve=outage_reserve))
     make(store, "s", Sequence())
     load.slow_down(0.5, calls=1_000)
     assert await load.run(60, rate=20) <= 40
@@ -169,10 +178,9 @@ async def test_nobody_waits_at_a_steady_rate_for_a_slow_store(
     assert len(store.calls) >= 15
 
 
-async def test_a_thousand_callers_of_a_cold_sequence_are_answered_within_three_store_calls(
-    store: MemoryStore, clock: FakeClock
-) -> None:
-    allocator = Allocator(store, clock, TERMS)
+async def test_a_cold_sequence_serves_1000_callers_with_3_calls(store: MemoryStore, clock: FakeClock) -> None:
+    """A thousand callers of a new sequence share three store calls."""
+    allocator = Allocator(store, clock, CONFIG)
     gates = [store.hold(method) for method in ("grant", "create")]
     callers = []
     for n in range(1_000):
@@ -187,7 +195,8 @@ async def test_a_thousand_callers_of_a_cold_sequence_are_answered_within_three_s
     assert ids(*taken) == list(range(1, 1 + sum(1 + n % 3 for n in range(1_000))))
 
 
-async def test_a_burst_from_idle_is_met_by_one_refill_for_all_who_wait(load: Load, clock: FakeClock) -> None:
+async def test_a_burst_shares_one_refill(load: Load, clock: FakeClock) -> None:
+    """A burst of a thousand callers shares one refill."""
     await load.run(1, rate=1)
     clock.advance(30.0)
     calls = len(load.store.calls)

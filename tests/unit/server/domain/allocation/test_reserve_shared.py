@@ -1,4 +1,4 @@
-"""P10 where several nodes share a sequence: their grants interleave, so a lease is made of many pieces."""
+"""P10 for nodes that share a sequence: interleaved grants split their leases into many ranges."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,25 +16,25 @@ from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
-# Sizes of calls, in ids: always the same one, or one after the other.
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
+# The sizes of consecutive calls, in ids.
 SIZES = {"1": [1], "2": [2], "7": [7], "10": [10], "mixed": [1, 10, 2, 7, 1, 30, 3]}
 RATE = 20
 
 
 class Nodes:
-    """Nodes that share a sequence, each under its own callers at a steady rate, on one fake clock."""
+    """Nodes that share a sequence, each with callers at a steady rate, on one fake clock."""
 
     def __init__(self, store: MemoryStore, clock: FakeClock, how_many: int, sizes: list[int]) -> None:
         self.store = store
         self.clock = clock
-        self.allocators = [Allocator(store, clock, TERMS) for _ in range(how_many)]
+        self.allocators = [Allocator(store, clock, CONFIG) for _ in range(how_many)]
         self.issued: list[list[int]] = [[] for _ in self.allocators]
         self._sizes = [cycle(sizes[turn:] + sizes[:turn]) for turn in range(how_many)]
         self._turns: Iterator[int] = count()
 
     async def run(self, seconds: float) -> int:
-        """Has every node get ``RATE`` calls a second; returns how many of them had to wait for the store."""
+        """Makes ``RATE`` calls a second on every node; returns how many of them waited for the store."""
         waited = 0
         for _ in range(int(seconds * RATE)):
             for node, allocator in enumerate(self.allocators):
@@ -50,7 +50,7 @@ class Nodes:
         return waited
 
     async def run_without_store(self, seconds: float) -> int:
-        """The same while no write is answered; returns how many calls could not be served from memory."""
+        """Makes calls from memory only; returns how many of them could not be served."""
         refused = 0
         for _ in range(int(seconds * RATE)):
             for node, allocator in enumerate(self.allocators):
@@ -64,7 +64,7 @@ class Nodes:
         return refused
 
     def check(self) -> None:
-        """No id was issued twice, and the ids of each node rise."""
+        """Asserts that no id was issued twice, and that the ids of each node rise."""
         everything = sorted(i for node in self.issued for i in node)
         assert len(everything) == len(set(everything))
         for node in self.issued:
@@ -80,7 +80,7 @@ async def test_no_caller_notices_a_stalled_store(
     nodes = Nodes(store, clock, how_many, sizes)
     await nodes.run(300)
     store.next("grant", *(Fault(before=asyncio.Event()) for _ in range(how_many)))
-    assert await nodes.run_without_store(TERMS.outage_reserve) == 0
+    assert await nodes.run_without_store(CONFIG.outage_reserve) == 0
     nodes.check()
     for allocator in nodes.allocators:
         allocator.abandon()
@@ -88,7 +88,7 @@ async def test_no_caller_notices_a_stalled_store(
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 async def test_no_caller_notices_an_unknown_outcome(store: MemoryStore, clock: FakeClock, sizes: list[int]) -> None:
-    """P10: the hole that a lost reply leaves between two pieces makes nobody wait."""
+    """P10: the gap that a lost reply leaves between two ranges makes no call wait."""
     nodes = Nodes(store, clock, 1, sizes)
     await nodes.run(300)
     for _ in range(5):
@@ -98,8 +98,8 @@ async def test_no_caller_notices_an_unknown_outcome(store: MemoryStore, clock: F
     nodes.check()
 
 
-async def test_ids_before_a_later_piece_are_burned_as_leftover(store: MemoryStore, clock: FakeClock) -> None:
-    """P9: a call that only a later piece can serve burns what lies before it, counted, and asks no store."""
+async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStore, clock: FakeClock) -> None:
+    """P9: a call that only a later range can serve burns the ids before it, without a store call."""
     nodes = Nodes(store, clock, 2, [10])
     await nodes.run(100)
     allocator = nodes.allocators[0]
@@ -120,8 +120,8 @@ async def test_ids_before_a_later_piece_are_burned_as_leftover(store: MemoryStor
     assert len(store.calls) - writes <= 1  # the refill that a low lease starts
 
 
-async def test_after_an_unknown_outcome_only_what_is_waited_for(store: MemoryStore, clock: FakeClock) -> None:
-    """P9: until a write is answered again, a grant puts nothing at stake but what callers wait for."""
+async def test_nothing_is_prefetched_after_an_unknown_outcome(store: MemoryStore, clock: FakeClock) -> None:
+    """P9: after an unknown outcome, a grant requests only what callers wait for until one succeeds."""
     nodes = Nodes(store, clock, 1, [10])
     await nodes.run(100)
     allocator = nodes.allocators[0]
@@ -131,17 +131,17 @@ async def test_after_an_unknown_outcome_only_what_is_waited_for(store: MemorySto
     lost = allocator.burned.by_cause[BurnCause.UNKNOWN_OUTCOME] - before
     asked = [call.arguments[1] for call in store.calls_of("grant")]
     first_lost = max(n for n in asked[-20:] if isinstance(n, int))
-    assert 0 < lost <= first_lost  # the first one was a refill ahead, the others were renewals
+    assert 0 < lost <= first_lost  # the first one was a prefetch, the others were renewals
     assert await nodes.run(60) == 0
     nodes.check()
 
 
 @pytest.mark.parametrize("limit", [{"max_value": 99_999}, {"max_lease_size": 100}], ids=["share of the rest", "lease"])
 @pytest.mark.parametrize("large", [200, 1_000_000])
-async def test_one_large_call_does_not_make_each_call_write(
+async def test_a_large_call_does_not_make_each_call_write(
     store: MemoryStore, clock: FakeClock, limit: dict[str, Any], large: int
 ) -> None:
-    """A call larger than a lease may be leaves later calls with a write for many of them, as before it."""
+    """After a call larger than any lease, many later calls still share one write."""
     make(store, "s", Sequence(**limit))
     nodes = Nodes(store, clock, 1, [1])
     await nodes.run(60)

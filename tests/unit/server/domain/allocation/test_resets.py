@@ -1,4 +1,4 @@
-"""Sequences with a reset: each period starts over, in the sequence's zone, on all nodes, and no id comes twice."""
+"""Sequences with a reset: each period starts over, in the sequence's time zone, on all nodes (P1)."""
 
 import asyncio
 from datetime import datetime
@@ -15,7 +15,7 @@ from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_perio
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import ids, make
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 VIENNA = ZoneInfo("Europe/Vienna")
 DAILY = Sequence(reset=Reset.DAILY, time_zone="Europe/Vienna")
 
@@ -28,7 +28,7 @@ def set_to(clock: FakeClock, *moment: int) -> None:
 def nodes(store: MemoryStore, clock: FakeClock) -> list[Allocator]:
     make(store, "s", DAILY)
     set_to(clock, 2026, 12, 31, 23, 58)
-    return [Allocator(store, clock, TERMS) for _ in range(2)]
+    return [Allocator(store, clock, CONFIG) for _ in range(2)]
 
 
 async def issue(node: Allocator, count: int, name: str = "s") -> tuple[str, list[int]]:
@@ -41,7 +41,8 @@ async def revise(store: MemoryStore, *, deleted: bool = False) -> None:
     await store.revise("s", row.revision, Revision(row.sequence, 0, "me", 0.0, deleted=deleted))
 
 
-async def test_it_starts_over_at_midnight_of_its_zone(nodes: list[Allocator], clock: FakeClock) -> None:
+async def test_it_starts_over_at_midnight_in_its_time_zone(nodes: list[Allocator], clock: FakeClock) -> None:
+    """A daily sequence starts over at midnight in its time zone, on every node."""
     assert await issue(nodes[0], 3) == ("2026-12-31", [1, 2, 3])
     assert await issue(nodes[1], 2) == ("2026-12-31", [4, 5])
     clock.advance(119.0)
@@ -49,16 +50,17 @@ async def test_it_starts_over_at_midnight_of_its_zone(nodes: list[Allocator], cl
     clock.advance(1.0)
     assert await issue(nodes[1], 1) == ("2027-01-01", [1])
     assert await issue(nodes[0], 1) == ("2027-01-01", [2])
-    clock.wall_seconds -= 1.0  # what is held of the day before is good still
+    clock.wall_seconds -= 1.0  # the lease of the day before is still valid
     assert (await issue(nodes[0], 1))[0] == "2026-12-31"
 
 
 @pytest.mark.parametrize(
     ("reset", "periods"), [(Reset.YEARLY, ["2026", "2027"]), (Reset.MONTHLY, ["2026-12", "2027-01"])]
 )
-async def test_years_and_months(
+async def test_yearly_and_monthly_resets(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock, reset: Reset, periods: list[str]
 ) -> None:
+    """Yearly and monthly sequences start over, also descending ones."""
     make(store, "y", Sequence(reset=reset, time_zone="Europe/Vienna", start=10, step=-1, max_value=10))
     assert await issue(nodes[0], 2, "y") == (periods[0], [10, 9])
     clock.advance(120.0)
@@ -68,6 +70,7 @@ async def test_years_and_months(
 
 
 async def test_two_nodes_never_issue_an_id_of_a_period_twice(nodes: list[Allocator], clock: FakeClock) -> None:
+    """P1: two nodes issue no id of a period twice, across midnight."""
     issued = []
     for n in range(600):
         period, values = await issue(nodes[n % 2], 1 + n % 5)
@@ -80,23 +83,25 @@ async def test_two_nodes_never_issue_an_id_of_a_period_twice(nodes: list[Allocat
 async def test_ids_come_from_memory_and_both_rows_are_renewed(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P4: ids are served from memory while the leases of sequence and period are renewed."""
     set_to(clock, 2026, 6, 1, 12)
     for _ in range(6):
         await issue(nodes[0], 100)
     for _ in range(6):
-        clock.advance(TERMS.lease_ttl / 2)
+        clock.advance(CONFIG.lease_ttl / 2)
         taken = nodes[0].take("s", 1)
         assert taken is not None
-        assert clock.boot() < taken.expires_at <= clock.boot() + TERMS.lease_ttl / 2
+        assert clock.boot() < taken.expires_at <= clock.boot() + CONFIG.lease_ttl / 2
         await asyncio.sleep(0.001)
     assert store.rows["s"].lease_ms == store.rows[name_of_period("s", "2026-06-01")].lease_ms == 180_000
     assert store.rows["s"].last_value == 0
     assert not nodes[0].burned.by_cause
 
 
-async def test_a_new_generation_of_the_sequence_ends_what_is_held_of_its_periods(
+async def test_a_new_generation_ends_the_leases_of_periods(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P5: a new generation of the sequence ends the leases of its periods."""
     for _ in range(6):
         await issue(nodes[0], 100)
     await revise(store)
@@ -105,7 +110,7 @@ async def test_a_new_generation_of_the_sequence_ends_what_is_held_of_its_periods
     taken = nodes[0].take("s", 1)
     assert taken is not None
     assert taken.expires_at <= until
-    clock.advance(TERMS.lease_ttl / 2)
+    clock.advance(CONFIG.lease_ttl / 2)
     nodes[0].take("s", 1)
     await asyncio.sleep(0.001)
     assert nodes[0].take("s", 1) is None
@@ -115,34 +120,35 @@ async def test_a_new_generation_of_the_sequence_ends_what_is_held_of_its_periods
     assert nodes[0].burned.by_cause[BurnCause.GENERATION] > 0
 
 
-async def test_a_new_generation_counts_also_where_nobody_opened_the_period_in_it(
+async def test_a_new_generation_applies_to_an_unopened_period(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P5: a new generation ends the lease of a period whose counter is still in the old one."""
     for _ in range(6):
         await issue(nodes[0], 100)
     await revise(store)
-    clock.advance(TERMS.lease_ttl / 2)
-    await nodes[0].proof("s")  # has the sequence renewed, and no period
+    clock.advance(CONFIG.lease_ttl / 2)
+    await nodes[0].proof("s")  # renews the lease of the sequence only
     await asyncio.sleep(0.001)
     assert nodes[0].take("s", 1) is None
     assert (await nodes[0].allocate("s", 1)).generation == 2
 
 
-async def test_without_the_sequences_standing_nothing_is_issued(
+async def test_without_a_lease_proof_nothing_is_issued(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P4: when the sequence's lease has expired, no ids of a period are issued."""
     for _ in range(6):
         await issue(nodes[0], 100)
     store.down = True
-    clock.advance(TERMS.lease_ttl)
+    clock.advance(CONFIG.lease_ttl)
     assert nodes[0].take("s", 1) is None
     with pytest.raises(StoreUnavailable):
         await nodes[0].allocate("s", 1)
 
 
-async def test_a_period_that_is_ahead_of_its_sequence_waits_for_it_and_burns_little(
-    nodes: list[Allocator], store: MemoryStore
-) -> None:
+async def test_a_period_ahead_of_its_sequence_issues_nothing(nodes: list[Allocator], store: MemoryStore) -> None:
+    """P5: a counter in a newer generation issues nothing until its sequence follows, and burns little."""
     await issue(nodes[0], 1)
     await store.open_period(name_of_period("s", "2026-12-31"), DAILY, 1_000, 2)
     for _ in range(5):
@@ -154,7 +160,8 @@ async def test_a_period_that_is_ahead_of_its_sequence_waits_for_it_and_burns_lit
     assert (taken.generation, taken.first_id > 1_000) == (2, True)
 
 
-async def test_a_deleted_sequence_goes_on_when_it_is_made_again(nodes: list[Allocator], store: MemoryStore) -> None:
+async def test_a_recreated_sequence_continues_its_periods(nodes: list[Allocator], store: MemoryStore) -> None:
+    """P5: a sequence that is created again continues after the last id of the period."""
     for _ in range(6):
         await issue(nodes[0], 10)
     await revise(store, deleted=True)
@@ -166,9 +173,10 @@ async def test_a_deleted_sequence_goes_on_when_it_is_made_again(nodes: list[Allo
     assert (await issue(nodes[0], 1))[1] > [60]
 
 
-async def test_a_periods_counter_that_is_gone_or_behind_is_noticed_and_can_be_advanced(
+async def test_a_missing_period_counter_is_detected(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P3: a period whose counter is missing issues nothing until it is advanced."""
     await issue(nodes[0], 100)
     counter = name_of_period("s", "2026-12-31")
     del store.rows[counter]
@@ -181,9 +189,10 @@ async def test_a_periods_counter_that_is_gone_or_behind_is_noticed_and_can_be_ad
     assert (await issue(nodes[0], 1))[1] == [1_001]
 
 
-async def test_lanes_of_periods_that_are_over_are_dropped(
+async def test_allocators_of_ended_periods_are_closed(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P2: allocators of ended periods are closed and give their tails back."""
     for _ in range(6):
         await issue(nodes[0], 10)
     clock.advance(120.0)
@@ -202,6 +211,7 @@ async def test_lanes_of_periods_that_are_over_are_dropped(
 
 
 async def test_a_stop_gives_all_tails_back(nodes: list[Allocator], store: MemoryStore) -> None:
+    """P2: a stop gives the tails of all periods back."""
     for _ in range(6):
         await issue(nodes[0], 10)
     await nodes[0].close()
@@ -209,9 +219,10 @@ async def test_a_stop_gives_all_tails_back(nodes: list[Allocator], store: Memory
     assert not nodes[0].burned.by_cause
 
 
-async def test_an_advance_that_was_broken_off_between_its_two_writes_is_finished_by_a_node(
+async def test_an_interrupted_advance_is_completed_by_a_node(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P5: an advance that stopped between its two writes is completed after store_timeout."""
     issued = [(await issue(nodes[0], 3))[1], (await issue(nodes[1], 3))[1]]
     await store.open_period(name_of_period("s", "2026-12-31"), DAILY, 50, 2)
     for node in nodes:
@@ -219,7 +230,7 @@ async def test_an_advance_that_was_broken_off_between_its_two_writes_is_finished
     with pytest.raises(StoreUnavailable, match="being changed"):
         await issue(nodes[0], 1)
     assert store.rows["s"].generation == 1
-    clock.advance(TERMS.store_timeout)
+    clock.advance(CONFIG.store_timeout)
     with pytest.raises(StoreUnavailable, match="being changed"):
         await issue(nodes[0], 1)
     later = [(await issue(node, 2))[1] for node in nodes]
@@ -229,9 +240,11 @@ async def test_an_advance_that_was_broken_off_between_its_two_writes_is_finished
     assert min(later[0] + later[1]) > 50 > max(issued[0] + issued[1])
 
 
-async def test_a_day_that_comes_again_while_its_lane_is_closed_is_closed_once_more(
+async def test_a_day_that_repeats_during_its_close_is_closed_again(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
+    """A day that the clock repeats while it is being closed is closed again, and no lease remains."""
+
     async def use(count: int) -> set[str]:
         days = set()
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Ids that rise over all nodes: whoever starts after another was answered gets larger ones; one write serves many."""
+"""Ids that rise over all nodes: a call that starts after a reply gets larger ids; callers share writes."""
 
 import asyncio
 
@@ -15,14 +15,14 @@ from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 RISING = Sequence(ordering=Ordering.RISING)
 
 
 @pytest.fixture
 def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
     make(store, "s", RISING)
-    return Allocator(store, clock, TERMS)
+    return Allocator(store, clock, CONFIG)
 
 
 @settings(max_examples=150)
@@ -39,9 +39,10 @@ def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
         max_size=40,
     ),
 )
-async def test_an_allocation_that_starts_after_another_was_answered_gets_larger_ids(
+async def test_a_call_after_a_reply_gets_larger_ids(
     kind: tuple[Kind, int], plan: list[tuple[int, int, int, bool, str]]
 ) -> None:
+    """A call that starts after a reply on any node gets larger ids, under random faults."""
     clock = FakeClock()
     store = MemoryStore(clock)
     sequence = Sequence(
@@ -50,12 +51,12 @@ async def test_an_allocation_that_starts_after_another_was_answered_gets_larger_
         start=0,
         min_value=-(10**15),
         max_value=10**15,
-        # A minimum that must not lead to ids being kept.
+        # Must not make the node hold ids.
         min_lease_size=50,
         ordering=Ordering.RISING,
     )
     make(store, "s", sequence)
-    nodes = [Allocator(store, clock, TERMS) for _ in range(2)]
+    nodes = [Allocator(store, clock, CONFIG) for _ in range(2)]
     answered = -(10**16)
     everything: set[int] = set()
 
@@ -92,9 +93,8 @@ async def test_an_allocation_that_starts_after_another_was_answered_gets_larger_
                 task.cancel()
 
 
-async def test_concurrent_callers_share_one_write_and_one_is_in_flight(
-    allocator: Allocator, store: MemoryStore
-) -> None:
+async def test_concurrent_callers_share_one_write(allocator: Allocator, store: MemoryStore) -> None:
+    """Callers that arrive during a write share the next one; one write is in flight at a time."""
     await allocator.allocate("s", 1)
     gate = store.hold("grant")
     first = asyncio.create_task(allocator.allocate("s", 1))
@@ -107,15 +107,14 @@ async def test_concurrent_callers_share_one_write_and_one_is_in_flight(
     assert [call.arguments[1] for call in store.calls_of("grant")] == [1, 1, 1_000]
 
 
-async def test_who_comes_while_a_write_is_under_way_waits_for_the_next_one(
-    allocator: Allocator, store: MemoryStore
-) -> None:
+async def test_a_caller_that_arrives_during_a_write_waits(allocator: Allocator, store: MemoryStore) -> None:
+    """A caller that arrives during a write gets no ids of that write, not even unused ones."""
     await allocator.allocate("s", 1)
     store.next("grant", Fault(after=(gate := asyncio.Event())))
     gone, stays = (asyncio.create_task(allocator.allocate("s", 10)) for _ in range(2))
     await asyncio.sleep(0.001)
     gone.cancel()
-    other = await Allocator(store, FakeClock(), TERMS).allocate("s", 1)  # ids of the write under way are lower
+    other = await Allocator(store, FakeClock(), CONFIG).allocate("s", 1)  # the ids of the write in flight are lower
     late = asyncio.create_task(allocator.allocate("s", 1))
     await asyncio.sleep(0.001)
     gate.set()
@@ -124,7 +123,8 @@ async def test_who_comes_while_a_write_is_under_way_waits_for_the_next_one(
     assert allocator.burned.by_cause == {BurnCause.NOT_RETURNED: 10}
 
 
-async def test_what_was_taken_for_those_who_left_is_given_back(allocator: Allocator, store: MemoryStore) -> None:
+async def test_ids_of_cancelled_callers_are_given_back(allocator: Allocator, store: MemoryStore) -> None:
+    """P2: the ids of a cancelled caller at the end of a grant are given back."""
     await allocator.allocate("s", 1)
     gate = store.hold("grant")
     calls = [asyncio.create_task(allocator.allocate("s", 10)) for _ in range(3)]
@@ -137,16 +137,18 @@ async def test_what_was_taken_for_those_who_left_is_given_back(allocator: Alloca
     assert not allocator.burned.by_cause
 
 
-async def test_nothing_is_kept(allocator: Allocator, store: MemoryStore) -> None:
+async def test_no_ids_are_held_in_memory(allocator: Allocator, store: MemoryStore) -> None:
+    """A rising sequence holds no ids in memory."""
     for n in range(30):
         assert allocator.take("s", 1) is None
         assert (await allocator.allocate("s", 1)).last_id == n + 1 == store.rows["s"].last_value
     assert allocator.lease_count == 0
 
 
-async def test_a_sequence_that_becomes_rising_gives_nothing_of_its_old_leases(store: MemoryStore) -> None:
+async def test_a_sequence_that_becomes_rising_drops_old_leases(store: MemoryStore) -> None:
+    """P5: after the ordering changes to RISING, no ids of earlier leases are issued."""
     clock = FakeClock()
-    node, other = (Allocator(store, clock, TERMS) for _ in range(2))
+    node, other = (Allocator(store, clock, CONFIG) for _ in range(2))
     for _ in range(5):
         await node.allocate("s", 10)
     store.rows["s"].sequence = RISING
@@ -157,9 +159,10 @@ async def test_a_sequence_that_becomes_rising_gives_nothing_of_its_old_leases(st
     assert node.burned.by_cause[BurnCause.GENERATION] > 0
 
 
-async def test_at_the_bound_all_that_is_left_can_be_had(store: MemoryStore, clock: FakeClock) -> None:
+async def test_at_the_bound_every_id_is_issued(store: MemoryStore, clock: FakeClock) -> None:
+    """The nodes together issue every id of a rising sequence up to the bound."""
     make(store, "end", Sequence(max_value=10, ordering=Ordering.RISING))
-    nodes = [Allocator(store, clock, TERMS) for _ in range(2)]
+    nodes = [Allocator(store, clock, CONFIG) for _ in range(2)]
     with pytest.raises(SequenceExhausted) as refused:
         await nodes[0].allocate("end", 11)
     assert refused.value.metadata["remaining"] == "10"

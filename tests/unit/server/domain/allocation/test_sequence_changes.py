@@ -1,4 +1,4 @@
-"""Sequences that are changed while nodes hold leases: deleted, made again, advanced; and the sizes of leases."""
+"""Changes of a sequence while nodes hold leases: delete, re-create, advance; and lease sizes (P3, P5)."""
 
 import asyncio
 
@@ -15,12 +15,12 @@ from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Ordering, Sequ
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 
 
 @pytest.fixture
 def allocator(store: MemoryStore, clock: FakeClock) -> Allocator:
-    return Allocator(store, clock, TERMS)
+    return Allocator(store, clock, CONFIG)
 
 
 async def warm(allocator: Allocator, name: str = "s") -> None:
@@ -34,13 +34,14 @@ async def revise(store: MemoryStore, *, deleted: bool = False, at_least: int = 0
 
 
 class TestTombstone:
-    async def test_the_lease_ends_with_the_next_renewal_and_the_name_is_not_created_again(
+    async def test_a_deletion_ends_the_lease_at_the_next_renewal(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P5: the next renewal after a deletion ends the lease; the first use creates no new sequence."""
         await warm(allocator)
         await revise(store, deleted=True)
         assert allocator.take("s", 1) is not None  # the deletion is effective later
-        clock.advance(TERMS.lease_ttl / 2)
+        clock.advance(CONFIG.lease_ttl / 2)
         allocator.take("s", 1)
         await asyncio.sleep(0.001)
         assert allocator.take("s", 1) is None
@@ -50,7 +51,10 @@ class TestTombstone:
                 await allocator.allocate("s", 1)
         assert len(store.calls_of("create")) == 1
 
-    async def test_made_again_it_goes_on_beyond(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_a_recreated_sequence_continues_after_its_last_id(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        """P5: a sequence that is created again continues after its last id."""
         await warm(allocator)
         await revise(store, deleted=True)
         await allocator.forget("s")
@@ -63,31 +67,33 @@ class TestTombstone:
         assert allocator.generation_seen("s") == taken.generation
 
 
-class TestThaw:
-    async def test_a_sequence_that_was_advanced_goes_on(
+class TestRecovery:
+    async def test_an_advanced_sequence_resumes(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P3: a sequence behind its mark resumes after an advance, read at most once a second."""
         await warm(allocator)
         seen = store.rows["s"].last_value or 0
         store.rows["s"].last_value = 3
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("s", 10_000)
         grants = len(store.calls_of("grant"))
-        store.rows["s"].last_value = seen + 20_000  # past all, but in the old generation: chance, or another's doing
+        store.rows["s"].last_value = seen + 20_000  # past the mark, but in the old generation
         clock.advance(1.0)
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("s", 1)
         await revise(store, at_least=50_000)
-        for _ in range(5):  # looked at once a second, and only read
+        for _ in range(5):  # read once a second, and not written
             with pytest.raises(StoreWentBackwards):
                 await allocator.allocate("s", 1)
         assert (len(store.calls_of("get")), len(store.calls_of("grant"))) == (1, grants)
         clock.advance(1.0)
         assert ids(await allocator.allocate("s", 1)) == [50_001]
 
-    async def test_a_new_generation_before_what_was_seen_does_not_do(
+    async def test_an_advance_below_the_mark_is_not_enough(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
     ) -> None:
+        """P3: an advance to a value behind the mark does not resume the sequence."""
         await warm(allocator)
         store.rows["s"].last_value = 3
         with pytest.raises(StoreWentBackwards):
@@ -102,7 +108,8 @@ class TestThaw:
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("s", 1)
 
-    async def test_forgetting_has_the_store_asked_again(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_forget_retries_the_store(self, allocator: Allocator, store: MemoryStore) -> None:
+        """P3: forget retries the store, which must have reached the mark."""
         await warm(allocator)
         row = store.rows["s"]
         right, row.last_value = row.last_value, 3
@@ -118,7 +125,8 @@ class TestThaw:
 
 
 class TestForget:
-    async def test_nothing_is_served_of_a_lease_from_before(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_forget_drops_the_lease(self, allocator: Allocator, store: MemoryStore) -> None:
+        """P5: after forget no ids of the earlier lease are issued."""
         await warm(allocator)
         await revise(store, at_least=10_000)
         await allocator.forget("s")
@@ -126,9 +134,8 @@ class TestForget:
         taken = await allocator.allocate("s", 1)
         assert (taken.first_id, taken.generation) == (10_001, store.rows["s"].generation)
 
-    async def test_it_waits_for_the_refill_and_drops_what_that_brings(
-        self, allocator: Allocator, store: MemoryStore
-    ) -> None:
+    async def test_forget_drops_the_ids_of_a_refill_in_progress(self, allocator: Allocator, store: MemoryStore) -> None:
+        """P5: forget waits for a refill in progress and drops its ids."""
         await warm(allocator)
         gate = store.hold("grant")
         gone = asyncio.create_task(allocator.allocate("s", 10_000))
@@ -141,7 +148,8 @@ class TestForget:
         await forgetting
         assert allocator.take("s", 1) is None
 
-    async def test_it_ends_also_while_callers_come_all_the_time(self, allocator: Allocator) -> None:
+    async def test_forget_returns_under_constant_load(self, allocator: Allocator) -> None:
+        """P5: forget returns while callers arrive all the time."""
         await warm(allocator)
 
         async def callers() -> None:
@@ -157,40 +165,47 @@ class TestForget:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def test_of_a_name_that_is_not_in_use(self, allocator: Allocator) -> None:
+    async def test_forget_of_an_unused_name_does_nothing(self, allocator: Allocator) -> None:
+        """P5: forget of a name without a lease does nothing."""
         await allocator.forget("s")
         assert allocator.generation_seen("s") == 0
 
 
-async def test_what_stands_is_told_from_memory_as_long_as_that_is_proven(
+async def test_lease_proof_comes_from_memory_until_it_expires(
     allocator: Allocator, store: MemoryStore, clock: FakeClock
 ) -> None:
+    """P4: proof returns lease metadata from memory until the lease expires."""
     row = make(store, "s", Sequence(start=5, ordering=Ordering.RISING, labels={"team": "a"}))
-    until = clock.boot() + TERMS.lease_ttl
+    until = clock.boot() + CONFIG.lease_ttl
     for _ in range(3):
         assert await allocator.proof("s") == (1, row.sequence, until)
     assert len(store.calls_of("grant")) == 1
     assert row.last_value == 4
     await revise(store)
-    clock.advance(TERMS.lease_ttl)
+    clock.advance(CONFIG.lease_ttl)
     assert (await allocator.proof("s")).generation == 2
 
 
 class TestLeaseSizes:
-    async def test_a_least_size(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_min_lease_size(self, allocator: Allocator, store: MemoryStore) -> None:
+        """A refill requests at least min_lease_size ids."""
         make(store, "s", Sequence(min_lease_size=500))
         await allocator.allocate("s", 3)
         await allocator.allocate("s", 3)
         assert [call.arguments[1] for call in store.calls_of("grant")] == [3, 500]
         assert allocator.take("s", 497) is not None
 
-    async def test_a_largest_size(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_max_lease_size(self, allocator: Allocator, store: MemoryStore) -> None:
+        """A refill prefetches at most max_lease_size ids."""
         make(store, "s", Sequence(max_lease_size=10))
         for _ in range(300):
             allocator.take("s", 7) or await allocator.allocate("s", 7)
         assert max(int(str(call.arguments[1])) for call in store.calls_of("grant")) == 17
 
-    async def test_never_more_than_a_share_of_what_is_left(self, allocator: Allocator, store: MemoryStore) -> None:
+    async def test_min_lease_size_keeps_the_share_of_the_remaining_ids(
+        self, allocator: Allocator, store: MemoryStore
+    ) -> None:
+        """min_lease_size does not raise the limit of a thousandth of the remaining ids."""
         make(store, "s", Sequence(min_lease_size=500, max_value=5_000))
         for _ in range(100):
             allocator.take("s", 1) or await allocator.allocate("s", 1)
@@ -207,7 +222,7 @@ class TestLeaseSizes:
     ordering=st.sampled_from(Ordering),
     plan=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 900), st.booleans()), max_size=30),
 )
-async def test_two_nodes_together_get_every_id_to_the_last_one(
+async def test_two_nodes_issue_every_id_up_to_the_bound(
     end: int,
     step: int,
     total: int,
@@ -216,6 +231,7 @@ async def test_two_nodes_together_get_every_id_to_the_last_one(
     ordering: Ordering,
     plan: list[tuple[int, int, bool]],
 ) -> None:
+    """P1: two nodes issue or count every id up to the bound exactly once, for any settings."""
     step, slack = (step if end > 0 else -step), min(slack, step - 1)
     last = end - slack if end > 0 else end + slack
     start = last - step * (total - 1)
@@ -231,12 +247,12 @@ async def test_two_nodes_together_get_every_id_to_the_last_one(
     clock = FakeClock()
     store = MemoryStore(clock)
     make(store, "s", sequence)
-    nodes = [Allocator(store, clock, TERMS) for _ in range(2)]
+    nodes = [Allocator(store, clock, CONFIG) for _ in range(2)]
     issued: list[int] = []
     lost = 0
     for node, count, fault in plan:
         if fault:
-            for _ in range(5):  # a tail may be on its way back
+            for _ in range(5):  # a tail may be in flight
                 await asyncio.sleep(0)
             before = store.rows["s"].last_value or 0
             store.next("grant", lost_reply())

@@ -1,4 +1,4 @@
-"""Sequences of timestamps: values of the clock, which rise and never collide, whatever the clock does."""
+"""Timestamp sequences: clock values that rise and are unique, whatever the clock does (P1)."""
 
 import asyncio
 
@@ -11,17 +11,18 @@ from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import ids, make
 
-TERMS = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True, max_clock_skew=2.0)
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True, max_clock_skew=2.0)
 MS = Sequence(kind=Kind.TIMESTAMP_MS, ordering=Ordering.RISING)
 
 
 @pytest.fixture
 def nodes(store: MemoryStore, clock: FakeClock) -> list[Allocator]:
     make(store, "s", MS)
-    return [Allocator(store, clock, TERMS) for _ in range(2)]
+    return [Allocator(store, clock, CONFIG) for _ in range(2)]
 
 
-async def test_values_are_the_time(nodes: list[Allocator], store: MemoryStore, clock: FakeClock) -> None:
+async def test_values_are_the_current_time(nodes: list[Allocator], store: MemoryStore, clock: FakeClock) -> None:
+    """A timestamp sequence issues the time in the unit of its kind."""
     assert ids(await nodes[0].allocate("s", 1)) == [int(clock.wall() * 1_000)]
     make(store, "us", Sequence(kind=Kind.TIMESTAMP_US, ordering=Ordering.RISING))
     clock.advance(5.25)
@@ -29,13 +30,15 @@ async def test_values_are_the_time(nodes: list[Allocator], store: MemoryStore, c
     assert ids(await nodes[0].allocate("s", 1)) == [int(clock.wall() * 1_000)]
 
 
-async def test_several_in_one_millisecond_never_collide(nodes: list[Allocator], clock: FakeClock) -> None:
+async def test_timestamps_of_one_millisecond_are_unique(nodes: list[Allocator], clock: FakeClock) -> None:
+    """P1: timestamps requested in one millisecond are unique and contiguous."""
     taken = await asyncio.gather(*(nodes[n % 2].allocate("s", 1 + n % 3) for n in range(300)))
     everything = ids(*taken)
     assert sorted(everything) == list(range(int(clock.wall() * 1_000), int(clock.wall() * 1_000) + 600))
 
 
-async def test_they_rise_when_the_clock_steps_back(nodes: list[Allocator], clock: FakeClock) -> None:
+async def test_timestamps_rise_when_the_clock_steps_back(nodes: list[Allocator], clock: FakeClock) -> None:
+    """P1: timestamps rise when the clock steps back, up to max_clock_skew ahead of it."""
     before = (await nodes[0].allocate("s", 5)).last_id
     clock.wall_seconds -= 1.0
     assert (await nodes[1].allocate("s", 1)).first_id == before + 1
@@ -47,9 +50,8 @@ async def test_they_rise_when_the_clock_steps_back(nodes: list[Allocator], clock
     assert (await nodes[0].allocate("s", 1)).first_id == before + 2
 
 
-async def test_no_more_than_the_clock_allows_and_what_was_refused_is_not_lost(
-    nodes: list[Allocator], clock: FakeClock
-) -> None:
+async def test_a_request_beyond_max_clock_skew_takes_nothing(nodes: list[Allocator], clock: FakeClock) -> None:
+    """A request beyond max_clock_skew fails and takes no timestamps."""
     first, second = await asyncio.gather(*(nodes[0].allocate("s", 1_500) for _ in range(2)), return_exceptions=True)
     assert not isinstance(first, BaseException)
     assert isinstance(second, SequenceAheadOfClock)
@@ -57,17 +59,19 @@ async def test_no_more_than_the_clock_allows_and_what_was_refused_is_not_lost(
     assert not nodes[0].burned.by_cause
 
 
-async def test_a_count_that_never_fits_is_refused_without_spoiling_the_sequence(
+async def test_a_count_beyond_max_clock_skew_is_invalid(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
-    for _ in range(2):  # cold, and warm
+    """A count that max_clock_skew can never allow is invalid, and takes no timestamps."""
+    for _ in range(2):  # without and with a lease
         with pytest.raises(InvalidRequest, match="id_count: must be at most 2001"):
             await nodes[0].allocate("s", 2_002)
     assert store.rows["s"].last_value == 0
     assert (await nodes[0].allocate("s", 2_001)).first_id == int(clock.wall() * 1_000)
 
 
-async def test_at_the_end_of_time_it_is_exhausted(nodes: list[Allocator], store: MemoryStore, clock: FakeClock) -> None:
+async def test_at_max_value_it_is_exhausted(nodes: list[Allocator], store: MemoryStore, clock: FakeClock) -> None:
+    """At max_value a timestamp sequence is exhausted; what is left can be used."""
     now = int(clock.wall() * 1_000)
     make(store, "end", Sequence(kind=Kind.TIMESTAMP_MS, ordering=Ordering.RISING, max_value=now + 4))
     with pytest.raises(SequenceExhausted) as refused:
@@ -80,22 +84,24 @@ async def test_at_the_end_of_time_it_is_exhausted(nodes: list[Allocator], store:
     assert refused.value.metadata["remaining"] == "0"
 
 
-async def test_one_write_in_flight_is_shared(nodes: list[Allocator], store: MemoryStore) -> None:
+async def test_concurrent_callers_share_writes(nodes: list[Allocator], store: MemoryStore) -> None:
+    """Concurrent callers share writes, and no timestamps are held in memory."""
     await nodes[0].allocate("s", 1)
     await asyncio.gather(*(nodes[0].allocate("s", 1) for _ in range(500)))
     assert len(store.calls_of("grant_timestamps")) <= 3
     assert nodes[0].take("s", 1) is None
 
 
-async def test_a_node_whose_clock_is_far_ahead_does_not_keep_the_others_out(
+async def test_a_wrong_clock_does_not_block_other_nodes(
     nodes: list[Allocator], store: MemoryStore, clock: FakeClock
 ) -> None:
+    """A node whose clock is hours ahead does not use up the sequence for others."""
     wrong = FakeClock(wall=clock.wall() + 7_200.0)
-    ahead = Allocator(store, wrong, TERMS)
+    ahead = Allocator(store, wrong, CONFIG)
     issued = []
     for _ in range(100):
         issued += ids(await ahead.allocate("s", 2), await nodes[0].allocate("s", 2))
         clock.advance(0.5)
         wrong.advance(0.5)
     assert issued == sorted(set(issued))
-    assert abs(issued[-1] / 1_000 - clock.wall()) < TERMS.max_clock_skew
+    assert abs(issued[-1] / 1_000 - clock.wall()) < CONFIG.max_clock_skew

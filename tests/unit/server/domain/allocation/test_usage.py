@@ -1,4 +1,4 @@
-"""How fast a sequence is used."""
+"""The rate at which a sequence is used."""
 
 import pytest
 
@@ -7,7 +7,8 @@ from tests.support.fake_store import FakeClock
 
 
 @pytest.mark.parametrize("step", [1, 10, -3])
-def test_the_rate_is_that_of_the_last_while(clock: FakeClock, step: int) -> None:
+def test_the_rate_covers_the_last_windows(clock: FakeClock, step: int) -> None:
+    """The rate covers the last one to two windows, for any step, and falls when unused."""
     rates = UsageRates(clock)
     assert rates.per_second("s") is None
     value = 0
@@ -24,7 +25,8 @@ def test_the_rate_is_that_of_the_last_while(clock: FakeClock, step: int) -> None
     assert rates.per_second("other") is None
 
 
-def test_a_counter_that_starts_over_is_watched_from_there(clock: FakeClock) -> None:
+def test_a_counter_that_moves_back_restarts_the_rate(clock: FakeClock) -> None:
+    """A counter that moves back restarts the measurement."""
     rates = UsageRates(clock)
     for value in (1_000, 2_000, 5, 25):
         rates.record("s", value, 1)
@@ -32,7 +34,8 @@ def test_a_counter_that_starts_over_is_watched_from_there(clock: FakeClock) -> N
     assert rates.per_second("s") == pytest.approx(1.0)
 
 
-def test_a_few_seconds_tell_no_rate(clock: FakeClock) -> None:
+def test_a_short_span_has_no_rate(clock: FakeClock) -> None:
+    """Before LEAST_SECONDS of observation there is no rate."""
     rates = UsageRates(clock)
     rates.record("s", 1, 1)
     clock.advance(2.0)

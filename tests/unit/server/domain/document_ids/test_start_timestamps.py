@@ -132,14 +132,14 @@ class TestWrongClocks:
 
     async def test_a_store_without_a_clock_is_not_compared(self, clock: FakeClock) -> None:
         """A store without a clock of its own allows any clock."""
-        store = MemoryStore(FakeClock(wall=0), tells_time=False)
+        store = MemoryStore(FakeClock(wall=0), has_clock=False)
         assert (await start_timestamps_of(store, clock).start()).timestamp == NOW
 
     @pytest.mark.parametrize("tells_time", [True, False])
     async def test_a_clock_past_2106_is_rejected(self, clock: FakeClock, tells_time: bool) -> None:
         """A clock whose timestamp does not fit in an id claims nothing."""
         clock.wall_seconds = TIMESTAMP_END
-        store = MemoryStore(clock, tells_time=tells_time)
+        store = MemoryStore(clock, has_clock=tells_time)
         with pytest.raises(StartRefused, match="past the year 2106") as refusal:
             await start_timestamps_of(store, clock).start()
         assert refusal.value.setting == "max_clock_skew"

@@ -14,7 +14,7 @@ from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import make
 
 ROUNDS = 20
-CONFIG = replace(sequence_allocators.TERMS, store_timeout=30.0)
+CONFIG = replace(sequence_allocators.CONFIG, store_timeout=30.0)
 
 
 async def drive(store: MemoryStore, method: str, callers: int, call: Callable[[], Awaitable[object]]) -> int:

@@ -20,7 +20,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.records import RecordedAllocation
 from idalloc_server.domain.sequences.model import MAX_ID, Reset, Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice, unreachable
-from tests.support.memory_rows import Row, Written
+from tests.support.memory_rows import RecordedRow, Row
 from tests.unit.server.domain.idempotency.conftest import LEASE_TTL, ONE, OTHER, Node, settings_changed, until, warm
 
 
@@ -83,7 +83,7 @@ class TestRetry:
         store.next("record", lost_request())
         await node.refused(5)
         late = RecordedAllocation(ONE, "orders", 1, 5, 1, store.rows["orders"].generation, "", 7, "a")
-        store.allocations[ONE] = Written(late, 1)
+        store.allocations[ONE] = RecordedRow(late, 1)
         assert (await node.take(5)).first_id == 1
 
     async def test_a_crash_before_the_record_burns_the_ids(
@@ -197,7 +197,7 @@ class TestChangedSequence:
     async def test_ids_of_a_lost_generation_are_burned(self, node: Node, store: MemoryStore) -> None:
         """P3: ids of a generation that a restored store has lost are not issued."""
         ahead = RecordedAllocation(ONE, "orders", 100, 5, 1, 2**60, "", 7, "a")
-        store.allocations[ONE] = Written(ahead, 1)
+        store.allocations[ONE] = RecordedRow(ahead, 1)
         assert isinstance(await node.refused(5), RequestIdBurned)
 
     async def test_a_deleted_sequence_burns_earlier_ids(self, node: Node, store: MemoryStore) -> None:
