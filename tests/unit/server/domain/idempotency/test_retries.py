@@ -266,7 +266,7 @@ class TestLease:
         await until(lambda: store.calls_of("record"))
         clock.advance(LEASE_TTL)
         gate.set()
-        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+        with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert node.burned == {BurnCause.EXPIRED: 5}
         # The retry gets a new proof of the generation.
@@ -282,7 +282,7 @@ class TestLease:
         await until(lambda: len(store.calls_of("record")) == 2)
         clock.advance(LEASE_TTL)
         gate.set()
-        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+        with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert other_node.burned == {BurnCause.REPEATED: 5}
 
@@ -301,7 +301,7 @@ class TestLateCaller:
     ) -> None:
         """P4: the lease is checked again right before the answer; the ids count as burned."""
         call = await self.pause_after_the_answer(node, clock)
-        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+        with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert node.burned == {BurnCause.EXPIRED: 5}
         assert (await other_node.take(5)).first_id == 1  # with a new proof of the generation
@@ -310,7 +310,7 @@ class TestLateCaller:
         """P4: the same holds for ids of another node, which this node does not count as burned."""
         await other_node.take(5)
         call = await self.pause_after_the_answer(node, clock)
-        with pytest.raises(StoreUnavailable, match="ended before the answer"):
+        with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert node.burned == {BurnCause.REPEATED: 5}
 
