@@ -168,7 +168,7 @@ class IdempotentAllocator:
         while True:
             try:
                 await self._prune()
-                await self._warn_of_many()
+                await self._warn_if_many()
             except Refusal as error:
                 _log.warning("request_ids_not_pruned", error=str(error))
             await asyncio.sleep(min(self._window / PRUNES_PER_WINDOW, MAX_PRUNE_INTERVAL))
@@ -184,7 +184,7 @@ class IdempotentAllocator:
         while await within_timeout(self._store_timeout, self._store.forget_recorded(retention, PRUNE_BATCH_ROWS)):
             pass  # remove the next batch
 
-    async def _warn_of_many(self) -> None:
+    async def _warn_if_many(self) -> None:
         """Logs one warning if the store keeps very many answers."""
         now = self._clock.boot()
         if now < self._next_count_at:
