@@ -134,10 +134,7 @@ class ExportFile:
 
 
 def read_export(lines: Iterable[bytes]) -> ExportFile:
-    """Parses an export file.
-
-    Rounds each counter up to the lattice of its sequence, as a store does.
-    """
+    """Parses an export file; rounds each counter up to the lattice of its sequence, as a store does."""
     file = ExportFile()
     by_name: dict[str, ExportedSequence] = {}
     counters: list[ExportedPeriod] = []
@@ -149,9 +146,7 @@ def read_export(lines: Iterable[bytes]) -> ExportFile:
             content = _parse_line(line)
             if number == 1:
                 if content.get("idalloc_export") != FORMAT:
-                    raise ValueError(
-                        f'must be {{"idalloc_export": {FORMAT}}}, the first line of an export of this version'
-                    )
+                    raise ValueError(f'must be {{"idalloc_export": {FORMAT}}} in an export of this version')
             elif "prefix" in content:
                 file.claims.append(_parse_claim(content))
             elif "period" in content:

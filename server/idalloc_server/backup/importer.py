@@ -74,9 +74,7 @@ class Importer:
                 if isinstance(error, _WouldLower):
                     await self._end_leases(item.row)
                 self.problems.append(Problem(item.line, str(error)))
-                self.problems += [
-                    Problem(each.line, f"line {item.line} of its sequence was rejected") for each in item.periods
-                ]
+                self.problems += [Problem(each.line, f"sequence of line {item.line} rejected") for each in item.periods]
         self.problems.sort()
 
     async def _import_sequence(self, item: ExportedSequence) -> None:
@@ -88,11 +86,7 @@ class Importer:
             if row is None:
                 found: Row | None = await self._create(item.row, generation)
                 result = "created"
-            elif (
-                self._is_unchanged(item.row, row)
-                and generation < row.generation
-                and not _leases_may_live(item.row, row)
-            ):
+            elif self._matches(item.row, row) and generation < row.generation and not _leases_may_live(item.row, row):
                 self.unchanged += 1
                 return
             else:
@@ -127,8 +121,8 @@ class Importer:
         effective_at = self.clock.wall() + max(found.lease_ms, line.lease_ms) / 1000 + MARGIN_SECONDS
         self.effective_at = max(self.effective_at or 0, effective_at)
 
-    def _is_unchanged(self, line: Row, row: Row) -> bool:
-        """Whether the store's row equals the line.
+    def _matches(self, line: Row, row: Row) -> bool:
+        """Whether the store's row matches the line.
 
         Raises:
             _Rejected: The import would lower the counter, or delete or revive the sequence.
@@ -141,7 +135,7 @@ class Importer:
             raise _would_lower(f"sequence {line.name!r}", row.last_value, _counter(line))
         if line.deleted and not row.deleted:
             raise _Rejected(
-                f"sequence {line.name!r} is deleted in the file but not in the store: delete it in the store first"
+                f"sequence {line.name!r} is deleted in the file but not in the store: delete it there first"
             )
         moved = row.revised_by.startswith(RETIRED_BY)
         if row.deleted and not line.deleted and not moved and line.generation <= row.generation:
@@ -202,7 +196,7 @@ class Importer:
             The generation that the sequence must exceed; 0 for none.
         """
         if row is not None:
-            self._is_unchanged(item.row, row)  # raises before anything is written
+            self._matches(item.row, row)  # raises before anything is written
             check_change(row.sequence, item.row.sequence, _counter(item.row))
         least, reached = max(item.row.generation, row.generation if row else 0), 0
         for line in item.periods:

@@ -17,12 +17,10 @@ MAP_CONCURRENCY = 32
 
 _T = TypeVar("_T")
 # Reads rows by the prefix of their names, the name before the first, and the limit.
-ReadRows = Callable[[str, str, int], Awaitable[list[Row]]]
+Read = Callable[[str, str, int], Awaitable[list[Row]]]
 
 
-async def read_page(
-    read: ReadRows, prefix: str, after: str, limit: int, visible: Patterns | None
-) -> tuple[list[Row], str]:
+async def read_page(read: Read, prefix: str, after: str, limit: int, visible: Patterns | None) -> tuple[list[Row], str]:
     """Returns the rows of a page, and the name after which the next page starts; empty at the end of the list.
 
     Scans only names that the caller's patterns can match, and at most ``MAX_SCANNED_ROWS`` rows, so a page may be

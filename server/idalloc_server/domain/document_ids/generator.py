@@ -3,7 +3,8 @@
 A document id has 28 lower-case hexadecimal characters: 4 for the node prefix, 8 for a timestamp, 16 for a serial. The
 rules are those of ``Document_id_generator`` in MySQL's X Plugin, as observed in MySQL 8.0.31, also where its
 documentation differs. One thing differs: MySQL takes the timestamp from the clock; idalloc claims it in the store, so
-that neither a restart nor a wrong clock repeats an id.
+that neither a restart nor a wrong clock repeats an id. If the serial overflows, ``DocIdGenerator.generate`` claims the
+next start timestamp.
 """
 
 import asyncio

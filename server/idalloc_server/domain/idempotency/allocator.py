@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import structlog
 
-from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.allocator import Allocator, LeaseProof
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
@@ -25,7 +25,7 @@ from idalloc_server.domain.records import RecordedAllocation
 from idalloc_server.domain.retention import SeenRecords
 from idalloc_server.domain.sequences.calendar import date_at
 from idalloc_server.domain.sequences.formats import compile_format
-from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.store import Store, within_timeout
 
 # The most answers that one statement removes, and how often old answers are removed.
@@ -51,17 +51,6 @@ class _Request(NamedTuple):
     sequence: str
     id_count: int
     prefix: int
-
-
-class _GenerationProof(NamedTuple):
-    """Proof that a generation was current: its ids, and those of newer ones, may be issued until ``expires_at``.
-
-    A change that ends the generation was made after the proof, so it is effective later.
-    """
-
-    generation: int
-    sequence: Sequence
-    expires_at: float
 
 
 class _Call:
@@ -179,7 +168,7 @@ class IdempotentAllocator:
         while True:
             try:
                 await self._prune()
-                await self._warn_of_many()
+                await self._warn_if_many()
             except Refusal as error:
                 _log.warning("request_ids_not_pruned", error=str(error))
             await asyncio.sleep(min(self._window / PRUNES_PER_WINDOW, MAX_PRUNE_INTERVAL))
@@ -195,7 +184,7 @@ class IdempotentAllocator:
         while await within_timeout(self._store_timeout, self._store.forget_recorded(retention, PRUNE_BATCH_ROWS)):
             pass  # remove the next batch
 
-    async def _warn_of_many(self) -> None:
+    async def _warn_if_many(self) -> None:
         """Logs one warning if the store keeps very many answers."""
         now = self._clock.boot()
         if now < self._next_count_at:
@@ -265,9 +254,8 @@ class IdempotentAllocator:
             raise
         if _identity(recorded) != _identity(allocation):
             self._burn(call, BurnCause.REPEATED)
-            return await self._replay(
-                request, recorded, _GenerationProof(taken.generation, taken.sequence, taken.expires_at)
-            )
+            proof = LeaseProof(taken.generation, taken.sequence, taken.expires_at)
+            return await self._replay(request, recorded, proof)
         if self._clock.boot() >= taken.expires_at:
             self._burn(call, BurnCause.EXPIRED)
             raise _lease_expired(request)
@@ -285,9 +273,7 @@ class IdempotentAllocator:
             raise _burned(recorded)
         return await self._replay(request, recorded, await self._prove_generation(recorded))
 
-    async def _replay(
-        self, request: _Request, recorded: RecordedAllocation, proof: _GenerationProof
-    ) -> tuple[IdRange, int]:
+    async def _replay(self, request: _Request, recorded: RecordedAllocation, proof: LeaseProof) -> tuple[IdRange, int]:
         """Returns the recorded ids again, if they may still be issued."""
         _check_same_request(request, recorded)
         if recorded.generation > proof.generation:
@@ -296,6 +282,7 @@ class IdempotentAllocator:
             proof = await self._prove_generation(recorded)
         if recorded.generation != proof.generation:
             raise _burned(recorded)
+        # A change that ends the proven generation is effective after expires_at.
         if self._clock.boot() >= proof.expires_at:
             raise _lease_expired(request)
         repeated = IdRange(
@@ -309,12 +296,11 @@ class IdempotentAllocator:
         )
         return repeated, recorded.prefix
 
-    async def _prove_generation(self, recorded: RecordedAllocation) -> _GenerationProof:
+    async def _prove_generation(self, recorded: RecordedAllocation) -> LeaseProof:
         try:
-            proof = await self._allocator.proof(recorded.sequence)
+            return await self._allocator.proof(recorded.sequence)
         except SequenceDeleted:
             raise _burned(recorded) from None
-        return _GenerationProof(proof.generation, proof.sequence, proof.expires_at)
 
     def _burn(self, call: _Call, cause: BurnCause) -> None:
         """Counts the ids of a call as burned, unless they are counted already or a caller has received them."""

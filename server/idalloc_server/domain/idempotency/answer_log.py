@@ -23,12 +23,7 @@ class _PendingAnswer(NamedTuple):
 
 
 class AnswerLog:
-    """Records answers. One statement runs at a time; answers that arrive meanwhile share the next one.
-
-    Args:
-        store: The store.
-        store_timeout: Timeout of a store call, in seconds.
-    """
+    """Records answers. One statement runs at a time; answers that arrive meanwhile share the next one."""
 
     def __init__(self, store: Store, store_timeout: float) -> None:
         self._store = store
@@ -37,12 +32,7 @@ class AnswerLog:
         self._task: asyncio.Task[None] | None = None
 
     async def write(self, allocation: RecordedAllocation) -> RecordedAllocation:
-        """Records an answer, unless its request id has one, and returns the recorded answer.
-
-        Raises:
-            StoreFailure: The write failed, or may have been applied.
-            ServerDraining: The server is stopping.
-        """
+        """Records an answer, unless its request id has one, and returns the recorded answer."""
         loop = asyncio.get_running_loop()
         pending = _PendingAnswer(allocation, loop.create_future())
         self._waiting.append(pending)

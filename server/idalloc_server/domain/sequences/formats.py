@@ -212,8 +212,7 @@ class Format:
         """Parses a formatted id. Crockford's letters and check characters may be in lower case.
 
         Raises:
-            InvalidRequest: The text does not match the format, or its check characters are wrong; the error names
-                ``text``.
+            InvalidRequest: The text does not match, or its check characters are wrong; the error names ``text``.
         """
         found = self._pattern.fullmatch(text)
         if not found:
@@ -237,9 +236,7 @@ class Format:
         if self._check is not None:
             checked = "".join(canonical[name] for name in self._fields if name != "check")
             if self._check.compute(checked.upper()) != check:
-                raise InvalidRequest(
-                    "text", "has wrong check characters: it is mistyped, or belongs to another sequence"
-                )
+                raise InvalidRequest("text", "has wrong check characters: it is mistyped, or of another sequence")
         return ParsedId(value, year, month, day, prefix, check)
 
     def _max_value(self) -> int:
@@ -353,7 +350,7 @@ def _select_check_algorithm(fields: dict[str, _Field]) -> CheckAlgorithm | None:
     check = CHECK_ALGORITHMS[fields["check"].algorithm or ("mod11_10" if decimal else "mod37_36")]
     if check.decimal_only and not decimal:
         raise _invalid(
-            "must have decimal fields only for these check digits; mod37_36, mod37_2 and mod97_10 accept letters"
+            "must have decimal fields only for these check digits; mod37_36, mod37_2, mod97_10 allow letters"
         )
     return check
 

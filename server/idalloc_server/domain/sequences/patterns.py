@@ -13,14 +13,14 @@ class Patterns:
         patterns: A name matches if any of these does.
     """
 
-    __slots__ = ("_exact", "_others", "_prefixes", "patterns")
+    __slots__ = ("_exact", "_prefixes", "_split", "patterns")
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         self.patterns = tuple(patterns)
         self._exact = frozenset(pattern for pattern in self.patterns if ANY not in pattern)
         # Most patterns end in their only star; str.startswith matches these fastest.
         self._prefixes = tuple(pattern[:-1] for pattern in self.patterns if pattern.find(ANY) == len(pattern) - 1 >= 0)
-        self._others = tuple(
+        self._split = tuple(
             pattern.split(ANY) for pattern in self.patterns if 0 <= pattern.find(ANY) < len(pattern) - 1
         )
 
@@ -30,9 +30,7 @@ class Patterns:
     def match(self, name: str) -> bool:
         """Returns whether a pattern matches the whole name."""
         return (
-            name.startswith(self._prefixes)
-            or name in self._exact
-            or any(_matches(parts, name) for parts in self._others)
+            name.startswith(self._prefixes) or name in self._exact or any(_fits(parts, name) for parts in self._split)
         )
 
     @property
@@ -72,7 +70,7 @@ class NameRange(NamedTuple):
         return self.prefix <= name and (self.is_single or not name.startswith(self.prefix))
 
 
-def _matches(parts: list[str], name: str) -> bool:
+def _fits(parts: list[str], name: str) -> bool:
     """Returns whether a name consists of the parts with any text between them, in linear time."""
     first, *between, last = parts
     if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):

@@ -148,13 +148,13 @@ class TestPilingUp:
         monkeypatch.setattr(allocator_module, "WARNING_ROWS", 2)
         await node.take(5, ONE)
         with capture_logs() as lines:
-            await node.request_ids._warn_of_many()
+            await node.request_ids._warn_if_many()
             await node.take(5, OTHER)
-            await node.request_ids._warn_of_many()  # within the same minute
+            await node.request_ids._warn_if_many()  # within the same minute
             assert not lines
             for _ in range(3):
                 clock.advance(61)
-                await node.request_ids._warn_of_many()
+                await node.request_ids._warn_if_many()
         [line] = lines
         assert (line["event"], line["rows"], line["log_level"]) == ("request_ids_piling_up", 2, "warning")
         assert len(store.calls_of("count_recorded")) == 4

@@ -17,10 +17,10 @@ ZONES = [
     "UTC",
     "Europe/Vienna",
     "America/New_York",
-    "America/Sao_Paulo",  # set its clocks at midnight
-    "America/St_Johns",  # set them at 00:01, back into the day before
-    "America/Toronto",  # once from 23:30 to 00:30
-    "Pacific/Apia",  # left out 2011-12-30
+    "America/Sao_Paulo",  # clocks changed at midnight
+    "America/St_Johns",  # clocks changed at 00:01, back into the previous day
+    "America/Toronto",  # clocks changed once from 23:30 to 00:30
+    "Pacific/Apia",  # skipped 2011-12-30
     "Pacific/Kiritimati",
     "Asia/Kathmandu",
     "Australia/Lord_Howe",
@@ -47,10 +47,10 @@ class TestPeriodAt:
 
     def test_is_in_the_time_zone_of_the_sequence(self) -> None:
         """The period is the one of the sequence's time zone, not of UTC."""
-        silvester = at("2026-12-31T23:30Z")
-        assert period_at(sequence(Reset.YEARLY), silvester) == "2026"
-        assert period_at(sequence(Reset.YEARLY, "Europe/Vienna"), silvester) == "2027"
-        assert period_at(sequence(Reset.MONTHLY, "Europe/Vienna"), silvester) == "2027-01"
+        new_years_eve = at("2026-12-31T23:30Z")
+        assert period_at(sequence(Reset.YEARLY), new_years_eve) == "2026"
+        assert period_at(sequence(Reset.YEARLY, "Europe/Vienna"), new_years_eve) == "2027"
+        assert period_at(sequence(Reset.MONTHLY, "Europe/Vienna"), new_years_eve) == "2027-01"
         assert period_at(sequence(Reset.DAILY, "America/New_York"), at("2027-01-01T04:59Z")) == "2026-12-31"
 
     def test_has_years_of_four_digits(self) -> None:
@@ -75,15 +75,15 @@ class TestPeriodEnd:
             (Reset.DAILY, "Europe/Vienna", "2026-10-25T00:00+02:00", "2026-10-26T00:00+01:00"),  # 25 hours
             # Midnight does not exist: the day begins at 01:00.
             (Reset.DAILY, "America/Sao_Paulo", "2018-11-03T12:00-03:00", "2018-11-04T01:00-02:00"),
-            # The last hour of the day comes twice.
+            # The last hour of the day is repeated.
             (Reset.DAILY, "America/Sao_Paulo", "2018-02-17T23:30-02:00", "2018-02-18T00:00-03:00"),
-            # The new month lasts a minute, then the old one goes on for 59.
+            # The new month lasts one minute, then the old one continues for 59.
             (Reset.MONTHLY, "America/St_Johns", "2009-10-31T23:30-02:30", "2009-11-01T00:00-02:30"),
             (Reset.MONTHLY, "America/St_Johns", "2009-11-01T00:00:30-02:30", "2009-11-01T00:01-02:30"),
             (Reset.MONTHLY, "America/St_Johns", "2009-10-31T23:01-03:30", "2009-11-01T00:00-03:30"),
-            # Midnight lies within what was left out; the day begins at 00:30.
+            # Midnight was skipped: the day begins at 00:30.
             (Reset.DAILY, "America/Toronto", "1919-03-30T22:00-05:00", "1919-03-31T00:30-04:00"),
-            # A whole day was left out.
+            # A whole day was skipped.
             (Reset.DAILY, "Pacific/Apia", "2011-12-29T12:00-10:00", "2011-12-31T00:00+14:00"),
         ],
     )
@@ -108,23 +108,23 @@ class TestPeriodEnd:
     @example(reset=Reset.DAILY, time_zone="America/St_Johns", wall=int(at("2009-11-01T00:00-02:30")), share=0.5)
     def test_is_when_the_period_changes(self, reset: Reset, time_zone: str, wall: int, share: float) -> None:
         """In any zone and at any time, the period changes at its end and not before."""
-        of = sequence(reset, time_zone)
-        period, end = period_at(of, wall), period_end(of, wall)
+        subject = sequence(reset, time_zone)
+        period, end = period_at(subject, wall), period_end(subject, wall)
         assert end > wall
-        assert period_at(of, end) != period
+        assert period_at(subject, end) != period
         for moment in (wall + (end - wall) * share, end - 0.001):
-            assert moment < wall or moment >= end or period_at(of, moment) == period
+            assert moment < wall or moment >= end or period_at(subject, moment) == period
 
     @settings(max_examples=15)
     @given(time_zone=st.sampled_from(ZONES), year=st.integers(1990, 2050))
     @example(time_zone="Pacific/Apia", year=2011)
     def test_visits_every_day_of_a_year(self, time_zone: str, year: int) -> None:
         """Going from one end to the next visits each day of a year."""
-        of = sequence(Reset.DAILY, time_zone)
+        subject = sequence(Reset.DAILY, time_zone)
         wall, seen = datetime(year, 1, 1, tzinfo=ZoneInfo(time_zone)).timestamp(), set()
-        while period_at(of, wall).startswith(str(year)):
-            seen.add(period_at(of, wall))
-            wall = period_end(of, wall)
+        while period_at(subject, wall).startswith(str(year)):
+            seen.add(period_at(subject, wall))
+            wall = period_end(subject, wall)
         skipped = time_zone == "Pacific/Apia" and year == 2011
         skipped |= time_zone == "Pacific/Kiritimati" and year == 1994
         days = (date(year + 1, 1, 1) - date(year, 1, 1)).days
