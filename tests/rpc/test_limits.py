@@ -75,7 +75,7 @@ class TestMetadata:
 
 
 class TestCallsOfAConnection:
-    async def test_are_announced(self, served: Served, transport: str) -> None:
+    async def test_limit_is_announced(self, served: Served, transport: str) -> None:
         """A connection may have 1,250 open calls, 100 with native, as README's "Limits" says."""
         announced = (await asyncio.to_thread(announced_settings, served.address))[MAX_CONCURRENT_STREAMS]
         assert announced == (100 if transport == "native" else 1_250)
@@ -157,7 +157,7 @@ def send_pings(address: str, *, idle: bool = False) -> Iterator[tuple[int, bytes
 
     Args:
         address: The server's address.
-        idle: Whether no stream is open meanwhile: gRPC then accepts only a few send_pings.
+        idle: Whether no stream is open meanwhile: gRPC then accepts only a few pings.
     """
     endless = pb.StreamRangesRequest(sequence="orders", total_id_count=2**60)
     with http2.connect(address, window=0) as connection:

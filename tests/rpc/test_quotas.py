@@ -304,7 +304,7 @@ async def test_host_with_wrong_tokens_is_limited(metered: Served, clock: FakeClo
 
 
 async def test_quota_rejections_are_audited_as_a_count(metered: Served) -> None:
-    """Calls beyond a quota are records as one record with their count."""
+    """Calls beyond a quota have one audit record with their count."""
     with structlog.testing.capture_logs() as logs:
         await allocate(metered, "billing", 200)
         for _ in range(5):

@@ -118,9 +118,7 @@ class Authorizer:
         """Return the caller's identity, and the sequence that its request names.
 
         Raises:
-            Unauthenticated: See ``Authenticator.authenticate``.
-            PermissionDenied: The identity lacks the role that the rule requires.
-            QuotaExceeded: The caller was rejected too often.
+            Refusal: The caller is not authenticated, lacks the required role, or exceeds a limit.
         """
         identity = self._authenticator.authenticate(method, context)
         sequence = attrgetter(rule.sequence_field)(request) if rule.sequence_field else None
