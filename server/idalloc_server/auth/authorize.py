@@ -98,13 +98,7 @@ class Authorizer:
         self._ending_streams = True
 
     def wrap(self, method: str, handler: Any, *, streams: bool) -> Any:
-        """Return a handler that authorizes calls before another one.
-
-        Args:
-            method: The full name of the method.
-            handler: The handler of authorized calls.
-            streams: Whether the method streams its replies.
-        """
+        """Return a handler that authorizes calls of a method, given by its full name, before another handler."""
         rule = RULES[method]
         if rule.role == ADMIN:
             return self._wrap_admin(method, rule, handler)

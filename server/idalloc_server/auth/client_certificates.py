@@ -17,12 +17,7 @@ _TYPES = {"peer_dns": "dns", "peer_uri": "uri", "peer_ip": "ip", "peer_email": "
 
 
 class ClientCertificate(NamedTuple):
-    """What authentication needs of a certificate.
-
-    Attributes:
-        expires_at: The end of its validity, in seconds since 1970.
-        names: Its names with their types, as the access file writes them.
-    """
+    """The end of a certificate's validity, in seconds since 1970, and its names with their types."""
 
     expires_at: float
     names: tuple[str, ...]

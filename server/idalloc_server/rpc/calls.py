@@ -30,7 +30,7 @@ class RpcLayer:
     Args:
         metrics: Counts the calls.
         access_control: Authenticates, authorizes and limits the calls.
-        store_check: The store's health, which failed calls change.
+        store_health: The store's health, which failed calls change.
         log_each: Whether to log each call at level debug.
         push_back: Whether the transport can send ``grpc-retry-pushback-ms``.
 
@@ -42,14 +42,14 @@ class RpcLayer:
         self,
         metrics: CallMetrics,
         access_control: AccessControl,
-        store_check: StoreHealth,
+        store_health: StoreHealth,
         *,
         log_each: bool,
         push_back: bool = True,
     ) -> None:
         self.failed = FailedCalls()
         self._metrics = metrics
-        self._store_check = store_check
+        self._store_health = store_health
         self._log_each = log_each
         self._push_back = push_back
         self._access_control = access_control
@@ -83,12 +83,7 @@ class RpcLayer:
         self._access_control.end_streams()
 
     async def wait_until_quiet(self, pause: float, timeout: float) -> None:
-        """Wait until no call runs and none has come for a while, since callers wait for their held calls.
-
-        Args:
-            pause: For how long no call must have come, in seconds.
-            timeout: The longest wait, in seconds.
-        """
+        """Wait until no call runs and none has come for ``pause`` seconds, for ``timeout`` seconds at most."""
         deadline = perf_counter() + timeout
         known = -1
         while (self._running or known < self._metrics.started) and perf_counter() + pause < deadline:
@@ -96,14 +91,7 @@ class RpcLayer:
             await asyncio.sleep(pause)
 
     async def wait_for_calls(self, timeout: float) -> bool:
-        """Wait for running calls, once new ones are held or rejected.
-
-        Args:
-            timeout: The longest wait, in seconds.
-
-        Returns:
-            Whether all calls ended in time.
-        """
+        """Wait for running calls, for ``timeout`` seconds at most; return whether all have ended."""
         if self._running:
             self._none_running.clear()
             with suppress(TimeoutError):
@@ -189,7 +177,7 @@ class RpcLayer:
         if isinstance(error, Refusal):
             failure = status.from_refusal(error)
             self.failed.add(name, failure.code.name, error.reason, failure.message)
-            self._store_check.failed(error)
+            self._store_health.failed(error)
             return failure
         failure = status.internal()
         if self.failed.add(name, failure.code.name, "INTERNAL", repr(error)):

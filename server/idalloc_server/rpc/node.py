@@ -15,11 +15,7 @@ _CHANGEABLE = {"prefix": "prefix", "auto_increment_offset": "offset", "auto_incr
 
 
 class Workers(Protocol):
-    """The workers of a server with several processes.
-
-    Attributes:
-        count: The number of workers.
-    """
+    """The workers of a server with several processes; ``count`` is their number."""
 
     count: int
 
