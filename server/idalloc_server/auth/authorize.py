@@ -98,7 +98,7 @@ class Authorizer:
         self._ending_streams = True
 
     def wrap(self, method: str, handler: Any, *, streams: bool) -> Any:
-        """Return a handler that authorizes calls of a method, given by its full name, before another handler."""
+        """Return a handler that checks calls of a method, given by its full name; the same one if none are checked."""
         rule = RULES[method]
         if rule.role == ADMIN:
             return self._wrap_admin(method, rule, handler)

@@ -4,10 +4,9 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-import grpc
-
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import Unauthenticated
+from idalloc_server.grpc_types import Context
 
 # The most certificates that are kept in memory, at some kB each.
 MAX_CERTIFICATES = 1_000
@@ -43,7 +42,7 @@ class ClientCertificates:
         self._max_certificates = max_certificates
         self._parsed: dict[bytes, ClientCertificate] = {}
 
-    def check(self, context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, ...]:
+    def check(self, context: Context) -> tuple[str, ...]:
         """Return the typed names in the certificate of a call's connection.
 
         Raises:
