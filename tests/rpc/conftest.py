@@ -1,4 +1,4 @@
-"""The real servicers, around a store in memory, on a real socket."""
+"""A server with the real servicers on a real socket, and a store in memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAX_IDS_PER_CALL = 100_000
 
 @dataclass
 class Served:
-    """A running server, and what a test may look at."""
+    """A running server and its parts."""
 
     ids: id_allocator_pb2_grpc.IdAllocatorServiceAsyncStub
     node: node_pb2_grpc.NodeServiceAsyncStub
@@ -66,7 +66,7 @@ class Served:
 
 @pytest.fixture(params=["grpcio", "native"])
 def transport(request: pytest.FixtureRequest) -> str:
-    """What the server speaks with: all that is promised on the wire is promised on both."""
+    """The server's transport: both keep all promises of the wire."""
     return str(request.param)
 
 
@@ -77,14 +77,14 @@ async def served(transport: str) -> AsyncIterator[Served]:
 
 
 @pytest.fixture
-async def guarded(transport: str) -> AsyncIterator[Served]:
-    """A server that asks who calls."""
+async def secured(transport: str) -> AsyncIterator[Served]:
+    """A server that requires authentication."""
     async with serving(transport, ACCESS) as server:
         yield server
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits until something is so."""
+    """Wait until a condition holds, for 20 seconds at most."""
     async with asyncio.timeout(20):
         while True:
             if condition():
@@ -101,15 +101,15 @@ async def serving(
     auth_clock: Clock | None = None,
     max_ids: int = MAX_IDS_PER_CALL,
 ) -> AsyncIterator[Served]:
-    """Serves until the end of the block.
+    """Run a server until the end of the block.
 
     Args:
-        transport: What the server speaks with.
-        access: Who may do what; None asks nobody.
-        credentials: The server's, for TLS with certificates of clients; its port is localhost's then, and ``channel``
-            cannot be used.
-        auth_clock: The clock of quotas, and of certificates' ends; None for the machine's own.
-        max_ids: The most ids of a call.
+        transport: The server's transport.
+        access: The access policy; None to allow every call.
+        credentials: The server's TLS credentials, with client certificates. The port is then localhost's, and
+            ``channel`` cannot be used.
+        auth_clock: The clock of quotas and of the expiry of certificates; None for the system's.
+        max_ids: The setting max_ids_per_call.
     """
     clock = SystemClock()
     certificates = ClientCertificates(auth_clock or clock) if credentials else None

@@ -1,4 +1,4 @@
-"""Who is let in: every role on every call, tokens, what a refusal says, and what the audit keeps of it."""
+"""Authentication and authorization: tokens, every role on every method, and the errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, ROLES, AccessPolic
 from idalloc_server.auth.authorize import RULES
 from idalloc_server.domain.administration import paging
 from tests.rpc.conftest import Served
-from tests.support.identities import TOKENS, bearer, known
+from tests.support.identities import TOKENS, bearer, identity_with_token
 from tests.support.rpc_errors import details_of
 
 SERVICES = {
@@ -40,8 +40,8 @@ METHODS = {
     for name, (module, _) in SERVICES.items()
     for method in module.DESCRIPTOR.services_by_name[name.rpartition(".")[2]].methods
 }
-# What each call needs, written down here once more, and a request that is about the sequence "mine".
-NEEDED: dict[str, tuple[Role, dict[str, Any]]] = {
+# The required role of each method, independent of RULES, and a request for the sequence "mine".
+REQUIRED: dict[str, tuple[Role, dict[str, Any]]] = {
     "AllocateRange": (ALLOCATE, {"sequence": "mine"}),
     "StreamRanges": (ALLOCATE, {"sequence": "mine", "total_id_count": 1}),
     "GenerateDocId": (ALLOCATE, {}),
@@ -59,11 +59,11 @@ NEEDED: dict[str, tuple[Role, dict[str, Any]]] = {
 }
 
 
-async def ask(served: Served, method: str, metadata: Iterable[tuple[str, str]] = (), **fields: Any) -> str:
-    """Calls, and returns the reason of a refusal; empty where it was let in."""
+async def error_reason_of(served: Served, method: str, metadata: Iterable[tuple[str, str]] = (), **fields: Any) -> str:
+    """Make a call, and return the reason of its error; empty if it succeeds."""
     service = METHODS[method].containing_service.full_name
     module, stub = SERVICES[service]
-    request = getattr(module, METHODS[method].input_type.name)(**(fields or NEEDED[METHODS[method].name][1]))
+    request = getattr(module, METHODS[method].input_type.name)(**(fields or REQUIRED[METHODS[method].name][1]))
     call = getattr(stub(served.channel), METHODS[method].name)(request, metadata=tuple(metadata), timeout=20)
     try:
         if METHODS[method].server_streaming:
@@ -76,45 +76,49 @@ async def ask(served: Served, method: str, metadata: Iterable[tuple[str, str]] =
     return ""
 
 
-def test_every_call_has_a_rule_and_is_in_this_test() -> None:
+def test_every_method_has_a_rule() -> None:
+    """Every method of the services has a rule with the role that this test expects."""
     assert set(RULES) == set(METHODS)
-    assert {method.name for method in METHODS.values()} == set(NEEDED)
+    assert {method.name for method in METHODS.values()} == set(REQUIRED)
     assert {path: rule.role for path, rule in RULES.items()} == {
-        path: NEEDED[path.rpartition("/")[2]][0] for path in RULES
+        path: REQUIRED[path.rpartition("/")[2]][0] for path in RULES
     }
 
 
-async def test_each_role_opens_its_own_calls_and_no_others(guarded: Served) -> None:
-    # Refusals first, so that nothing that is let in changes what they meet.
+async def test_each_role_authorizes_its_own_methods_only(secured: Served) -> None:
+    """Roles are independent: each authorizes its own methods and no others."""
+    # Denied calls first, so that no authorized call changes their state.
     for method, role in itertools.product(METHODS, ROLES):
-        if NEEDED[METHODS[method].name][0] != role:
-            assert await ask(guarded, method, bearer(role)) == "PERMISSION_DENIED", (method, role)
-    assert not guarded.store.calls_of("grant")
-    assert not guarded.store.calls_of("revise")
-    assert await ask(guarded, "/idalloc.v1.SequenceService/CreateSequence", bearer("admin")) == ""
+        if REQUIRED[METHODS[method].name][0] != role:
+            assert await error_reason_of(secured, method, bearer(role)) == "PERMISSION_DENIED", (method, role)
+    assert not secured.store.calls_of("grant")
+    assert not secured.store.calls_of("revise")
+    assert await error_reason_of(secured, "/idalloc.v1.SequenceService/CreateSequence", bearer("admin")) == ""
     later = ["/idalloc.v1.SequenceService/CreateSequence", "/idalloc.v1.SequenceService/DeleteSequence"]
     for method in [*(each for each in METHODS if each not in later), later[1]]:
-        assert await ask(guarded, method, bearer(NEEDED[METHODS[method].name][0])) == "", method
+        assert await error_reason_of(secured, method, bearer(REQUIRED[METHODS[method].name][0])) == "", method
 
 
-async def test_patterns_decide_by_the_sequence_that_the_request_names(guarded: Served) -> None:
-    # Without a sequence, one pattern is enough; the node belongs to all of them.
+async def test_role_applies_to_matching_sequences_only(secured: Served) -> None:
+    """A role applies only to sequences that match its patterns."""
+    # A method without a sequence requires the role on any one; UpdateNode requires it on all.
     free = {"GenerateDocId", "StreamDocIds", "GenerateUuid", "ListSequences", "GetNode"}
     for method, descriptor in METHODS.items():
         expected = "" if descriptor.name in free else "PERMISSION_DENIED"
-        assert await ask(guarded, method, bearer("lower")) == expected, method
-    assert await ask(guarded, "/idalloc.v1.SequenceService/CreateSequence", bearer("narrow")) == ""
+        assert await error_reason_of(secured, method, bearer("lower")) == expected, method
+    assert await error_reason_of(secured, "/idalloc.v1.SequenceService/CreateSequence", bearer("narrow")) == ""
     for method, descriptor in METHODS.items():
         if descriptor.name not in ("CreateSequence", "DeleteSequence"):
             expected = "PERMISSION_DENIED" if descriptor.name == "UpdateNode" else ""
-            assert await ask(guarded, method, bearer("narrow")) == expected, method
+            assert await error_reason_of(secured, method, bearer("narrow")) == expected, method
 
 
-async def test_without_a_token_nothing_is_done(guarded: Served) -> None:
-    guarded.store.calls.clear()
+async def test_call_without_token_has_no_effect(secured: Served) -> None:
+    """A call without a token is UNAUTHENTICATED and does not reach the store."""
+    secured.store.calls.clear()
     for method in METHODS:
-        assert await ask(guarded, method) == "UNAUTHENTICATED", method
-    assert not guarded.store.calls
+        assert await error_reason_of(secured, method) == "UNAUTHENTICATED", method
+    assert not secured.store.calls
 
 
 T = TOKENS["allocate"]
@@ -136,50 +140,57 @@ T = TOKENS["allocate"]
         [("x-authorization", f"Bearer {T}")],
     ],
 )
-async def test_what_is_no_token_of_ours_lets_nobody_in(guarded: Served, metadata: list[tuple[str, str]]) -> None:
+async def test_invalid_authorization_metadata_is_rejected(secured: Served, metadata: list[tuple[str, str]]) -> None:
+    """Metadata other than one valid bearer token is UNAUTHENTICATED, and the log has no token."""
     with structlog.testing.capture_logs() as logs:
-        assert await ask(guarded, "/idalloc.v1.IdAllocatorService/AllocateRange", metadata) == "UNAUTHENTICATED"
+        assert (
+            await error_reason_of(secured, "/idalloc.v1.IdAllocatorService/AllocateRange", metadata)
+            == "UNAUTHENTICATED"
+        )
     assert T not in str(logs)
 
 
-async def test_the_scheme_may_be_written_in_any_case(guarded: Served) -> None:
+async def test_bearer_scheme_is_case_insensitive(secured: Served) -> None:
+    """RFC 9110: the authentication scheme is case-insensitive."""
     for scheme in ("bearer", "BEARER"):
         metadata = [("authorization", f"{scheme} {T}")]
-        assert await ask(guarded, "/idalloc.v1.IdAllocatorService/AllocateRange", metadata) == ""
+        assert await error_reason_of(secured, "/idalloc.v1.IdAllocatorService/AllocateRange", metadata) == ""
 
 
-async def test_a_refusal_says_what_is_missing_and_never_the_token(guarded: Served) -> None:
+async def test_denial_names_identity_role_and_sequence_but_no_token(secured: Served) -> None:
+    """An error names the identity, the missing role and the sequence, and never a token."""
     request = pb.AllocateRangeRequest(sequence="mine")
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await guarded.ids.AllocateRange(request, metadata=bearer("read"))
+        await secured.ids.AllocateRange(request, metadata=bearer("read"))
     details = details_of(failed.value)
     assert details.code == grpc.StatusCode.PERMISSION_DENIED
     assert dict(details.info.metadata) == {"identity": "read", "role": "allocate", "sequence": "mine"}
     assert details.message == "identity 'read' lacks role 'allocate' for sequence 'mine'"
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await guarded.ids.AllocateRange(request, metadata=(("authorization", "Bearer planted-secret"),))
+        await secured.ids.AllocateRange(request, metadata=(("authorization", "Bearer planted-secret"),))
     details = details_of(failed.value)
     assert details.code == grpc.StatusCode.UNAUTHENTICATED
     assert "planted-secret" not in details.message
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await guarded.ids.AllocateRange(pb.AllocateRangeRequest(sequence="n" * 100_000), metadata=bearer("narrow"))
+        await secured.ids.AllocateRange(pb.AllocateRangeRequest(sequence="n" * 100_000), metadata=bearer("narrow"))
     assert details_of(failed.value).info.reason == "PERMISSION_DENIED"
     assert len(details_of(failed.value).message) < 500
 
 
-async def test_a_list_has_only_what_may_be_read(guarded: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_has_only_readable_sequences(secured: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ListSequences returns all sequences that the caller may read, and no others."""
     monkeypatch.setattr(paging, "SCAN_BATCH_ROWS", 4)
     names = [f"{letter}{number:02}" for letter in "amz" for number in range(30)]
     for name in names:
         request = sequences_pb2.CreateSequenceRequest(sequence=sequences_pb2.Sequence(name=name))
-        await guarded.sequences.CreateSequence(request, metadata=bearer("admin"))
+        await secured.sequences.CreateSequence(request, metadata=bearer("admin"))
 
     async def listed(who: str, size: int = 7, prefix: str = "") -> list[str]:
         found: list[str] = []
         token = ""
         while True:
             request = sequences_pb2.ListSequencesRequest(page_size=size, page_token=token, name_prefix=prefix)
-            reply = await guarded.sequences.ListSequences(request, metadata=bearer(who))
+            reply = await secured.sequences.ListSequences(request, metadata=bearer(who))
             assert len(reply.sequences) <= size
             found += [each.name for each in reply.sequences]
             token = reply.next_page_token
@@ -197,27 +208,29 @@ async def test_a_list_has_only_what_may_be_read(guarded: Served, monkeypatch: py
     assert await listed("lower") == []
 
 
-async def test_health_is_open_and_reflection_for_those_who_are_known(guarded: Served) -> None:
-    health: Any = health_pb2_grpc.HealthStub(guarded.channel)
+async def test_reflection_requires_authentication_and_health_does_not(secured: Served) -> None:
+    """Health needs no authentication; reflection needs it, but no role."""
+    health: Any = health_pb2_grpc.HealthStub(secured.channel)
     assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
-    stub: Any = reflection_pb2_grpc.ServerReflectionStub(guarded.channel)  # type: ignore[arg-type]
-    asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
-    [listed] = [reply async for reply in stub.ServerReflectionInfo(iter(asked), metadata=bearer("lower"))]
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(secured.channel)  # type: ignore[arg-type]
+    requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
+    [listed] = [reply async for reply in stub.ServerReflectionInfo(iter(requests), metadata=bearer("lower"))]
     assert len(listed.list_services_response.service) >= 3
     for metadata in ((), (("authorization", "Bearer nobody"),)):
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            async for _ in stub.ServerReflectionInfo(iter(asked), metadata=metadata):
+            async for _ in stub.ServerReflectionInfo(iter(requests), metadata=metadata):
                 pass
         assert details_of(failed.value).info.reason == "UNAUTHENTICATED"
 
 
-async def test_another_file_lets_others_in_and_ends_the_streams_of_those_who_are_out(guarded: Served) -> None:
+async def test_new_policy_ends_streams_of_removed_identities(secured: Served) -> None:
+    """A new policy applies to the next call, and to the next message of an open stream."""
     request = pb.StreamRangesRequest(sequence="mine", total_id_count=10**9, chunk_id_count=10)
-    stream = guarded.ids.StreamRanges(request, metadata=bearer("allocate"))
-    other = guarded.ids.StreamRanges(request, metadata=bearer("narrow"))
+    stream = secured.ids.StreamRanges(request, metadata=bearer("allocate"))
+    other = secured.ids.StreamRanges(request, metadata=bearer("narrow"))
     for each in (stream, other):
         await anext(aiter(each))
-    guarded.access_control.use(AccessPolicy([known("narrow", allocate=["mine"])]))
+    secured.access_control.use(AccessPolicy([identity_with_token("narrow", allocate=["mine"])]))
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         async with asyncio.timeout(20):
             async for _ in stream:
@@ -230,7 +243,7 @@ async def test_another_file_lets_others_in_and_ends_the_streams_of_those_who_are
             break
     other.cancel()
     path = "/idalloc.v1.IdAllocatorService/AllocateRange"
-    assert await ask(guarded, path, bearer("allocate")) == "UNAUTHENTICATED"
-    assert await ask(guarded, path, bearer("narrow")) == ""
-    guarded.access_control.use(AccessPolicy())
-    assert await ask(guarded, path, bearer("narrow")) == "UNAUTHENTICATED"
+    assert await error_reason_of(secured, path, bearer("allocate")) == "UNAUTHENTICATED"
+    assert await error_reason_of(secured, path, bearer("narrow")) == ""
+    secured.access_control.use(AccessPolicy())
+    assert await error_reason_of(secured, path, bearer("narrow")) == "UNAUTHENTICATED"

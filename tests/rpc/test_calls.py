@@ -1,4 +1,4 @@
-"""The layer around every RPC, NodeService, and reflection."""
+"""The layer around every RPC, GetNode, and reflection."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,8 @@ from tests.support.fake_store import rejected
 from tests.support.rpc_errors import details_of
 
 
-def test_every_reason_of_the_contract_has_a_status_and_the_other_way_round() -> None:
+def test_every_error_reason_has_a_status_code() -> None:
+    """Each ErrorReason of the contract has a status code, and each code a reason."""
     declared = {
         name.removeprefix("ERROR_REASON_")
         for name in error_reason_pb2.DESCRIPTOR.enum_types_by_name["ErrorReason"].values_by_name
@@ -28,7 +29,9 @@ def test_every_reason_of_the_contract_has_a_status_and_the_other_way_round() -> 
     assert set(status.CODES) == declared - {"UNSPECIFIED"}
 
 
-def test_every_refusal_has_a_reason_of_the_contract() -> None:
+def test_every_refusal_has_an_error_reason() -> None:
+    """Each error class of the domain has a reason of the contract, and each reason a class."""
+
     def leaves(kind: type[errors.Refusal]) -> list[type[errors.Refusal]]:
         below = kind.__subclasses__()
         return [leaf for child in below for leaf in leaves(child)] if below else [kind]
@@ -38,7 +41,8 @@ def test_every_refusal_has_a_reason_of_the_contract() -> None:
     assert {refusal.reason for refusal in refusals} == set(status.CODES)
 
 
-async def test_the_node_tells_what_it_is(served: Served) -> None:
+async def test_get_node_describes_the_node(served: Served) -> None:
+    """GetNode returns the prefix, start timestamp, version, store and lease count."""
     await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=5))
     await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=5))
     node = (await served.node.GetNode(node_pb2.GetNodeRequest())).node
@@ -51,6 +55,7 @@ async def test_the_node_tells_what_it_is(served: Served) -> None:
 
 
 async def test_calls_are_counted_by_status(served: Served) -> None:
+    """Metrics count started calls, and ended calls with their duration by status."""
     await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
     with pytest.raises(grpc.aio.AioRpcError):
         await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence=""))
@@ -64,9 +69,9 @@ async def test_calls_are_counted_by_status(served: Served) -> None:
     assert calls.seconds > 0
 
 
-async def test_a_fault_of_the_server_is_internal_and_says_nothing_of_it(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_fault_is_internal_without_details(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the server ends the call as INTERNAL, and its message shows no internals."""
+
     def broken(sequence: str, count: int) -> None:
         raise ZeroDivisionError("secret")
 
@@ -78,8 +83,8 @@ async def test_a_fault_of_the_server_is_internal_and_says_nothing_of_it(
     assert "secret" not in details.message
 
 
-async def test_why_calls_fail_is_logged_in_sum(served: Served) -> None:
-    """The log has each cause with its count; callers' mistakes, however many, hide no failure of the store."""
+async def test_causes_of_failed_calls_are_logged_as_counts(served: Served) -> None:
+    """The log counts each cause, and callers' mistakes do not hide a failure of the store."""
     with structlog.testing.capture_logs() as logs:
         for number in range(20):
             with pytest.raises(grpc.aio.AioRpcError):
@@ -99,8 +104,8 @@ async def test_why_calls_fail_is_logged_in_sum(served: Served) -> None:
     assert store["why"] == "the store rejected the statement"
 
 
-async def test_a_fault_of_the_server_is_traced_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in every call has one traceback a second, and its count."""
+async def test_repeated_server_fault_is_traced_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in every call is logged with one traceback per second, and its count."""
 
     def broken(sequence: str, count: int) -> None:
         raise ZeroDivisionError
@@ -115,7 +120,8 @@ async def test_a_fault_of_the_server_is_traced_once(served: Served, monkeypatch:
     assert (logs[-1]["count"], logs[-1]["reason"], logs[-1]["why"]) == (3, "INTERNAL", "ZeroDivisionError()")
 
 
-async def test_a_draining_server_refuses_new_calls_and_lets_streams_end(served: Served) -> None:
+async def test_draining_server_rejects_calls_and_ends_streams(served: Served) -> None:
+    """A draining server rejects new calls with SERVER_DRAINING and then ends open streams."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=MAX_ID, chunk_id_count=10)
     stream = served.ids.StreamRanges(request)
     received = (await anext(aiter(stream))).range.last_id
@@ -136,8 +142,8 @@ async def test_a_draining_server_refuses_new_calls_and_lets_streams_end(served: 
     assert served.metrics.in_flight == 0
 
 
-async def test_a_held_call_waits_for_its_refusal(served: Served) -> None:
-    """At a stop a call that came too late is neither served nor refused before its client can go elsewhere."""
+async def test_held_call_is_neither_served_nor_rejected_early(served: Served) -> None:
+    """A call held at a stop is rejected only after the drain, and takes no ids."""
     served.calls.hold()
     call = asyncio.ensure_future(served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders")))
     await until(lambda: served.metrics.started == 1)
@@ -151,6 +157,7 @@ async def test_a_held_call_waits_for_its_refusal(served: Served) -> None:
 
 
 async def test_reflection_finds_services_methods_and_files(served: Served) -> None:
+    """Reflection finds the file of a service, a method and a message."""
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(served.channel)  # type: ignore[arg-type]
     symbols = ["idalloc.v1.NodeService", "idalloc.v1.NodeService.GetNode", "idalloc.v1.Node"]
     asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
@@ -165,7 +172,8 @@ async def test_reflection_finds_services_methods_and_files(served: Served) -> No
     assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
-async def test_many_cancelled_calls_leave_nothing_in_flight(served: Served) -> None:
+async def test_cancelled_calls_leave_nothing_in_flight(served: Served) -> None:
+    """Cancelled calls end, so that a drain completes."""
     served.store.hold("grant")
     calls = [served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="slow")) for _ in range(50)]
     await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Client certificates: who calls is told by their names, over real TLS."""
+"""Authentication by client certificates, over real TLS."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ from idalloc_server.domain.sequences.patterns import Patterns
 from tests.rpc.conftest import Served, serving
 from tests.support.certificates import issue
 from tests.support.fake_store import FakeClock
-from tests.support.identities import bearer, known
+from tests.support.identities import bearer, identity_with_token
 from tests.support.rpc_errors import Details, details_of
 
 
-def holder(name: str, *certificate: str) -> Identity:
+def identity_with_certificate(name: str, *certificate: str) -> Identity:
     return Identity(name, certificates=certificate, roles=dict.fromkeys(ROLES, Patterns([f"{name}*"])))
 
 
 ACCESS = AccessPolicy(
     [
-        holder("billing", "dns:billing.example.org", "ip:10.0.0.7"),
-        holder("orders", "email:orders@example.org"),
-        known("allocate", allocate=["*"]),
+        identity_with_certificate("billing", "dns:billing.example.org", "ip:10.0.0.7"),
+        identity_with_certificate("orders", "email:orders@example.org"),
+        identity_with_token("allocate", allocate=["*"]),
     ]
 )
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
+def ca() -> trustme.CA:
     return trustme.CA()
 
 
-def server_credentials(authority: trustme.CA) -> grpc.ServerCredentials:
-    own = authority.issue_cert("localhost")
+def server_credentials(ca: trustme.CA) -> grpc.ServerCredentials:
+    own = ca.issue_cert("localhost")
     pair = (own.private_key_pem.bytes(), b"".join(each.bytes() for each in own.cert_chain_pems))
-    return grpc.ssl_server_credentials([pair], authority.cert_pem.bytes(), require_client_auth=True)
+    return grpc.ssl_server_credentials([pair], ca.cert_pem.bytes(), require_client_auth=True)
 
 
 @pytest.fixture
-async def secure(authority: trustme.CA) -> AsyncIterator[Served]:
-    async with serving("grpcio", ACCESS, credentials=server_credentials(authority)) as served:
+async def secure(ca: trustme.CA) -> AsyncIterator[Served]:
+    async with serving("grpcio", ACCESS, credentials=server_credentials(ca)) as served:
         yield served
 
 
 async def allocate(
-    served: Served, authority: trustme.CA, names: list[str], sequence: str, metadata: tuple[tuple[str, str], ...] = ()
+    served: Served, ca: trustme.CA, names: list[str], sequence: str, metadata: tuple[tuple[str, str], ...] = ()
 ) -> Details | None:
-    """Calls with a certificate of these names; returns the refusal, if any."""
-    own = authority.issue_cert(*names)
+    """Allocate with a certificate of these names; return the error, or None."""
+    own = ca.issue_cert(*names)
     chain = b"".join(each.bytes() for each in own.cert_chain_pems)
-    credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes(), own.private_key_pem.bytes(), chain)
+    credentials = grpc.ssl_channel_credentials(ca.cert_pem.bytes(), own.private_key_pem.bytes(), chain)
     async with grpc.aio.secure_channel(served.address, credentials) as channel:
         stub = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         try:
@@ -87,26 +87,29 @@ async def allocate(
         (["billing.example.org", "orders@example.org"], "billing.at", "UNAUTHENTICATED"),
     ],
 )
-async def test_a_certificates_names_say_who_calls(
-    secure: Served, authority: trustme.CA, names: list[str], sequence: str, reason: str
+async def test_certificate_names_authenticate_the_caller(
+    secure: Served, ca: trustme.CA, names: list[str], sequence: str, reason: str
 ) -> None:
-    refused = await allocate(secure, authority, names, sequence)
+    """The names in a client certificate authenticate exactly one identity."""
+    refused = await allocate(secure, ca, names, sequence)
     assert (refused.info.reason if refused else "") == reason
 
 
-async def test_a_token_goes_before_the_certificate(secure: Served, authority: trustme.CA) -> None:
+async def test_token_takes_precedence_over_certificate(secure: Served, ca: trustme.CA) -> None:
+    """A token takes precedence over the certificate, even if the token is invalid."""
     names = ["billing.example.org"]
-    assert await allocate(secure, authority, names, "anything", bearer("allocate")) is None
+    assert await allocate(secure, ca, names, "anything", bearer("allocate")) is None
     wrong = (("authorization", "Bearer nobody"),)
-    refused = await allocate(secure, authority, names, "billing.at", wrong)
+    refused = await allocate(secure, ca, names, "billing.at", wrong)
     assert refused is not None
     assert refused.info.reason == "UNAUTHENTICATED"
 
 
-async def test_a_certificate_of_another_authority_makes_no_connection(secure: Served, authority: trustme.CA) -> None:
+async def test_certificate_of_an_untrusted_ca_cannot_connect(secure: Served, ca: trustme.CA) -> None:
+    """TLS rejects a client certificate that an untrusted CA has signed."""
     own = trustme.CA().issue_cert("billing.example.org")
     chain = b"".join(each.bytes() for each in own.cert_chain_pems)
-    credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes(), own.private_key_pem.bytes(), chain)
+    credentials = grpc.ssl_channel_credentials(ca.cert_pem.bytes(), own.private_key_pem.bytes(), chain)
     async with grpc.aio.secure_channel(secure.address, credentials) as channel:
         stub = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -130,15 +133,17 @@ async def test_a_certificate_of_another_authority_makes_no_connection(secure: Se
         ([x509.RFC822Name("billing@example.org"), x509.DNSName("billing.example.org")], ""),
     ],
 )
-async def test_a_name_matches_with_its_type_only(
-    authority: trustme.CA, names: list[x509.GeneralName], reason: str
+async def test_certificate_name_matches_only_with_its_type(
+    ca: trustme.CA, names: list[x509.GeneralName], reason: str
 ) -> None:
-    """An authority whose names are constrained to one type, or to names before a NUL, is no other identity."""
+    """A CA that is constrained to one type of names cannot certify another identity."""
     mapped = f"ip:{ip_address('::ffff:10.0.0.7')}"
     listed = ["dns:billing.example.org", "uri:spiffe://example.org/orders", "ip:10.0.0.7", "ip:2001:db8::7", mapped]
-    access = AccessPolicy([holder("billing", *listed), holder("orders", "email:orders@example.org")])
-    async with serving("grpcio", access, credentials=server_credentials(authority)) as served:
-        credentials = issue(authority, *names).trust(authority)
+    access = AccessPolicy(
+        [identity_with_certificate("billing", *listed), identity_with_certificate("orders", "email:orders@example.org")]
+    )
+    async with serving("grpcio", access, credentials=server_credentials(ca)) as served:
+        credentials = issue(ca, *names).trust(ca)
         async with grpc.aio.secure_channel(served.address, credentials) as channel:
             stub = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
             call = stub.AllocateRange(pb.AllocateRangeRequest(sequence="billing.at"), timeout=20)
@@ -151,11 +156,11 @@ async def test_a_name_matches_with_its_type_only(
 
 
 @pytest.mark.parametrize("access", [ACCESS, None])
-async def test_every_call_sees_that_a_certificate_has_ended(authority: trustme.CA, access: AccessPolicy | None) -> None:
-    """Each kind of method, a stream that runs, and a right token are refused on a connection that was made before."""
+async def test_expired_certificate_is_rejected_on_every_call(ca: trustme.CA, access: AccessPolicy | None) -> None:
+    """An expired certificate is rejected on open connections, for each kind of method and on open streams."""
     clock = FakeClock(wall=time())
-    async with serving("grpcio", access, credentials=server_credentials(authority), auth_clock=clock) as served:
-        credentials = issue(authority, x509.DNSName("billing.example.org"), seconds=600).trust(authority)
+    async with serving("grpcio", access, credentials=server_credentials(ca), auth_clock=clock) as served:
+        credentials = issue(ca, x509.DNSName("billing.example.org"), seconds=600).trust(ca)
         async with grpc.aio.secure_channel(served.address, credentials) as channel:
             ids: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
             sequences: Any = sequences_pb2_grpc.SequenceServiceStub(channel)
@@ -175,7 +180,7 @@ async def test_every_call_sees_that_a_certificate_has_ended(authority: trustme.C
             clock.wall_seconds += 599
             await calls[0]()
             clock.wall_seconds += 2
-            # The first ten refusals of a host say why; later ones are counted.
+            # The first ten rejections of a host have their cause; later ones are only counted.
             for call in (*calls, lambda: calls[0](bearer("allocate"))):
                 with pytest.raises(grpc.aio.AioRpcError, match="the client certificate expired at 20") as failed:
                     await call()
@@ -185,34 +190,34 @@ async def test_every_call_sees_that_a_certificate_has_ended(authority: trustme.C
                     pass
 
 
-def shown(pem: bytes, name: str) -> Any:
-    """A call on a connection with this certificate."""
+def call_with_certificate(pem: bytes, name: str) -> Any:
+    """Return the context of a call on a connection with this certificate."""
     return SimpleNamespace(auth_context=lambda: {"x509_pem_cert": [pem], "peer_dns": [name.encode()]})
 
 
-def test_a_certificate_is_read_once_and_few_are_kept(authority: trustme.CA) -> None:
-    """What is known of certificates is bounded, and costs no parsing at each call."""
+def test_certificate_is_parsed_once_and_cache_is_bounded(ca: trustme.CA) -> None:
+    """Each certificate is parsed once, and the number of parsed certificates is bounded."""
     certificates = ClientCertificates(FakeClock(wall=time()), max_certificates=2)
-    first, second, third = (issue(authority, x509.DNSName("x")).cert for _ in range(3))
-    assert certificates.check(shown(first, "read")) == ("dns:read",)
-    assert certificates.check(shown(first, "known by its bytes")) == ("dns:read",)
-    certificates.check(shown(second, "x"))
-    assert certificates.check(shown(first, "known by its bytes")) == ("dns:read",)
-    certificates.check(shown(third, "x"))
-    assert certificates.check(shown(first, "read again")) == ("dns:read again",)
+    first, second, third = (issue(ca, x509.DNSName("x")).cert for _ in range(3))
+    assert certificates.check(call_with_certificate(first, "read")) == ("dns:read",)
+    assert certificates.check(call_with_certificate(first, "known by its bytes")) == ("dns:read",)
+    certificates.check(call_with_certificate(second, "x"))
+    assert certificates.check(call_with_certificate(first, "known by its bytes")) == ("dns:read",)
+    certificates.check(call_with_certificate(third, "x"))
+    assert certificates.check(call_with_certificate(first, "read again")) == ("dns:read again",)
     assert len(certificates._parsed) == 2
 
 
-def of_version_7() -> bytes:
+def certificate_of_version_7() -> bytes:
     der = pem_to_der(issue(trustme.CA(), x509.DNSName("billing.example.org")).cert.decode())
     version = b"\xa0\x03\x02\x01"
     return der_to_pem(der.replace(version + b"\x02", version + b"\x06", 1)).encode()
 
 
 @pytest.mark.parametrize(
-    "pem", [b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", of_version_7()]
+    "pem", [b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", certificate_of_version_7()]
 )
-def test_what_is_no_certificate_is_refused(pem: bytes) -> None:
-    """Where gRPC has a certificate that this server cannot read, it is of no use."""
+def test_unreadable_certificate_is_rejected(pem: bytes) -> None:
+    """A certificate that the server cannot parse does not authenticate."""
     with pytest.raises(Unauthenticated, match="the client certificate cannot be read"):
-        ClientCertificates(FakeClock()).check(shown(pem, "billing.example.org"))
+        ClientCertificates(FakeClock()).check(call_with_certificate(pem, "billing.example.org"))

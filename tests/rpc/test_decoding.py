@@ -1,4 +1,4 @@
-"""Requests that are no message of their method, and methods that have no code."""
+"""Undecodable requests."""
 
 import logging
 from typing import Any
@@ -26,11 +26,12 @@ from tests.support.rpc_errors import details_of
         "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ],
 )
-async def test_bytes_that_are_no_such_message_are_invalid(
+async def test_undecodable_request_is_invalid_argument(
     served: Served, method: str, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: Any = served.channel.stream_stream(f"/{method}")
-    replies = asked(iter([content]), timeout=30)
+    """An undecodable request is INVALID_ARGUMENT on every service, without a log line."""
+    call: Any = served.channel.stream_stream(f"/{method}")
+    replies = call(iter([content]), timeout=30)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in replies:
             pass
@@ -41,7 +42,8 @@ async def test_bytes_that_are_no_such_message_are_invalid(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_reflection_and_health_answer_what_they_can_read(served: Served) -> None:
+async def test_reflection_and_health_answer_decodable_requests(served: Served) -> None:
+    """The wrappers of reflection and health pass decodable requests on."""
     check: Any = served.channel.unary_unary(
         "/grpc.health.v1.Health/Check", response_deserializer=health_pb2.HealthCheckResponse.FromString
     )
@@ -53,7 +55,8 @@ async def test_reflection_and_health_answer_what_they_can_read(served: Served) -
     assert len(replies) == 2
 
 
-async def test_an_unknown_field_is_no_fault(served: Served) -> None:
+async def test_unknown_field_is_ignored(served: Served) -> None:
+    """A request with an unknown field is served."""
     request = pb.AllocateRangeRequest(sequence="orders").SerializeToString() + b"\xf8\x3f\x01"
     call: Any = served.channel.unary_unary("/idalloc.v1.IdAllocatorService/AllocateRange")
     assert await call(request, timeout=30)

@@ -1,4 +1,4 @@
-"""What one caller may ask of a connection: the figures of README.md's "Limits", and that they are what decides."""
+"""The limits of a connection, as README.md's "Limits" has them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.support.faults.floods import FLOODS
 from tests.support.identities import bearer
 
 KB = 1024
-# HTTP/2's number for the most streams that a peer may open.
+# The identifier of SETTINGS_MAX_CONCURRENT_STREAMS (RFC 9113).
 MAX_CONCURRENT_STREAMS = 3
-# Of pings that come too often gRPC forgives two, and a few around frames of its own.
+# gRPC tolerates two early pings, and a few more around frames of its own.
 MANY_PINGS = 20
 
 
 async def allocate(served: Served, request: pb.AllocateRangeRequest, metadata: int = 0) -> grpc.StatusCode:
-    """How a call ends that comes with so many bytes of metadata."""
+    """Return the status of a call with so many bytes of metadata."""
     try:
         await served.ids.AllocateRange(request, metadata=(("x-long", "x" * metadata),), timeout=20)
     except grpc.aio.AioRpcError as error:
@@ -34,8 +34,8 @@ async def allocate(served: Served, request: pb.AllocateRangeRequest, metadata: i
     return grpc.StatusCode.OK
 
 
-async def allocates(served: Served, metadata: int) -> set[grpc.StatusCode]:
-    """How several such calls end: where gRPC draws lots, it does so for each."""
+async def allocate_many(served: Served, metadata: int) -> set[grpc.StatusCode]:
+    """Return the statuses of several such calls: gRPC may reject some of them at random."""
     request = pb.AllocateRangeRequest(sequence="orders")
     return set(await asyncio.gather(*(allocate(served, request, metadata) for _ in range(20))))
 
@@ -45,9 +45,10 @@ class TestRequests:
         ("size", "code"),
         [(256 * KB, grpc.StatusCode.INVALID_ARGUMENT), (256 * KB + 1, grpc.StatusCode.RESOURCE_EXHAUSTED)],
     )
-    async def test_are_looked_into_up_to_256_kb_and_no_further(
+    async def test_larger_than_256_kb_are_rejected_before_decoding(
         self, served: Served, size: int, code: grpc.StatusCode
     ) -> None:
+        """A request of up to 256 kB is decoded; a larger one is RESOURCE_EXHAUSTED."""
         request = pb.AllocateRangeRequest(sequence="x" * (size - 4))  # the rest says which field it is, and how long
         assert request.ByteSize() == size
         assert await allocate(served, request) == code
@@ -55,47 +56,50 @@ class TestRequests:
 
 
 class TestMetadata:
-    # gRPC has the same bounds by itself. With others, none but ours can be what decides.
+    # gRPC's defaults are the same limits. With times 4 only the server's own settings can apply.
     @pytest.mark.parametrize("times", [1, 4])
-    async def test_up_to_8_kb_is_let_in_and_more_than_16_is_not(
+    async def test_up_to_8_kb_is_accepted_and_over_16_kb_is_not(
         self, monkeypatch: pytest.MonkeyPatch, transport: str, times: int
     ) -> None:
+        """Metadata of up to 8 kB is always accepted, and of more than 16 kB never."""
         for name in ("MAX_METADATA_BYTES", "LARGEST_METADATA_BYTES"):
             monkeypatch.setattr(transports, name, getattr(transports, name) * times)
         async with serving(transport) as served:
-            # gRPC's own headers count as well. Native draws no lots: what it may refuse, it refuses.
-            let_in = 15 * KB if transport == "native" else 7 * KB
-            assert await allocates(served, let_in * times) == {grpc.StatusCode.OK}
-            # Native answers in HTTP's words, which a client of gRPC does not know.
+            # gRPC's own headers count, too. native rejects no call at random.
+            accepted = 15 * KB if transport == "native" else 7 * KB
+            assert await allocate_many(served, accepted * times) == {grpc.StatusCode.OK}
+            # native answers with an HTTP status that gRPC clients do not map.
             refused = grpc.StatusCode.UNKNOWN if transport == "native" else grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert await allocates(served, 16 * KB * times) == {refused}
-            assert await allocates(served, 0) == {grpc.StatusCode.OK}
+            assert await allocate_many(served, 16 * KB * times) == {refused}
+            assert await allocate_many(served, 0) == {grpc.StatusCode.OK}
 
 
 class TestCallsOfAConnection:
-    async def test_are_announced(self, served: Served, transport: str) -> None:
-        """README's "Limits": a connection may have 1,250 calls under way, 100 with native."""
-        announced = (await asyncio.to_thread(settings, served.address))[MAX_CONCURRENT_STREAMS]
+    async def test_limit_is_announced(self, served: Served, transport: str) -> None:
+        """A connection may have 1,250 open calls, 100 with native, as README's "Limits" says."""
+        announced = (await asyncio.to_thread(announced_settings, served.address))[MAX_CONCURRENT_STREAMS]
         assert announced == (100 if transport == "native" else 1_250)
 
     @pytest.mark.parametrize("kind", ["rejected_calls", "resets_of_calls"])
-    async def test_hold_up_another_connection_no_further(self, guarded: Served, transport: str, kind: str) -> None:
-        """A connection that floods puts no more calls before another's than it may have under way."""
-        method = guarded.metrics.method("/idalloc.v1.IdAllocatorService/AllocateRange")
+    async def test_flood_delays_other_connections_by_its_limit_only(
+        self, secured: Served, transport: str, kind: str
+    ) -> None:
+        """A connection that floods has no more calls ahead of another's than its limit of open calls."""
+        method = secured.metrics.method("/idalloc.v1.IdAllocatorService/AllocateRange")
         mine = bearer("allocate")
-        await guarded.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), metadata=mine)  # is connected
+        await secured.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), metadata=mine)  # is connected
         began = method.started
         batches = itertools.islice(FLOODS[kind], 40)
-        with http2.connect(guarded.address, 2**31 - 1) as connection:
-            # The event loop waits for this, so no call is begun before the server has read all of them.
+        with http2.connect(secured.address, 2**31 - 1) as connection:
+            # This blocks the event loop, so the server has read all calls before it starts one.
             connection.sendall(b"".join(batches) + http2.frame(http2.PING, 0, 0, bytes(8)))
-            until_answered(connection)
-            await guarded.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), metadata=mine, timeout=30)
+            read_until_ping_ack(connection)
+            await secured.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), metadata=mine, timeout=30)
         assert method.started - began - 1 <= transports.MAX_STREAMS_PER_CONNECTION[transport]
 
 
-def until_answered(connection: socket.socket) -> None:
-    """Reads until the server answers a ping, or hangs up: it has read all that came before."""
+def read_until_ping_ack(connection: socket.socket) -> None:
+    """Read until the server acknowledges a ping or closes: it has then read all earlier frames."""
     try:
         while True:
             kind, flags, *_ = http2.read_frame(connection)
@@ -105,8 +109,8 @@ def until_answered(connection: socket.socket) -> None:
         return
 
 
-def settings(address: str) -> dict[int, int]:
-    """The settings that a server announces."""
+def announced_settings(address: str) -> dict[int, int]:
+    """Return the HTTP/2 settings that a server announces."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(http2.PREFACE + http2.settings(0))
@@ -117,41 +121,43 @@ def settings(address: str) -> dict[int, int]:
 
 class TestPings:
     @pytest.mark.parametrize("transport", ["grpcio"])
-    async def test_that_come_too_often_have_the_connection_ended(self, served: Served) -> None:
-        *_, (kind, reason) = await asyncio.to_thread(lambda: list(pings(served.address)))
+    async def test_too_frequent_pings_close_the_connection(self, served: Served) -> None:
+        """A connection whose pings come too often is closed with too_many_pings."""
+        *_, (kind, reason) = await asyncio.to_thread(lambda: list(send_pings(served.address)))
         assert kind == http2.GOAWAY
         assert reason.endswith(b"too_many_pings")
 
     @pytest.mark.parametrize("transport", ["grpcio"])
-    async def test_that_come_no_more_often_than_they_may_are_answered(
-        self, monkeypatch: pytest.MonkeyPatch, transport: str
-    ) -> None:
+    async def test_pings_within_the_limit_are_answered(self, monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
+        """Pings within MIN_PING_SECONDS are answered while a stream is open."""
         monkeypatch.setattr(transports, "MIN_PING_SECONDS", 0)  # instead of waiting for 20 seconds, again and again
         async with serving(transport) as served:
-            answers = await asyncio.to_thread(lambda: list(pings(served.address)))
+            answers = await asyncio.to_thread(lambda: list(send_pings(served.address)))
         assert [kind for kind, _ in answers] == [http2.PING] * MANY_PINGS
 
     @pytest.mark.parametrize("transport", ["grpcio"])
-    async def test_of_a_connection_without_calls_have_it_ended_however_often_they_may_come(
+    async def test_pings_without_calls_close_the_connection(
         self, monkeypatch: pytest.MonkeyPatch, transport: str
     ) -> None:
+        """Frequent pings on a connection without calls close it, for any MIN_PING_SECONDS."""
         monkeypatch.setattr(transports, "MIN_PING_SECONDS", 0)
         async with serving(transport) as served:
-            *_, (kind, _) = await asyncio.to_thread(lambda: list(pings(served.address, idle=True)))
+            *_, (kind, _) = await asyncio.to_thread(lambda: list(send_pings(served.address, idle=True)))
         assert kind == http2.GOAWAY
 
     @pytest.mark.parametrize("transport", ["native"])
-    async def test_are_all_answered_by_native(self, served: Served) -> None:
-        answers = await asyncio.to_thread(lambda: list(pings(served.address)))
+    async def test_native_answers_all_pings(self, served: Served) -> None:
+        """native answers all pings."""
+        answers = await asyncio.to_thread(lambda: list(send_pings(served.address)))
         assert [kind for kind, _ in answers] == [http2.PING] * MANY_PINGS
 
 
-def pings(address: str, *, idle: bool = False) -> Iterator[tuple[int, bytes]]:
-    """Sends many, one after the other; gives what comes back of each, up to the end of the connection.
+def send_pings(address: str, *, idle: bool = False) -> Iterator[tuple[int, bytes]]:
+    """Send MANY_PINGS pings, and yield the frame that answers each, until a GOAWAY.
 
     Args:
-        address: The server's.
-        idle: Whether no stream waits for its reader meanwhile: gRPC takes hardly any pings then.
+        address: The server's address.
+        idle: Whether no stream is open meanwhile: gRPC then accepts only a few pings.
     """
     endless = pb.StreamRangesRequest(sequence="orders", total_id_count=2**60)
     with http2.connect(address, window=0) as connection:

@@ -1,4 +1,4 @@
-"""How large a page of ListSequences gets, at gRPC's own limit of 4 MB for what a client receives."""
+"""The size of a page of ListSequences: gRPC clients accept 4 MB by default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from idalloc_server.domain.sequences.validation import MAX_DESCRIPTION, MAX_LABE
 from idalloc_server.rpc.sequences import MAX_PAGE_BYTES
 from tests.rpc.conftest import Served
 
-# The longest texts that a tenant may set: 4 bytes of UTF-8 a character.
+# The longest valid texts, with 4 bytes of UTF-8 per character.
 WIDE = "\U00010348"
 LABELS = {f"{number:02}" + WIDE * (MAX_LABEL - 2): WIDE * MAX_LABEL for number in range(MAX_LABELS)}
 COUNT = 150
@@ -17,7 +17,7 @@ COUNT = 150
 
 @pytest.fixture
 async def filled(served: Served) -> Served:
-    """A server whose sequences are over 4 MB together."""
+    """A server whose sequences have over 4 MB."""
     sequence = pb.Sequence(name="tenant-000", description=WIDE * MAX_DESCRIPTION, labels=LABELS)
     await served.sequences.CreateSequence(pb.CreateSequenceRequest(sequence=sequence))
     first = served.store.rows["tenant-000"].stored("tenant-000")
@@ -26,8 +26,8 @@ async def filled(served: Served) -> Served:
     return served
 
 
-async def test_a_page_ends_at_1_mb(filled: Served) -> None:
-    """A tenant's labels break no list: each page fits into a client's 4 MB, and all pages have all."""
+async def test_page_ends_at_1_mb(filled: Served) -> None:
+    """Large labels break no list: each page fits into a client's 4 MB, and all pages together are complete."""
     found: list[str] = []
     sizes: list[int] = []
     token = ""
@@ -42,8 +42,8 @@ async def test_a_page_ends_at_1_mb(filled: Served) -> None:
     assert min(sizes[:-1]) > MAX_PAGE_BYTES * 0.9, "a page is filled before the next one begins"
 
 
-async def test_a_page_that_ends_by_its_count_goes_on(filled: Served) -> None:
-    """The smaller of both limits ends a page; the last page has no token."""
+async def test_page_ends_at_page_size(filled: Served) -> None:
+    """The smaller of both limits ends a page, and the last page has no token."""
     page = await filled.sequences.ListSequences(pb.ListSequencesRequest(page_size=3))
     assert [each.name for each in page.sequences] == ["tenant-000", "tenant-001", "tenant-002"]
     assert page.next_page_token

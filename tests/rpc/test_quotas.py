@@ -1,4 +1,4 @@
-"""Quotas on the wire, and hosts that show wrong tokens, on a clock that only the test moves."""
+"""Quotas on the wire, and the rate limit of hosts with wrong tokens, on a fake clock."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tests.support.rpc_errors import Details, details_of
 SECRET = "planted-secret"
 
 
-def identity(name: str, **quotas: Any) -> Identity:
+def make_identity(name: str, **quotas: Any) -> Identity:
     everything = dict.fromkeys(ROLES, Patterns(["*"]))
     return Identity(name, (sha256(name.encode()).digest(),), roles=everything, **quotas)
 
 
 ACCESS = AccessPolicy(
     [
-        identity("billing", ids_per_second=100, streams=2),
-        identity("busy", calls_per_second=2),
-        identity("free"),
+        make_identity("billing", ids_per_second=100, streams=2),
+        make_identity("busy", calls_per_second=2),
+        make_identity("free"),
         Identity(
             "roleless", (sha256(b"roleless").digest(),), roles=dict.fromkeys(ROLES, Patterns()), calls_per_second=2
         ),
@@ -43,7 +43,7 @@ ACCESS = AccessPolicy(
 )
 
 
-def as_(name: str) -> dict[str, Any]:
+def call_options(name: str) -> dict[str, Any]:
     return {"metadata": (("authorization", f"Bearer {name}"),), "timeout": 20}
 
 
@@ -60,20 +60,23 @@ async def metered(transport: str, clock: FakeClock) -> AsyncIterator[Served]:
 
 async def allocate(served: Served, who: str, count: int = 1, sequence: str = "orders", **fields: Any) -> pb.IdRange:
     request = pb.AllocateRangeRequest(sequence=sequence, id_count=count, **fields)
-    return (await served.ids.AllocateRange(request, **as_(who))).range
+    return (await served.ids.AllocateRange(request, **call_options(who))).range
 
 
-async def refused(served: Served, who: str, count: int = 1, sequence: str = "orders", **fields: Any) -> Details:
+async def error_of_allocate(
+    served: Served, who: str, count: int = 1, sequence: str = "orders", **fields: Any
+) -> Details:
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await allocate(served, who, count, sequence, **fields)
     return details_of(failed.value)
 
 
-async def test_a_refusal_names_the_quota_and_when_to_come_again(
+async def test_exceeded_quota_has_subject_limit_and_retry_delay(
     metered: Served, clock: FakeClock, transport: str
 ) -> None:
+    """An exceeded quota has QuotaFailure, RetryInfo and the pushback trailer; the retry succeeds."""
     await allocate(metered, "billing", 150)
-    details = await refused(metered, "billing")
+    details = await error_of_allocate(metered, "billing")
     assert (details.code, details.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED")
     assert dict(details.info.metadata) == {"subject": "identity:billing", "quota": "ids_per_second", "limit": "100"}
     assert details.retry.retry_delay.ToMilliseconds() == 500
@@ -89,56 +92,71 @@ async def test_a_refusal_names_the_quota_and_when_to_come_again(
     await allocate(metered, "billing")
 
 
-async def test_document_ids_and_uuids_count_as_ids_and_reading_as_calls(metered: Served) -> None:
-    await metered.ids.GenerateDocId(pb.GenerateDocIdRequest(id_count=99), **as_("billing"))
-    await metered.ids.GenerateUuid(pb.GenerateUuidRequest(id_count=1), **as_("billing"))
-    assert (await refused(metered, "billing")).info.metadata["quota"] == "ids_per_second"
+async def test_doc_ids_and_uuids_count_as_ids_and_reads_as_calls(metered: Served) -> None:
+    """Document ids and UUIDs count as ids, and reads as calls."""
+    await metered.ids.GenerateDocId(pb.GenerateDocIdRequest(id_count=99), **call_options("billing"))
+    await metered.ids.GenerateUuid(pb.GenerateUuidRequest(id_count=1), **call_options("billing"))
+    assert (await error_of_allocate(metered, "billing")).info.metadata["quota"] == "ids_per_second"
     for _ in range(2):
-        await metered.sequences.ListSequences(sequences_pb2.ListSequencesRequest(), **as_("busy"))
-    assert (await refused(metered, "busy")).info.metadata["quota"] == "calls_per_second"
+        await metered.sequences.ListSequences(sequences_pb2.ListSequencesRequest(), **call_options("busy"))
+    assert (await error_of_allocate(metered, "busy")).info.metadata["quota"] == "calls_per_second"
 
 
-async def test_all_callers_of_a_sequence_share_its_quota(metered: Served) -> None:
+async def test_callers_of_a_sequence_share_its_quota(metered: Served) -> None:
+    """All callers of a sequence share its quota, and each sequence has its own."""
     await allocate(metered, "free", 50, "shared.a")
-    assert (await refused(metered, "billing", 1, "shared.a")).info.metadata["subject"] == "sequence:shared.a"
+    assert (await error_of_allocate(metered, "billing", 1, "shared.a")).info.metadata["subject"] == "sequence:shared.a"
     await allocate(metered, "billing", 50, "shared.b")
     await allocate(metered, "billing", 50, "orders")
 
 
 @pytest.mark.parametrize("count", [-1, -(2**63), MAX_IDS_PER_CALL + 1, 2**63 - 1])
-async def test_a_call_that_gets_no_ids_takes_none_of_the_quota(metered: Served, count: int) -> None:
+async def test_invalid_call_is_charged_no_ids(metered: Served, count: int) -> None:
+    """A call that fails without ids is charged none."""
     for _ in range(3):
-        assert (await refused(metered, "billing", count, "shared.a")).info.reason == "INVALID_REQUEST"
-    assert (await refused(metered, "billing", MAX_IDS_PER_CALL, "shared.a", view=9)).info.reason == "INVALID_REQUEST"
+        assert (await error_of_allocate(metered, "billing", count, "shared.a")).info.reason == "INVALID_REQUEST"
+    assert (
+        await error_of_allocate(metered, "billing", MAX_IDS_PER_CALL, "shared.a", view=9)
+    ).info.reason == "INVALID_REQUEST"
     await allocate(metered, "billing", 50, "shared.a")
 
 
-async def test_a_used_request_id_burns_no_ids_beyond_the_quota(metered: Served) -> None:
+async def test_reused_request_id_is_charged_the_ids_it_burns(metered: Served) -> None:
+    """A reused request_id cannot burn more ids than the quota allows."""
     request_id = "c0ffee00-1234-4000-8000-000000000001"
     await allocate(metered, "billing", 1, request_id=request_id)
-    assert (await refused(metered, "billing", 1_000, request_id=request_id)).info.reason == "REQUEST_ID_REUSED"
+    assert (
+        await error_of_allocate(metered, "billing", 1_000, request_id=request_id)
+    ).info.reason == "REQUEST_ID_REUSED"
     for _ in range(3):
-        assert (await refused(metered, "billing", 1_000, request_id=request_id)).info.reason == "QUOTA_EXCEEDED"
+        assert (
+            await error_of_allocate(metered, "billing", 1_000, request_id=request_id)
+        ).info.reason == "QUOTA_EXCEEDED"
     assert sum(metered.allocator.burned.by_cause.values()) == 1_000
 
 
-async def test_a_burned_request_id_gives_nothing_back_either(metered: Served) -> None:
+async def test_burned_request_id_is_not_refunded(metered: Served) -> None:
+    """REQUEST_ID_BURNED does not refund the quota."""
     request_id = "c0ffee00-1234-4000-8000-000000000001"
     await allocate(metered, "billing", 60, request_id=request_id)
-    await metered.sequences.AdvanceSequence(sequences_pb2.AdvanceSequenceRequest(name="orders", past=60), **as_("free"))
-    assert (await refused(metered, "billing", 60, request_id=request_id)).info.reason == "REQUEST_ID_BURNED"
-    assert (await refused(metered, "billing")).info.reason == "QUOTA_EXCEEDED"
+    await metered.sequences.AdvanceSequence(
+        sequences_pb2.AdvanceSequenceRequest(name="orders", past=60), **call_options("free")
+    )
+    assert (await error_of_allocate(metered, "billing", 60, request_id=request_id)).info.reason == "REQUEST_ID_BURNED"
+    assert (await error_of_allocate(metered, "billing")).info.reason == "QUOTA_EXCEEDED"
 
 
-async def test_requests_that_cannot_be_read_count_as_calls(metered: Served) -> None:
+async def test_undecodable_requests_count_as_calls(metered: Served) -> None:
+    """Undecodable requests count as calls."""
     call: Any = metered.channel.unary_unary("/idalloc.v1.IdAllocatorService/AllocateRange")
     for reason in ("INVALID_REQUEST", "INVALID_REQUEST", "QUOTA_EXCEEDED"):
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await call(b"\xff", **as_("busy"))
+            await call(b"\xff", **call_options("busy"))
         assert details_of(failed.value).info.reason == reason
 
 
-async def test_no_kind_of_call_has_more_ids_than_are_counted(transport: str, clock: FakeClock) -> None:
+async def test_no_call_gets_more_ids_than_it_is_charged(transport: str, clock: FakeClock) -> None:
+    """No kind of call returns more ids than it was charged."""
     async with serving(transport, ACCESS, auth_clock=clock, max_ids=100) as served:
         call: Any
         for call, request in (
@@ -146,26 +164,28 @@ async def test_no_kind_of_call_has_more_ids_than_are_counted(transport: str, clo
             (served.ids.GenerateUuid, pb.GenerateUuidRequest(id_count=101)),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as failed:
-                await call(request, **as_("billing"))
+                await call(request, **call_options("billing"))
             assert details_of(failed.value).info.reason == "INVALID_REQUEST"
-        replies = aiter(served.ids.StreamDocIds(pb.StreamDocIdsRequest(total_id_count=300), **as_("billing")))
+        replies = aiter(served.ids.StreamDocIds(pb.StreamDocIdsRequest(total_id_count=300), **call_options("billing")))
         assert len((await anext(replies)).doc_ids) == 100
-        assert (await refused(served, "billing")).info.reason == "QUOTA_EXCEEDED"
+        assert (await error_of_allocate(served, "billing")).info.reason == "QUOTA_EXCEEDED"
 
 
-async def test_calls_that_are_denied_count_too(metered: Served) -> None:
+async def test_denied_calls_count_as_calls(metered: Served) -> None:
+    """Denied calls count as calls."""
     for _ in range(2):
-        assert (await refused(metered, "roleless")).info.reason == "PERMISSION_DENIED"
-    assert (await refused(metered, "roleless")).info.reason == "QUOTA_EXCEEDED"
+        assert (await error_of_allocate(metered, "roleless")).info.reason == "PERMISSION_DENIED"
+    assert (await error_of_allocate(metered, "roleless")).info.reason == "QUOTA_EXCEEDED"
 
 
-async def test_each_question_to_reflection_counts_and_asks_who_calls(metered: Served, clock: FakeClock) -> None:
-    asked: Any = metered.channel.stream_stream(
+async def test_each_reflection_request_is_authenticated_and_charged(metered: Served, clock: FakeClock) -> None:
+    """Each request on a reflection stream is authenticated and counts as a call."""
+    reflection_call: Any = metered.channel.stream_stream(
         f"/{reflection_pb2.DESCRIPTOR.services_by_name['ServerReflection'].full_name}/ServerReflectionInfo"
     )
     question = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
     for who, access, reason in (("busy", ACCESS, "QUOTA_EXCEEDED"), ("free", AccessPolicy(), "UNAUTHENTICATED")):
-        call = asked(**as_(who))
+        call = reflection_call(**call_options(who))
         for _ in range(2):
             await call.write(question)
             assert await call.read()
@@ -176,14 +196,15 @@ async def test_each_question_to_reflection_counts_and_asks_who_calls(metered: Se
         assert details_of(failed.value).info.reason == reason
 
 
-async def test_a_stream_waits_where_a_call_is_refused(metered: Served, clock: FakeClock) -> None:
+async def test_stream_waits_for_its_quota(metered: Served, clock: FakeClock) -> None:
+    """A stream beyond its quota waits, while a unary call is rejected."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=100)
-    replies = aiter(metered.ids.StreamRanges(request, **as_("billing")))
+    replies = aiter(metered.ids.StreamRanges(request, **call_options("billing")))
     received = [await anext(replies)]
     waiting = asyncio.ensure_future(anext(replies))
     await asyncio.sleep(0.5)
     assert not waiting.done()
-    assert (await refused(metered, "billing")).info.reason == "QUOTA_EXCEEDED"
+    assert (await error_of_allocate(metered, "billing")).info.reason == "QUOTA_EXCEEDED"
     while True:
         clock.advance(1.001)
         received.append(await asyncio.wait_for(waiting, 20))
@@ -195,41 +216,42 @@ async def test_a_stream_waits_where_a_call_is_refused(metered: Served, clock: Fa
         await anext(replies)
 
 
-async def test_a_stream_begins_where_something_is_left_and_its_chunks_may_be_large(
-    metered: Served, clock: FakeClock
-) -> None:
+async def test_stream_starts_with_any_quota_left(metered: Served, clock: FakeClock) -> None:
+    """A stream starts if its quota is not empty, and its first chunk may put the quota into debt."""
     await allocate(metered, "billing", 100)
     request = pb.StreamDocIdsRequest(total_id_count=12_000)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        async for _ in metered.ids.StreamDocIds(request, **as_("billing")):
+        async for _ in metered.ids.StreamDocIds(request, **call_options("billing")):
             pass
     assert details_of(failed.value).info.reason == "QUOTA_EXCEEDED"
     clock.advance(0.001)
-    replies = aiter(metered.ids.StreamDocIds(request, **as_("billing")))
+    replies = aiter(metered.ids.StreamDocIds(request, **call_options("billing")))
     assert len((await anext(replies)).doc_ids) == 10_000
     clock.advance(100.1)
     assert len((await anext(replies)).doc_ids) == 2_000
 
 
-async def test_so_many_streams_at_a_time(metered: Served, clock: FakeClock) -> None:
+async def test_number_of_open_streams_is_limited(metered: Served, clock: FakeClock) -> None:
+    """The quota of streams limits open streams; a closed one frees its place."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=1)
-    streams = [metered.ids.StreamRanges(request, **as_("billing")) for _ in range(2)]
+    streams = [metered.ids.StreamRanges(request, **call_options("billing")) for _ in range(2)]
     for each in streams:
         await anext(aiter(each))
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await anext(aiter(metered.ids.StreamRanges(request, **as_("billing"))))
+        await anext(aiter(metered.ids.StreamRanges(request, **call_options("billing"))))
     details = details_of(failed.value)
     assert (details.info.reason, details.info.metadata["quota"]) == ("QUOTA_EXCEEDED", "streams")
     for each in streams:
         each.cancel()
     await until(lambda: not metered.metrics.in_flight)
     clock.advance(2)
-    await anext(aiter(metered.ids.StreamRanges(request, **as_("billing"))))
+    await anext(aiter(metered.ids.StreamRanges(request, **call_options("billing"))))
 
 
-async def test_a_stream_that_waits_ends_when_the_server_stops(metered: Served) -> None:
+async def test_waiting_stream_ends_when_the_server_stops(metered: Served) -> None:
+    """A stream that waits for its quota ends with SERVER_DRAINING when the server stops."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=500)
-    replies = aiter(metered.ids.StreamRanges(request, **as_("billing")))
+    replies = aiter(metered.ids.StreamRanges(request, **call_options("billing")))
     await anext(replies)
     metered.calls.drain()
     metered.calls.end_streams()
@@ -238,7 +260,8 @@ async def test_a_stream_that_waits_ends_when_the_server_stops(metered: Served) -
     assert details_of(failed.value).info.reason == "SERVER_DRAINING"
 
 
-async def test_where_another_process_asks_who_calls_running_streams_are_asked_too(transport: str) -> None:
+async def test_required_authentication_applies_to_open_streams(transport: str) -> None:
+    """Once authentication is required, open streams without it end."""
     access = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
     async with serving(transport, access, auth_clock=FakeClock()) as served:
         request = pb.StreamRangesRequest(sequence="orders", total_id_count=10**12, chunk_id_count=1)
@@ -251,40 +274,41 @@ async def test_where_another_process_asks_who_calls_running_streams_are_asked_to
         assert details_of(failed.value).info.reason == "UNAUTHENTICATED"
 
 
-async def test_a_stream_that_waits_is_gone_with_its_client(metered: Served) -> None:
+async def test_waiting_stream_ends_with_its_client(metered: Served) -> None:
+    """A stream that waits for its quota ends when its client cancels."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=500)
-    stream = metered.ids.StreamRanges(request, **as_("billing"))
+    stream = metered.ids.StreamRanges(request, **call_options("billing"))
     await anext(aiter(stream))
     stream.cancel()
     await until(lambda: not metered.metrics.in_flight)
 
 
-async def test_too_many_wrong_tokens_are_limited_and_the_right_one_still_opens(
-    metered: Served, clock: FakeClock
-) -> None:
+async def test_host_with_wrong_tokens_is_limited(metered: Served, clock: FakeClock) -> None:
+    """A host that sends wrong tokens is rate-limited, while its valid tokens are accepted."""
     with structlog.testing.capture_logs() as logs:
         for _ in range(BURST):
-            assert (await refused(metered, SECRET)).info.reason == "UNAUTHENTICATED"
+            assert (await error_of_allocate(metered, SECRET)).info.reason == "UNAUTHENTICATED"
         for _ in range(20):
-            details = await refused(metered, SECRET)
+            details = await error_of_allocate(metered, SECRET)
             assert details.info.reason == "QUOTA_EXCEEDED"
             assert details.info.metadata["subject"] == "host:127.0.0.1"
             assert 0 < details.retry.retry_delay.ToMilliseconds() <= 1000
         await allocate(metered, "free")
         metered.access_control.audit.log_totals()
         clock.advance(1)
-        assert (await refused(metered, SECRET)).info.reason == "UNAUTHENTICATED"
-    audited = [line for line in logs if line["event"] == "audit"]
-    assert len(audited) == BURST + 2
-    assert [line.get("count") for line in audited if line.get("subject")] == [20]
+        assert (await error_of_allocate(metered, SECRET)).info.reason == "UNAUTHENTICATED"
+    records = [line for line in logs if line["event"] == "audit"]
+    assert len(records) == BURST + 2
+    assert [line.get("count") for line in records if line.get("subject")] == [20]
     assert SECRET not in str(logs)
 
 
-async def test_quota_refusals_are_told_in_sum(metered: Served) -> None:
+async def test_quota_rejections_are_audited_as_a_count(metered: Served) -> None:
+    """Calls beyond a quota have one audit record with their count."""
     with structlog.testing.capture_logs() as logs:
         await allocate(metered, "billing", 200)
         for _ in range(5):
-            await refused(metered, "billing")
+            await error_of_allocate(metered, "billing")
         metered.access_control.audit.log_totals()
         metered.access_control.audit.log_totals()
     [line] = [line for line in logs if line["event"] == "audit"]
@@ -293,10 +317,13 @@ async def test_quota_refusals_are_told_in_sum(metered: Served) -> None:
     assert (line["subject"], line["method"].rpartition("/")[2]) == ("identity:billing", "AllocateRange")
 
 
-async def test_quotas_of_sequences_are_kept_where_nobody_is_asked(transport: str) -> None:
+async def test_sequence_quota_applies_without_authentication(transport: str) -> None:
+    """The quota of a sequence applies to unauthenticated callers."""
     access = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
     async with serving(transport, access, auth_clock=FakeClock()) as served:
         for _ in range(3):
             await allocate(served, "nobody", sequence="orders")
         await allocate(served, "nobody", sequence="shared")
-        assert (await refused(served, "nobody", sequence="shared")).info.metadata["quota"] == "calls_per_second"
+        assert (await error_of_allocate(served, "nobody", sequence="shared")).info.metadata[
+            "quota"
+        ] == "calls_per_second"

@@ -23,7 +23,8 @@ def create(served: Served, name: str, sequence: Sequence) -> None:
     served.store.rows[name] = Row(sequence, sequence.before_start)
 
 
-async def test_a_range_says_all_that_the_contract_promises(served: Served) -> None:
+async def test_range_has_all_promised_fields(served: Served) -> None:
+    """A reply has the range, generation, ttl and ordering, and no other view's fields."""
     reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=5))
     assert reply.range == pb.IdRange(first_id=1, last_id=5, step=1, id_count=5)
     assert reply.generation == served.store.rows["orders"].generation
@@ -33,11 +34,12 @@ async def test_a_range_says_all_that_the_contract_promises(served: Served) -> No
     assert (list(reply.texts), reply.period) == ([], "")
 
 
-async def test_every_reply_names_the_process_that_took_its_range(served: Served) -> None:
+async def test_every_reply_has_the_node_id(served: Served) -> None:
+    """Every reply has the node_id of the process, also after a change of its prefix."""
     started = (await served.node.GetNode(node_pb2.GetNodeRequest())).node
     node = started.prefix * 2**32 + started.start_timestamp
     assert started.prefix == 7
-    # Another prefix and another timestamp for document ids: it is the same process all the same.
+    # A new prefix and start timestamp for document ids do not change the node_id of the process.
     change = node_pb2.UpdateNodeRequest(node=node_pb2.Node(prefix=8))
     assert (await served.node.UpdateNode(change)).node.prefix == 8
     create(served, "invoices", Sequence(reset=Reset.YEARLY))
@@ -53,25 +55,29 @@ async def test_every_reply_names_the_process_that_took_its_range(served: Served)
     assert [reply.node_id async for reply in stream] == [node] * 3
 
 
-async def test_no_count_means_one(served: Served) -> None:
+async def test_id_count_0_means_1(served: Served) -> None:
+    """id_count 0 means 1."""
     reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
     assert reply.range.id_count == 1
 
 
-async def test_a_notice_tells_the_first_id_as_mysql_tells_an_insert_id(served: Served) -> None:
+async def test_notice_has_the_first_id_as_mysql_insert_id(served: Served) -> None:
+    """RANGE_VIEW_NOTICE has the first id as MySQL's GENERATED_INSERT_ID."""
     await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=41))
     request = pb.AllocateRangeRequest(sequence="orders", id_count=2, view=pb.RANGE_VIEW_NOTICE)
     reply = await served.ids.AllocateRange(request)
     assert reply.notice.SerializeToString().hex() == "0803120408021 82a".replace(" ", "")
 
 
-async def test_a_range_of_a_sequence_that_counts_down(served: Served) -> None:
+async def test_range_of_a_descending_sequence(served: Served) -> None:
+    """A sequence with a negative step returns descending ranges."""
     create(served, "down", Sequence(start=-10, step=-5, min_value=-1_000, max_value=-1))
     reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="down", id_count=3))
     assert reply.range == pb.IdRange(first_id=-10, last_id=-20, step=-5, id_count=3)
 
 
-async def test_the_order_is_the_one_that_the_range_was_given_under(served: Served) -> None:
+async def test_reply_has_the_ordering_of_its_sequence(served: Served) -> None:
+    """A reply has the ordering that its range was issued under."""
     create(served, "rising", Sequence(ordering=Ordering.RISING))
     reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="rising"))
     assert reply.ordering == pb.ORDERING_RISING
@@ -79,12 +85,14 @@ async def test_the_order_is_the_one_that_the_range_was_given_under(served: Serve
     assert [reply.ordering async for reply in stream] == [pb.ORDERING_RISING]
 
 
-async def test_texts_of_a_sequence_without_a_format_are_its_numbers(served: Served) -> None:
+async def test_texts_without_format_are_decimal_numbers(served: Served) -> None:
+    """Texts of a sequence without a format are decimal numbers."""
     request = pb.AllocateRangeRequest(sequence="orders", id_count=3, view=pb.RANGE_VIEW_TEXTS)
     assert (await served.ids.AllocateRange(request)).texts == ["1", "2", "3"]
 
 
-async def test_texts_are_in_the_sequences_format_with_the_nodes_prefix(served: Served) -> None:
+async def test_texts_have_the_sequence_format_and_node_prefix(served: Served) -> None:
+    """Texts have the sequence's format with the node's prefix."""
     create(served, "invoices", Sequence(start=9, step=-2, max_value=9, format="N{prefix}-{value:04d}"))
     request = pb.AllocateRangeRequest(sequence="invoices", id_count=3, view=pb.RANGE_VIEW_TEXTS)
     reply = await served.ids.AllocateRange(request)
@@ -93,14 +101,16 @@ async def test_texts_are_in_the_sequences_format_with_the_nodes_prefix(served: S
     assert reply.period == ""
 
 
-async def test_texts_of_a_stream(served: Served) -> None:
+async def test_stream_returns_texts(served: Served) -> None:
+    """StreamRanges returns texts of each chunk."""
     create(served, "invoices", Sequence(format="A{value:04d}"))
     request = pb.StreamRangesRequest(sequence="invoices", total_id_count=5, chunk_id_count=3, view=pb.RANGE_VIEW_TEXTS)
     replies = [reply async for reply in served.ids.StreamRanges(request)]
     assert [list(reply.texts) for reply in replies] == [["A0001", "A0002", "A0003"], ["A0004", "A0005"]]
 
 
-async def test_texts_come_with_the_period_that_they_are_of(served: Served) -> None:
+async def test_texts_have_the_period_of_the_reply(served: Served) -> None:
+    """Texts show the period of their reply."""
     create(served, "invoices", Sequence(format="{year}/{value:04d}", reset=Reset.YEARLY))
     year = datetime.now(UTC).strftime("%Y")
     request = pb.AllocateRangeRequest(sequence="invoices", view=pb.RANGE_VIEW_TEXTS)
@@ -112,7 +122,8 @@ async def test_texts_come_with_the_period_that_they_are_of(served: Served) -> No
     assert [(list(reply.texts), reply.period) async for reply in stream] == [([f"{year}/0002"], year)]
 
 
-async def test_texts_of_a_sequence_without_a_reset_have_the_date_of_the_answer(served: Served) -> None:
+async def test_texts_without_reset_have_the_date_of_the_reply(served: Served) -> None:
+    """Texts of a sequence without a reset have the date of the reply."""
     create(served, "dated", Sequence(format="{year}{month}{day}-{value:04d}", time_zone="Pacific/Kiritimati"))
     zone = ZoneInfo("Pacific/Kiritimati")
     before = datetime.now(zone).strftime("%Y%m%d")
@@ -122,14 +133,16 @@ async def test_texts_of_a_sequence_without_a_reset_have_the_date_of_the_answer(s
     assert reply.period == ""
 
 
-async def test_a_thousand_concurrent_callers_get_no_error_and_no_id_twice(served: Served) -> None:
+async def test_concurrent_callers_get_disjoint_ranges(served: Served) -> None:
+    """P1: a thousand concurrent calls get disjoint ranges and no error."""
     request = pb.AllocateRangeRequest(sequence="orders", id_count=3)
     replies = await asyncio.gather(*(served.ids.AllocateRange(request) for _ in range(1_000)))
     firsts = sorted(reply.range.first_id for reply in replies)
     assert firsts == list(range(1, 3_001, 3))
 
 
-async def test_a_stream_gives_the_total_in_chunks_that_rise(served: Served) -> None:
+async def test_stream_returns_the_total_in_rising_chunks(served: Served) -> None:
+    """StreamRanges returns total_id_count ids in rising chunks of chunk_id_count."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=25, chunk_id_count=10)
     replies = [reply async for reply in served.ids.StreamRanges(request)]
     assert [reply.range.id_count for reply in replies] == [10, 10, 5]
@@ -138,7 +151,8 @@ async def test_a_stream_gives_the_total_in_chunks_that_rise(served: Served) -> N
     assert all(reply.generation == generation and reply.ttl.seconds for reply in replies)
 
 
-async def test_a_cancelled_stream_burns_one_chunk_at_most(served: Served) -> None:
+async def test_cancelled_stream_burns_at_most_one_chunk(served: Served) -> None:
+    """P9: a cancelled stream burns at most one chunk, and counts it."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=MAX_ID, chunk_id_count=1_000)
     stream = served.ids.StreamRanges(request)
     received = 0
@@ -159,7 +173,8 @@ async def test_a_cancelled_stream_burns_one_chunk_at_most(served: Served) -> Non
     assert sum(burn.id_count for burn in burned) == served.allocator.burned.by_cause.total()
 
 
-async def test_what_a_stream_gave_before_an_error_stays_valid(served: Served) -> None:
+async def test_chunks_before_an_error_stay_valid(served: Served) -> None:
+    """P1: chunks that a stream returned before an error are not issued again."""
     create(served, "short", Sequence(max_value=25))
     stream = served.ids.StreamRanges(pb.StreamRangesRequest(sequence="short", total_id_count=30, chunk_id_count=10))
     received: list[int] = []
@@ -199,7 +214,8 @@ async def test_what_a_stream_gave_before_an_error_stays_valid(served: Served) ->
     ],
     ids=lambda value: value if isinstance(value, str) else f"{type(value).__name__}({value!s:.60})",
 )
-async def test_bad_input_names_the_field_and_takes_nothing(served: Served, request_: Message, field: str) -> None:
+async def test_invalid_request_names_the_field_and_takes_no_ids(served: Served, request_: Message, field: str) -> None:
+    """An invalid field is named in BadRequest, and no id is taken."""
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         if isinstance(request_, pb.AllocateRangeRequest):
             await served.ids.AllocateRange(request_)
@@ -216,7 +232,8 @@ async def test_bad_input_names_the_field_and_takes_nothing(served: Served, reque
     assert not served.store.calls_of("grant")
 
 
-async def test_an_exhausted_sequence_says_how_many_are_left(served: Served) -> None:
+async def test_exhausted_sequence_returns_the_remaining_count(served: Served) -> None:
+    """SEQUENCE_EXHAUSTED has the remaining count, and that many ids can be allocated."""
     create(served, "end", Sequence(start=MAX_ID - 4))
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="end", id_count=6))
@@ -228,7 +245,8 @@ async def test_an_exhausted_sequence_says_how_many_are_left(served: Served) -> N
     assert reply.range.last_id == MAX_ID
 
 
-async def test_a_store_that_is_away_is_unavailable_and_says_when_to_retry(served: Served, transport: str) -> None:
+async def test_unavailable_store_has_a_retry_delay(served: Served, transport: str) -> None:
+    """An unavailable store is UNAVAILABLE with RetryInfo and pushback, and the retry succeeds."""
     served.store.down = True
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
@@ -236,14 +254,15 @@ async def test_a_store_that_is_away_is_unavailable_and_says_when_to_retry(served
     assert details.code == grpc.StatusCode.UNAVAILABLE
     assert details.info.reason == "STORE_UNAVAILABLE"
     assert details.retry.retry_delay.ToMilliseconds() == 1_000
-    # Native sends no trailer whose name begins with grpc-, but for the details.
+    # native sends no trailer named grpc-*, except the details.
     assert details.trailers.get("grpc-retry-pushback-ms") == {"grpcio": "1000", "native": None}[transport]
     served.store.down = False
     reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
     assert reply.range.first_id == 1
 
 
-async def test_the_stores_own_error_code_reaches_the_caller(served: Served) -> None:
+async def test_store_error_code_reaches_the_caller(served: Served) -> None:
+    """The metadata has the store's own error code and HTTP status."""
     served.store.next("grant", Fault(applied=0, error=StoreUnreachable("blocked", code=5031, http_status=503)))
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
@@ -251,7 +270,8 @@ async def test_the_stores_own_error_code_reaches_the_caller(served: Served) -> N
     assert (metadata["code"], metadata["http_status"]) == ("5031", "503")
 
 
-async def test_a_store_that_went_backwards_stops_that_sequence_alone(served: Served) -> None:
+async def test_store_went_backwards_stops_that_sequence_only(served: Served) -> None:
+    """P3: a sequence whose row went backwards issues no more ids; others do."""
     await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=10))
     served.store.rows["orders"].last_value = 5
     with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -263,7 +283,8 @@ async def test_a_store_that_went_backwards_stops_that_sequence_alone(served: Ser
     assert (await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="others"))).range.first_id == 1
 
 
-async def test_a_call_past_its_deadline_takes_nothing(served: Served) -> None:
+async def test_call_past_its_deadline_takes_no_ids(served: Served) -> None:
+    """A call past its deadline takes no ids."""
     await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
     gate = served.store.hold("grant")
     with pytest.raises(grpc.aio.AioRpcError) as failed:

@@ -23,7 +23,8 @@ def request(**fields: object) -> pb.AllocateRangeRequest:
     return pb.AllocateRangeRequest(**{"sequence": "orders", "id_count": 5, "request_id": ONE, **fields})  # type: ignore[arg-type]
 
 
-async def test_a_retry_gets_the_same_ids_also_in_capitals(served: Served) -> None:
+async def test_retry_gets_the_same_ids_in_any_letter_case(served: Served) -> None:
+    """P7: a retry gets the same ids, also with its request_id in upper case."""
     first = await served.ids.AllocateRange(request())
     assert first.range == pb.IdRange(first_id=1, last_id=5, step=1, id_count=5)
     assert 170 < first.ttl.seconds <= 180
@@ -47,7 +48,8 @@ async def test_a_retry_gets_the_same_ids_also_in_capitals(served: Served) -> Non
         f"{ONE[:-1]}\u212a",
     ],
 )
-async def test_what_is_no_uuid_in_its_usual_text_is_refused_and_takes_nothing(served: Served, text: str) -> None:
+async def test_invalid_request_id_is_rejected_and_takes_no_ids(served: Served, text: str) -> None:
+    """A request_id other than a UUID's 36 characters is invalid, and no id is taken."""
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(request(request_id=text))
     details = details_of(failed.value)
@@ -56,13 +58,15 @@ async def test_what_is_no_uuid_in_its_usual_text_is_refused_and_takes_nothing(se
     assert not served.store.calls_of("grant")
 
 
-async def test_a_malformed_sequence_is_refused_as_ever(served: Served) -> None:
+async def test_invalid_sequence_name_is_rejected(served: Served) -> None:
+    """A call with a request_id rejects an invalid sequence name."""
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(request(sequence="a\nb"))
     assert details_of(failed.value).info.metadata["field"] == "sequence"
 
 
-async def test_a_lost_reply_of_the_store_is_unavailable_and_its_retry_gets_what_was_written(served: Served) -> None:
+async def test_retry_after_lost_store_reply_gets_the_written_ids(served: Served) -> None:
+    """P7: after a lost reply of the store a retry gets the ids that were recorded."""
     served.store.next("record", lost_reply())
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(request())
@@ -72,7 +76,8 @@ async def test_a_lost_reply_of_the_store_is_unavailable_and_its_retry_gets_what_
 
 
 @pytest.mark.parametrize("other", [{"id_count": 6}, {"sequence": "others"}], ids=str)
-async def test_another_request_with_the_same_one_is_refused(served: Served, other: dict[str, object]) -> None:
+async def test_request_id_of_another_request_is_rejected(served: Served, other: dict[str, object]) -> None:
+    """A request_id that was used for another request is REQUEST_ID_REUSED, without a retry delay."""
     await served.ids.AllocateRange(request())
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(request(**other))
@@ -82,7 +87,8 @@ async def test_another_request_with_the_same_one_is_refused(served: Served, othe
     assert not details.retry.HasField("retry_delay")
 
 
-async def test_ids_that_may_not_be_given_any_more(served: Served) -> None:
+async def test_retry_after_a_new_generation_is_burned(served: Served) -> None:
+    """P5: ids recorded under an older generation are REQUEST_ID_BURNED."""
     await served.ids.AllocateRange(request())
     served.store.rows["orders"].generation += 1
     await served.allocator.forget("orders")
@@ -93,7 +99,8 @@ async def test_ids_that_may_not_be_given_any_more(served: Served) -> None:
     assert dict(details.info.metadata) == {"request_id": ONE, "first_id": "1", "last_id": "5"}
 
 
-async def test_the_same_texts_come_again_whatever_the_prefix_is_by_then(served: Served) -> None:
+async def test_retry_gets_the_same_texts_after_a_prefix_change(served: Served) -> None:
+    """P7: a retry gets the same texts, also after a change of the node's prefix."""
     served.store.rows["orders"] = Row(Sequence(format="{year}-{prefix}-{value:04d}", reset=Reset.YEARLY), 0)
     first = await served.ids.AllocateRange(request(view=pb.RANGE_VIEW_TEXTS, id_count=2))
     assert list(first.texts) == [f"{first.period}-7-0001", f"{first.period}-7-0002"]
@@ -102,7 +109,8 @@ async def test_the_same_texts_come_again_whatever_the_prefix_is_by_then(served: 
     assert (again.range, again.texts, again.period) == (first.range, first.texts, first.period)
 
 
-async def test_the_date_of_texts_is_no_period(served: Served) -> None:
+async def test_date_in_texts_is_not_a_period(served: Served) -> None:
+    """A reply with a date in its texts has no period if its sequence has no reset."""
     served.store.rows["orders"] = Row(Sequence(format="{year}-{value:04d}"), 0)
     for _ in range(2):
         reply = await served.ids.AllocateRange(request(view=pb.RANGE_VIEW_TEXTS, id_count=1))
@@ -110,14 +118,16 @@ async def test_the_date_of_texts_is_no_period(served: Served) -> None:
         assert reply.texts[0].endswith("-0001")
 
 
-async def test_a_notice_of_a_retry(served: Served) -> None:
+async def test_retry_gets_the_same_notice(served: Served) -> None:
+    """P7: a retry gets the same notice."""
     first = await served.ids.AllocateRange(request(view=pb.RANGE_VIEW_NOTICE))
     again = await served.ids.AllocateRange(request(view=pb.RANGE_VIEW_NOTICE))
     assert first.HasField("notice")
     assert again.notice == first.notice
 
 
-async def test_a_caller_whose_deadline_passed_finds_them_with_a_retry(served: Served) -> None:
+async def test_retry_after_a_passed_deadline_gets_the_ids(served: Served) -> None:
+    """P7: a retry after a passed deadline gets the ids, and none is burned."""
     await served.ids.AllocateRange(request(request_id="", id_count=1))
     gate = served.store.hold("record")
     with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -130,10 +140,11 @@ async def test_a_caller_whose_deadline_passed_finds_them_with_a_retry(served: Se
     assert served.allocator.burned.by_cause[BurnCause.REPEATED] == 0
 
 
-async def test_hundreds_of_calls_share_a_few_statements(served: Served) -> None:
+async def test_concurrent_calls_share_few_statements(served: Served) -> None:
+    """Three hundred concurrent calls are recorded in fewer than ten statements."""
     gate = served.store.hold("record")
     async with AsyncExitStack() as stack:
-        # A connection of native has 100 calls under way at most.
+        # A connection of native has at most 100 open calls.
         options = [("grpc.use_local_subchannel_pool", 1)]
         opened = [grpc.aio.insecure_channel(served.address, options=options) for _ in range(3)]
         channels = [await stack.enter_async_context(channel) for channel in opened]

@@ -1,4 +1,4 @@
-"""What the transports might do differently: slow readers, deadlines, stops, metadata, ports."""
+"""What may differ between the transports: slow readers, deadlines, stops, metadata, ports."""
 
 import asyncio
 import os
@@ -21,19 +21,19 @@ from idalloc_server.listen import transport as transports
 from tests.rpc.conftest import Served
 from tests.support.rpc_errors import details_of
 
-# More than an event loop has threads for: on any machine those are at most 32.
+# More than the threads of an event loop's executor, which has 32 at most.
 READERS = min(32, (os.cpu_count() or 1) + 4) + 4
 ENDLESS = pb.StreamDocIdsRequest(total_id_count=2**31, chunk_id_count=2_000, view=pb.DOC_ID_VIEW_IDS)
 
 
 async def until_stalled(served: Served, streams: int) -> None:
-    """Returns when so many streams run, and nothing more fits on their way to clients that read nothing."""
+    """Wait until so many streams are open and blocked by clients that do not read."""
     method = served.metrics.method("/idalloc.v1.IdAllocatorService/StreamDocIds")
     before = -1
     while True:
         [run] = served.doc_ids.take(1, 0, 0) or await served.doc_ids.generate(1, 0, 0)
         now = int(run.first_doc_id, 16)
-        # What was just taken here is the only difference.
+        # No stream took an id since: the only new one was taken here.
         if method.started == streams and now == before + 1:
             return
         before = now
@@ -41,8 +41,9 @@ async def until_stalled(served: Served, streams: int) -> None:
 
 
 class TestSlowReaders:
-    async def test_many_who_read_nothing_hold_up_nobody_else(self, served: Served) -> None:
-        # On a connection of their own: what they do not read may fill it.
+    async def test_clients_that_do_not_read_do_not_delay_others(self, served: Served) -> None:
+        """Streams whose clients do not read delay no other call, stream or thread."""
+        # On a separate connection: unread data may fill its window.
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(served.address, options=options) as channel:
             stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
@@ -50,12 +51,13 @@ class TestSlowReaders:
             await until_stalled(served, len(streams))
             reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=10)
             assert reply.range.first_id == 1
-            # Whoever looks up a name or reads a file does it in the loop's threads.
+            # Name lookups and file reads need a thread of the executor.
             await asyncio.wait_for(asyncio.to_thread(os.getpid), 10)
             another = served.ids.StreamDocIds(pb.StreamDocIdsRequest(total_id_count=100_000), timeout=10)
             assert sum([len(reply.doc_ids) async for reply in another]) == 100_000
 
-    async def test_those_who_leave_without_reading_are_cancelled_and_no_fault(self, served: Served) -> None:
+    async def test_unread_streams_of_closed_connections_are_cancelled(self, served: Served) -> None:
+        """Unread streams of a closed connection end as CANCELLED, without an error in the log."""
         with structlog.testing.capture_logs() as logs:
             async with grpc.aio.insecure_channel(served.address) as channel:
                 stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
@@ -66,7 +68,8 @@ class TestSlowReaders:
         assert served.metrics.method("/idalloc.v1.IdAllocatorService/StreamDocIds").handled == {"CANCELLED": READERS}
         assert not [line for line in logs if line["log_level"] == "error"]
 
-    async def test_one_who_reads_late_gets_every_id_once(self, served: Served) -> None:
+    async def test_late_reader_gets_every_id_once(self, served: Served) -> None:
+        """P1: a stream that is read late returns every id once."""
         request = pb.StreamDocIdsRequest(total_id_count=100_000, chunk_id_count=2_000, view=pb.DOC_ID_VIEW_IDS)
         stream = served.ids.StreamDocIds(request)
         await until_stalled(served, 1)
@@ -74,7 +77,8 @@ class TestSlowReaders:
         assert len(ids) == len(set(ids)) == 100_000
         assert ids == sorted(ids)
 
-    async def test_a_stop_does_not_wait_for_those_who_read_nothing(self, served: Served) -> None:
+    async def test_stop_does_not_wait_for_unread_streams(self, served: Served) -> None:
+        """A stop does not wait for clients that do not read."""
         streams = [served.ids.StreamDocIds(ENDLESS) for _ in range(READERS)]
         await until_stalled(served, len(streams))
         await asyncio.wait_for(served.server.stop(None), 10)
@@ -84,8 +88,10 @@ class TestSlowReaders:
 
 class TestClientsThatLeave:
     @pytest.mark.parametrize("reads", [1, 50])
-    async def test_their_streams_end_as_cancelled_and_others_are_served(self, served: Served, reads: int) -> None:
-        def read_some_and_leave() -> None:
+    async def test_streams_of_a_closed_connection_end_as_cancelled(self, served: Served, reads: int) -> None:
+        """Streams of a closed connection end as CANCELLED, and other calls are served."""
+
+        def read_some_and_close() -> None:
             with grpc.insecure_channel(served.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
                 stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
                 streams = [stub.StreamDocIds(ENDLESS) for _ in range(4)]
@@ -94,7 +100,7 @@ class TestClientsThatLeave:
                         next(stream)
 
         with structlog.testing.capture_logs() as logs:
-            await asyncio.to_thread(read_some_and_leave)
+            await asyncio.to_thread(read_some_and_close)
             await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=10)
             served.calls.drain()
             assert await served.calls.wait_for_calls(timeout=10)
@@ -103,7 +109,8 @@ class TestClientsThatLeave:
 
 
 class TestDeadlines:
-    async def test_a_stream_ends_at_its_deadline_and_burns_what_was_not_written(self, served: Served) -> None:
+    async def test_stream_ends_at_its_deadline(self, served: Served) -> None:
+        """P9: a stream ends at its deadline, and its unwritten chunk is counted as burned."""
         request = pb.StreamRangesRequest(sequence="orders", total_id_count=MAX_ID, chunk_id_count=100)
         issued = 0
         with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -116,7 +123,8 @@ class TestDeadlines:
         assert served.metrics.method("/idalloc.v1.IdAllocatorService/StreamRanges").handled == {"CANCELLED": 1}
         assert served.allocator.burned.by_cause[BurnCause.CANCELLED] in (0, 100)
 
-    async def test_a_handler_knows_how_long_its_caller_waits(self, transport: str) -> None:
+    async def test_handler_gets_the_remaining_time(self, transport: str) -> None:
+        """A handler gets the remaining time of the call's deadline."""
         left: list[float | None] = []
 
         class Asking(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
@@ -140,7 +148,8 @@ class TestDeadlines:
 
 
 class TestMetadata:
-    async def test_more_than_fits_is_refused_and_the_next_call_is_served(self, served: Served) -> None:
+    async def test_oversized_metadata_is_rejected(self, served: Served) -> None:
+        """A call with oversized metadata is rejected, and the next call is served."""
         for size in (30_000, 200_000):
             with pytest.raises(grpc.aio.AioRpcError):
                 await served.ids.AllocateRange(
@@ -150,7 +159,8 @@ class TestMetadata:
             await served.ids.AllocateRange(request, wait_for_ready=True, timeout=10)
         assert served.metrics.method("/idalloc.v1.IdAllocatorService/AllocateRange").handled == {"OK": 2}
 
-    async def test_what_is_not_ascii_reaches_the_caller_of_a_refused_call(self, served: Served) -> None:
+    async def test_error_with_non_ascii_text_reaches_the_caller(self, served: Served) -> None:
+        """The error of a sequence name with non-ASCII text reaches the caller."""
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="größe\n"))
         assert details_of(failed.value).info.reason == "INVALID_REQUEST"
@@ -162,13 +172,15 @@ class TestPorts:
     def server(self, transport: str, *, reuse_port: bool) -> grpc.aio.Server:
         return transports.make_server(transport, reuse_port=reuse_port)
 
-    async def test_a_taken_port_is_refused(self, transport: str) -> None:
+    async def test_port_in_use_is_rejected(self, transport: str) -> None:
+        """A port that another process uses cannot be bound."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             with pytest.raises(RuntimeError):
                 self.server(transport, reuse_port=False).add_insecure_port(address)
 
-    async def test_servers_that_share_a_port_take_it_one_after_the_other(self, transport: str) -> None:
+    async def test_reuse_port_is_required_to_share_a_port(self, transport: str) -> None:
+        """Servers can share a port only if each of them sets reuse_port."""
         one = self.server(transport, reuse_port=True)
         port = one.add_insecure_port("127.0.0.1:0")
         two = self.server(transport, reuse_port=True)
@@ -181,20 +193,24 @@ class TestPorts:
 
 
 class TestRefusals:
-    async def test_native_without_its_package_says_how_to_install_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_native_without_its_package_names_the_install_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A start without the package of native names the command that installs it."""
         monkeypatch.setitem(sys.modules, "pygrpc_native.aio", None)
         with pytest.raises(StartRefused, match=r"transport: .*pip install 'idalloc\[native\]'"):
             transports.make_server("native", reuse_port=False)
 
-    def test_native_serves_on_one_address(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def two(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+    def test_native_rejects_a_name_with_two_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """native rejects a host name with several addresses, and names the choices."""
+
+        def two_addresses(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
             return [(socket.AF_INET, 1, 6, "", ("127.0.0.1", port)), (socket.AF_INET6, 1, 6, "", ("::1", port, 0, 0))]
 
-        monkeypatch.setattr(socket, "getaddrinfo", two)
+        monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
         with pytest.raises(StartRefused, match=r"listen: .*127\.0\.0\.1, ::1, or --transport grpcio"):
             transports.check(Settings(transport="native", listen="localhost:50051"))
         transports.check(Settings(transport="grpcio", listen="localhost:50051"))
 
     @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:50051", "no-such-host.invalid:1"])
-    def test_one_address_is_fine_and_none_is_told_by_who_takes_the_port(self, listen: str) -> None:
+    def test_native_accepts_one_address_or_an_unknown_host(self, listen: str) -> None:
+        """native accepts one address; an unknown host fails at the bind."""
         transports.check(Settings(transport="native", listen=listen))

@@ -1,4 +1,4 @@
-"""Control characters and bidirectional marks over a socket: refused in what is new, bearable in what is stored."""
+"""Control characters and bidirectional marks: rejected in new text, and tolerated in stored text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOME = ["\x1b", "\x7f", "\x9b", "\u061c", "\u200f", "\u2028", "\u202e", "\u2069"
 HARMLESS = "Grüße, שלום, 注文, 👩\u200d💻"
 
 
-async def refused(call: object) -> Details:
+async def error_of(call: object) -> Details:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call  # type: ignore[misc]
     details = details_of(error.value)
@@ -29,8 +29,8 @@ async def refused(call: object) -> Details:
     return details
 
 
-async def field_refused(call: object) -> str:
-    (violation,) = (await refused(call)).bad_request.field_violations
+async def invalid_field_of(call: object) -> str:
+    (violation,) = (await error_of(call)).bad_request.field_violations
     return violation.field
 
 
@@ -44,65 +44,68 @@ def update(served: Served, *mask: str, **fields: object) -> object:
     )
 
 
-async def test_every_unsafe_character_is_refused(served: Served) -> None:
-    """No control character and no bidirectional mark gets into a store by CreateSequence."""
+async def test_every_unsafe_character_is_rejected(served: Served) -> None:
+    """CreateSequence stores no control character and no bidirectional mark."""
     for unsafe in UNSAFE:
         text = f"a{unsafe}b"
-        assert await field_refused(create(served, name=text)) == "sequence.name"
-        assert await field_refused(create(served, name="new", description=text)) == "sequence.description"
-        assert await field_refused(create(served, name="new", labels={text: "v"})) == "sequence.labels"
-        assert await field_refused(create(served, name="new", labels={"k": text})) == "sequence.labels"
-        assert await field_refused(create(served, name="new", format=f"{text}{{value}}")) == "sequence.format"
+        assert await invalid_field_of(create(served, name=text)) == "sequence.name"
+        assert await invalid_field_of(create(served, name="new", description=text)) == "sequence.description"
+        assert await invalid_field_of(create(served, name="new", labels={text: "v"})) == "sequence.labels"
+        assert await invalid_field_of(create(served, name="new", labels={"k": text})) == "sequence.labels"
+        assert await invalid_field_of(create(served, name="new", format=f"{text}{{value}}")) == "sequence.format"
     assert not served.store.rows
 
 
-async def test_the_error_names_the_character(served: Served) -> None:
-    """The message gives the code point, and never the character itself."""
-    (violation,) = (await refused(create(served, name="n", labels={"k": "a\u202eb"}))).bad_request.field_violations
+async def test_error_names_the_code_point(served: Served) -> None:
+    """The error has the code point, and never the character itself."""
+    (violation,) = (await error_of(create(served, name="n", labels={"k": "a\u202eb"}))).bad_request.field_violations
     assert "U+202E" in violation.description
     assert "\u202e" not in violation.description
 
 
-async def test_texts_in_any_script_are_accepted(served: Served) -> None:
-    """Letters of any script, emoji and zero-width joiners are text."""
+async def test_text_in_any_script_is_accepted(served: Served) -> None:
+    """Letters of any script, emoji and zero-width joiners are valid text."""
     await create(served, name=HARMLESS, description=HARMLESS, labels={HARMLESS: HARMLESS}, format="№{value}")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("unsafe", SOME)
-async def test_an_update_refuses_them_too(served: Served, unsafe: str) -> None:
+async def test_update_rejects_unsafe_characters(served: Served, unsafe: str) -> None:
     """UpdateSequence has the same rule for description, labels and format."""
     await create(served, name="orders", description="before")  # type: ignore[misc]
     text = f"a{unsafe}b"
-    assert await field_refused(update(served, name="orders", description=text)) == "sequence.description"
-    assert await field_refused(update(served, name="orders", labels={text: "v"})) == "sequence.labels"
-    assert await field_refused(update(served, "*", name="orders", labels={"k": text})) == "sequence.labels"
-    assert await field_refused(update(served, name="orders", format=f"{text}{{value}}")) == "sequence.format"
+    assert await invalid_field_of(update(served, name="orders", description=text)) == "sequence.description"
+    assert await invalid_field_of(update(served, name="orders", labels={text: "v"})) == "sequence.labels"
+    assert await invalid_field_of(update(served, "*", name="orders", labels={"k": text})) == "sequence.labels"
+    assert await invalid_field_of(update(served, name="orders", format=f"{text}{{value}}")) == "sequence.format"
     assert served.store.rows["orders"].sequence.description == "before"
 
 
 @pytest.mark.parametrize("unsafe", SOME)
-async def test_a_first_use_creates_no_unsafe_name(served: Served, unsafe: str) -> None:
+async def test_first_use_creates_no_unsafe_name(served: Served, unsafe: str) -> None:
     """Auto-creation has the rule of CreateSequence, with and without a request id."""
     name = f"a{unsafe}b"
-    ask = id_allocator_pb2.AllocateRangeRequest
-    assert await field_refused(served.ids.AllocateRange(ask(sequence=name))) == "sequence"
+    make_request = id_allocator_pb2.AllocateRangeRequest
+    assert await invalid_field_of(served.ids.AllocateRange(make_request(sequence=name))) == "sequence"
     request_id = "8f14e45f-ceea-467f-a34f-0e5a1b1c2d3e"
-    assert await field_refused(served.ids.AllocateRange(ask(sequence=name, request_id=request_id))) == "sequence"
+    assert (
+        await invalid_field_of(served.ids.AllocateRange(make_request(sequence=name, request_id=request_id)))
+        == "sequence"
+    )
     stream = served.ids.StreamRanges(id_allocator_pb2.StreamRangesRequest(sequence=name, total_id_count=5))
-    assert await field_refused(stream.read()) == "sequence"
+    assert await invalid_field_of(stream.read()) == "sequence"
     assert not served.store.rows
 
 
-async def stored(served: Served, name: str, **settings: object) -> None:
-    """Puts a row there as an older server or another program left it."""
+async def store_row(served: Served, name: str, **settings: object) -> None:
+    """Write a row as an older server or another program left it."""
     sequence = Sequence(**settings)  # type: ignore[arg-type]
     await served.store.create(Row(name, sequence.before_start, sequence, generation=1))
 
 
-async def test_a_stored_sequence_with_marks_goes_on(served: Served) -> None:
-    """What an older server accepted stays usable: ids, get, list, update of the rest, advance and delete."""
+async def test_stored_sequence_with_unsafe_text_stays_usable(served: Served) -> None:
+    """A sequence with unsafe text, as an older server accepted it, stays usable by every RPC."""
     name, text = "\u200fאב", "a\x1b]0;x\x07\u202eb"
-    await stored(served, name, description=text, labels={text: text}, format="\u200f{value}")
+    await store_row(served, name, description=text, labels={text: text}, format="\u200f{value}")
     reply = await served.ids.AllocateRange(
         id_allocator_pb2.AllocateRangeRequest(sequence=name, view=id_allocator_pb2.RANGE_VIEW_TEXTS)
     )
@@ -117,11 +120,11 @@ async def test_a_stored_sequence_with_marks_goes_on(served: Served) -> None:
     await served.sequences.DeleteSequence(pb.DeleteSequenceRequest(name=name))
 
 
-async def test_a_list_goes_on_behind_any_stored_name(served: Served) -> None:
-    """A page that ends at a name of an adopted table gives a token that is accepted."""
+async def test_list_continues_after_any_stored_name(served: Served) -> None:
+    """A page that ends at any name of an adopted table has a valid token."""
     names = ["a", "b\n\x1b[2J", "c\u202e", "d"]
     for name in names:
-        await stored(served, name)
+        await store_row(served, name)
     found: list[str] = []
     token = ""
     while True:

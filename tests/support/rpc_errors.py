@@ -1,4 +1,4 @@
-"""Reads the details of a failed call as any client would."""
+"""The error details of a failed call, read as any client would."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 @dataclass
 class Details:
-    """What a failed call said."""
+    """The error of a failed call."""
 
     code: grpc.StatusCode
     message: str
@@ -20,7 +20,7 @@ class Details:
 
 
 def details_of(error: grpc.aio.AioRpcError) -> Details:
-    """Unpacks the google.rpc.Status of a failed call."""
+    """Unpack the google.rpc.Status of a failed call."""
     trailers = {str(key): value for key, value in error.trailing_metadata()}
     packed = trailers["grpc-status-details-bin"]
     assert isinstance(packed, bytes)

@@ -25,8 +25,7 @@ class Identity:
         tokens: The SHA-256 of each token. Tokens are long and random, so a slow password hash would add no protection.
         certificates: Names in client certificates (SANs) with their types, such as ``dns:billing.example.org``.
         roles: The sequences on which the identity has each role.
-        ids_per_second: The quota of ids, None for no limit.
-        calls_per_second: The quota of calls, None for no limit.
+        ids_per_second, calls_per_second: The quotas of ids and calls, None for no limit.
         streams: The largest number of open streams, None for no limit.
     """
 
@@ -54,8 +53,7 @@ class SequenceQuota:
 
     Attributes:
         sequence: The pattern of the sequences' names.
-        ids_per_second: The quota of ids, None for no limit.
-        calls_per_second: The quota of calls, None for no limit.
+        ids_per_second, calls_per_second: The quotas of ids and calls, None for no limit.
     """
 
     sequence: Patterns

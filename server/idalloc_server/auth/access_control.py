@@ -27,7 +27,6 @@ class AccessControl:
 
     Attributes:
         audit: The audit log.
-        certificates: See above.
     """
 
     def __init__(
@@ -71,11 +70,7 @@ class AccessControl:
         return self._authenticator.authenticate(method, context)
 
     def charge_call(self, method: str, context: Context) -> Identity:
-        """Authenticate and charge a call that requires no role.
-
-        Raises:
-            Refusal: Unauthenticated; QuotaExceeded.
-        """
+        """Authenticate and charge a call that requires no role, and return its identity."""
         identity = self.authenticate(method, context)
         self._limits.charge_call(method, identity)
         return identity

@@ -47,14 +47,7 @@ class Audit:
 
     @contextmanager
     def record_admin_call(self, *, identity: str, peer: str, method: str, **fields: Any) -> Iterator[None]:
-        """Record the administrative call that this block makes, when the block ends.
-
-        Args:
-            identity: The name of the caller's identity.
-            peer: The caller's address, as gRPC gives it.
-            method: The full name of the method.
-            fields: Fields of the request.
-        """
+        """Record the administrative call that this block makes, with fields of its request, when the block ends."""
         record = _AdminCallRecord({"identity": identity, "peer": peer, "method": method, **fields})
         with listening(record.set_changes):
             try:

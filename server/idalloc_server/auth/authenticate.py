@@ -15,11 +15,8 @@ class Authenticator:
     Once authentication is required it stays required. A policy without identities then rejects every call.
 
     Args:
-        policy: The identities, with their tokens and the names in their certificates.
         limits: Counts rejected calls by host.
-        required: Whether authentication is required even if the policy has no identity.
-        metadata_of: Reads the metadata of a call.
-        certificates: Checks client certificates; None if clients present none.
+        policy, required, metadata_of, certificates: See ``AccessControl``.
 
     Attributes:
         policy: The current policy. A new object means that open streams must authenticate again.

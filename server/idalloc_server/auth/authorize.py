@@ -98,13 +98,7 @@ class Authorizer:
         self._ending_streams = True
 
     def wrap(self, method: str, handler: Any, *, streams: bool) -> Any:
-        """Return a handler that authorizes calls before another one.
-
-        Args:
-            method: The full name of the method.
-            handler: The handler of authorized calls.
-            streams: Whether the method streams its replies.
-        """
+        """Return a handler that checks calls of a method, given by its full name; the same one if none are checked."""
         rule = RULES[method]
         if rule.role == ADMIN:
             return self._wrap_admin(method, rule, handler)
@@ -118,9 +112,7 @@ class Authorizer:
         """Return the caller's identity, and the sequence that its request names.
 
         Raises:
-            Unauthenticated: See ``Authenticator.authenticate``.
-            PermissionDenied: The identity lacks the role that the rule requires.
-            QuotaExceeded: The caller was rejected too often.
+            Refusal: The caller is not authenticated, lacks the required role, or exceeds a limit.
         """
         identity = self._authenticator.authenticate(method, context)
         sequence = attrgetter(rule.sequence_field)(request) if rule.sequence_field else None

@@ -4,10 +4,9 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-import grpc
-
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import Unauthenticated
+from idalloc_server.grpc_types import Context
 
 # The most certificates that are kept in memory, at some kB each.
 MAX_CERTIFICATES = 1_000
@@ -17,12 +16,7 @@ _TYPES = {"peer_dns": "dns", "peer_uri": "uri", "peer_ip": "ip", "peer_email": "
 
 
 class ClientCertificate(NamedTuple):
-    """What authentication needs of a certificate.
-
-    Attributes:
-        expires_at: The end of its validity, in seconds since 1970.
-        names: Its names with their types, as the access file writes them.
-    """
+    """The end of a certificate's validity, in seconds since 1970, and its names with their types."""
 
     expires_at: float
     names: tuple[str, ...]
@@ -48,7 +42,7 @@ class ClientCertificates:
         self._max_certificates = max_certificates
         self._parsed: dict[bytes, ClientCertificate] = {}
 
-    def check(self, context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, ...]:
+    def check(self, context: Context) -> tuple[str, ...]:
         """Return the typed names in the certificate of a call's connection.
 
         Raises:

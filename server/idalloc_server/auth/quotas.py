@@ -71,8 +71,7 @@ class Budget:
 
     Args:
         subject: The subject of ``QuotaFailure``: ``identity:billing``, ``sequence:orders``.
-        ids_per_second: The quota of ids, None for no limit.
-        calls_per_second: The quota of calls, None for no limit.
+        ids_per_second, calls_per_second: The quotas of ids and calls, None for no limit.
         now: The time, in seconds.
         streams: The largest number of open streams, None for no limit.
     """
@@ -196,11 +195,7 @@ class Quotas:
                 budget.ids.take(ids, now)
 
     def try_charge(self, budgets: tuple[Budget, ...], ids: int) -> float:
-        """Charge the ids of a stream's next message.
-
-        Returns:
-            0 if they were charged; otherwise the seconds until the next attempt, and nothing was charged.
-        """
+        """Charge the ids of a stream's next message and return 0, or charge none and return the seconds to wait."""
         now = self._now()
         wait = max([budget.ids.seconds_to_wait(now) for budget in budgets if budget.ids is not None], default=0.0)
         if not wait:
@@ -216,10 +211,7 @@ class Quotas:
                 budget.ids.refund(ids)
 
     def open_stream(self, identity: Identity) -> Callable[[], None]:
-        """Count an open stream.
-
-        Returns:
-            A function to call when the stream has ended.
+        """Count an open stream; return a function to call when it has ended.
 
         Raises:
             QuotaExceeded: The identity has as many open streams as its quota allows.

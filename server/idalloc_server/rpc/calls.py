@@ -83,12 +83,7 @@ class RpcLayer:
         self._access_control.end_streams()
 
     async def wait_until_quiet(self, pause: float, timeout: float) -> None:
-        """Wait until no call runs and none has come for a while, since callers wait for their held calls.
-
-        Args:
-            pause: For how long no call must have come, in seconds.
-            timeout: The longest wait, in seconds.
-        """
+        """Wait until no call runs and none has come for ``pause`` seconds, for ``timeout`` seconds at most."""
         deadline = perf_counter() + timeout
         known = -1
         while (self._running or known < self._metrics.started) and perf_counter() + pause < deadline:
@@ -96,14 +91,7 @@ class RpcLayer:
             await asyncio.sleep(pause)
 
     async def wait_for_calls(self, timeout: float) -> bool:
-        """Wait for running calls, once new ones are held or rejected.
-
-        Args:
-            timeout: The longest wait, in seconds.
-
-        Returns:
-            Whether all calls ended in time.
-        """
+        """Wait for running calls, for ``timeout`` seconds at most; return whether all have ended."""
         if self._running:
             self._none_running.clear()
             with suppress(TimeoutError):

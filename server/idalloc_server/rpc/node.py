@@ -15,24 +15,12 @@ _CHANGEABLE = {"prefix": "prefix", "auto_increment_offset": "offset", "auto_incr
 
 
 class Workers(Protocol):
-    """The workers of a server with several processes.
-
-    Attributes:
-        count: The number of workers.
-    """
+    """The workers of a server with several processes; ``count`` is their number."""
 
     count: int
 
     async def change(self, given: Mapping[str, int], *, persist: bool) -> None:
-        """Change settings in all workers or in none; see ``DocIdGenerator.change``.
-
-        Args:
-            given: The settings to change.
-            persist: Whether to keep them across restarts.
-
-        Raises:
-            Refusal: A worker cannot apply the settings, or they cannot be kept.
-        """
+        """Change settings in all workers, or in none and raise a ``Refusal``; see ``DocIdGenerator.change``."""
         ...
 
     async def lease_count(self) -> int:
@@ -100,10 +88,8 @@ def _fields_to_change(request: node_pb2.UpdateNodeRequest) -> list[str]:
         raise InvalidRequest("node", "must be set")
     for path in request.update_mask.paths:
         if path not in _CHANGEABLE:
-            raise InvalidRequest(
-                "update_mask", f"{path!r} cannot be changed; fields that can: {', '.join(_CHANGEABLE)}"
-            )
+            raise InvalidRequest("update_mask", f"{path!r} is not one of {', '.join(_CHANGEABLE)}")
     fields = list(request.update_mask.paths) or [field for field in _CHANGEABLE if getattr(request.node, field)]
     if not fields:
-        raise InvalidRequest("update_mask", "names no field, and node has none set; to set prefix to 0, name it here")
+        raise InvalidRequest("update_mask", "is empty, and node has no field set; to set prefix to 0, name it here")
     return fields

@@ -1,4 +1,4 @@
-"""What a refusal looks like on the wire, where that is not seen through a server."""
+"""The status of a refusal."""
 
 import pytest
 from google.rpc import error_details_pb2, status_pb2
@@ -8,7 +8,8 @@ from idalloc_server.status import from_refusal
 
 
 @pytest.mark.parametrize(("ahead", "pushback"), [(61.5, "1500"), (1e12, "-1")])
-def test_a_caller_who_would_only_wait_until_its_deadline_is_told_at_once(ahead: float, pushback: str) -> None:
+def test_long_retry_delay_forbids_grpc_retries(ahead: float, pushback: str) -> None:
+    """A retry delay beyond any deadline has the pushback -1, so gRPC's own policy does not retry."""
     trailers = dict(from_refusal(SequenceAheadOfClock("ev", ahead, 60.0)).trailers)
     assert trailers["grpc-retry-pushback-ms"] == pushback
     details = status_pb2.Status.FromString(trailers["grpc-status-details-bin"]).details  # type: ignore[arg-type]

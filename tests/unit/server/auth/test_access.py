@@ -34,12 +34,14 @@ from idalloc_server.domain.sequences.patterns import Patterns
         ("[o]rders", "[o]rders", True),
     ],
 )
-def test_only_a_star_is_special(pattern: str, name: str, matches: bool) -> None:
+def test_only_star_is_a_wildcard(pattern: str, name: str, matches: bool) -> None:
+    """Only * is a wildcard in a pattern, and a pattern matches the whole name."""
     assert Patterns([pattern]).match(name) is matches
 
 
 @given(st.lists(st.text("ab*", max_size=6), max_size=3), st.text("ab", max_size=8))
-def test_patterns_match_as_regular_expressions_would(patterns: list[str], name: str) -> None:
+def test_patterns_match_like_regular_expressions(patterns: list[str], name: str) -> None:
+    """Patterns match the same names as the equivalent regular expressions."""
     expressions = [".*".join(map(re.escape, pattern.split("*"))) for pattern in patterns]
     found = Patterns(patterns)
     assert found.match(name) == any(re.fullmatch(each, name) for each in expressions)
@@ -47,8 +49,8 @@ def test_patterns_match_as_regular_expressions_would(patterns: list[str], name: 
 
 
 @given(st.lists(st.text("ab*", max_size=4), max_size=5), st.text("ab", max_size=2), st.text("abc", max_size=4))
-def test_ranges_hold_every_matching_name_once(patterns: list[str], prefix: str, after: str) -> None:
-    """A list that reads the ranges in their order misses no matching name, shows none twice and keeps the order."""
+def test_ranges_have_every_matching_name_once(patterns: list[str], prefix: str, after: str) -> None:
+    """A list that reads the ranges in order returns every matching name once, in order."""
     found = Patterns(patterns)
     names = sorted("".join(letters) for size in range(5) for letters in product("abc", repeat=size))
     ranges = list(found.ranges(prefix))
@@ -60,11 +62,13 @@ def test_ranges_hold_every_matching_name_once(patterns: list[str], prefix: str, 
         assert each.is_before(after) == (not any(each.has(name) and name > after for name in [*names, "b" * 9]))
 
 
-def test_a_pattern_of_many_stars_takes_no_time() -> None:
+def test_pattern_with_many_stars_matches_fast() -> None:
+    """A pattern with many stars does not backtrack exponentially."""
     assert not Patterns(["*a" * 120 + "*b"]).match("a" * 255)
 
 
-def test_a_role_is_for_the_names_that_match_and_for_no_other_role() -> None:
+def test_role_applies_to_matching_sequences_only() -> None:
+    """Roles are independent, and each applies to matching sequences only."""
     some = Patterns(["orders*", "invoices"])
     identity = Identity("billing", roles={ALLOCATE: some, READ: Patterns(["*"]), ADMIN: Patterns()})
     assert identity.has_role(ALLOCATE, "orders.eu")
@@ -75,7 +79,8 @@ def test_a_role_is_for_the_names_that_match_and_for_no_other_role() -> None:
     assert all(ANONYMOUS.has_role(role, name) for role in ROLES for name in ("orders", None))
 
 
-def test_who_calls_is_known_by_token_or_certificate() -> None:
+def test_identity_is_found_by_token_or_certificate() -> None:
+    """An identity is found by each of its tokens and certificates, and by no other text."""
     digests = tuple(sha256(token).digest() for token in (b"old", b"new"))
     billing = Identity("billing", digests, ("dns:billing.example.org", "ip:10.0.0.7"))
     other = Identity("other", (sha256(b"third").digest(),), ("dns:other.example.org",))

@@ -1,4 +1,4 @@
-"""The access file: every mistake has its message, and a change is taken over only where it is right."""
+"""The access file: the error of each mistake, and the checks for changes."""
 
 import asyncio
 import json
@@ -43,7 +43,8 @@ ids_per_second = 1_000_000
 """
 
 
-def test_all_that_can_be_said_is_read() -> None:
+def test_every_key_is_read() -> None:
+    """Every key of the access file is read into the policy."""
     billing, auditor = parse(GOOD.encode(), "access.toml").identities
     assert (billing.name, billing.tokens) == ("billing", (bytes.fromhex(A), bytes.fromhex(B)))
     assert billing.certificates == ("dns:billing.example.org", "uri:spiffe://example.org/billing")
@@ -111,7 +112,8 @@ NUMBER_2 = r"access.toml: \[\[identity\]\] number 2 \('x'\): "
         ("[[quota]]\nsequence = '*'", "ids_per_second or calls_per_second is required"),
     ],
 )
-def test_a_mistake_names_the_entry_and_the_mend_and_no_secret(content: str, message: str) -> None:
+def test_error_names_the_entry_and_the_fix_but_no_secret(content: str, message: str) -> None:
+    """An error names the entry and the fix, and contains no secret."""
     with pytest.raises(StartRefused, match=message) as refused:
         parse(content.encode(), "access.toml")
     assert str(refused.value).startswith("access: access.toml")
@@ -121,25 +123,27 @@ def test_a_mistake_names_the_entry_and_the_mend_and_no_secret(content: str, mess
 
 
 @pytest.mark.parametrize("content", [b"\xff", f"x = {SECRET}".encode(), b"[" * 100_000])
-def test_what_is_no_toml_is_told_without_showing_it(content: bytes) -> None:
+def test_toml_error_does_not_show_the_content(content: bytes) -> None:
+    """The error of invalid TOML does not show the content."""
     with pytest.raises(StartRefused, match=r"access.toml is not TOML") as refused:
         parse(content, "access.toml")
     assert SECRET not in str(refused.value)
 
 
-def test_an_address_has_one_form_and_two_spellings_are_one_name() -> None:
+def test_ip_names_are_normalized() -> None:
     """Names of the type ip are compared as addresses."""
     [identity] = parse(b"[[identity]]\nname = 'x'\ncertificate = ['ip:2001:DB8:0::7']", "x").identities
     assert identity.certificates == ("ip:2001:db8::7",)
 
 
-def test_a_file_that_is_not_there_refuses_the_start(tmp_path: Path) -> None:
+def test_missing_file_prevents_the_start(tmp_path: Path) -> None:
+    """A missing access file prevents the start."""
     with pytest.raises(StartRefused, match=r"access: cannot read .*nothing.toml: No such file"):
         AccessFile(str(tmp_path / "nothing.toml")).read()
 
 
-def put(path: Path, content: str) -> None:
-    """Puts a file in place as a whole."""
+def replace_file(path: Path, content: str) -> None:
+    """Replace a file atomically."""
     other = path.with_name("other")
     other.write_text(content)
     other.replace(path)
@@ -152,7 +156,8 @@ class TestChanges:
         path.write_text(ENTRY)
         return path
 
-    def test_only_a_file_that_has_changed_is_read_again(self, path: Path) -> None:
+    def test_only_a_changed_file_is_read_again(self, path: Path) -> None:
+        """An unchanged file is not read again."""
         file = AccessFile(str(path))
         assert len(file.read().identities) == 1
         assert file.read_if_changed() is None
@@ -162,7 +167,8 @@ class TestChanges:
         assert len(changed.identities) == 2
         assert file.read_if_changed() is None
 
-    def test_one_of_the_same_size_and_time_is_known_by_being_another_file(self, path: Path) -> None:
+    def test_replaced_file_of_same_size_and_mtime_is_read(self, path: Path) -> None:
+        """A replaced file of the same size and mtime is read."""
         file = AccessFile(str(path))
         file.read()
         other = path.with_name("other")
@@ -173,8 +179,8 @@ class TestChanges:
         assert changed is not None
         assert changed.identities[0].name == "y"
 
-    def test_one_of_the_same_file_size_and_time_is_known_by_its_state(self, path: Path) -> None:
-        """A file that is written in place, and whose time is set back, has changed."""
+    def test_rewritten_file_of_same_size_and_mtime_is_read(self, path: Path) -> None:
+        """A file that is rewritten in place with its old mtime is read."""
         file = AccessFile(str(path))
         file.read()
         before = path.stat()
@@ -185,7 +191,8 @@ class TestChanges:
         assert changed is not None
         assert changed.identities[0].name == "y"
 
-    def test_a_broken_one_is_read_once_and_the_next_one_is_read(self, path: Path) -> None:
+    def test_invalid_file_is_read_once_until_it_changes(self, path: Path) -> None:
+        """An invalid file is read once, and again after a change or when forced."""
         file = AccessFile(str(path))
         file.read()
         path.write_text("[[identity]]")
@@ -197,8 +204,8 @@ class TestChanges:
         path.write_text(ENTRY)
         assert file.read_if_changed() is not None
 
-    def test_one_that_cannot_be_read_is_tried_until_it_is(self, path: Path) -> None:
-        """A failed read loses no change, whatever made it fail."""
+    def test_unreadable_file_is_read_again_until_it_succeeds(self, path: Path) -> None:
+        """A failed read loses no change."""
         file = AccessFile(str(path))
         file.read()
         path.unlink()
@@ -212,8 +219,8 @@ class TestChanges:
         assert file.read_if_changed() is None
 
     @pytest.mark.parametrize("content", ["", " \n", "# nothing\n", "identity = []\n", None])
-    def test_one_without_entries_authorizes_nobody(self, path: Path, content: str | None) -> None:
-        """An emptied, commented out or removed file is a change like any other; at the start it is refused."""
+    def test_file_without_entries_gives_an_empty_policy(self, path: Path, content: str | None) -> None:
+        """An emptied or removed file gives an empty policy at the second check; at startup it is an error."""
         file = AccessFile(str(path))
         file.read()
         path.unlink()
@@ -231,8 +238,8 @@ class TestChanges:
         assert file.read_if_changed() is not None
 
     @pytest.mark.parametrize("emptied", [True, False])
-    def test_an_edit_that_is_seen_halfway_locks_out_nobody(self, path: Path, emptied: bool) -> None:
-        """A look between an editor's removal, or emptying, of the file and its writing changes nothing."""
+    def test_half_written_file_does_not_apply(self, path: Path, emptied: bool) -> None:
+        """A check between an editor's removal and its writing of the file changes nothing."""
         file = AccessFile(str(path))
         file.read()
         for content in (GOOD, ENTRY):
@@ -246,8 +253,8 @@ class TestChanges:
             assert access is not None
             assert access.identities
 
-    def test_a_forced_look_at_an_empty_one_decides(self, path: Path) -> None:
-        """SIGHUP says that the file is as it is meant to be."""
+    def test_forced_read_of_an_empty_file_applies_at_once(self, path: Path) -> None:
+        """A forced read, as on SIGHUP, accepts an empty file at once."""
         file = AccessFile(str(path))
         file.read()
         path.write_text("")
@@ -255,9 +262,10 @@ class TestChanges:
         assert access is not None
         assert access.is_empty
 
-    async def test_a_running_server_keeps_the_old_one_until_there_is_a_right_one(
+    async def test_previous_policy_stays_while_the_file_is_invalid(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """The previous policy stays active until the file is valid, and the log has no secret."""
         monkeypatch.setattr(access_file, "POLL_SECONDS", 0.01)
         monkeypatch.setattr(access_file, "POLLS_UNTIL_LOGGED_AGAIN", 10**6)
         file = AccessFile(str(path))
@@ -265,10 +273,10 @@ class TestChanges:
         used: asyncio.Queue[AccessPolicy] = asyncio.Queue()
         with structlog.testing.capture_logs() as logs:
             following = asyncio.create_task(file.follow(used.put_nowait))
-            await asyncio.to_thread(put, path, f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{SECRET}']")
+            await asyncio.to_thread(replace_file, path, f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{SECRET}']")
             with suppress(TimeoutError):
                 await asyncio.wait_for(used.get(), 0.5)
-            await asyncio.to_thread(put, path, GOOD)
+            await asyncio.to_thread(replace_file, path, GOOD)
             access = await asyncio.wait_for(used.get(), 20)
             following.cancel()
         assert len(access.identities) == 2
@@ -276,9 +284,10 @@ class TestChanges:
         assert (logs[1]["identities"], logs[1]["quotas"]) == (2, 1)
         assert SECRET not in str(logs)
 
-    async def test_a_wrong_one_is_told_again_until_it_is_mended(
+    async def test_error_is_logged_again_until_the_file_is_valid(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """The log repeats the error of an invalid file until the file is valid."""
         monkeypatch.setattr(access_file, "POLL_SECONDS", 0.01)
         monkeypatch.setattr(access_file, "POLLS_UNTIL_LOGGED_AGAIN", 3)
         file = AccessFile(str(path))
@@ -286,19 +295,20 @@ class TestChanges:
         used: asyncio.Queue[AccessPolicy] = asyncio.Queue()
         with structlog.testing.capture_logs() as logs:
             following = asyncio.create_task(file.follow(used.put_nowait))
-            await asyncio.to_thread(put, path, "[[identity]]")
+            await asyncio.to_thread(replace_file, path, "[[identity]]")
             await until(lambda: len(logs) >= 3)
-            await asyncio.to_thread(put, path, GOOD)
+            await asyncio.to_thread(replace_file, path, GOOD)
             await asyncio.wait_for(used.get(), 20)
-            told = len(logs)
+            count = len(logs)
             await asyncio.sleep(0.2)
             following.cancel()
-        assert {line["error"] for line in logs[: told - 1]} == {logs[0]["error"]}
-        assert [line["event"] for line in logs[told - 1 :]] == ["access_reloaded"]
+        assert {line["error"] for line in logs[: count - 1]} == {logs[0]["error"]}
+        assert [line["event"] for line in logs[count - 1 :]] == ["access_reloaded"]
 
 
 class TestTokens:
-    def test_the_entry_of_a_new_token_lets_it_in(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_entry_of_a_new_token_authenticates_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The printed entry of a new token authenticates that token, and does not contain it."""
         assert (
             main(["token", "new", 'the "new" one', "--allocate", "orders*", "--allocate", "größe", "--read", "*"]) == 0
         )
@@ -315,7 +325,8 @@ class TestTokens:
         assert identity.roles[ALLOCATE].patterns == ("orders*", "größe")
         assert not identity.roles[ADMIN]
 
-    def test_json_has_both_and_no_two_tokens_are_the_same(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_json_has_token_and_entry(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """--json prints the token and its entry, and each token is different."""
         made = []
         for _ in range(2):
             assert main(["token", "new", "billing", "--json"]) == 0
@@ -323,7 +334,8 @@ class TestTokens:
         assert made[0]["token"] != made[1]["token"]
         assert parse(made[0]["entry"].encode(), "x").find_by_token(made[0]["token"]) is not None
 
-    def test_a_name_that_the_file_would_refuse_makes_no_token(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_invalid_identity_name_makes_no_token(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """A name that the access file rejects makes no token."""
         for name in ("", "a\nb", "anonymous"):
             assert main(["token", "new", name]) == 2
             out, err = capsys.readouterr()
@@ -332,8 +344,8 @@ class TestTokens:
 
 
 @pytest.mark.parametrize("mark", ["\u202e", "\u200f", "\u2028", "\u061c"])
-def test_a_name_with_bidirectional_marks_is_refused(mark: str) -> None:
-    """An identity's name goes into errors and the audit; a pattern may have to match an old sequence's name."""
+def test_identity_name_with_bidirectional_mark_is_rejected(mark: str) -> None:
+    """An identity's name is safe to print; a pattern may match an older sequence's unsafe name."""
     digest = "ab" * 32
     entry = '[[identity]]\nname = "{}"\ntoken_sha256 = ["{}"]\nread = ["{}*"]\n'
     with pytest.raises(StartRefused, match="bidirectional marks"):
