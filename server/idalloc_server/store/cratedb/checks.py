@@ -15,7 +15,7 @@ from idalloc_server.store.cratedb.tables import Table
 
 _log = structlog.get_logger(__name__)
 
-KEY = "SELECT column_name FROM information_schema.key_column_usage WHERE table_schema = ? AND table_name = ?"
+KEY_COLUMNS = "SELECT column_name FROM information_schema.key_column_usage WHERE table_schema = ? AND table_name = ?"
 _COLUMNS = (
     "SELECT column_name, is_nullable, column_default, is_generated, ordinal_position FROM information_schema.columns"
     " WHERE table_schema = ? AND table_name = ?"
@@ -47,7 +47,7 @@ async def check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -
     """
     where = (schema, table.name)
     # With another key every UPDATE would be an update by query, which reads an old snapshot.
-    if await http.read(KEY, *where) != [[table.key]]:
+    if await http.read(KEY_COLUMNS, *where) != [[table.key]]:
         raise _refused(schema, table, f"its primary key must be {table.key} alone; choose another schema (?schema=…)")
     columns = [_Column(*row) for row in await http.read(_COLUMNS, *where)]
     _check_settings(schema, table, await http.read(_SETTINGS, *where), nodes, columns)

@@ -39,7 +39,7 @@ async def set_up(http: CrateHttp, schema: str) -> None:
         await _create_missing(http, schema, table)
         await checks.check_privileges(http, schema, table)
     # A node answers this alone, from its copy of the cluster state.
-    http.set_probe(checks.KEY, schema, SEQUENCES.name)
+    http.set_probe(checks.KEY_COLUMNS, schema, SEQUENCES.name)
 
 
 def check_version(version: str) -> None:

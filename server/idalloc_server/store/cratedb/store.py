@@ -74,7 +74,7 @@ class CrateStore:
             min(ahead, MAX_STEP),
             *_floor_arguments(seen),
         )
-        grant = await self._accept_grant(name, rows, of=(TIMESTAMP,))
+        grant = await self._accept_grant(name, rows, modes=(TIMESTAMP,))
         # Timestamps between the counter and the clock are lost.
         if grant is not None and not grant.granted and grant.remaining:
             left = grant.sequence.max_value - max(grant.last_value, now - 1)
@@ -103,8 +103,8 @@ class CrateStore:
             _ms(row.changed_at),
         )
         if not rows:
-            raise StoreOutcomeUnknown(f"CrateDB did not say whether sequence {row.name!r} was created")
-        return await self._end_if_retired(_row_of(rows[0]))
+            raise StoreOutcomeUnknown(f"CrateDB returned no row for the create of sequence {row.name!r}")
+        return await self._end_if_retired(_parse_row(rows[0]))
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """See ``Store.open_period``."""
@@ -124,14 +124,14 @@ class CrateStore:
     async def get(self, name: str) -> Row | None:
         """See ``Store.get``."""
         rows = await self._http.read(self._sql.get, name)
-        return _row_of(rows[0]) if rows else None
+        return _parse_row(rows[0]) if rows else None
 
     async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
         """See ``Store.list``."""
         await self._http.read(self._sql.refresh_sequences)
         arguments = [after, statements.like(prefix), most, *([] if periods else [statements.PERIODS])]
         rows = await self._http.read(self._sql.list(deleted=deleted, periods=periods), *arguments)
-        return [_row_of(row) for row in rows]
+        return [_parse_row(row) for row in rows]
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """See ``Store.revise``."""
@@ -160,7 +160,7 @@ class CrateStore:
         )
         if not rows:
             return None
-        row = _row_of(rows[0])
+        row = _parse_row(rows[0])
         if row.last_value is None:
             raise SequenceInvalid(name, "its last_value is NULL")
         return await self._end_if_retired(row)
@@ -262,11 +262,11 @@ class CrateStore:
         return row
 
     async def _accept_grant(
-        self, name: str, rows: Many[Many[Any]], of: Many[str | None] = (None, PERIOD)
+        self, name: str, rows: Many[Many[Any]], modes: Many[str | None] = (None, PERIOD)
     ) -> Grant | None:
         """Returns the grant of an answer. Gives it back if the store is retired, or the mark cannot be read."""
         try:
-            grant = _grant_of(name, rows, of)
+            grant = _parse_grant(name, rows, modes)
         except SequenceDeleted:
             raise_if_retired(await self.get(RETIREMENT), name)
             raise
@@ -293,10 +293,10 @@ class CrateStore:
 
 
 def _retirement_unknown(error: StoreFailure) -> StoreOutcomeUnknown:
-    return StoreOutcomeUnknown(f"CrateDB did not say whether the store is retired: {error}")
+    return StoreOutcomeUnknown(f"CrateDB did not answer whether the store is retired: {error}")
 
 
-def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None]) -> Grant | None:
+def _parse_grant(name: str, rows: Many[Many[Any]], modes: Many[str | None]) -> Grant | None:
     """Parses the answer to a grant. A row of another mode has nothing left to grant."""
     if not rows:
         return None
@@ -312,14 +312,14 @@ def _grant_of(name: str, rows: Many[Many[Any]], of: Many[str | None]) -> Grant |
         last_value=last_value,
         granted=granted,
         sequence=sequence,
-        remaining=ids_left(last_value, sequence.step, min_value, max_value) if mode in of else 0,
+        remaining=ids_left(last_value, sequence.step, min_value, max_value) if mode in modes else 0,
         generation=generation,
         version=(seq_no, primary_term, generation),
         writes=writes,
     )
 
 
-def _row_of(row: Many[Any]) -> Row:
+def _parse_row(row: Many[Any]) -> Row:
     name, last_value, step, min_value, max_value, packed, mode, generation, lease_ms, rev, by, created, changed = row
     return Row(
         name=name,
