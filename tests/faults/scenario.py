@@ -282,7 +282,7 @@ class Scenario:
                 burned[cause] = burned.get(cause, 0) + count
         verdict = Verdict(
             findings=report["findings"],
-            told=report["told"],
+            told=report["messages"],
             ids=report["ids"],
             missing=sum(each["missing"] for each in report["sequences"]),
             burned=burned,
