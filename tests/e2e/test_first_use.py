@@ -26,9 +26,9 @@ def idalloc(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def test_first_use_of_a_name_reports_its_creation(server: Server) -> None:
     """The first use of a name is reported on standard error, so that a mistyped one is noticed."""
-    done = idalloc(server, "allocate", "ordesr", "2")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n2\n", "created sequence 'ordesr'\n")
-    assert idalloc(server, "allocate", "ordesr").stderr == ""
+    done = idalloc(server, "allocate", "orderz", "2")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n2\n", "created sequence 'orderz'\n")
+    assert idalloc(server, "allocate", "orderz").stderr == ""
     done = idalloc(server, "stream", "other", "--total", "30000", "--ranges")
     assert done.stderr == "created sequence 'other'\n"
     assert idalloc(server, "stream", "other", "--total", "5").stderr == ""

@@ -52,8 +52,8 @@ class BinaryLog(Log):
                     self._add_malformed(f"the file ended at row {first_row + len(rows)} while it was read")
             wanted = max_records if used else 2 * wanted
             if len(records):
-                valid = self._drop_invalid(self._to_current_format(records), first_row)
-                records = self._resolve_names(valid, first_row)
+                records = self._drop_invalid(self._to_current_format(records), first_row)
+                records = self._resolve_names(records, first_row)
             if len(records):
                 return records
         return np.empty(0, ROW)
@@ -196,12 +196,7 @@ class BinaryLogFormat1(BinaryLog):
 
 
 def open_binary_log(path: Path, number: int, names: Names, file: BinaryIO) -> Log:
-    """Open a binary log.
-
-    Raises:
-        TruncatedHeader: The log ends before its first record.
-        InvalidFile: The header is damaged or of an unknown format.
-    """
+    """Open a binary log. Raises `TruncatedHeader`, or `InvalidFile` if its header cannot be read."""
     [form] = file.read(1) or [_log.FORMAT]
     if form not in (1, _log.FORMAT):
         raise InvalidFile(f"{path}: this log is of format {form}; this version reads formats 1 and {_log.FORMAT}")

@@ -68,9 +68,6 @@ def pack(codes: Ints, values: Ints, *others: Ints) -> list[Ints]:
         codes: The codes, at least 0.
         values: A value for each code.
         others: Further pairs of codes and values, whose keys must be comparable with these.
-
-    Returns:
-        The keys of each pair.
     """
     all_codes, all_values = [codes, *others[::2]], [values, *others[1::2]]
     minimum = min(int(each.min(initial=2**63 - 1)) for each in all_values)
@@ -85,7 +82,7 @@ def pack(codes: Ints, values: Ints, *others: Ints) -> list[Ints]:
     return [code << bits | (value - minimum) for code, value in zip(all_codes, all_values, strict=True)]
 
 
-def argsort_unless_sorted(keys: Ints) -> Positions | None:
+def argsort(keys: Ints) -> Positions | None:
     """Return the indices that sort keys, or None if they are sorted."""
     if len(keys) < 2 or bool((keys[1:] >= keys[:-1]).all()):
         return None

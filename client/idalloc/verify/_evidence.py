@@ -83,13 +83,7 @@ class Query(NamedTuple):
 
 
 def look_up(logs: Iterable[Log], queries: list[Query], max_records: int) -> list[list[Record]]:
-    """Read all logs once more, and return the first records that match each query.
-
-    Args:
-        logs: The logs.
-        queries: The queries.
-        max_records: The records to read at a time.
-    """
+    """Read all logs once more, so many records at a time, and return the first records that match each query."""
     results: list[list[Record]] = [[] for _ in queries]
     if not queries:
         return results

@@ -121,12 +121,7 @@ def _add(path: Path, files: Files) -> None:
 
 
 def _open_log(path: Path, number: int, names: Names) -> Log | None:
-    """Open a log in either of its formats; return None if the file is not a log.
-
-    Raises:
-        TruncatedHeader: The log ends before its first record.
-        InvalidFile: The log's header cannot be read.
-    """
+    """Open a log in either format; None if the file is not a log. Raises `TruncatedHeader` and `InvalidFile`."""
     magic = MAGIC[:-1]
     with path.open("rb") as file:
         begin = file.read(len(magic))

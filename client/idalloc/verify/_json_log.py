@@ -114,12 +114,7 @@ def _is_cut(line: bytes) -> bool:
 
 
 def open_json_log(path: Path, number: int, names: Names, file: BinaryIO) -> Log | None:
-    """Open a log in JSON lines; return None if the file is not one.
-
-    Raises:
-        TruncatedHeader: The log ends before its first record.
-        InvalidFile: The header is damaged or of an unknown format.
-    """
+    """Open a log in JSON lines; return None if the file is not one. Raises as `open_binary_log` does."""
     line = file.readline(MAX_HEADER)
     try:
         header = parse(line)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from idalloc.verify._columns import Bits, Ints, argsort_unless_sorted, factorize_rows, pack, running_max
+from idalloc.verify._columns import Bits, Ints, argsort, factorize_rows, pack, running_max
 
 
 class Calls(NamedTuple):
@@ -64,7 +64,7 @@ class OrderChecker:
             else Calls._make(map(np.concatenate, zip(self._recent, calls, strict=True)))
         )
         ends, begins = pack(before.group, before.answered, calls.group, calls.asked)
-        order = argsort_unless_sorted(ends)
+        order = argsort(ends)
         groups, fronts, backs = before.group, before.front, before.back
         if order is not None:
             ends, groups, fronts, backs = ends[order], groups[order], fronts[order], backs[order]

@@ -210,7 +210,7 @@ class Proof:
         examples, codes = factorize_rows(name, down)
         keys = zip(name[examples].tolist(), down[examples].tolist(), strict=True)
         bounds = [self._export_limits.last(*key) for key in keys]
-        # No id passes a limit of None; the minimum alone would pass itself.
+        # A missing limit admits no id, not even the smallest.
         closed = np.array([bound is None for bound in bounds])
         limits = np.array([_MIN_INT64 if bound is None else bound for bound in bounds], np.int64)
         beyond = closed[codes] | (front > limits[codes])
@@ -263,12 +263,7 @@ class Proof:
         self.findings.twice = self._duplicates.ids
 
     def _overlaps(self) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
-        """Yield generations that begin, along the order, before an older one ends.
-
-        Yields:
-            The number of the name, the older and the newer generation, and the last id of the one and the first id of
-            the other.
-        """
+        """Yield name, older and newer generation, last id of the one and first id of the other, if these overlap."""
         ends: defaultdict[tuple[int, bool], dict[int, tuple[int, int]]] = defaultdict(dict)
         for key, extent in self.extents.items():
             if key.name & 1:

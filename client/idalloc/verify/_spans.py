@@ -9,16 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from idalloc._core.lattices import meeting
-from idalloc.verify._columns import (
-    Ints,
-    Positions,
-    argsort_unless_sorted,
-    distance,
-    factorize_rows,
-    pack,
-    running_max,
-    total,
-)
+from idalloc.verify._columns import Ints, Positions, argsort, distance, factorize_rows, pack, running_max, total
 
 # The format of a span in a file.
 SPAN = np.dtype([("name", "<i8"), ("low", "<i8"), ("high", "<i8"), ("step", "<i8"), ("tag", "<u8")])
@@ -59,7 +50,7 @@ class Spans(NamedTuple):
     def sort_by_low(self) -> "Spans":
         """Return the spans sorted by name, then by their lowest id."""
         (keys,) = pack(self.name, self.low)
-        order = argsort_unless_sorted(keys)
+        order = argsort(keys)
         return self if order is None else self.take(order)
 
     def without_repeats(self) -> "Spans":
@@ -135,13 +126,9 @@ class Duplicates:
 
 
 def merged(spans: Spans, duplicates: Duplicates) -> Spans:
-    """Merge spans of equal steps that touch or overlap; return them sorted by name and lowest id.
+    """Merge spans of equal steps that touch or overlap, and count the ids that they share.
 
-    Spans with a tag are not merged, but replies to retries are removed.
-
-    Args:
-        spans: The spans.
-        duplicates: Where the ids that merged spans share are counted.
+    The result is sorted by name and lowest id. Spans with a tag are not merged, but replies to retries are removed.
     """
     spans = spans.without_repeats()
     tagged = spans.tag != 0
@@ -160,7 +147,7 @@ def _merged(spans: Spans, duplicates: Duplicates) -> Spans:
     # Only ids of one step and remainder can be merged.
     lattices = spans.name if plain else factorize_rows(spans.name, spans.step, spans.low % spans.step)[1]
     (keys,) = pack(lattices, spans.low)
-    order = argsort_unless_sorted(keys)
+    order = argsort(keys)
     if order is not None:
         spans, lattices = spans.take(order), lattices[order]
     low, high, step = spans.low, spans.high, spans.step

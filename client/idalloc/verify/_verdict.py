@@ -77,11 +77,7 @@ class Verdict:
 
 
 def verify(paths: Iterable[Path], limits: Limits | None = None) -> Verdict:
-    """Verify logs of issued ids, with exports and logs of nodes.
-
-    Args:
-        paths: The files, in any order.
-        limits: The limits of memory.
+    """Verify logs of issued ids, with exports and logs of nodes, in any order.
 
     Raises:
         InvalidFile: A file cannot be read or is of no known kind, or no file is a log of issued ids.
