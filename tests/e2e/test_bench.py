@@ -1,4 +1,4 @@
-"""`idalloc bench` against a real server, and beside the real ghz."""
+"""`idalloc bench` against a real server, and compared with the real ghz."""
 
 import json
 import subprocess
@@ -40,7 +40,8 @@ def bench(server: Server, *args: str) -> Any:
     ],
     ids=" ".join,
 )
-def test_a_servers_ids_are_right_under_load(server: Server, args: list[str]) -> None:
+def test_ids_are_valid_under_load(server: Server, args: list[str]) -> None:
+    """P1: under load, every scenario gets valid, distinct and ordered ids."""
     report = bench(server, *args, "--verify", "--total", "400")
     assert report["statusCodeDistribution"] == {"OK": 400}
     assert report["verified"]["ids"] > report["ids"] > 0
@@ -50,7 +51,8 @@ def test_a_servers_ids_are_right_under_load(server: Server, args: list[str]) -> 
 @pytest.mark.parametrize(
     "settings", [["--ordering", "rising"], ["--step", "-3", "--start", "1000000", "--min-value", "1"]]
 )
-def test_sequences_made_to_measure_are_looked_at_too(server: Server, settings: list[str]) -> None:
+def test_custom_sequences_are_verified_under_load(server: Server, settings: list[str]) -> None:
+    """P1: rising and descending sequences are verified under load, too."""
     name = settings[0]
     created = idalloc(server, "sequences", "create", f"s{name}", *settings)
     assert created.returncode == 0, created.stderr
@@ -58,7 +60,8 @@ def test_sequences_made_to_measure_are_looked_at_too(server: Server, settings: l
     assert report["verified"]["findings"] == []
 
 
-def test_a_duration_is_kept(server: Server) -> None:
+def test_bench_ends_with_its_duration(server: Server) -> None:
+    """The bench ends with --duration."""
     report = bench(server, "--duration", "1s", "--concurrency", "8")
     assert 1e9 <= report["total"] < 6e9
     assert report["endReason"] == "timeout"
@@ -66,7 +69,8 @@ def test_a_duration_is_kept(server: Server) -> None:
 
 @pytest.mark.ghz
 @pytest.mark.timeout(400)
-def test_what_reads_ghzs_json_can_read_it(server: Server, ghz: str) -> None:  # noqa: F811
+def test_json_report_is_compatible_with_ghz(server: Server, ghz: str) -> None:  # noqa: F811
+    """The JSON report has every field of ghz's report, with its types and units."""
     configuration = ROOT / "examples" / "ghz" / "allocate_range_flat.json"
     done = subprocess.run(
         [ghz, f"--config={configuration}", "--total=200", "--concurrency=8", "--format=json", server.address],
@@ -84,7 +88,7 @@ def test_what_reads_ghzs_json_can_read_it(server: Server, ghz: str) -> None:  # 
     for name in ("call", "host", "insecure", "concurrency", "total"):
         assert ours["options"][name] == theirs["options"][name]
     assert ours["statusCodeDistribution"] == theirs["statusCodeDistribution"] == {"OK": 200}
-    # Both measured one server: figures of one unit lie close together.
+    # Both measured the same server: figures in the same unit are of one magnitude.
     for name in ("total", "average", "fastest", "slowest", "rps"):
         assert 0.02 < ours[name] / theirs[name] < 50
     assert 0.02 < ours["histogram"][-1]["mark"] / theirs["histogram"][-1]["mark"] < 50

@@ -1,4 +1,4 @@
-"""The command `idalloc` against a real server."""
+"""The commands that issue ids, and `idalloc health`, against a real server."""
 
 import json
 import subprocess
@@ -22,19 +22,22 @@ def idalloc(server: Server | None, *arguments: str, timeout: float = 50) -> subp
     return subprocess.run([IDALLOC, *arguments], env=env, capture_output=True, text=True, timeout=timeout)
 
 
-def test_allocate_prints_one_id_a_line(server: Server) -> None:
+def test_allocate_prints_one_id_on_a_line(server: Server) -> None:
+    """allocate prints each id on a line, and reports the new sequence on standard error."""
     done = idalloc(server, "allocate", "lines", "3")
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n2\n3\n", "created sequence 'lines'\n")
 
 
-def test_allocate_as_json_is_what_grpcurl_prints(server: Server) -> None:
+def test_allocate_prints_proto3_json(server: Server) -> None:
+    """--json prints the proto3 JSON mapping, as grpcurl does."""
     done = idalloc(server, "allocate", "json", "5", "--json")
     reply = json.loads(done.stdout)
     assert reply["range"] == {"firstId": "1", "lastId": "5", "step": "1", "idCount": "5"}
     assert reply["ordering"] == "ORDERING_RISING_PER_NODE"
 
 
-def test_ten_million_durable_ids(server: Server) -> None:
+def test_stream_prints_ten_million_ids(server: Server) -> None:
+    """P1: a stream of ten million ids is complete and in order."""
     with subprocess.Popen(
         [IDALLOC, "stream", "many", "--total", "10000000"],
         env=environment(server=server.address),
@@ -47,12 +50,14 @@ def test_ten_million_durable_ids(server: Server) -> None:
     assert count == 10_000_000
 
 
-def test_stream_as_json_is_one_range_a_line(server: Server) -> None:
+def test_stream_prints_a_json_object_for_each_range(server: Server) -> None:
+    """stream --json prints an object on a line for each range."""
     done = idalloc(server, "stream", "chunks", "--total", "25", "--chunk", "10", "--json")
     assert [json.loads(line)["range"]["idCount"] for line in done.stdout.splitlines()] == ["10", "10", "5"]
 
 
-def test_docid_prints_mysqls_format(server: Server) -> None:
+def test_docid_prints_the_format_of_mysql(server: Server) -> None:
+    """P6: document ids have MySQL's format and the node's prefix, and rise."""
     done = idalloc(server, "docid", "3")
     ids = done.stdout.split()
     assert len(set(ids)) == 3
@@ -60,17 +65,19 @@ def test_docid_prints_mysqls_format(server: Server) -> None:
     assert all(len(doc_id) == 28 and doc_id.startswith("000b") for doc_id in ids)
 
 
-def test_health_is_the_exit_code(server: Server) -> None:
+def test_health_sets_exit_code(server: Server) -> None:
+    """health exits with 0 only if the server and the service serve."""
     assert idalloc(server, "health").returncode == 0
     assert idalloc(server, "health", "idalloc.v1.NodeService").returncode == 0
     assert idalloc(server, "health", "no.such.Service").returncode != 0
-    away = subprocess.run(
+    unreachable = subprocess.run(
         [IDALLOC, "health", "--timeout=1s"], env=environment(server="127.0.0.1:1"), capture_output=True, timeout=30
     )
-    assert away.returncode != 0
+    assert unreachable.returncode != 0
 
 
-def test_a_refused_call_is_one_line_with_the_reason(server: Server) -> None:
+def test_rejected_call_is_one_line_with_its_reason(server: Server) -> None:
+    """A rejected call prints one line with its reason and field."""
     done = idalloc(server, "allocate", "orders", "1000001")
     assert done.returncode == 1
     assert done.stdout == ""
@@ -79,7 +86,8 @@ def test_a_refused_call_is_one_line_with_the_reason(server: Server) -> None:
     assert "id_count" in line
 
 
-def test_a_server_that_is_not_there_is_one_line(server: Server) -> None:
+def test_unreachable_server_is_one_line(server: Server) -> None:
+    """An unreachable server is one line with its address."""
     done = subprocess.run(
         [IDALLOC, "allocate", "orders", "--timeout=1s"],
         env=environment(server="127.0.0.1:1"),
@@ -92,7 +100,8 @@ def test_a_server_that_is_not_there_is_one_line(server: Server) -> None:
     assert "127.0.0.1:1" in line
 
 
-def test_a_closed_pipe_ends_it_quietly(server: Server) -> None:
+def test_closed_pipe_ends_the_command_silently(server: Server) -> None:
+    """A reader that closes the pipe ends the command without an error."""
     done = subprocess.run(
         f"'{IDALLOC}' stream pipe --total 100000000 | head -n 2",
         shell=True,
@@ -104,7 +113,8 @@ def test_a_closed_pipe_ends_it_quietly(server: Server) -> None:
     assert (done.stdout, done.stderr) == ("1\n2\n", "created sequence 'pipe'\n")
 
 
-def test_a_stream_goes_on_over_a_restart_of_the_server(tmp_path: Path) -> None:
+def test_stream_resumes_after_a_server_restart(tmp_path: Path) -> None:
+    """P1: a stream resumes after a restart of the server, without a duplicate, to its total."""
     received: list[int] = []
     with running(tmp_path, drain_timeout="1s") as first:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a first start and a first use print, on real processes (issue 15, 11)."""
+"""The output of a first start and a first use, on real processes."""
 
 import json
 import subprocess
@@ -24,8 +24,8 @@ def idalloc(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([IDALLOC, *arguments], env=env, capture_output=True, text=True, timeout=50)
 
 
-def test_the_first_use_of_a_name_says_that_it_is_new(server: Server) -> None:
-    """A mistyped name is noticed at its first use; standard output has the ids alone."""
+def test_first_use_of_a_name_reports_its_creation(server: Server) -> None:
+    """The first use of a name is reported on standard error, so that a mistyped one is noticed."""
     done = idalloc(server, "allocate", "orderz", "2")
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n2\n", "created sequence 'orderz'\n")
     assert idalloc(server, "allocate", "orderz").stderr == ""
@@ -36,23 +36,23 @@ def test_the_first_use_of_a_name_says_that_it_is_new(server: Server) -> None:
     assert (json.loads(done.stdout)["created"], done.stderr) == (True, "created sequence 'third'\n")
 
 
-def test_a_created_sequence_is_not_new(server: Server) -> None:
-    """The line is about creation by use: a sequence that was made on purpose has none."""
-    assert idalloc(server, "sequences", "create", "made").returncode == 0
-    done = idalloc(server, "allocate", "made")
+def test_explicitly_created_sequence_is_not_reported(server: Server) -> None:
+    """Only creation by use is reported, not `sequences create`."""
+    assert idalloc(server, "sequences", "create", "explicit").returncode == 0
+    done = idalloc(server, "allocate", "explicit")
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
-def test_with_a_request_id_the_first_answer_says_so(server: Server) -> None:
-    """A repeat of the call gets the same ids, and does not say that it created the sequence."""
+def test_retry_does_not_report_the_creation_again(server: Server) -> None:
+    """P7: a retry gets the same ids, and does not report the creation."""
     line = ("allocate", "repeated", "--request-id", "8f14e45f-ceea-467f-a34f-0e5a1b1c2d3e")
     assert idalloc(server, *line).stderr == "created sequence 'repeated'\n"
     done = idalloc(server, *line)
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
-def test_of_calls_that_wait_for_the_creation_one_says_so(server: Server) -> None:
-    """Concurrent first calls are one creation."""
+def test_concurrent_first_calls_create_once(server: Server) -> None:
+    """P1: of concurrent first calls, one reports the creation, and all get distinct ids."""
     with grpc.insecure_channel(server.address) as channel:
         stub = IdAllocatorServiceStub(channel)
         calls = [stub.AllocateRange.future(pb.AllocateRangeRequest(sequence="together")) for _ in range(30)]
@@ -63,8 +63,8 @@ def test_of_calls_that_wait_for_the_creation_one_says_so(server: Server) -> None
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_first_start_says_where_the_store_is(tmp_path: Path, workers: int) -> None:
-    """A new store is named once; an existing one, as after a restart, is not called new."""
+def test_first_start_prints_the_path_of_the_store(tmp_path: Path, workers: int) -> None:
+    """A new store is named once; an existing one, as after a restart, is not."""
     store = tmp_path / "new" / "ids.db"
     for first in (True, False):
         with running(tmp_path, store=f"sqlite://{store}", workers=workers) as server:
@@ -74,8 +74,8 @@ def test_the_first_start_says_where_the_store_is(tmp_path: Path, workers: int) -
         assert rest == ([f"store created at {store}"] if first else [])
 
 
-def test_a_failed_start_claims_no_store(tmp_path: Path) -> None:
-    """The line comes when the store is open, not before."""
+def test_failed_start_reports_no_new_store(tmp_path: Path) -> None:
+    """The path is printed only when the store is open."""
     (tmp_path / "file").write_text("")
     command = serve_command(store=f"sqlite://{tmp_path}/file/ids.db")
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)

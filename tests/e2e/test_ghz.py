@@ -1,4 +1,4 @@
-"""ghz with every configuration of examples/ghz, and grpcurl: real tools against a real server, by reflection."""
+"""ghz with every configuration of examples/ghz, and grpcurl, against a real server by reflection."""
 
 import json
 import os
@@ -21,10 +21,10 @@ CONFIGURATIONS = sorted((ROOT / "examples" / "ghz").glob("*.json"))
 pytestmark = [pytest.mark.ghz, pytest.mark.timeout(400)]
 
 
-def installed(name: str, package: str) -> str:
-    """The tool on the PATH, or one that Go installs once into the build folder."""
-    if found := shutil.which(name):
-        return found
+def installed_tool(name: str, package: str) -> str:
+    """Return a tool's path: from the PATH, else installed once by Go in the build folder."""
+    if path := shutil.which(name):
+        return path
     tool = ROOT / ".build" / "bin" / name
     if not tool.exists():
         go = shutil.which("go")
@@ -40,12 +40,12 @@ def installed(name: str, package: str) -> str:
 
 @pytest.fixture(scope="session")
 def ghz() -> str:
-    return installed("ghz", "github.com/bojand/ghz/cmd/ghz@v0.121.0")
+    return installed_tool("ghz", "github.com/bojand/ghz/cmd/ghz@v0.121.0")
 
 
 @pytest.fixture(scope="session")
 def grpcurl() -> str:
-    return installed("grpcurl", "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4")
+    return installed_tool("grpcurl", "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ],
     ids=["range", "ranges", "doc-id", "doc-ids"],
 )
-def test_grpcurl_finds_the_protos_and_calls(grpcurl: str, server: Server, call: str, data: dict[str, object]) -> None:
+def test_grpcurl_calls_by_reflection(grpcurl: str, server: Server, call: str, data: dict[str, object]) -> None:
+    """grpcurl calls each RPC that issues ids, by server reflection."""
     method = f"idalloc.v1.IdAllocatorService/{call}"
     done = subprocess.run(
         [grpcurl, "-plaintext", "-d", json.dumps(data), server.address, method], capture_output=True, text=True
@@ -74,7 +75,8 @@ def test_grpcurl_finds_the_protos_and_calls(grpcurl: str, server: Server, call: 
     assert reply.get("range", {}).get("first_id") == "1" or len(reply["doc_ids"]) in (1, 3)
 
 
-def test_grpcurl_describes_the_services(grpcurl: str, server: Server) -> None:
+def test_grpcurl_lists_the_services(grpcurl: str, server: Server) -> None:
+    """Server reflection lists the services."""
     done = subprocess.run([grpcurl, "-plaintext", server.address, "list"], capture_output=True, text=True)
     assert {"idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "grpc.health.v1.Health"} <= set(
         done.stdout.split()
@@ -82,7 +84,8 @@ def test_grpcurl_describes_the_services(grpcurl: str, server: Server) -> None:
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda path: path.stem)
-def test_every_call_of_the_configuration_succeeds(ghz: str, server: Server, configuration: Path) -> None:
+def test_every_ghz_configuration_succeeds(ghz: str, server: Server, configuration: Path) -> None:
+    """All calls of each configuration in examples/ghz succeed."""
     done = subprocess.run(
         [ghz, f"--config={configuration}", "--total=100", "--concurrency=8", "--format=json", server.address],
         capture_output=True,
@@ -90,15 +93,15 @@ def test_every_call_of_the_configuration_succeeds(ghz: str, server: Server, conf
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    # ghz exits with 0 also where every call failed.
+    # ghz exits with 0 even if every call fails.
     assert json.loads(done.stdout)["statusCodeDistribution"] == {"OK": 100}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
 @pytest.mark.parametrize("call", ["AllocateRange", "StreamRanges"])
-def test_no_call_is_cancelled_at_a_stop(ghz: str, tmp_path: Path, call: str, transport: str, workers: int) -> None:
-    """With 64 calls in flight at SIGTERM, each is served or refused; ghz calls on until its time is over."""
+def test_shutdown_cancels_no_call(ghz: str, tmp_path: Path, call: str, transport: str, workers: int) -> None:
+    """With 64 calls in flight at SIGTERM, each is served or rejected with UNAVAILABLE."""
     data = {"sequence": "orders"} | ({"total_id_count": "30", "chunk_id_count": "1"} if call == "StreamRanges" else {})
     options = ["--concurrency=64", "--connections=8", "--duration=6s", "--duration-stop=wait", "--format=json"]
     with running(tmp_path, transport=transport, workers=workers) as server:
@@ -114,14 +117,16 @@ def test_no_call_is_cancelled_at_a_stop(ghz: str, tmp_path: Path, call: str, tra
     assert "Cancelling all calls" not in report
 
 
-def test_every_rpc_that_gives_ids_has_a_configuration() -> None:
+def test_every_id_rpc_has_a_ghz_configuration() -> None:
+    """examples/ghz has a configuration for each RPC that issues ids."""
     called = {json.loads(path.read_text())["call"].replace("/", ".") for path in CONFIGURATIONS}
     [service] = id_allocator_pb2.DESCRIPTOR.services_by_name.values()
     assert {method.full_name for method in service.methods} <= called
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda path: path.stem)
-def test_every_configuration_says_what_the_protos_say(configuration: Path) -> None:
+def test_ghz_configurations_match_the_protos(configuration: Path) -> None:
+    """Each configuration has only fields of its request, and no timeout only for streams."""
     content = json.loads(configuration.read_text())
     service, _, name = content["call"].rpartition("/")
     services = [
@@ -129,19 +134,21 @@ def test_every_configuration_says_what_the_protos_say(configuration: Path) -> No
         for file in (id_allocator_pb2, node_pb2, sequences_pb2, health_pb2)
         for service in file.DESCRIPTOR.services_by_name.values()
     ]
-    [method] = (found.methods_by_name[name] for found in services if found.full_name == service)
+    [method] = (each.methods_by_name[name] for each in services if each.full_name == service)
     fields = {field.name for field in method.input_type.fields}
     assert set(content["data"]) <= fields
-    # ghz ends a stream after 20 s, as any call, unless it is told otherwise.
+    # ghz's default timeout of 20 s would end a stream.
     assert (content.get("timeout") == "0s") == method.server_streaming
 
 
-def test_every_configuration_is_explained() -> None:
-    explained = (ROOT / "examples" / "ghz" / "README.md").read_text()
-    assert [path.name for path in CONFIGURATIONS if f"`{path.name}`" not in explained] == []
+def test_ghz_configurations_are_documented() -> None:
+    """The README of examples/ghz names each configuration."""
+    readme = (ROOT / "examples" / "ghz" / "README.md").read_text()
+    assert [path.name for path in CONFIGURATIONS if f"`{path.name}`" not in readme] == []
 
 
-def test_the_flat_configuration_uses_no_templates() -> None:
+def test_flat_ghz_configuration_has_no_templates() -> None:
+    """The flat configuration disables templates, which cost ghz time."""
     flat = json.loads((ROOT / "examples" / "ghz" / "allocate_range_flat.json").read_text())
     assert "{{" not in json.dumps(flat["data"])
     assert flat["disable-template-functions"] is flat["disable-template-data"] is True

@@ -1,4 +1,4 @@
-"""Texts of a hostile tenant, on a real server and its SQLite file (issue 15, 4)."""
+"""Texts of a hostile tenant, on a real server and its SQLite file."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.support.processes import IDALLOC, Server, environment, running
 
 HOSTILE = "x\x1b]0;t\x07\x1b[2J\x9b1m\r\nPROVED\t\u202etxt\u2028y"
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-# As many bytes as a tenant's labels may have.
+# The largest labels that a sequence may have.
 LABELS = {f"{number:02}" + "\U00010348" * 61: "\U00010348" * 63 for number in range(64)}
 
 
@@ -26,7 +26,7 @@ def idalloc(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def plant(database: Path, settings: dict[str, object], *names: str) -> None:
-    """Writes rows past the server, as an older one or another program did."""
+    """Insert rows directly, as an older server or another program did."""
     with closing(sqlite3.connect(database, isolation_level=None)) as db:
         for name in names:
             text = json.dumps({"start": 1, **settings})
@@ -39,19 +39,19 @@ def server(tmp_path: Path) -> object:
         yield server
 
 
-def test_the_command_is_refused_and_says_which_character(server: Server) -> None:
-    """The flag is named, and the character by its number."""
+def test_control_characters_are_rejected_by_code_point(server: Server) -> None:
+    """The error names the option, and the character by its code point."""
     done = idalloc(server, "sequences", "create", "orders", "--label", "k=a\x1b[2Jb")
-    said = "INVALID_REQUEST: --label: must not have control characters or bidirectional marks; has U+001B\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    message = "INVALID_REQUEST: --label: must not have control characters or bidirectional marks; has U+001B\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
     done = idalloc(server, "allocate", "a\u202eb")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("has U+202E\n")
 
 
 @pytest.mark.timeout(180)
-def test_what_is_stored_is_printed_safe(server: Server, tmp_path: Path) -> None:
-    """Lists, fields, errors, exports and reports of imports show stored text, and obey none of it."""
+def test_stored_texts_are_printed_escaped(server: Server, tmp_path: Path) -> None:
+    """Lists, fields, errors, exports and imports print stored texts escaped."""
     plant(tmp_path / "ids.db", {"description": HOSTILE, "labels": {HOSTILE: HOSTILE}}, "a\u202eb")
     store = f"sqlite://{tmp_path}/ids.db"
     (tmp_path / "bad.jsonl").write_text(json.dumps({"idalloc_export": 1}) + "\n" + json.dumps({"sequence": HOSTILE}))
@@ -73,8 +73,8 @@ def test_what_is_stored_is_printed_safe(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_an_export_with_hostile_texts_is_imported(server: Server, tmp_path: Path) -> None:
-    """A move keeps every name and counter; descriptions and labels come without what may not be in them."""
+def test_export_with_hostile_texts_is_imported(server: Server, tmp_path: Path) -> None:
+    """An import keeps every name and counter, and replaces control characters in descriptions and labels."""
     plant(tmp_path / "ids.db", {"description": HOSTILE, "labels": {"k": HOSTILE}}, "a\u202eb", "orders")
     exported = idalloc(server, "export", "--store", f"sqlite://{tmp_path}/ids.db").stdout
     (tmp_path / "all.jsonl").write_text(exported)
@@ -89,19 +89,19 @@ def test_an_export_with_hostile_texts_is_imported(server: Server, tmp_path: Path
 
 
 @pytest.mark.timeout(180)
-def test_a_tenants_labels_break_no_list(server: Server, tmp_path: Path) -> None:
-    """At gRPC's default limit of 4 MB, the largest page that can be asked for arrives, and all pages have all."""
+def test_large_labels_do_not_break_lists(server: Server, tmp_path: Path) -> None:
+    """At gRPC's limit of 4 MB, the largest page arrives, and all pages have all sequences."""
     names = [f"tenant-{number:03}" for number in range(200)]
     plant(tmp_path / "ids.db", {"labels": LABELS}, *names)
-    found: list[str] = []
+    received: list[str] = []
     with grpc.insecure_channel(server.address) as channel:
         stub, token = SequenceServiceStub(channel), ""
-        while token or not found:
+        while token or not received:
             page = stub.ListSequences(pb.ListSequencesRequest(page_size=1000, page_token=token), timeout=50)
             assert page.ByteSize() < 1_001_000
-            found += [each.name for each in page.sequences]
+            received += [each.name for each in page.sequences]
             token = page.next_page_token
-    assert found == names
+    assert received == names
     done = idalloc(server, "sequences", "list")
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == names
 

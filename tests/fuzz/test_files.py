@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idalloc.verify._logs import NoLog
+from idalloc.verify._logs import InvalidFile
 from idalloc.verify._runs import Limits
 from idalloc.verify._verdict import to_json, to_text, verify
 from idalloc_server import config
@@ -289,7 +289,7 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
     def check(damaged: bytes, limits: Limits) -> None:
         TRIED[tried] += 1
         file.write_bytes(damaged)
-        with suppress(NoLog):
+        with suppress(InvalidFile):
             verdict = verify([file, other], limits)
             json.dumps(to_json(verdict))
             to_text(verdict)
@@ -333,7 +333,7 @@ def test_no_damage_elsewhere_hides_a_repeat(folder: Path, form: str, tried: str)
     def check(around: tuple[bytes, bytes]) -> None:
         TRIED[tried] += 1
         file.write_bytes(around[0] + record + around[1])
-        with suppress(NoLog):
+        with suppress(InvalidFile):
             assert verify([file, other]).findings.any
 
     check()

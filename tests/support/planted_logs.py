@@ -1,4 +1,4 @@
-"""Writes logs of issued ids by their description alone, so that any fault can be planted in them."""
+"""Writes logs of issued ids independently of the SDK, so that they can contain any fault."""
 
 import json
 import struct
@@ -15,7 +15,7 @@ BOOT_ID = "9f1c6a52-0000-4000-8000-000000000001"
 
 @dataclass(frozen=True)
 class Planted:
-    """A record; its times count from when the machine started."""
+    """A record, with times since the machine's boot."""
 
     first: int
     count: int = 1
@@ -28,7 +28,7 @@ class Planted:
     node: int = 0
     rising: bool = False
     request_id: str = ""
-    doc_ids: str = ""  # the 12 characters that they share; then ``first`` is a serial
+    doc_ids: str = ""  # the 12 shared characters of document ids, whose serial is `first`
 
     @property
     def name(self) -> str:
@@ -45,14 +45,14 @@ class Planted:
 
 @dataclass
 class PlantedLog:
-    """A log, which may be written in either form."""
+    """A log, which can be written in both formats."""
 
     records: Sequence[Planted]
     boot_id: str = BOOT_ID
     boot_time: int = BOOT_TIME
     boot_offset: int | None = 0
-    more: bytes = field(default=b"")  # what comes behind the records
-    form: int = 2
+    more: bytes = field(default=b"")  # appended to the records
+    form: int = 2  # the version of the format
 
     def header(self) -> str:
         header: dict[str, Any] = {"idalloc_log": self.form, "boot_id": self.boot_id, "boot_time_ns": self.boot_time}
@@ -69,14 +69,14 @@ class PlantedLog:
         return "".join(f"{line}\n" for line in lines).encode()
 
     def rows(self) -> bytes:
-        text, whole = self.header().encode(), checked if self.form > 1 else _whole
-        rows, numbers = [whole(b"IDALLOC" + struct.pack("<BI", self.form, len(text)) + text)], dict[str, int]()
+        text, to_rows = self.header().encode(), checked if self.form > 1 else _to_rows_format_1
+        rows, numbers = [to_rows(b"IDALLOC" + struct.pack("<BI", self.form, len(text)) + text)], dict[str, int]()
         for record in self.records:
             name = record.name
             if name not in numbers:
                 numbers[name] = len(numbers)
                 length = len(name.encode())
-                rows += [row(self.form, kind=2, name=numbers[name], count=length), whole(name.encode())]
+                rows += [row(self.form, kind=2, name=numbers[name], count=length), to_rows(name.encode())]
             rows.append(self._row(record, numbers[name]))
         return b"".join(rows)
 
@@ -112,6 +112,7 @@ class PlantedLog:
 
 
 def row(form: int = 2, *, kind: int = 1, flags: int = 0, name: int = 0, request: int = 0, **fields: int) -> bytes:
+    """Return a row of a binary log."""
     names = ("generation", "node", "first", "step", "count", "asked", "answered")
     assert set(fields) <= set(names)
     begin = struct.pack("<BBHIqqqqqqq", kind, flags, 0, name, *(fields.get(each, 0) for each in names))
@@ -121,10 +122,10 @@ def row(form: int = 2, *, kind: int = 1, flags: int = 0, name: int = 0, request:
 
 
 def checked(data: bytes) -> bytes:
-    """Data as rows, each with its check."""
+    """Return data as rows, each with its checksum."""
     contents = [data[at : at + 84].ljust(84, b"\0") for at in range(0, len(data), 84)]
     return b"".join(each + zlib.crc32(each, 0x2144DF1C).to_bytes(4, "little") for each in contents)
 
 
-def _whole(data: bytes) -> bytes:
+def _to_rows_format_1(data: bytes) -> bytes:
     return data + bytes(-len(data) % 72)

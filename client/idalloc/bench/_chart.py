@@ -62,12 +62,7 @@ def _latencies(bench: Bench) -> Iterable[tuple[str, Latencies]]:
 
 
 def _rate(counts: dict[int, int], seconds: float) -> Points:
-    """Return rates per second, at times in seconds since the start.
-
-    Args:
-        counts: Counts by interval of `INTERVAL_NS`.
-        seconds: The duration of the bench, at which the last interval ends.
-    """
+    """Return rates per second, at times in seconds, from counts by interval of `INTERVAL_NS`."""
     intervals = max(counts, default=0) + 1
     intervals_per_point = -(-intervals // _MAX_POINTS)
     points = []

@@ -246,8 +246,9 @@ class Bench:
         finally:
             stream.cancel()
         if missing > 0:
-            message = f"{missing} ids were missing"
-            self._count_error(call, grpc.StatusCode.UNKNOWN, "INCOMPLETE", message, self._counting)
+            self._count_error(
+                call, grpc.StatusCode.UNKNOWN, "INCOMPLETE", f"{missing} ids were missing", self._counting
+            )
         elif counted:
             tally.latencies.add(time.perf_counter_ns() - began)
 
@@ -312,11 +313,6 @@ def _method(channel: grpc.aio.Channel, call: Call) -> Any:
 
 def run(plan: Plan, access: ChannelConfig, log: IssuedLog | None = None) -> Bench:
     """Run a plan, on uvloop if it is installed.
-
-    Args:
-        plan: The plan.
-        access: The channel's credentials, options and metadata.
-        log: The log of issued ids, if any.
 
     Raises:
         ServerUnreachable: The server did not accept all connections within the timeout.

@@ -69,14 +69,7 @@ class IssuedIds:
         return next((number for number in others if number is not None), None)
 
     def _common(self, first: int, last: int, key: tuple[int, int], other: tuple[int, int]) -> int | None:
-        """Return an id in first … last that lies on both lattices, and was issued on the other one, or None.
-
-        Args:
-            first: The smallest id.
-            last: The largest id.
-            key: The step and remainder of these ids.
-            other: The step and remainder of the other lattice.
-        """
+        """Return an id in first … last, on the lattice `key`, that was issued on the lattice `other`, or None."""
         (step, remainder), (width, offset) = key, other
         met = solve(step, remainder, width, offset)
         if met is None:

@@ -82,13 +82,7 @@ class Verifier:
         self._add_message(message)
 
     def check_range(self, reply: Ranges, mark: HighWaterMark, last_ids: LastIds) -> None:
-        """Check a range of a sequence.
-
-        Args:
-            reply: The reply.
-            mark: The high-water mark when the call began.
-            last_ids: The caller's last ids, which are updated.
-        """
+        """Check a range of a sequence, and update the caller's last ids. The mark is that of the call's beginning."""
         ids, period = reply.range, reply.period
         first, last, step = ids.first_id, ids.last_id, ids.step
         self.ids += ids.id_count
@@ -112,12 +106,7 @@ class Verifier:
             self._period, self._furthest = period, last
 
     def check_doc_ids(self, reply: DocIds, last_ids: LastIds) -> None:
-        """Check document ids in their compact form.
-
-        Args:
-            reply: The reply.
-            last_ids: The caller's last ids, which are updated.
-        """
+        """Check document ids in their compact form, and update the caller's last ids."""
         for run in reply.runs:
             self.ids += run.id_count
             doc_id = run.first_doc_id

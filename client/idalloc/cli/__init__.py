@@ -46,10 +46,7 @@ app.command("health")(_health.health)
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        args: The arguments without the command's name; None reads `sys.argv`.
+    """Run the command line, by default that of the process.
 
     Returns:
         The exit code: 0 on success, 2 for a usage error, 130 after Ctrl-C, 1 for any other failure.

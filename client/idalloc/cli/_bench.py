@@ -5,18 +5,8 @@ from typing import Annotated
 
 import typer
 
-from idalloc.cli import _output
-from idalloc.cli._options import (
-    Log,
-    Server,
-    Timeout,
-    channel_arguments,
-    integer_parser,
-    log_errors_as_usage,
-    parse_count,
-    parse_seconds,
-    target_and_timeout,
-)
+from idalloc.cli import _options, _output
+from idalloc.cli._options import Log, Server, Timeout, integer_parser, parse_count, parse_seconds
 
 SCENARIOS = ("unary", "stream", "docids", "mixed")
 
@@ -95,7 +85,7 @@ def bench(
     """
     if duration is not None and total is not None:
         raise typer.BadParameter("--duration and --total are mutually exclusive; give one of them", context)
-    target, limit = target_and_timeout(context, server, timeout)
+    target, limit = _options.target_and_timeout(context, server, timeout)
     try:
         from idalloc._issued_log.log import IssuedLog
         from idalloc._transport.config import ChannelConfig
@@ -120,8 +110,8 @@ def bench(
         timeout=limit,
         verify=verify,
     )
-    access = ChannelConfig(target, **channel_arguments(context, target))
-    with log_errors_as_usage(context):
+    access = ChannelConfig(target, **_options.channel_arguments(context, target))
+    with _options.log_errors_as_usage(context):
         issued = None if log is None else IssuedLog(log)
     try:
         result = _engine.run(plan, access, issued)

@@ -52,22 +52,15 @@ def _store_error(context: typer.Context, server: str | None, timeout: str | None
     """Return the store's error, which only callers with the role `read` can get."""
     from idalloc import IdallocError
 
-    unknown = "see the server's log"
     try:
         with connect(context, server, timeout) as client:
-            return client.node().store_error or unknown
+            return client.node().store_error or "see the server's log"
     except IdallocError:
-        return unknown
+        return "see the server's log"
 
 
 def check(target: str, service: str, timeout: float, arguments: "ChannelArguments") -> str:
-    """Return the health status of a service.
-
-    Args:
-        target: The server's address.
-        service: The service's name; empty for the whole server.
-        timeout: The deadline of the call in seconds.
-        arguments: The TLS and credential settings of the channel.
+    """Return the health status of a service, or of the whole server if `service` is empty.
 
     Raises:
         IdallocError: The call failed.

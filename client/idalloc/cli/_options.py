@@ -101,12 +101,10 @@ class GlobalOptions(NamedTuple):
 def set_global_options(
     context: typer.Context,
     server: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", envvar="IDALLOC_SERVER", help="The server's address; commands take it, too."),
+        str, typer.Option(metavar="HOST:PORT", envvar="IDALLOC_SERVER", help="The server's address.")
     ] = DEFAULT_TARGET,
     timeout: Annotated[
-        str,
-        typer.Option(metavar="DURATION", envvar="IDALLOC_TIMEOUT", help="The limit of a call; commands take it, too."),
+        str, typer.Option(metavar="DURATION", envvar="IDALLOC_TIMEOUT", help="The limit of a call.")
     ] = "5s",
     tls: Annotated[
         bool,
@@ -179,11 +177,7 @@ def target_and_timeout(context: typer.Context, server: str | None, timeout: str 
 
 
 def channel_arguments(context: typer.Context, target: str) -> "ChannelArguments":
-    """Read the files of the TLS and credential options, and check the result for a target.
-
-    Raises:
-        typer.BadParameter: An option, a file or an environment variable is invalid.
-    """
+    """Read the files of the TLS and credential options, and check them for a target."""
     from idalloc._transport.config import ChannelConfig, ChannelConfigError, read_channel_arguments
 
     options: CredentialOptions = context.obj.credentials
@@ -218,11 +212,7 @@ def log_errors_as_usage(context: typer.Context) -> Iterator[None]:
 def connect(
     context: typer.Context, server: str | None, timeout: str | None, log: Path | None = None
 ) -> Iterator["Client"]:
-    """Open a client configured by the options.
-
-    Yields:
-        The client. Errors in its block name options in place of fields of the request.
-    """
+    """Open a client configured by the options. Errors in its block name options in place of fields of the request."""
     from idalloc import Client, DeadlineExceeded, InvalidRequest  # imported late: `health` and `--help` need none
 
     target, limit = target_and_timeout(context, server, timeout)

@@ -110,9 +110,6 @@ def write_table(columns: Sequence[str], numbers: Sequence[str], rows: Iterable[t
 def progress(total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar if standard error is a terminal and standard output is not.
 
-    Args:
-        total: The number of ids to expect.
-
     Yields:
         A function to call with the number of ids of each reply.
     """
@@ -135,11 +132,7 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def wait(seconds: float) -> None:
-    """Wait until a change is effective on all nodes, with a progress bar on a terminal.
-
-    Args:
-        seconds: The delay until then; not positive if it has passed.
-    """
+    """Wait so many seconds until a change is effective on all nodes, with a progress bar on a terminal."""
     end = time.monotonic() + seconds
     if not sys.stderr.isatty():
         if seconds > 1:

@@ -56,18 +56,10 @@ def parse_url(text: str | Column) -> Column:
 
 
 def query_last_id(column: Column, *, smallest: bool, timeout: float) -> int | None:
-    """Query the largest id of a column.
-
-    Args:
-        column: The column.
-        smallest: Query the smallest id instead, for a sequence that counts down.
-        timeout: The limit of each statement in seconds.
-
-    Returns:
-        The id, or None if the column has no value.
+    """Query the largest id of a column, or the smallest one; None if the column has no value.
 
     Raises:
-        typer.Exit: The column cannot be read. The error was printed.
+        typer.Exit: The column cannot be read within `timeout` seconds. The error was printed.
     """
     try:
         from crate.client import exceptions

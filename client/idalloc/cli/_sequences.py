@@ -38,7 +38,7 @@ def _parse_number(text: str | int) -> int:
 
 def _parse_number_or_default(text: str | int) -> int | str:
     """Parse a signed 64-bit integer, or the word `default`."""
-    rule = f"must be a whole number of 64 bits, or the word {DEFAULT}"
+    rule = "must be a whole number of 64 bits, or the word default"
     return DEFAULT if text == DEFAULT else _parse_int64(text, rule)
 
 
@@ -84,15 +84,11 @@ Kind = Annotated[
 Start = Annotated[int | None, _integer_option("The first id; default: the bound at which the sequence begins.")]
 Step = Annotated[int | None, _integer_option("The distance between ids, negative to count down; default: 1.")]
 MinValue = Annotated[int | None, _integer_option("The smallest id; default: 1.")]
-MaxValue = Annotated[
-    int | None, _integer_option("The largest id; default: 2^63-2, or the largest that fits the format.")
-]
+MaxValue = Annotated[int | None, _integer_option("The largest id; default: 2^63-2, or what fits the format.")]
 JsonSafe = Annotated[
     bool | None, typer.Option("--json-safe", metavar="", help="Limit ids to 2^53-1, exact in JSON and doubles.")
 ]
-Offset = Annotated[
-    int | None, _integer_option("With --increment: the remainder of all ids, different in each independent cluster.")
-]
+Offset = Annotated[int | None, _integer_option("With --increment: the remainder of all ids of this cluster.")]
 Increment = Annotated[int | None, _integer_option("The number of independent clusters; replaces --step.")]
 Ordering = Annotated[
     str | None,
@@ -104,12 +100,9 @@ Format = Annotated[
     str | None, typer.Option(metavar="FORMAT", help="The text form of ids, such as 'INV-{year}-{value:06d}'.")
 ]
 Reset = Annotated[
-    str | None,
-    _choice_option("reset", "How often the counter restarts; the format must have the period; default: never."),
+    str | None, _choice_option("reset", "How often it restarts; the format must have the period; default: never.")
 ]
-TimeZone = Annotated[
-    str | None, typer.Option(metavar="ZONE", help="The time zone of dates and periods, such as Europe/Vienna.")
-]
+TimeZone = Annotated[str | None, typer.Option(metavar="ZONE", help="Of dates and periods, such as Europe/Vienna.")]
 # Options of create that users also try with update.
 Fixed = Annotated[str | None, typer.Option(parser=_reject_change, hidden=True)]
 Period = Annotated[
@@ -131,9 +124,7 @@ NoWait = Annotated[
 def list_(
     context: typer.Context,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="List only names that begin with this.")] = "",
-    show_deleted: Annotated[
-        bool, typer.Option("--show-deleted", metavar="", help="List deleted sequences, too.")
-    ] = False,
+    show_deleted: Annotated[bool, typer.Option("--show-deleted", metavar="", help="List deleted ones, too.")] = False,
     server: Server = None,
     timeout: Timeout = None,
     as_json: Json = False,
@@ -236,7 +227,7 @@ def update(
         raise typer.BadParameter("nothing to change; give at least one setting", context)
     with connect(context, server, timeout) as client:
         change = client.sequences.update(name, etag=etag, **settings)
-    _wait_and_print(change, no_wait=no_wait, as_json=as_json)
+    _finish(change, no_wait=no_wait, as_json=as_json)
 
 
 @app.command()
@@ -245,7 +236,7 @@ def advance(
     name: Name,
     past: Annotated[
         int | None,
-        typer.Option(metavar="N", parser=_parse_number, help="The largest id in use (counting down: the smallest)."),
+        typer.Option(metavar="N", parser=_parse_number, help="The largest id in use (descending: smallest)."),
     ] = None,
     past_table: Annotated[
         _past_table.Column | None,
@@ -274,7 +265,7 @@ def advance(
             _output.write_error(f"no id in {past_table.relation if past_table else ''}: nothing to do")
             return
         change = client.sequences.advance(name, past, period=period, etag=etag)
-    _wait_and_print(change, no_wait=no_wait, as_json=as_json)
+    _finish(change, no_wait=no_wait, as_json=as_json)
 
 
 @app.command()
@@ -290,7 +281,7 @@ def delete(
     """Delete a sequence, and wait until no node issues its ids. The store keeps its name and last id."""
     with connect(context, server, timeout) as client:
         change = client.sequences.delete(name, etag=etag)
-    _wait_and_print(change, no_wait=no_wait, as_json=as_json)
+    _finish(change, no_wait=no_wait, as_json=as_json)
 
 
 def _settings(context: typer.Context) -> dict[str, Any]:
@@ -305,9 +296,7 @@ def _settings(context: typer.Context) -> dict[str, Any]:
 _TEXTS = ("description", "format", "time_zone")
 
 
-def _wait_and_print(
-    change: "Change", *, no_wait: bool, as_json: bool, wait: Callable[[float], None] = _output.wait
-) -> None:
+def _finish(change: "Change", *, no_wait: bool, as_json: bool, wait: Callable[[float], None] = _output.wait) -> None:
     """Wait until a change is effective on all nodes, and print it."""
     if not no_wait:
         wait(change.effective_delay.ToTimedelta().total_seconds())

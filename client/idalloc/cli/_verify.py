@@ -36,7 +36,7 @@ def verify(
         raise typer.Exit(2) from error
     try:
         verdict = _verdict.verify(files)
-    except _logs.NoLog as error:
+    except _logs.InvalidFile as error:
         _output.write_error(f"idalloc: {error}")
         raise typer.Exit(2) from error
     _output.write_report(_output.to_json(_verdict.to_json(verdict)) if as_json else _verdict.to_text(verdict))

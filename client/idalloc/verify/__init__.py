@@ -1,4 +1,4 @@
-"""Proves from logs of issued ids that none came twice, and all in order: what `idalloc verify` runs.
+"""Proves from logs of issued ids that none was issued twice, and that all are in order. `idalloc verify` runs it.
 
 It needs the extra `idalloc[verify]`.
 """

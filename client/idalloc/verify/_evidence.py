@@ -1,4 +1,4 @@
-"""What is said of findings: which id, and which records."""
+"""Messages of findings: the id, and the records that show it."""
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -11,25 +11,25 @@ from idalloc.verify._columns import Bits, distance
 from idalloc.verify._logs import HALF, Log, Rows, blocks
 from idalloc.verify._names import Names
 
-# So many records with a wanted id are kept to choose from.
-_MOST_RECORDS = 16
+# The records that are kept for each query.
+_MAX_RECORDS = 16
 
 
 class Record(NamedTuple):
-    """A record, and where it is.
+    """A record of a log.
 
     Attributes:
         log: The number of its log.
         name: The number of its name.
         generation: The sequence's generation.
-        node: Which process of a server made it.
+        node: The id of the server process; 0 if unknown.
         first: The first id.
-        step: From one id to the next.
-        id_count: How many ids.
-        asked: When they were asked for, in nanoseconds since 1970.
-        answered: When they came.
-        request: Its request_id, as two numbers; zeros if it had none.
-        half: Whether only half of that is known.
+        step: The difference of consecutive ids.
+        id_count: The number of ids.
+        asked: When the call began, in nanoseconds since the Unix epoch.
+        answered: When the reply arrived, in nanoseconds since the Unix epoch.
+        request: The request id as two integers; zeros without one.
+        half: Whether the log has only half of the request id.
     """
 
     log: int
@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, log: int, row: np.void, boot_time: int = 0) -> "Record":
-        """Makes one of a row whose times count from ``boot_time``."""
+        """Create a record from a row whose times count from `boot_time`."""
         numbers = {field: int(row[field]) for field in row.dtype.names or ()}
         return cls(
             log=log,
@@ -68,45 +68,45 @@ class Record(NamedTuple):
         return self.first + (self.id_count - 1) * self.step
 
 
-class Question(NamedTuple):
-    """Which records have an id?
+class Query(NamedTuple):
+    """A query for the records that have an id.
 
     Attributes:
-        name: The number of its name.
+        name: The number of the id's name.
         number: The id.
-        fits: Which records of a log, of those that have the id, are meant.
+        matches: Selects rows of a log; None selects all.
     """
 
     name: int
     number: int
-    fits: Callable[[Log, Rows], Bits] | None = None
+    matches: Callable[[Log, Rows], Bits] | None = None
 
 
-def look_up(logs: Iterable[Log], questions: list[Question], most: int) -> list[list[Record]]:
-    """Reads all logs once more; returns the records that answer each question, or the first of them."""
-    answers: list[list[Record]] = [[] for _ in questions]
-    if not questions:
-        return answers
+def look_up(logs: Iterable[Log], queries: list[Query], max_records: int) -> list[list[Record]]:
+    """Read all logs once more, so many records at a time, and return the first records that match each query."""
+    results: list[list[Record]] = [[] for _ in queries]
+    if not queries:
+        return results
     for log in logs:
-        for rows in blocks(log, most):
-            _answer(log, rows, questions, answers)
-    return answers
+        for rows in blocks(log, max_records):
+            _add_matches(log, rows, queries, results)
+    return results
 
 
-def _answer(log: Log, rows: Rows, questions: list[Question], answers: list[list[Record]]) -> None:
-    for question, records in zip(questions, answers, strict=True):
-        if len(records) >= _MOST_RECORDS:
+def _add_matches(log: Log, rows: Rows, queries: list[Query], results: list[list[Record]]) -> None:
+    for query, records in zip(queries, results, strict=True):
+        if len(records) >= _MAX_RECORDS:
             continue
-        some = rows[rows["name"] == question.name]
+        some = rows[rows["name"] == query.name]
         some = some[(some["count"] > 0) & (some["step"] != 0)]
-        if question.fits is not None:
-            some = some[question.fits(log, some)]
-        for row in some[_has(some, question.number)][: _MOST_RECORDS - len(records)]:
+        if query.matches is not None:
+            some = some[query.matches(log, some)]
+        for row in some[_has_id(some, query.number)][: _MAX_RECORDS - len(records)]:
             records.append(Record.of(log.number, row))
 
 
-def _has(rows: Rows, number: int) -> Bits:
-    """Which records have an id."""
+def _has_id(rows: Rows, number: int) -> Bits:
+    """Return which records have an id."""
     first, step = rows["first"], rows["step"]
     up = step > 0
     ahead = np.where(up, first <= number, first >= number)
@@ -116,12 +116,12 @@ def _has(rows: Rows, number: int) -> Bits:
     return np.asarray(ahead & (away % width == 0) & (away // width < rows["count"].astype(np.uint64)))
 
 
-class Words:
-    """Puts findings into words.
+class Messages:
+    """Formats findings as messages.
 
     Args:
-        names: The names.
-        logs: The logs.
+        names: The names, by number.
+        logs: The logs, by number.
     """
 
     def __init__(self, names: Names, logs: list[Log]) -> None:
@@ -129,43 +129,44 @@ class Words:
         self._logs = logs
 
     def identifier(self, name: int, number: int) -> str:
-        """An id, with its sequence."""
+        """Return an id with its sequence."""
         if name & 1:
             return f"document id {self._names.text(name)}{number + SERIAL_OFFSET:016x}"
-        return f"{self._names.called(name)}: {number}"
+        return f"{self._names.display_name(name)}: {number}"
 
     def record(self, record: Record) -> str:
-        """A record, its file and its times."""
+        """Return a record's ids, file and times."""
         ids = self._ids(record)
         times = f"asked {_time(record.asked)}, answered {_time(record.answered)}"
         return f"{ids} in {self._logs[record.log].path} ({times})"
 
     def twice(self, name: int, number: int, records: list[Record]) -> str:
-        """An id that came twice."""
-        differ = [each for each in records[1:] if not _repeats(each, records[0])]
-        found = [*records[:1], *differ[:1]]
-        said = f"{self.identifier(name, number)} came twice: " + "; ".join(map(self.record, found))
-        halves = len(found) > 1 and (found[0].half or found[1].half) and _ids(found[0]) == _ids(found[1])
-        return f"{said}; a log of format 1 has half of the request id, which does not excuse a repeat" * halves or said
+        """Return the message for an id that was issued twice."""
+        others = [each for each in records[1:] if not _is_retry(each, records[0])]
+        shown = [*records[:1], *others[:1]]
+        text = f"{self.identifier(name, number)} came twice: " + "; ".join(map(self.record, shown))
+        halves = len(shown) > 1 and (shown[0].half or shown[1].half) and _ids(shown[0]) == _ids(shown[1])
+        return f"{text}; a log of format 1 has half of the request id, which cannot identify a retry" * halves or text
 
     def disordered(self, late: Record, records: list[Record]) -> str:
-        """A record that lies before one that was answered earlier."""
+        """Return the message for a record that does not follow one that was answered before it was asked for."""
         start = self.identifier(late.name, late.first)
-        said = f"{start} was asked for after ids had come that it does not lie behind: {self.record(late)}"
-        return "; ".join([said, *map(self.record, records[:1])])
+        text = f"{start} is out of order: it was asked for after a later id was answered: {self.record(late)}"
+        return "; ".join([text, *map(self.record, records[:1])])
 
-    def fallen(self, name: int, generations: tuple[int, int], numbers: tuple[int, int], found: list[Record]) -> str:
-        """A generation that falls along the ids."""
-        (older, newer), (ahead, number) = generations, numbers
-        said = f"{self.identifier(name, number)} is of generation {newer}, but {ahead} behind it of {older}"
-        return "; ".join([said, *map(self.record, found)])
+    def overlap(self, name: int, generations: tuple[int, int], numbers: tuple[int, int], records: list[Record]) -> str:
+        """Return the message for a generation that does not follow an older one."""
+        (older, newer), (last, number) = generations, numbers
+        identifier = self.identifier(name, number)
+        text = f"{identifier} of generation {newer} is out of order: generation {older} has {last}"
+        return "; ".join([text, *map(self.record, records)])
 
     def beyond(self, record: Record, limit: str) -> str:
-        """A record past what the store says was given out."""
+        """Return the message for a record past the export."""
         return f"{self.identifier(record.name, record.last)} is beyond {limit}: {self.record(record)}"
 
     def malformed(self, record: Record, why: str) -> str:
-        """A record that cannot be."""
+        """Return the message for an invalid record."""
         return f"{self._logs[record.log].path}: {why}: {self.record(record)}"
 
     def _ids(self, record: Record) -> str:
@@ -177,15 +178,15 @@ class Words:
 
 
 def answered_before(late: Record, of: Log, node: int | None) -> Callable[[Log, Rows], Bits]:
-    """Makes what chooses records that were answered before one was asked for, by a node unless that is None.
+    """Return a selector of records that were answered before another one was asked for.
 
     Args:
-        late: That one.
-        of: Its log.
-        node: Which node.
+        late: The other record.
+        of: The other record's log.
+        node: The server process of the records; None for any, in sequences that rise over all nodes.
     """
 
-    def fits(log: Log, rows: Rows) -> Bits:
+    def matches(log: Log, rows: Rows) -> Bits:
         if log is not of and (log.boot_id != of.boot_id or not of.boot_id):
             return np.zeros(len(rows), np.bool_)
         before = rows["answered"] - log.boot_time < late.asked - of.boot_time
@@ -196,11 +197,11 @@ def answered_before(late: Record, of: Log, node: int | None) -> Callable[[Log, R
             chosen &= (rows["node"] == node) | (rows["flags"] & DOC_IDS != 0)
         return np.asarray(chosen)
 
-    return fits
+    return matches
 
 
 def of_generation(generation: int) -> Callable[[Log, Rows], Bits]:
-    """Makes what chooses the records of a generation."""
+    """Return a selector of the records of a generation."""
     return lambda log, rows: np.asarray(rows["generation"] == generation)
 
 
@@ -208,7 +209,7 @@ def _ids(record: Record) -> tuple[int, int, int, int]:
     return record.generation, record.first, record.step, record.id_count
 
 
-def _repeats(one: Record, other: Record) -> bool:
+def _is_retry(one: Record, other: Record) -> bool:
     known = any(one.request) and not one.half and not other.half
     return known and one.request == other.request and _ids(one) == _ids(other)
 

@@ -1,4 +1,4 @@
-"""Tells the files that it is given apart by what is in them, and reads those that are no logs."""
+"""Recognizes input files by their content, opens logs of issued ids, and reads exports and logs of nodes."""
 
 import json
 import re
@@ -10,33 +10,33 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from idalloc._issued_log.format import MAGIC
-from idalloc.verify._json import parse
-from idalloc.verify._lines import open_lines
-from idalloc.verify._logs import MOST_MESSAGES, EndsInHeader, Log, NoLog
+from idalloc.verify._binary_log import open_binary_log
+from idalloc.verify._json_log import open_json_log
+from idalloc.verify._logs import MAX_MESSAGES, InvalidFile, Log, TruncatedHeader
 from idalloc.verify._names import Names, sequence_name
-from idalloc.verify._rows import open_rows
+from idalloc.verify._strict_json import parse
 
-# A node's log may begin with other lines, such as a library's warning; so many are looked at.
+# A node's log may begin with other lines, such as a library's warning: the kind is in one of so many lines.
 _FIRST_LINES = 100
-# No line of an export or of a node is longer.
-_MOST_LINE = 2**20
+# The longest line of an export or a node's log.
+_MAX_LINE = 2**20
 _EXPORT_FORMAT = 1
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _CAUSE = re.compile(r"[a-z_]{1,50}")
-# No store has a higher or lower counter, and no prefix a later start.
-_MOST_ID = 2**63 - 2
-_LEAST_ID = -(2**63) + 1
-_MOST_START = 2**32 - 1
-_MOST_PREFIX = 65_535
+# The bounds of counters, start timestamps and prefixes in a store.
+_MAX_ID = 2**63 - 2
+_MIN_ID = -(2**63) + 1
+_MAX_START = 2**32 - 1
+_MAX_PREFIX = 65_535
 
 
 @dataclass
 class Exported:
-    """What exports say.
+    """The content of all exports.
 
     Attributes:
-        last_values: The last values of each name's counter, of several exports; None where a counter was never used.
-        timestamps: The sequences whose ids are times.
+        last_values: The last values of each name's counter, one for each export; empty for an unused counter.
+        timestamps: The sequences whose ids are timestamps.
         claims: The latest start timestamp of each prefix of document ids.
     """
 
@@ -47,15 +47,15 @@ class Exported:
 
 @dataclass
 class Files:
-    """What was found in files.
+    """The input files.
 
     Attributes:
-        names: The names of all that is in the logs.
+        names: The names in the logs.
         logs: The logs of issued ids.
-        exported: What exports say; None without any.
-        burned: What the logs of nodes say: the ids burned, by name and cause.
-        malformed: How many places in files that are not in ``logs`` cannot be.
-        examples: The first of them, in words.
+        exported: The content of the exports; None without any.
+        burned: The burned ids in logs of nodes, by name and cause.
+        malformed: The number of malformed places in files that are not in `logs`.
+        examples: The messages of the first of them.
     """
 
     names: Names
@@ -65,84 +65,81 @@ class Files:
     malformed: int = 0
     examples: list[str] = field(default_factory=list)
 
-    def add_malformed(self, finding: str) -> None:
-        """Counts a place that cannot be."""
+    def add_malformed(self, message: str) -> None:
+        """Count a malformed place."""
         self.malformed += 1
-        if len(self.examples) < MOST_MESSAGES:
-            self.examples.append(finding)
+        if len(self.examples) < MAX_MESSAGES:
+            self.examples.append(message)
 
 
-def find(paths: Iterable[Path], names: Names) -> Files:
-    """Opens files.
+def read_files(paths: Iterable[Path], names: Names) -> Files:
+    """Open logs, and read exports and logs of nodes.
 
     Raises:
-        NoLog: One cannot be read, or is none of those that are known, or none is a log of issued ids.
+        InvalidFile: A file cannot be read or is of no known kind, or no file is a log of issued ids.
     """
-    found = Files(names)
+    files = Files(names)
     seen = set[tuple[int, int]]()
     for path in paths:
         try:
             status = path.stat()
-            if (status.st_dev, status.st_ino) not in seen:  # the same file under two names is no second witness
-                _add(path, found)
+            if (status.st_dev, status.st_ino) not in seen:  # two paths of one file are one log
+                _add(path, files)
             seen.add((status.st_dev, status.st_ino))
         except OSError as error:
-            raise NoLog(f"{path}: {error.strerror}") from None
-    if not found.logs:
-        if found.examples:
-            raise NoLog(found.examples[0])
-        raise NoLog("none of these files is a log of issued ids (--log of allocate, stream, docid, bench and the SDK)")
-    return found
+            raise InvalidFile(f"{path}: {error.strerror}") from None
+    if not files.logs:
+        if files.examples:
+            raise InvalidFile(files.examples[0])
+        raise InvalidFile(
+            "none of these files is a log of issued ids (--log of allocate, stream, docid, bench and the SDK)"
+        )
+    return files
 
 
-def _add(path: Path, found: Files) -> None:
+def _add(path: Path, files: Files) -> None:
     if not path.is_file():
-        raise NoLog(f"{path}: is no file")
+        raise InvalidFile(f"{path}: is not a regular file")
     try:
-        log = _open_log(path, len(found.logs), found.names)
-    except EndsInHeader as error:
-        found.add_malformed(str(error))
+        log = _open_log(path, len(files.logs), files.names)
+    except TruncatedHeader as error:
+        files.add_malformed(str(error))
         return
     if log is not None:
-        found.logs.append(log)
+        files.logs.append(log)
         return
     with path.open("rb") as file:
-        first = next(filter(None, map(_lenient, islice(_lines(file), _FIRST_LINES))), {})
+        first = next(filter(None, map(_parse_leniently, islice(_lines(file), _FIRST_LINES))), {})
         file.seek(0)
         if "idalloc_export" in first:
-            found.exported = found.exported or Exported()
-            _read_export(path, file, found.exported)
+            files.exported = files.exported or Exported()
+            _read_export(path, file, files.exported)
         elif "event" in first:
-            _read_node_log(path, file, found)
+            _read_node_log(path, file, files)
         else:
-            raise NoLog(f"{path}: is no log of issued ids, no export and no log of a node")
+            raise InvalidFile(f"{path}: is not a log of issued ids, an export or a node's log")
 
 
 def _open_log(path: Path, number: int, names: Names) -> Log | None:
-    """Opens a log, in either of its forms; returns None if it is none.
-
-    Raises:
-        EndsInHeader: It is one, and ends before its first record.
-        NoLog: Its header cannot be read.
-    """
+    """Open a log in either format; None if the file is not a log. Raises `TruncatedHeader` and `InvalidFile`."""
     magic = MAGIC[:-1]
     with path.open("rb") as file:
         begin = file.read(len(magic))
         if len(begin) < len(magic) and magic.startswith(begin):
-            raise EndsInHeader(path)
+            raise TruncatedHeader(path)
         if begin == magic:
-            return open_rows(path, number, names, file)
+            return open_binary_log(path, number, names, file)
         file.seek(0)
-        return open_lines(path, number, names, file)
+        return open_json_log(path, number, names, file)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines, of which those that are too long come in parts."""
-    return iter(lambda: file.readline(_MOST_LINE), b"")
+    """Yield lines; a line that is too long comes in parts."""
+    return iter(lambda: file.readline(_MAX_LINE), b"")
 
 
 def _read_export(path: Path, file: BinaryIO, exported: Exported) -> None:
-    known = set[object]()  # exports of several times may be given, but each has everything once
+    known = set[object]()  # an entry may be in several exports, but only once in each
     number = 0
     try:
         for number, line in enumerate(_lines(file), start=1):
@@ -152,22 +149,22 @@ def _read_export(path: Path, file: BinaryIO, exported: Exported) -> None:
                 continue
             key = _read_claim(content, exported) if "prefix" in content else _read_counter(content, exported)
             if key in known:
-                raise ValueError(f"{key!r} is in this export already")
+                raise ValueError(f"{key!r} appears twice in this export")
             known.add(key)
     except (ValueError, TypeError, KeyError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise NoLog(f"{path}: line {number} of this export cannot be read: {why[:200]}") from None
+        raise InvalidFile(f"{path}: line {number} of this export cannot be read: {why[:200]}") from None
 
 
 def _check_first_line(content: dict[str, Any], number: int) -> None:
     form = content.get("idalloc_export")
     if number > 1 or type(form) is not int or form != _EXPORT_FORMAT:
-        raise ValueError(f'{{"idalloc_export": {_EXPORT_FORMAT}}} must be its first line and no other')
+        raise ValueError(f'{{"idalloc_export": {_EXPORT_FORMAT}}} must be its first line and no other line')
 
 
 def _read_claim(content: dict[str, Any], exported: Exported) -> int:
-    prefix = _integer(content["prefix"], "prefix", 0, _MOST_PREFIX)
-    start = _integer(content["last_start"], "last_start", 0, _MOST_START)
+    prefix = _integer(content["prefix"], "prefix", 0, _MAX_PREFIX)
+    start = _integer(content["last_start"], "last_start", 0, _MAX_START)
     exported.claims[prefix] = max(start, exported.claims.get(prefix, 0))
     return prefix
 
@@ -180,7 +177,7 @@ def _read_counter(content: dict[str, Any], exported: Exported) -> str:
         raise ValueError("settings must be an object")
     sequence = content["sequence"]
     exported.last_values.setdefault(name, []).extend(
-        [] if last is None else [_integer(last, "last_value", _LEAST_ID, _MOST_ID)]
+        [] if last is None else [_integer(last, "last_value", _MIN_ID, _MAX_ID)]
     )
     _integer(settings.get("step", 1), "step")
     if str(settings.get("kind", "")).startswith("TIMESTAMP"):
@@ -188,19 +185,19 @@ def _read_counter(content: dict[str, Any], exported: Exported) -> str:
     return name
 
 
-def _integer(value: object, field: str, least: int = _LEAST_ID, most: int = _MOST_ID) -> int:
-    """Reads a number that may be a text, as 64-bit numbers are in proto3's JSON."""
+def _integer(value: object, field: str, minimum: int = _MIN_ID, maximum: int = _MAX_ID) -> int:
+    """Read an integer or its decimal text, as proto3's JSON mapping writes 64-bit integers."""
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{field} must be an integer from {least} to {most}")
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise ValueError(f"{field} must be an integer from {minimum} to {maximum}")
     return value
 
 
-def _read_node_log(path: Path, file: BinaryIO, found: Files) -> None:
-    """Adds up burned ids. A node that was killed may leave half a line, and libraries log lines of their own."""
+def _read_node_log(path: Path, file: BinaryIO, files: Files) -> None:
+    """Add up burned ids. Other lines are ignored: a killed node's last line, and lines of libraries."""
     for number, line in enumerate(_lines(file), start=1):
-        content = _lenient(line) if b'"burned"' in line else {}
+        content = _parse_leniently(line) if b'"burned"' in line else {}
         if content.get("event") != "burned":
             continue
         try:
@@ -210,13 +207,13 @@ def _read_node_log(path: Path, file: BinaryIO, found: Files) -> None:
             if type(ids) is not int or not 0 <= ids < 2**63 or not _CAUSE.fullmatch(cause):
                 raise ValueError
         except (ValueError, TypeError, KeyError):
-            found.add_malformed(f"{path}: line {number} is no record of burned ids")
+            files.add_malformed(f"{path}: line {number} is not a valid record of burned ids")
         else:
-            found.burned.setdefault(name, Counter())[cause] += ids
+            files.burned.setdefault(name, Counter())[cause] += ids
 
 
-def _lenient(line: bytes) -> dict[str, Any]:
-    """An object that may have what ``parse`` refuses; empty if it is none."""
+def _parse_leniently(line: bytes) -> dict[str, Any]:
+    """Parse an object that `parse` might reject; return an empty one if the line is not an object."""
     try:
         content = json.loads(line.decode())
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What the two forms of a log of issued ids have in common, and how one is read."""
+"""The common base of both formats of a log of issued ids."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,20 +26,20 @@ COMMON = [
 ROW = np.dtype([*COMMON, ("request_head", "<u8"), ("request_tail", "<u8"), ("zeros", "<u4"), ("check", "<u4")])
 Rows: TypeAlias = npt.NDArray[np.void]
 
-# A flag in memory only: of the request id, format 1 has half.
+# A flag in memory only: format 1 has half of each request id.
 HALF = 128
 
-# No header is longer; what says so is damaged.
-MOST_HEADER = 64 * 1024
-# No machine has been up for so long: 146 years in nanoseconds.
-MOST_TIME = 2**62
+# The longest header; a longer one is damaged.
+MAX_HEADER = 64 * 1024
+# The limit of times since the boot: 146 years in nanoseconds.
+MAX_TIME = 2**62
 
 
-class NoLog(Exception):
-    """A file cannot be read as what it should be; the text has its name, too."""
+class InvalidFile(Exception):
+    """A file cannot be read. The message begins with its path."""
 
 
-class EndsInHeader(NoLog):
+class TruncatedHeader(InvalidFile):
     """A log ends before its first record."""
 
     def __init__(self, path: Path) -> None:
@@ -48,18 +48,18 @@ class EndsInHeader(NoLog):
 
 
 class Log:
-    """A log that is read from its beginning to its end.
+    """A log, read from its beginning to its end.
 
     Attributes:
         path: The file.
-        number: Its place among all logs.
-        boot_id: Which run of the machine its times are of; empty if that, or how far the log's clock is ahead of the
-            machine's, is not known.
-        boot_time: When that began, in nanoseconds since 1970, by the log's clock.
-        ended: Whether all of it was read.
-        cut: Whether it ends in the middle of a record.
-        malformed: How many places in it are no records.
-        messages: The first of them, in words.
+        number: Its index among all logs.
+        boot_id: The machine's boot that its times belong to; empty if the boot, or the offset of the log's clock from
+            the machine's, is unknown.
+        boot_time: The time of that boot by the log's clock, in nanoseconds since the Unix epoch.
+        ended: Whether the whole log was read.
+        cut: Whether the log ends in the middle of a record.
+        malformed: The number of malformed records.
+        messages: The messages of the first of them.
     """
 
     def __init__(self, path: Path, number: int, header: dict[str, Any], begin: int, names: Names) -> None:
@@ -68,7 +68,7 @@ class Log:
         boot_id, ahead = header.get("boot_id"), header.get("boot_offset_ns")
         self.boot_time = _time(header.get("boot_time_ns"), path) + (0 if ahead is None else _time(ahead, path))
         if not isinstance(boot_id, str) or not boot_id.isascii():
-            raise NoLog(f"{path}: the header of this log is damaged")
+            raise InvalidFile(f"{path}: the header of this log is damaged")
         self.boot_id = "" if ahead is None else boot_id.lower()
         _time(self.boot_time, path)
         self._begin = begin
@@ -76,7 +76,7 @@ class Log:
         self.rewind()
 
     def rewind(self) -> None:
-        """Goes back to the first record."""
+        """Go back to the first record."""
         self._at = self._begin
         self._row = 0
         self._size = self.path.stat().st_size
@@ -85,28 +85,28 @@ class Log:
         self.malformed = 0
         self.messages: list[str] = []
 
-    def read(self, most: int) -> Rows:
-        """Reads the next records, some if there are any left."""
+    def read(self, max_records: int) -> Rows:
+        """Read the next records, at least one if any is left."""
         raise NotImplementedError
 
-    def _tell(self, finding: str) -> None:
+    def _add_malformed(self, message: str) -> None:
         self.malformed += 1
-        if len(self.messages) < MOST_MESSAGES:
-            self.messages.append(f"{self.path}: {finding}")
+        if len(self.messages) < MAX_MESSAGES:
+            self.messages.append(f"{self.path}: {message}")
 
 
-# So many findings of each kind are put in words.
-MOST_MESSAGES = 5
+# The findings of each kind that have a message.
+MAX_MESSAGES = 5
 
 
 def _time(value: object, path: Path) -> int:
-    if type(value) is not int or not -MOST_TIME < value < MOST_TIME:
-        raise NoLog(f"{path}: the header of this log is damaged")
+    if type(value) is not int or not -MAX_TIME < value < MAX_TIME:
+        raise InvalidFile(f"{path}: the header of this log is damaged")
     return value
 
 
-def blocks(log: Log, most: int) -> Iterator[Rows]:
-    """Reads a log once more from its beginning, to look something up."""
+def blocks(log: Log, max_records: int) -> Iterator[Rows]:
+    """Read a log once more from its beginning, in blocks."""
     log.rewind()
     while not log.ended:
-        yield log.read(most)
+        yield log.read(max_records)

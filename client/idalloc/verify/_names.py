@@ -1,12 +1,12 @@
-"""The names that ids belong to, as numbers."""
+"""Names of sequences, periods and document ids, and their numbers."""
 
 import re
 from functools import lru_cache
 
 from idalloc._issued_log.format import HEAD, PERIOD_MARK
 
-# What the server accepts and issues: a sequence's name, a period, and what a run of document ids shares.
-_MOST_BYTES = 255
+# The limits of the server: the name of a sequence, a period, and the shared part of document ids.
+_MAX_BYTES = 255
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PERIOD = re.compile(r"[0-9]{4}(-[0-9]{2}){0,2}")
 _HEAD = re.compile(f"[0-9a-f]{{{HEAD}}}")
@@ -14,23 +14,23 @@ _HEAD = re.compile(f"[0-9a-f]{{{HEAD}}}")
 
 @lru_cache(maxsize=2**16)
 def sequence_name(sequence: object, period: object = "") -> str:
-    """Returns the name of a sequence or of its period.
+    """Return the name of a sequence or of its period.
 
     Raises:
-        ValueError: There can be no such name.
-        TypeError: One of them has no hash.
+        ValueError: The name or the period is invalid.
+        TypeError: An argument is not hashable.
     """
     if not isinstance(sequence, str) or not isinstance(period, str):
-        raise ValueError("a name is no text")
-    if not 0 < len(sequence.encode()) <= _MOST_BYTES or _CONTROL.search(sequence):
-        raise ValueError(f"a name is empty, longer than {_MOST_BYTES} bytes, or has control characters")
+        raise ValueError("a name must be a string")
+    if not 0 < len(sequence.encode()) <= _MAX_BYTES or _CONTROL.search(sequence):
+        raise ValueError(f"a name is empty, longer than {_MAX_BYTES} bytes, or has control characters")
     if period and not _PERIOD.fullmatch(period):
-        raise ValueError("there can be no such period")
+        raise ValueError("invalid period")
     return f"{sequence}{PERIOD_MARK}{period}" if period else sequence
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be the name of a sequence, or of a period as a log has it."""
+    """Return whether a text is a valid name of a sequence, or of a period in a log's form."""
     sequence, mark, period = text.partition(PERIOD_MARK)
     try:
         sequence_name(sequence, period)
@@ -40,43 +40,43 @@ def is_name(text: str) -> bool:
 
 
 def begins_name(text: str) -> bool:
-    """Whether a text can be the beginning of the name of a sequence, or of a period."""
+    """Return whether a text may be the beginning of a valid name."""
     return _CONTROL.search(text.replace(PERIOD_MARK, "", 1)) is None
 
 
 def is_head(text: str) -> bool:
-    """Whether document ids can begin with a text."""
+    """Return whether a text is the shared part of document ids."""
     return _HEAD.fullmatch(text) is not None
 
 
 class Names:
-    """Numbers names: of sequences, each period for itself, and of what a run of document ids shares."""
+    """Numbers the names of sequences, of periods, and the shared parts of document ids."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._texts: list[str] = []
 
     def __len__(self) -> int:
-        """One more than the largest number."""
+        """Return the largest number plus 1."""
         return 2 * len(self._texts)
 
     def number(self, text: str, *, doc_ids: bool = False) -> int:
-        """The number of a name; it is odd for document ids."""
+        """Return the number of a name, which is odd for document ids."""
         number = self._numbers.setdefault(text, len(self._texts))
         if number == len(self._texts):
             self._texts.append(text)
         return 2 * number + doc_ids
 
     def text(self, number: int) -> str:
-        """The name with its period, or the 12 characters of document ids."""
+        """Return the name with its period, or the 12 shared characters of document ids."""
         return self._texts[number // 2]
 
     def parts(self, number: int) -> tuple[str, str]:
-        """The sequence and its period, which may be empty."""
+        """Return the sequence and its period, which may be empty."""
         sequence, _, period = self.text(number).partition(PERIOD_MARK)
         return sequence, period
 
-    def called(self, number: int) -> str:
-        """The name of a sequence for people."""
+    def display_name(self, number: int) -> str:
+        """Return the name of a sequence, with its period, for messages."""
         sequence, period = self.parts(number)
         return f"{sequence} of {period}" if period else sequence

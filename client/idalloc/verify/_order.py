@@ -1,21 +1,21 @@
-"""Did ids come in order? A range that was asked for after another one was answered has to lie behind it."""
+"""Checks the order of ids: a range must follow every range that was answered before it was asked for."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from idalloc.verify._columns import Bits, Ints, combine, pack, running_most, sorting
+from idalloc.verify._columns import Bits, Ints, argsort, factorize_rows, pack, running_max
 
 
 class Calls(NamedTuple):
     """Columns of calls.
 
     Attributes:
-        group: The number of those that are in order with each other.
-        asked: When it was asked for, in nanoseconds.
-        answered: When it was answered.
-        back: Which of its ids comes first in the order.
-        front: Which of its ids comes last.
+        group: The number of the group in which calls have an order.
+        asked: When the call began, in nanoseconds.
+        answered: When the reply arrived, in nanoseconds.
+        back: The call's first id along the order.
+        front: The call's last id along the order.
     """
 
     group: Ints
@@ -25,31 +25,31 @@ class Calls(NamedTuple):
     front: Ints
 
 
-class Order:
-    """Looks at calls, batch by batch, of which each is about later times than the one before.
+class OrderChecker:
+    """Checks the order of calls, batch by batch, each of later times than the one before.
 
-    What it tells is always true: that call was asked for after another one was answered that is ahead of it. Within a
-    batch it misses nothing. Of earlier batches it remembers the calls that were answered after the first one of the
-    newest batch was asked for, as long as these are not more than ``most``. Of all others it knows how far ids had come
-    when the last of them was answered: a call that was asked for before that is not compared with them.
+    A finding is never a false alarm: another call that is further along the order was answered before this one was
+    asked for. Within a batch no violation is missed. Of earlier batches, calls answered after the newest batch began
+    are kept, up to a limit. Of all others only the furthest id of each group is kept, and the time of the last reply:
+    calls asked for before that time are not compared with it.
 
     Args:
-        most: How many calls of earlier batches it remembers.
+        max_calls: The calls of earlier batches to keep.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._until = -1  # when the last call was answered that is not remembered by itself
-        self._reach = np.empty(0, np.int64)  # by group, how far such calls had come
-        self._known = np.empty(0, np.bool_)
+    def __init__(self, max_calls: int) -> None:
+        self._max_calls = max_calls
+        self._until = -1  # the last reply of the calls that are not kept
+        self._reach = np.empty(0, np.int64)  # the furthest id of those calls, by group
+        self._known = np.empty(0, np.bool_)  # whether a group has such calls
         none = np.empty(0, np.int64)
         self._recent = Calls(none, none, none, none, none)
 
     def check(self, calls: Calls) -> tuple[Bits, Ints]:
-        """Looks at a batch.
+        """Check a batch.
 
         Returns:
-            Which calls are out of order, and, for these, the furthest id that was answered with before they began.
+            Which calls are out of order, and for each of these the furthest id answered before it was asked for.
         """
         if not len(calls.group):
             return np.empty(0, np.bool_), np.empty(0, np.int64)
@@ -64,12 +64,12 @@ class Order:
             else Calls._make(map(np.concatenate, zip(self._recent, calls, strict=True)))
         )
         ends, begins = pack(before.group, before.answered, calls.group, calls.asked)
-        order = sorting(ends)
+        order = argsort(ends)
         groups, fronts, backs = before.group, before.front, before.back
         if order is not None:
             ends, groups, fronts, backs = ends[order], groups[order], fronts[order], backs[order]
-        reach = running_most(groups, fronts)
-        # Most lie behind all that was answered before themselves, so also behind what was before they were asked for.
+        reach = running_max(groups, fronts)
+        # Most calls follow all that were answered before their own reply, and so all before they were asked for.
         doubtful = np.flatnonzero((groups[1:] == groups[:-1]) & (reach[:-1] >= backs[1:])) + 1
         doubtful = (doubtful if order is None else order[doubtful]) - len(self._recent.group)
         doubtful = doubtful[doubtful >= 0]
@@ -83,11 +83,11 @@ class Order:
         return wrong, furthest[wrong]
 
     def _forget(self, calls: Calls, earliest: int) -> None:
-        """Keeps of calls only what those that are still under way may have to be compared with."""
+        """Keep the calls that calls still in flight may have to be compared with, up to the limit."""
         old = calls.answered < earliest
-        if len(old) - int(old.sum()) > self._most:
-            least = np.partition(calls.answered, len(old) - self._most)[len(old) - self._most]
-            old |= calls.answered < least
+        if len(old) - int(old.sum()) > self._max_calls:
+            oldest = np.partition(calls.answered, len(old) - self._max_calls)[len(old) - self._max_calls]
+            old |= calls.answered < oldest
         if old.any():
             self._until = max(self._until, int(calls.answered[old].max()))
             groups = calls.group[old]
@@ -106,14 +106,14 @@ class Order:
 
 
 class Groups:
-    """Numbers groups, over all batches."""
+    """Numbers groups consistently over all batches."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
 
-    def of(self, *columns: Ints) -> Ints:
-        """The number of the group of each row that columns form."""
-        examples, codes = combine(*columns)
+    def numbers(self, *columns: Ints) -> Ints:
+        """Return the number of each row's group: rows that columns form are in one group if equal."""
+        examples, codes = factorize_rows(*columns)
         keys = zip(*(column[examples].tolist() for column in columns), strict=True)
         numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
         return np.array(numbers, np.int64)[codes]

@@ -1,4 +1,4 @@
-"""Spans of any number: sorted runs in files once memory is not enough, merged piece by piece."""
+"""An external merge sort of spans: sorted runs in temporary files, merged piece by piece."""
 
 import os
 import tempfile
@@ -9,17 +9,17 @@ from typing import NamedTuple
 import numpy as np
 
 from idalloc.verify._columns import Ints
-from idalloc.verify._spans import SPAN, Spans, Twice, concatenated, joined
+from idalloc.verify._spans import SPAN, Duplicates, Spans, concatenated, merged
 
 _NAME_AND_LOW = np.dtype([("name", "<i8"), ("low", "<i8")])
 
 
 class Limits(NamedTuple):
-    """How much is held in memory at a time.
+    """Limits of what is held in memory at a time.
 
     Attributes:
-        records: How many records, of all logs together.
-        spans: How many spans.
+        records: The records of all logs together.
+        spans: The spans.
         piece: About how many spans are merged at a time.
     """
 
@@ -35,7 +35,7 @@ class _Run(NamedTuple):
     rows: int
 
     def find(self, name: int, low: int) -> int:
-        """How many rows come before an id of a name."""
+        """Return the number of rows before an id of a name."""
         begin, end = 0, self.rows
         with self.path.open("rb", buffering=0) as file:
             while begin < end:
@@ -53,32 +53,32 @@ class _Run(NamedTuple):
 
 
 class Runs:
-    """Collects spans, and gives all of them back in the order of names and ids.
+    """Collects spans, and yields them in the order of names and ids.
 
     Args:
-        limits: How much memory it may use.
-        twice: Where ids are counted that it meets twice while it joins spans.
+        limits: The limits of memory.
+        duplicates: Where the ids that merged spans share are counted.
     """
 
-    def __init__(self, limits: Limits, twice: Twice) -> None:
+    def __init__(self, limits: Limits, duplicates: Duplicates) -> None:
         self._limits = limits
-        self._twice = twice
+        self._duplicates = duplicates
         self._parts: list[Spans] = []
         self._rows = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._runs: list[_Run] = []
-        # Every so many rows of a run one is kept, to split all runs at by and by.
+        # One of so many rows of each run is a sample, at which all runs can be split.
         self._distance = max(1, limits.piece // 2048)
         self._samples: list[tuple[Ints, Ints]] = []
 
     def close(self) -> None:
-        """Removes the files."""
+        """Remove the temporary files."""
         if self._folder is not None:
             self._folder.cleanup()
 
     def add(self, spans: Spans) -> None:
-        """Adds some."""
-        spans = joined(spans, self._twice)
+        """Add spans."""
+        spans = merged(spans, self._duplicates)
         self._parts.append(spans)
         self._rows += spans.rows
         if self._rows > self._limits.spans:
@@ -87,7 +87,7 @@ class Runs:
                 self._spill()
 
     def pieces(self) -> Iterator[Spans]:
-        """Yields all of them, one part of the ids after the other; a span that lies in two parts is split."""
+        """Yield all spans in pieces of ascending ids; a span in two pieces is split."""
         self._compact()
         if not self._runs:
             yield from self._parts
@@ -98,14 +98,14 @@ class Runs:
         for name, low in self._splitters():
             ends = [run.find(name, low) for run in self._runs]
             parts = [run.read(*span) for run, *span in zip(self._runs, at, ends, strict=True)]
-            piece, rest = concatenated([rest, *parts]).clipped(name, low)
+            piece, rest = concatenated([rest, *parts]).split(name, low)
             at = ends
             yield piece
         yield concatenated([rest, *(run.read(begin, run.rows) for run, begin in zip(self._runs, at, strict=True))])
 
     def _compact(self) -> None:
         if len(self._parts) > 1:
-            self._parts = [joined(concatenated(self._parts), self._twice)]
+            self._parts = [merged(concatenated(self._parts), self._duplicates)]
             self._rows = self._parts[0].rows
 
     def _spill(self) -> None:
@@ -121,10 +121,10 @@ class Runs:
         self._parts, self._rows = [], 0
 
     def _splitters(self) -> list[tuple[int, int]]:
-        """Where to split, so that no piece is much larger than it may be."""
+        """Return the names and ids at which to split, so that no piece is much larger than the limit."""
         names, lows = (np.concatenate(columns) for columns in zip(*self._samples, strict=True))
         order = np.lexsort((lows, names))
-        # Between two samples of each run, one more run's rows may lie that no sample tells of.
+        # Each run may add up to one distance of rows that no sample shows.
         every = max(1, self._limits.piece // self._distance - len(self._runs))
         chosen = order[every::every]
         splitters = zip(names[chosen].tolist(), lows[chosen].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Ids as spans: from a lowest to a highest one in even steps. Which ids are in two of them?"""
+"""Spans of ids, from a lowest to a highest one in even steps, and the ids that are in two of them."""
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations, product
@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from idalloc._core.congruences import solve
-from idalloc.verify._columns import Ints, Positions, combine, distance, pack, running_most, sorting, total
+from idalloc.verify._columns import Ints, Positions, argsort, distance, factorize_rows, pack, running_max, total
 
-# As they lie in a file.
+# The format of a span in a file.
 SPAN = np.dtype([("name", "<i8"), ("low", "<i8"), ("high", "<i8"), ("step", "<i8"), ("tag", "<u8")])
 
 
@@ -19,11 +19,11 @@ class Spans(NamedTuple):
     """Columns of spans.
 
     Attributes:
-        name: The number of the name whose ids they are.
+        name: The number of the ids' name.
         low: The lowest id.
         high: The highest id.
-        step: How far an id is from the next, above 0.
-        tag: Equal, and not 0, where a request was answered with the same range again; else 0.
+        step: The difference of consecutive ids, above 0.
+        tag: Equal and not 0 for replies to retries of one request with the same range; else 0.
     """
 
     name: Ints
@@ -34,27 +34,27 @@ class Spans(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of spans."""
         return len(self.low)
 
     def take(self, which: npt.NDArray[np.bool_] | Positions | slice) -> "Spans":
-        """Some of them."""
+        """Return the selected spans."""
         return Spans._make(column[which] for column in self)
 
     def ids(self) -> Ints:
-        """How many ids each one has."""
+        """Return the number of ids of each span."""
         if not self.rows or (int(self.step.min()) == int(self.step.max()) == 1):
             return self.high - self.low + 1
         return (distance(self.high, self.low) // self.step.view(np.uint64)).view(np.int64) + 1
 
-    def sorted_by_low(self) -> "Spans":
-        """Sorted by name, and then by the lowest id."""
+    def sort_by_low(self) -> "Spans":
+        """Return the spans sorted by name, then by their lowest id."""
         (keys,) = pack(self.name, self.low)
-        order = sorting(keys)
+        order = argsort(keys)
         return self if order is None else self.take(order)
 
     def without_repeats(self) -> "Spans":
-        """Without the further answers to a request, which are no further ids."""
+        """Return the spans without replies to retries."""
         tagged = np.flatnonzero(self.tag)
         if not len(tagged):
             return self
@@ -64,8 +64,8 @@ class Spans(NamedTuple):
         kept[order[1:][again]] = False
         return self.take(kept)
 
-    def clipped(self, name: int, end: int) -> tuple["Spans", "Spans"]:
-        """Splits them into what sorts before an id of a name, and the rest."""
+    def split(self, name: int, end: int) -> tuple["Spans", "Spans"]:
+        """Split the spans at an id of a name: into the ids before it, and the rest."""
         before = (self.name < name) | ((self.name == name) & (self.low < end))
         below, above = self.take(before), self.take(~before)
         across = (below.name == name) & (below.high >= end)
@@ -80,7 +80,7 @@ class Spans(NamedTuple):
         return below, concatenated([rest, above])
 
     def packed(self) -> npt.NDArray[np.void]:
-        """As they lie in a file."""
+        """Return the spans in the format of a file."""
         rows = np.empty(self.rows, SPAN)
         for field, column in zip(self._fields, self, strict=True):
             rows[field] = column
@@ -88,12 +88,12 @@ class Spans(NamedTuple):
 
     @classmethod
     def unpacked(cls, rows: npt.NDArray[np.void]) -> "Spans":
-        """As they lay in a file."""
+        """Return spans from the format of a file."""
         return cls._make(np.ascontiguousarray(rows[field]) for field in cls._fields)
 
 
 def concatenated(parts: Iterable[Spans]) -> Spans:
-    """All of them as one."""
+    """Return the spans of all parts."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
@@ -102,34 +102,33 @@ def concatenated(parts: Iterable[Spans]) -> Spans:
     return Spans._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
-class Twice:
-    """Ids that were found once more than they should be.
+class Duplicates:
+    """A counter of ids that were issued more than once.
 
     Attributes:
-        ids: How many: an id of n spans in equal steps counts n - 1 times; where steps differ, each pair of them
-            counts.
-        examples: Some of them: the number of the name, and the id.
+        ids: The number of duplicates: n - 1 for an id in n spans of equal steps; of different steps, each pair counts.
+        examples: The name's number and the id of some of them.
     """
 
-    def __init__(self, most_examples: int) -> None:
+    def __init__(self, max_examples: int) -> None:
         self.ids = 0
         self.examples: list[tuple[int, int]] = []
-        self._most = most_examples
+        self._max_examples = max_examples
 
     def add(self, ids: int, examples: Iterable[tuple[int, int]]) -> None:
-        """Counts some, of which examples may be known already."""
+        """Count ids, with examples that may be known already."""
         self.ids += ids
         for example in examples:
-            if len(self.examples) >= self._most:
+            if len(self.examples) >= self._max_examples:
                 return
             if example not in self.examples:
                 self.examples.append(example)
 
 
-def joined(spans: Spans, twice: Twice) -> Spans:
-    """Joins spans that touch or overlap, in equal steps; returns them sorted by name and lowest id.
+def merged(spans: Spans, duplicates: Duplicates) -> Spans:
+    """Merge spans of equal steps that touch or overlap, and count the ids that they share.
 
-    Those with a tag stay as they are, but for repeats, which go.
+    The result is sorted by name and lowest id. Spans with a tag are not merged, but replies to retries are removed.
     """
     spans = spans.without_repeats()
     tagged = spans.tag != 0
@@ -137,61 +136,61 @@ def joined(spans: Spans, twice: Twice) -> Spans:
     if apart is not None:
         spans = spans.take(~tagged)
     if spans.rows > 1:
-        spans = _joined(spans, twice)
+        spans = _merged(spans, duplicates)
     if apart is not None:
-        spans = concatenated([spans, apart]).sorted_by_low()
+        spans = concatenated([spans, apart]).sort_by_low()
     return spans
 
 
-def _joined(spans: Spans, twice: Twice) -> Spans:
+def _merged(spans: Spans, duplicates: Duplicates) -> Spans:
     plain = int(spans.step.max()) == 1
-    # Ids of one name that may be the same: those of one step and one remainder.
-    lattices = spans.name if plain else combine(spans.name, spans.step, spans.low % spans.step)[1]
+    # Only ids of one step and remainder can be merged.
+    lattices = spans.name if plain else factorize_rows(spans.name, spans.step, spans.low % spans.step)[1]
     (keys,) = pack(lattices, spans.low)
-    order = sorting(keys)
+    order = argsort(keys)
     if order is not None:
         spans, lattices = spans.take(order), lattices[order]
     low, high, step = spans.low, spans.high, spans.step
     same = lattices[1:] == lattices[:-1]
     reach = high
     if bool((same & (low[1:] <= high[:-1])).any()):
-        reach = running_most(lattices, high)
-        again = np.flatnonzero(same & (low[1:] <= reach[:-1])) + 1
-        ends = np.minimum(high[again], reach[again - 1])
-        found = spans.take(again)._replace(high=ends)
-        twice.add(total(found.ids()), zip(found.name.tolist()[:99], found.low.tolist()[:99], strict=True))
+        reach = running_max(lattices, high)
+        overlapping = np.flatnonzero(same & (low[1:] <= reach[:-1])) + 1
+        ends = np.minimum(high[overlapping], reach[overlapping - 1])
+        shared = spans.take(overlapping)._replace(high=ends)
+        duplicates.add(total(shared.ids()), zip(shared.name.tolist()[:99], shared.low.tolist()[:99], strict=True))
     touches = same & ((low[1:] <= reach[:-1]) | (low[1:] - reach[:-1] == step[1:]))
     begins = np.flatnonzero(np.concatenate([[True], ~touches]))
     if len(begins) < spans.rows:
         ends = np.append(begins[1:], spans.rows) - 1
         spans = spans.take(begins)._replace(high=reach[ends])
-    return spans if plain else spans.sorted_by_low()
+    return spans if plain else spans.sort_by_low()
 
 
-def shared(spans: Spans, twice: Twice) -> dict[int, int]:
-    """Finds the ids that are in spans of different steps.
+def count_shared(spans: Spans, duplicates: Duplicates) -> dict[int, int]:
+    """Count the ids that are in spans of different steps.
 
     Args:
-        spans: Sorted by name and lowest id; of those of equal steps none overlap.
-        twice: Where they are counted.
+        spans: Spans sorted by name and lowest id; spans of equal steps do not overlap.
+        duplicates: Where the ids are counted.
 
     Returns:
-        How many there are, by the number of the name.
+        The number of such ids, by the number of their name.
     """
     overlap = (spans.name[1:] == spans.name[:-1]) & (spans.low[1:] <= spans.high[:-1])
     counts: dict[int, int] = {}
     for name in np.unique(spans.name[1:][overlap]).tolist():
         begin, end = np.searchsorted(spans.name, [name, name + 1])
-        before = twice.ids
+        before = duplicates.ids
         for first, second in _pairs(spans.take(slice(begin, end))):
-            _count_shared(first, second, twice)
-        counts[name] = twice.ids - before
+            _count_shared_by_pair(first, second, duplicates)
+        counts[name] = duplicates.ids - before
     return counts
 
 
 def _pairs(spans: Spans) -> Iterator[tuple[Spans, Spans]]:
-    """Pairs of lattices that have ids in common, if they go on for ever."""
-    examples, codes = combine(spans.step, spans.low % spans.step)
+    """Yield pairs of lattices of different steps that intersect, if they were unbounded."""
+    examples, codes = factorize_rows(spans.step, spans.low % spans.step)
     by_step: dict[int, list[tuple[int, Spans]]] = {}
     for code, example in enumerate(examples.tolist()):
         lattice = spans.take(codes == code)
@@ -203,7 +202,7 @@ def _pairs(spans: Spans) -> Iterator[tuple[Spans, Spans]]:
                 yield one, other
 
 
-def _count_shared(one: Spans, other: Spans, twice: Twice) -> None:
+def _count_shared_by_pair(one: Spans, other: Spans, duplicates: Duplicates) -> None:
     begins = np.searchsorted(one.high, other.low, side="left")
     counts = np.maximum(np.searchsorted(one.low, other.high, side="right") - begins, 0)
     right = np.repeat(np.arange(other.rows), counts)
@@ -214,12 +213,12 @@ def _count_shared(one: Spans, other: Spans, twice: Twice) -> None:
     if met is None:
         return
     number, period = met
-    if period >= 2**62:  # at most a few ids, and no int64 holds what is reckoned with
+    if period >= 2**62:  # only a few ids are shared, and the vectorized sums below would overflow int64
         ahead = np.array([(number - begin) % period for begin in low.tolist()], np.uint64)
     else:
         ahead = ((number - low % period) % period).view(np.uint64)
     room = distance(high, low)
     some = ahead <= room
     ids = (room[some] - ahead[some]) // np.uint64(min(period, 2**64 - 1)) + np.uint64(1)
-    found = (low[some] + ahead[some].view(np.int64)).tolist()
-    twice.add(total(ids.view(np.int64)), [(int(one.name[0]), number) for number in found[:99]])
+    firsts = (low[some] + ahead[some].view(np.int64)).tolist()
+    duplicates.add(total(ids.view(np.int64)), [(int(one.name[0]), number) for number in firsts[:99]])

@@ -1,4 +1,4 @@
-"""What came of it: for programs, and for people."""
+"""Verifies files, and reports the result as JSON and as text."""
 
 import time
 from collections import Counter, defaultdict
@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from idalloc._core.text import escaped
-from idalloc.verify._files import Exported, find
-from idalloc.verify._logs import NoLog
+from idalloc.verify._files import Exported, read_files
+from idalloc.verify._logs import InvalidFile
 from idalloc.verify._names import Names
-from idalloc.verify._proof import Findings, Proof, Stretch, StretchKey
+from idalloc.verify._proof import Extent, ExtentKey, Findings, Proof
 from idalloc.verify._runs import Limits
 
 
 @dataclass
-class Counted:
-    """What is known of the ids of a sequence, or of one period of it.
+class SequenceStats:
+    """Counts of the ids of a sequence, or of one of its periods.
 
     Attributes:
-        sequence: Its name.
-        period: The period; empty if it has none.
-        ids: How many different ids are in the logs.
-        ranges: In how many records.
-        first: The first one.
-        last: The last one.
-        last_value: The counter, as exported.
-        missing: How many ids no log has, from the first one to ``last_value``, or to the last one without that.
-        burned: How many ids nodes said that they took and nobody got, by cause.
+        sequence: The sequence's name.
+        period: The period; empty without one.
+        ids: The number of distinct ids in the logs.
+        ranges: The number of records.
+        first: The first id.
+        last: The last id.
+        last_value: The exported counter, if any.
+        missing: The number of ids in no log, from the first id to `last_value`, or to the last id without an export.
+        burned: The number of ids that nodes reported as burned, by cause.
     """
 
     sequence: str
@@ -43,23 +43,23 @@ class Counted:
 
     @property
     def unattributed(self) -> int:
-        """How many are missing that no node told of."""
+        """The number of missing ids that no node reported as burned."""
         return max(0, self.missing - sum(self.burned.values()))
 
 
 @dataclass
 class Verdict:
-    """What came of it.
+    """The result of a verification.
 
     Attributes:
-        logs: How many logs were read.
-        records: How many records they had.
-        ids: How many different ids.
-        findings: What must not be.
-        sequences: What is known of each sequence.
-        document_ids: How many of the ids are document ids.
-        stall: The longest time between two answers that came one after another in one log, in seconds.
-        seconds: How long it took.
+        logs: The number of logs.
+        records: The number of records.
+        ids: The number of distinct ids.
+        findings: The violations.
+        sequences: Counts by sequence and period.
+        document_ids: The number of distinct document ids.
+        stall: The longest time between two consecutive replies of one log, in seconds.
+        seconds: The duration of the verification.
         cut: The logs that end in the middle of a record.
         exported: Whether there was an export to compare with.
     """
@@ -68,7 +68,7 @@ class Verdict:
     records: int
     ids: int
     findings: Findings
-    sequences: list[Counted]
+    sequences: list[SequenceStats]
     document_ids: int
     stall: float
     seconds: float
@@ -77,25 +77,25 @@ class Verdict:
 
 
 def verify(paths: Iterable[Path], limits: Limits | None = None) -> Verdict:
-    """Reads logs of issued ids, exports and logs of nodes.
+    """Verify logs of issued ids, with exports and logs of nodes, in any order.
 
     Raises:
-        NoLog: A file cannot be read, or is none of these.
+        InvalidFile: A file cannot be read or is of no known kind, or no file is a log of issued ids.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     names = Names()
-    files = find(paths, names)
+    files = read_files(paths, names)
     proof = Proof(files, limits or Limits())
     try:
         proof.run()
-    except OSError as error:  # also of the folder for temporary files
-        raise NoLog(f"the files cannot be read to their end: {error}") from error
-    by_name: defaultdict[int, list[tuple[StretchKey, Stretch]]] = defaultdict(list)
-    for key, stretch in proof.stretches.items():
-        by_name[key.name].append((key, stretch))
+    except OSError as error:  # of a log, or of the temporary folder
+        raise InvalidFile(f"the files cannot be read to their end: {error}") from error
+    by_name: defaultdict[int, list[tuple[ExtentKey, Extent]]] = defaultdict(list)
+    for key, extent in proof.extents.items():
+        by_name[key.name].append((key, extent))
     sequences = [
-        _counted(names, name, proof.ids[name], stretches, files.exported, files.burned)
-        for name, stretches in by_name.items()
+        _sequence_stats(names, name, proof.ids[name], extents, files.exported, files.burned)
+        for name, extents in by_name.items()
         if not name & 1
     ]
     return Verdict(
@@ -103,17 +103,17 @@ def verify(paths: Iterable[Path], limits: Limits | None = None) -> Verdict:
         proof.records,
         sum(proof.ids.values()),
         proof.findings,
-        sorted(sequences, key=lambda counted: (counted.sequence, counted.period)),
+        sorted(sequences, key=lambda stats: (stats.sequence, stats.period)),
         sum(ids for name, ids in proof.ids.items() if name & 1),
         proof.stall / 1e9,
-        time.monotonic() - began,
+        time.monotonic() - start,
         [log.path for log in files.logs if log.cut],
         files.exported is not None,
     )
 
 
 def to_json(verdict: Verdict) -> dict[str, Any]:
-    """The whole of it."""
+    """Return the result as JSON."""
     findings = verdict.findings
     return {
         "logs": verdict.logs,
@@ -125,21 +125,21 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
             "beyond": findings.beyond,
             "malformed": findings.malformed,
         },
-        "told": findings.messages,
+        "messages": findings.messages,
         "sequences": [
             {
-                "sequence": counted.sequence,
-                "period": counted.period,
-                "ids": counted.ids,
-                "ranges": counted.ranges,
-                "first": counted.first,
-                "last": counted.last,
-                "lastValue": counted.last_value,
-                "missing": counted.missing,
-                "burned": counted.burned,
-                "unattributed": counted.unattributed,
+                "sequence": stats.sequence,
+                "period": stats.period,
+                "ids": stats.ids,
+                "ranges": stats.ranges,
+                "first": stats.first,
+                "last": stats.last,
+                "lastValue": stats.last_value,
+                "missing": stats.missing,
+                "burned": stats.burned,
+                "unattributed": stats.unattributed,
             }
-            for counted in verdict.sequences
+            for stats in verdict.sequences
         ],
         "documentIds": verdict.document_ids,
         "longestStallSeconds": round(verdict.stall, 6),
@@ -149,7 +149,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def to_text(verdict: Verdict) -> str:
-    """The report for people."""
+    """Return the result as text."""
     return "\n".join(map(escaped, _lines(verdict))) + "\n"
 
 
@@ -171,55 +171,55 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     if verdict.document_ids:
         yield f"{verdict.document_ids:,} document ids"
     for path in verdict.cut:
-        yield f"{path} ends in the middle of a record, which is left out"
+        yield f"{path} ends in the middle of a record, which was ignored"
     yield f"the longest stall took {verdict.stall:,.3f} s"
     read = (
         f"{verdict.ids:,} ids in {verdict.records:,} records of {verdict.logs:,} logs, read in {verdict.seconds:.1f} s"
     )
     if not findings.any:
-        beyond = "none beyond what was exported" if verdict.exported else "no export to compare with"
+        beyond = "none beyond the export" if verdict.exported else "no export to compare with"
         yield f"PROVED for {read}: none came twice, none out of order, {beyond}"
         return
     yield (
         f"WRONG in {read}: {findings.twice:,} ids came twice, {findings.disordered:,} ranges are out of order, "
-        f"{findings.beyond:,} are beyond what was exported, {findings.malformed:,} are malformed"
+        f"{findings.beyond:,} are beyond the export, {findings.malformed:,} are malformed"
     )
-    yield from (f"  {finding}" for finding in findings.messages)
+    yield from (f"  {message}" for message in findings.messages)
 
 
-def _counted(
+def _sequence_stats(
     names: Names,
     name: int,
     ids: int,
-    stretches: list[tuple[StretchKey, Stretch]],
+    extents: list[tuple[ExtentKey, Extent]],
     exported: Exported | None,
     burned: dict[str, Counter[str]],
-) -> Counted:
+) -> SequenceStats:
     sequence, period = names.parts(name)
     text = names.text(name)
-    down = stretches[0][0].step < 0
-    low, high = min(each.low for _, each in stretches), max(each.high for _, each in stretches)
+    down = extents[0][0].step < 0
+    low, high = min(each.low for _, each in extents), max(each.high for _, each in extents)
     first, last = (high, low) if down else (low, high)
     values = exported.last_values.get(text) if exported else None
     last_value = (min(values) if down else max(values)) if values else None
     missing = 0
     if exported is None or sequence not in exported.timestamps:
         end = last if last_value is None else last_value
-        missing = max(0, _expected(stretches, end, down=down) - ids)
-    ranges = sum(each.records for _, each in stretches)
-    return Counted(
+        missing = max(0, _expected(extents, end, down=down) - ids)
+    ranges = sum(each.records for _, each in extents)
+    return SequenceStats(
         sequence, period, ids, ranges, first, last, last_value, missing, dict(sorted(burned.get(text, {}).items()))
     )
 
 
-def _expected(stretches: list[tuple[StretchKey, Stretch]], end: int, *, down: bool) -> int:
-    """How many ids there are in all, from the first one to the end."""
+def _expected(extents: list[tuple[ExtentKey, Extent]], end: int, *, down: bool) -> int:
+    """Return how many ids lie on the lattices, from the first id to the end."""
     spans = sorted(
-        ((~each.high, ~each.low) if down else (each.low, each.high)) + (abs(key.step),) for key, each in stretches
+        ((~each.high, ~each.low) if down else (each.low, each.high)) + (abs(key.step),) for key, each in extents
     )
     count, reach = 0, spans[0][0] - 1
     for low, high, step in spans:
-        # What lies between two generations is counted in the steps of the later one.
+        # A gap between two generations counts in steps of the later one.
         count += max(0, low - reach - 1) // step + (high - low) // step + 1
         reach = max(reach, high)
     return count + max(0, (~end if down else end) - reach) // spans[-1][2]

@@ -1,4 +1,4 @@
-"""How `idalloc verify` numbers values."""
+"""The encoding of columns as indices of distinct values."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from idalloc.verify._columns import factorize
 @pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.int64, np.uint64])
 @pytest.mark.parametrize("end", ["lowest", "highest"])
 @pytest.mark.parametrize("width", [1, 5, 9, 200, 100_000])
-def test_equal_values_get_equal_numbers(kind: Any, end: str, width: int) -> None:
-    """P1: values of every kind are numbered, close together or far apart, also at the ends of all numbers."""
+def test_equal_values_get_equal_codes(kind: Any, end: str, width: int) -> None:
+    """P1: values of every type and range, up to both ends of 64 bits, get the index of their equal."""
     limits = np.iinfo(kind)
     width = min(width, limits.max)
-    most = width if end == "lowest" and limits.min == 0 else limits.min + width if end == "lowest" else limits.max
-    values = np.random.default_rng(5).integers(most - width, most, 1000, dtype=kind, endpoint=True)
-    different, places = factorize(values)
-    assert (different[places] == values).all()
-    assert len(different) == len(set(different.tolist())) == len(set(values.tolist()))
+    maximum = width if end == "lowest" and limits.min == 0 else limits.min + width if end == "lowest" else limits.max
+    values = np.random.default_rng(5).integers(maximum - width, maximum, 1000, dtype=kind, endpoint=True)
+    distinct, places = factorize(values)
+    assert (distinct[places] == values).all()
+    assert len(distinct) == len(set(distinct.tolist())) == len(set(values.tolist()))
 
 
-def test_no_values_have_no_numbers() -> None:
-    """P1: an empty column is numbered, too."""
-    different, places = factorize(np.empty(0, np.uint32))
-    assert (len(different), len(places)) == (0, 0)
+def test_empty_column_has_no_codes() -> None:
+    """P1: an empty column has no distinct values."""
+    distinct, places = factorize(np.empty(0, np.uint32))
+    assert (len(distinct), len(places)) == (0, 0)

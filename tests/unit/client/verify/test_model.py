@@ -1,4 +1,4 @@
-"""The verifier, with so little memory that all of its ways are gone, beside a model that knows every single id."""
+"""The verifier, with little memory and with much, compared with a model that knows every single id."""
 
 import tempfile
 from collections import defaultdict
@@ -19,8 +19,8 @@ LAST_VALUES = {"up": 40, "down": -40, "bills\x1f2026": 30}
 SEQUENCES = [("up", ""), ("down", ""), ("bills", "2026"), ("bills", "2027")]
 
 
-class Found(NamedTuple):
-    """What the model finds."""
+class Findings(NamedTuple):
+    """The model's findings."""
 
     twice: int
     disordered: int
@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
 @st.composite
 def records(draw: st.DrawFn) -> Planted:
-    """A record anywhere, so that many of a few are at fault."""
+    """Generate records of few ids, so that many conflict."""
     sequence, period = draw(st.sampled_from(SEQUENCES))
     asked = draw(st.integers(0, 40))
     step = draw(st.sampled_from([1, 1, 1, 2, 3, 5]))
@@ -57,29 +57,31 @@ def records(draw: st.DrawFn) -> Planted:
 
 @st.composite
 def orderly(draw: st.DrawFn) -> list[Planted]:
-    """Records as one node makes them, and now and then one that is not."""
-    made, value, now = list[Planted](), 1, 0
+    """Generate records of one node in order, with occasional faults."""
+    log, value, now = list[Planted](), 1, 0
     for _ in range(draw(st.integers(0, 30))):
         count = draw(st.integers(1, 4))
-        made.append(Planted(value, count, now, now + draw(st.integers(1, 8)), "up", node=1))
+        log.append(Planted(value, count, now, now + draw(st.integers(1, 8)), "up", node=1))
         value += count + draw(st.sampled_from([0, 0, 0, 1, -1]))
         now += draw(st.integers(0, 3))
-    return sorted(made, key=lambda record: record.end)
+    return sorted(log, key=lambda record: record.end)
 
 
 LOGS = st.lists(st.lists(records(), max_size=12) | orderly(), min_size=1, max_size=4)
-TINY = st.builds(Limits, st.sampled_from([1, 2, 7, 1000]), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 4, 1000]))
+SMALL_LIMITS = st.builds(
+    Limits, st.sampled_from([1, 2, 7, 1000]), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 4, 1000])
+)
 
 
-def model(logs: list[list[Planted]]) -> Found:
+def model(logs: list[list[Planted]]) -> Findings:
     calls = [Call(number, record) for number, log in enumerate(logs) for record in log]
-    # Ids by name, step and remainder; the same answer to the same request is there once.
-    answers = {
+    # Ids by name, step and remainder, without replies to retries.
+    replies = {
         (record.name, record.first, record.step, record.count, record.generation, record.request_id or number): record
         for number, (_, record) in enumerate(calls)
     }
     lattices: defaultdict[str, defaultdict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
-    for record in answers.values():
+    for record in replies.values():
         step = abs(record.step)
         lattices[record.name][step, record.first % step] += record.ids
     twice = sum(len(ids) - len(set(ids)) for name in lattices.values() for ids in name.values())
@@ -88,7 +90,8 @@ def model(logs: list[list[Planted]]) -> Found:
     )
     beyond = sum(is_beyond(record) for _, record in calls)
     ids = sum(len(set().union(*name.values())) for name in lattices.values())
-    return Found(twice, len([call for call in calls if is_late(call, calls)]) + fallen(calls), beyond, ids)
+    disordered = len([call for call in calls if is_late(call, calls)]) + overlaps(calls)
+    return Findings(twice, disordered, beyond, ids)
 
 
 def is_beyond(record: Planted) -> bool:
@@ -108,9 +111,9 @@ def is_late(call: Call, calls: list[Call]) -> bool:
     return False
 
 
-def fallen(calls: list[Call]) -> int:
-    """Generations of which an id lies before one of an older generation."""
-    found = 0
+def overlaps(calls: list[Call]) -> int:
+    """Count generations with an id that does not follow all ids of older ones."""
+    count = 0
     for name in {record.name for _, record in calls}:
         ids: defaultdict[int, list[int]] = defaultdict(list)
         for _, record in calls:
@@ -118,12 +121,12 @@ def fallen(calls: list[Call]) -> int:
                 sign = 1 if record.step > 0 else -1
                 ids[record.generation] += [sign * value for value in record.ids]
         for generation, own in ids.items():
-            found += any(max(ids[older]) >= min(own) for older in ids if older < generation)
-    return found
+            count += any(max(ids[older]) >= min(own) for older in ids if older < generation)
+    return count
 
 
 def write(folder: Path, logs: list[list[Planted]]) -> list[Path]:
-    """Writes logs, every other one in JSON lines, and each with another idea of when the machine started."""
+    """Write logs in alternating formats, each with another boot time by its clock."""
     paths = []
     for number, log in enumerate(logs):
         path = folder / f"{number}{'.jsonl' if number % 2 else '.log'}"
@@ -139,14 +142,15 @@ def write(folder: Path, logs: list[list[Planted]]) -> list[Path]:
 
 
 @pytest.mark.timeout(300)  # it writes and reads many files
-@given(LOGS, TINY)
+@given(LOGS, SMALL_LIMITS)
 @example([[Planted(1, 3, 0, 1, "up", node=1), Planted(1, 1, 5, 6, "up", node=1)]], Limits(1, 1, 1))
-def test_it_finds_what_a_model_finds_that_knows_every_id(logs: list[list[Planted]], limits: Limits) -> None:
+def test_verifier_equals_a_model_of_every_id(logs: list[list[Planted]], limits: Limits) -> None:
+    """P1: the verifier finds what a model of every id finds; with little memory it may miss only order."""
     expected = model(logs)
     with tempfile.TemporaryDirectory() as folder:
         paths = write(Path(folder), logs)
-        little, much = verify(paths, limits), verify(paths)
-    for verdict in (little, much):
+        small, large = verify(paths, limits), verify(paths)
+    for verdict in (small, large):
         found = verdict.findings
         assert (found.twice > 0, found.twice) == (expected.twice > 0, expected.twice)
         assert found.beyond == expected.beyond
@@ -154,13 +158,14 @@ def test_it_finds_what_a_model_finds_that_knows_every_id(logs: list[list[Planted
         assert verdict.records == sum(map(len, logs))
         if not found.twice:
             assert verdict.ids == expected.ids
-    # Order beyond what is in memory at a time may be missed, but nothing is accused wrongly.
-    assert much.findings.disordered == expected.disordered
-    assert little.findings.disordered <= expected.disordered
+    # With little memory a violation of order may be missed, but there is no false alarm.
+    assert large.findings.disordered == expected.disordered
+    assert small.findings.disordered <= expected.disordered
     event(f"twice: {expected.twice > 0}, disordered: {expected.disordered > 0}")
 
 
-def test_order_is_known_beyond_what_is_in_memory(tmp_path: Path) -> None:
+def test_order_is_checked_across_batches(tmp_path: Path) -> None:
+    """A violation is found even if far more records than fit in memory lie between the two."""
     calls = [Planted(10 * number, 10, 5 * number, 5 * number + 7, "up", node=1) for number in range(200)]
     early = Planted(10**6, 1, 3, 4, "down", step=-1, node=1)
     late = Planted(10**6 + 1, 1, 900, 903, "down", step=-1, node=1)
@@ -168,6 +173,6 @@ def test_order_is_known_beyond_what_is_in_memory(tmp_path: Path) -> None:
     logs = [sorted([*calls, late, ahead], key=lambda record: record.end), [early, behind]]
     (tmp_path / "x").mkdir()
     paths = write(tmp_path / "x", logs)
-    assert model(logs).disordered == 3  # the rising one is behind its node's, and another rising one is behind it
-    for most in (1, 16, 64, 1000):
-        assert verify(paths, Limits(most, 1000, 1000)).findings.disordered == 3
+    assert model(logs).disordered == 3  # `ahead` is behind its node's last range, and `behind` is behind `ahead`
+    for records in (1, 16, 64, 1000):
+        assert verify(paths, Limits(records, 1000, 1000)).findings.disordered == 3

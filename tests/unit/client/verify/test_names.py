@@ -1,4 +1,4 @@
-"""`idalloc verify` on the names of a binary log: their numbers may have gaps, and cost no memory."""
+"""`idalloc verify` on names in binary logs: their numbers may have gaps, and take no memory."""
 
 import subprocess
 import sys
@@ -13,20 +13,20 @@ from tests.support.full_disk import room_for
 from tests.support.planted_logs import BOOT_TIME, Planted, PlantedLog, checked, row
 
 
-def put(log: IssuedLog, sequence: str) -> None:
+def log_one_id(log: IssuedLog, sequence: str) -> None:
     ids = pb.IdRange(first_id=5, last_id=5, step=1, id_count=1)
     log.range(pb.AllocateRangeRequest(sequence=sequence), pb.AllocateRangeResponse(range=ids), log.now())
 
 
-def test_names_after_a_full_disk_are_sound(tmp_path: Path) -> None:
-    """P1: names whose records failed to be written leave gaps between the numbers, which are no finding."""
+def test_names_after_a_full_disk_are_valid(tmp_path: Path) -> None:
+    """P1: names whose records were not written leave gaps between the numbers, which are no finding."""
     path = tmp_path / "a.log"
     log = IssuedLog(path)
     with room_for(path, 0):
         for number in range(1100):
             with pytest.raises(OSError, match="File too large"):
-                put(log, f"lost{number}")
-    put(log, "orders")
+                log_one_id(log, f"lost{number}")
+    log_one_id(log, "orders")
     log.close()
     verdict = verify([path])
     assert (verdict.findings.malformed, verdict.ids) == (0, 1)
@@ -41,7 +41,7 @@ sys.exit(main(["verify", *sys.argv[2:]]))
 
 
 def test_high_numbers_of_names_cost_no_memory(tmp_path: Path) -> None:
-    """P1: the memory that names take follows the size of the file, whatever their numbers are."""
+    """P1: the memory for names grows with the file's size, not with their numbers."""
     numbers = [2**shift for shift in range(10, 32)] + [2**32 - 1]
     names = [row(kind=2, name=number, count=10) + checked(f"{number:010}".encode()) for number in numbers]
     fields = {"generation": 1, "first": 1, "step": 1, "count": 3, "asked": BOOT_TIME, "answered": BOOT_TIME + 1}
@@ -54,8 +54,8 @@ def test_high_numbers_of_names_cost_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [0, 2, 128])
-def test_a_log_without_one_sound_record_is_read(tmp_path: Path, flags: int) -> None:
-    """P1: where no record is left, because of its fields or its name, each is a finding."""
+def test_log_with_only_invalid_records_is_read(tmp_path: Path, flags: int) -> None:
+    """P1: each record with invalid fields or an undefined name is a finding, even if no other is left."""
     path = PlantedLog([], more=2 * row(flags=flags, step=1, count=1)).write(tmp_path / "a.log")
     verdict = verify([path])
     assert (verdict.findings.malformed, verdict.ids) == (2, 0)

@@ -1,4 +1,4 @@
-"""Reads several logs side by side, in the order of time."""
+"""Reads several logs in parallel, in the order of time."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,10 +9,10 @@ from idalloc.verify._logs import ROW, Log, Rows
 
 
 class Stall:
-    """Looks for the longest time between two answers that came one after another.
+    """Finds the longest time between two consecutive replies of a log.
 
     Attributes:
-        longest: That time, in nanoseconds.
+        longest: The time in nanoseconds.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Stall:
         self._last: int | None = None
 
     def add(self, answered: Ints) -> None:
-        """Looks at the next answers. Those of several threads may be in the file not quite in their order."""
+        """Add the times of the next replies. Several threads may have logged them slightly out of order."""
         if not len(answered):
             return
         gaps = np.diff(answered)
@@ -33,7 +33,7 @@ class Stall:
 
 
 class _Feed:
-    """A log, and records of it that were read but not yet looked at."""
+    """A log, and the records that were read but not yet processed."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -41,17 +41,17 @@ class _Feed:
         self.rows: Rows = np.empty(0, ROW)
 
     def fill(self, share: int) -> None:
-        """Reads on, to about so many records, and at least one if there is one left."""
+        """Read on to about `share` records, and at least one record if one is left."""
         if self.log.ended or len(self.rows) > share // 2:
             return
-        more = self.log.read(max(share - len(self.rows), 1))
-        self.stall.add(more["answered"])
-        more["asked"] -= self.log.boot_time
-        more["answered"] -= self.log.boot_time
-        self.rows = np.concatenate([self.rows, more]) if len(self.rows) else more
+        rows = self.log.read(max(share - len(self.rows), 1))
+        self.stall.add(rows["answered"])
+        rows["asked"] -= self.log.boot_time
+        rows["answered"] -= self.log.boot_time
+        self.rows = np.concatenate([self.rows, rows]) if len(self.rows) else rows
 
     def take(self, horizon: int) -> Rows:
-        """Takes out what was answered up to a time."""
+        """Remove and return the records answered at or before a time."""
         due = self.rows["answered"] <= horizon
         if due.all():
             taken, self.rows = self.rows, self.rows[:0]
@@ -60,22 +60,22 @@ class _Feed:
         return taken
 
 
-def batches(logs: Sequence[Log], most: int, stalls: list[int]) -> Iterator[tuple[Rows, Ints]]:
-    """Reads logs of one boot of a machine, so that each batch is of later times than the one before.
+def batches(logs: Sequence[Log], max_records: int, stalls: list[int]) -> Iterator[tuple[Rows, Ints]]:
+    """Read logs of one boot of a machine in batches, each of later times than the one before.
 
-    Where a log itself is not in the order of its answers, what comes late in it comes with a later batch.
+    If a log is not in the order of its replies, its late records are in a later batch.
 
     Args:
         logs: The logs.
-        most: How many records to hold at a time, about; each log has at least 16 of them.
-        stalls: Gets the longest stall of each log.
+        max_records: About how many records to hold at a time; at least 16 of each log.
+        stalls: The list to which the longest stall of each log is appended.
 
     Yields:
-        Records, their times counted from when the machine started, and of each the number of its log.
+        Records, with times since the boot of the machine, and the number of each record's log.
     """
     feeds = [_Feed(log) for log in logs]
     while feeds:
-        share = max(most // len(feeds), min(most, 16))
+        share = max(max_records // len(feeds), min(max_records, 16))
         for feed in feeds:
             feed.fill(share)
         ends = [int(feed.rows["answered"].max()) for feed in feeds if not feed.log.ended and len(feed.rows)]
@@ -83,10 +83,10 @@ def batches(logs: Sequence[Log], most: int, stalls: list[int]) -> Iterator[tuple
         taken = [(feed.log.number, feed.take(horizon)) for feed in feeds]
         stalls += [feed.stall.longest for feed in feeds if feed.log.ended and not len(feed.rows)]
         feeds = [feed for feed in feeds if not feed.log.ended or len(feed.rows)]
-        yield _together((number, rows) for number, rows in taken if len(rows))
+        yield _concatenated((number, rows) for number, rows in taken if len(rows))
 
 
-def _together(parts: Iterable[tuple[int, Rows]]) -> tuple[Rows, Ints]:
+def _concatenated(parts: Iterable[tuple[int, Rows]]) -> tuple[Rows, Ints]:
     parts = list(parts)
     numbers = np.repeat([number for number, _ in parts], [len(rows) for _, rows in parts]).astype(np.int64)
     if len(parts) == 1:

@@ -1,4 +1,4 @@
-"""Reads logs of issued ids that are JSON lines."""
+"""Reads logs of issued ids in JSON lines."""
 
 import codecs
 import json
@@ -10,27 +10,27 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from idalloc._issued_log import format as _log
-from idalloc.verify._json import parse
-from idalloc.verify._logs import MOST_HEADER, ROW, EndsInHeader, Log, NoLog, Rows
+from idalloc.verify._logs import MAX_HEADER, ROW, InvalidFile, Log, Rows, TruncatedHeader
 from idalloc.verify._names import Names, sequence_name
+from idalloc.verify._strict_json import parse
 
-# No line is longer; what says so is damaged.
-_MOST_LINE = 64 * 1024
+# The longest line; a longer one is damaged.
+_MAX_LINE = 64 * 1024
 _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _BEGIN = b'{"idalloc_log"'
 
 
 class JsonLog(Log):
-    """A log of JSON lines."""
+    """A log in JSON lines."""
 
-    def read(self, most: int) -> Rows:
-        """Reads the next records, some if there are any left."""
+    def read(self, max_records: int) -> Rows:
+        """Read the next records, at least one if any is left."""
         while not self.ended:
             records: list[tuple[int, ...]] = []
             with self.path.open("rb") as file:
                 file.seek(self._at)
-                for _ in range(most):
-                    line = file.readline(_MOST_LINE)
+                for _ in range(max_records):
+                    line = file.readline(_MAX_LINE)
                     if not line:
                         self.ended = True
                         break
@@ -45,51 +45,51 @@ class JsonLog(Log):
         try:
             records.append(self._record(line))
         except (ValueError, TypeError, struct.error):
-            if not line.endswith(b"\n") and len(line) < _MOST_LINE and _is_cut(line):
+            if not line.endswith(b"\n") and len(line) < _MAX_LINE and _is_cut(line):
                 self.cut = True
                 return
-            self._tell(f"line {self._row + 1} is no record")
-        while not line.endswith(b"\n") and len(line) == _MOST_LINE:  # the rest of a line that is too long
-            line = file.readline(_MOST_LINE)
+            self._add_malformed(f"line {self._row + 1} is not a valid record")
+        while not line.endswith(b"\n") and len(line) == _MAX_LINE:  # skip the rest of a line that is too long
+            line = file.readline(_MAX_LINE)
 
     def _record(self, line: bytes) -> tuple[int, ...]:
         record = parse(line)
         keys, flags, request = record.keys(), 0, bytes(16)
         if "doc_id" in keys:
             text = record["doc_id"]
-            if keys != _OF_DOC_IDS or not _DOC_ID.fullmatch(text):
-                raise ValueError("is no record of document ids")
+            if keys != _DOC_ID_KEYS or not _DOC_ID.fullmatch(text):
+                raise ValueError("is not a record of document ids")
             name, flags = self._names.number(text[: _log.HEAD], doc_ids=True), _log.DOC_IDS
             first, generation, node = int(text[_log.HEAD :], 16) - _log.SERIAL_OFFSET, 0, 0
         else:
-            if not _OF_RANGE <= keys <= _OF_ANY_RANGE:
-                raise ValueError("is no record of a range")
+            if not _RANGE_KEYS <= keys <= _ALL_RANGE_KEYS:
+                raise ValueError("is not a record of a range")
             name = self._names.number(sequence_name(record["sequence"], record.get("period", "")))
             first, generation, node = record["first"], record["generation"], record.get("node", 0)
             rising = record.get("rising", False)
             if type(rising) is not bool:
-                raise ValueError("rising is neither true nor false")
+                raise ValueError("rising must be true or false")
             flags = _log.RISING if rising else 0
             if "request_id" in keys:
-                request = _request(record["request_id"])
+                request = _request_bytes(record["request_id"])
         step, count, asked, answered = record["step"], record["count"], record["asked"], record["answered"]
         numbers = (generation, node, first, step, count, asked, answered)
         if {*map(type, numbers)} != {int}:
-            raise ValueError("a number is no integer")
+            raise ValueError("a number is not an integer")
         content = _log.CONTENT.pack(_log.RECORD, flags, 0, name, *numbers, request)
         return (*_log.CONTENT.unpack(content)[:-1], *_HALVES.unpack(request), 0, 0)
 
 
-_OF_DOC_IDS = {"doc_id", "step", "count", "asked", "answered"}
-_OF_RANGE = {"sequence", "generation", "first", "step", "count", "asked", "answered"}
-_OF_ANY_RANGE = _OF_RANGE | {"period", "node", "rising", "request_id"}
+_DOC_ID_KEYS = {"doc_id", "step", "count", "asked", "answered"}
+_RANGE_KEYS = {"sequence", "generation", "first", "step", "count", "asked", "answered"}
+_ALL_RANGE_KEYS = _RANGE_KEYS | {"period", "node", "rising", "request_id"}
 _DOC_ID = re.compile("[0-9a-f]{28}")
 _HALVES = struct.Struct("<QQ")
 
 
-def _request(text: object) -> bytes:
+def _request_bytes(text: object) -> bytes:
     if not isinstance(text, str) or not _UUID.fullmatch(text):
-        raise ValueError("request_id is no UUID")
+        raise ValueError("request_id is not a UUID")
     request = bytes.fromhex(text.replace("-", ""))
     if not any(request):
         raise ValueError("request_id is zero")
@@ -97,30 +97,30 @@ def _request(text: object) -> bytes:
 
 
 def _is_cut(line: bytes) -> bool:
-    """Whether the last line of a file, which could not be read, is the beginning of a record."""
+    """Return whether an invalid last line of a file is the beginning of a record."""
     text = ""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(line)
         parse(text.encode())
-    except json.JSONDecodeError as wrong:
-        rest = text[wrong.pos :]
-        words = wrong.msg == "Expecting value" and any(word.startswith(rest) for word in ("true", "false", "-"))
-        escape = wrong.msg.startswith("Invalid \\uXXXX") and len(rest) < len("\\u1234")
-        in_text = wrong.msg.startswith("Unterminated string")
-        return text.startswith("{") and (not rest or words or escape or in_text)
+    except json.JSONDecodeError as error:
+        rest = text[error.pos :]
+        in_word = error.msg == "Expecting value" and any(word.startswith(rest) for word in ("true", "false", "-"))
+        in_escape = error.msg.startswith("Invalid \\uXXXX") and len(rest) < len("\\u1234")
+        in_text = error.msg.startswith("Unterminated string")
+        return text.startswith("{") and (not rest or in_word or in_escape or in_text)
     except ValueError:
         pass
     return False
 
 
-def open_lines(path: Path, number: int, names: Names, file: BinaryIO) -> Log | None:
-    """Opens a log of JSON lines; returns None if it is none."""
-    line = file.readline(MOST_HEADER)
+def open_json_log(path: Path, number: int, names: Names, file: BinaryIO) -> Log | None:
+    """Open a log in JSON lines; return None if the file is not one. Raises as `open_binary_log` does."""
+    line = file.readline(MAX_HEADER)
     try:
         header = parse(line)
     except ValueError:
         if not line.endswith(b"\n") and _BEGIN.startswith(line[: len(_BEGIN)]):
-            raise EndsInHeader(path) from None
+            raise TruncatedHeader(path) from None
         return None
     if "idalloc_log" not in header:
         return None
@@ -131,6 +131,6 @@ def open_lines(path: Path, number: int, names: Names, file: BinaryIO) -> Log | N
 def _check_format(path: Path, header: dict[str, Any]) -> None:
     form = header["idalloc_log"]
     if type(form) is not int or not 0 < form < 2**31:
-        raise NoLog(f"{path}: the header of this log is damaged")
+        raise InvalidFile(f"{path}: the header of this log is damaged")
     if form > _log.FORMAT:
-        raise NoLog(f"{path}: this log is of format {form}; this version reads formats 1 and {_log.FORMAT}")
+        raise InvalidFile(f"{path}: this log is of format {form}; this version reads formats 1 and {_log.FORMAT}")

@@ -1,4 +1,4 @@
-"""JSON objects that others wrote, read strictly."""
+"""A strict parser of JSON objects from untrusted files."""
 
 import json
 import math
@@ -6,28 +6,28 @@ from typing import Any
 
 
 def parse(text: bytes) -> dict[str, Any]:
-    """Parses one object.
+    """Parse one object.
 
     Raises:
-        ValueError: It is not UTF-8 or not an object, nests too deeply, has a key twice, or a number that JSON or a
-            double does not have.
+        ValueError: The text is not UTF-8 or not an object, is nested too deeply, has a duplicate key, or has a number
+            that JSON or a double cannot represent.
     """
     try:
         line = text.decode()
         content = _decode(line)
-        if isinstance(content, dict) and line.count(":") != len(content):  # it may have a key twice
+        if isinstance(content, dict) and line.count(":") != len(content):  # it may have a duplicate key
             content = _decode_slowly(line)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     if not isinstance(content, dict):
-        raise ValueError("is no object")
+        raise ValueError("is not an object")
     return content
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        raise ValueError("has a key twice")
+        raise ValueError("has a duplicate key")
     return content
 
 
