@@ -86,17 +86,12 @@ class CompletedCall:
         done(self)
 
 
-def main(target: str, log: str, signals: int, seed: int) -> None:
-    """Allocates ids by several methods until ``signals`` were delivered; without a target, from memory."""
-    chance = random.Random(seed)
-    shortest, longest = (20e-6, 4e-3) if target else (5e-6, 300e-6)
-    client = idalloc.Client(target or "memory:1", timeout=10, log=log)
-    if not target:
-        memory = InMemoryStub()
-        pool.MAX_RANGE_SIZE = 16  # frequent refills
-        client._connection._open_stubs = lambda: memory  # type: ignore[assignment,return-value]
+Methods = list[Callable[[], None]]
+
+
+def methods_of(client: idalloc.Client, taken: list[int], *, has_server: bool) -> tuple[Methods, Methods]:
+    """Returns functions that add ids to ``taken``: those to interrupt, and those to call after an exception."""
     ids = client.ids("orders")
-    taken: list[int] = []
 
     def one_by_one() -> None:
         for _ in range(50):
@@ -113,8 +108,21 @@ def main(target: str, log: str, signals: int, seed: int) -> None:
     def call() -> None:
         taken.extend(client.allocate_range("orders", 10))
 
-    probes: list[Callable[[], None]] = [lambda: taken.append(next(ids))] + [stream, call] * bool(target)
-    ways: list[Callable[[], None]] = [one_by_one, loop] * 6 + [stream, call] * bool(target)
+    server_methods: Methods = [stream, call] * has_server
+    return [one_by_one, loop] * 6 + server_methods, [lambda: taken.append(next(ids)), *server_methods]
+
+
+def main(target: str, log: str, signals: int, seed: int) -> None:
+    """Allocates ids by several methods until ``signals`` were delivered; without a target, from memory."""
+    chance = random.Random(seed)
+    shortest, longest = (20e-6, 4e-3) if target else (5e-6, 300e-6)
+    client = idalloc.Client(target or "memory:1", timeout=10, log=log)
+    if not target:
+        memory = InMemoryStub()
+        pool.MAX_RANGE_SIZE = 16  # frequent refills
+        client._connection._open_stubs = lambda: memory  # type: ignore[assignment,return-value]
+    taken: list[int] = []
+    methods, probes = methods_of(client, taken, has_server=bool(target))
     # The client leaves the channel of an interrupted call open.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -125,11 +133,11 @@ def main(target: str, log: str, signals: int, seed: int) -> None:
     slowest = 0.0
     while timer.delivered < signals:
         faulthandler.dump_traceback_later(PATIENCE, exit=True)
-        way = chance.choice(ways)
+        method = chance.choice(methods)
         before = timer.delivered
         try:
             timer.start(chance.uniform(shortest, longest))
-            way()
+            method()
             timer.armed = False
         except SignalError:
             pass
