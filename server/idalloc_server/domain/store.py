@@ -47,8 +47,8 @@ class Store(Protocol):
             name: The name of the row.
             wanted: At least 0.
             lease_ms: The TTL of the lease, in milliseconds. The row keeps the longest one.
-            seen: If the counter is behind this, it stays and nothing is granted. Advanced past what another node saw,
-                it would hide from that node that the store went backwards.
+            seen: If the counter is behind this, it stays and nothing is granted. Otherwise it could pass the value that
+                another node saw, which then could not detect that the store went backwards.
 
         Returns:
             The grant, or None if there is no such row.

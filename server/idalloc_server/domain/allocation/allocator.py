@@ -158,7 +158,7 @@ class Allocator:
         return self._high_water_marks.generation(sequence)
 
     async def run(self) -> None:
-        """Closes idle sequences until cancelled, which gives their unused ids back."""
+        """Closes idle sequences, which gives their unused ids back. Runs until cancelled."""
         while True:
             await asyncio.sleep(self._allocation_config.lease_ttl / IDLE_CHECKS_PER_LEASE_TTL)
             await self.drop_idle_sequences()

@@ -64,7 +64,7 @@ class WaiterQueue(deque[Waiter]):
         return sum(waiter.id_count for waiter in waiters if not waiter.answer.done())
 
     def reject(self, error_for: Callable[[int], Exception | None]) -> None:
-        """Fails each waiter for whose number of ids ``error_for`` returns an error."""
+        """Fails the waiters for whose ``id_count`` the function ``error_for`` returns an error."""
         for count, answer in self:
             error = error_for(count)
             if error and not answer.done():

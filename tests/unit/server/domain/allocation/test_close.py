@@ -134,7 +134,7 @@ class TestInFlight:
         assert allocator.burned.by_cause.total() == (store.rows["orders"].last_value or 0) - 1
 
     async def test_ids_of_an_answered_request_id_are_counted_once(self, store: MemoryStore, clock: FakeClock) -> None:
-        """P9: the same for a caller with a request id."""
+        """P9: a caller with a request id that has not resumed gets no ids that abandon has counted."""
         allocator = Allocator(store, clock, CONFIG)
         request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0, store_timeout=5.0)
         caller = asyncio.create_task(request_ids.allocate("orders", 3, "r", 0))
