@@ -209,13 +209,13 @@ def test_it_ends_with_the_duration_and_cuts_streams_that_go_on(server: FakeServe
 
 def test_callers_share_as_many_connections_as_they_are_told(server: FakeServer, run: Run) -> None:
     peers = set()
-    arrived = server._arrived
+    arrived = server._receive
 
     def note(method: str, request: Any, context: grpc.ServicerContext) -> None:
         peers.add(context.peer())
         arrived(method, request, context)
 
-    server._arrived = note  # type: ignore[method-assign]
+    server._receive = note  # type: ignore[method-assign]
     assert run.json(*FEW, "--connections", "3")["options"]["connections"] == 3
     assert len(peers) == 3
 

@@ -100,8 +100,8 @@ def test_options_before_the_verb(
         report = json.loads(run(*options, *BENCH, scenario))
         assert report["statusCodeDistribution"] == {"OK": 20}
     rpcs = {"Check", "AllocateRange", "StreamRanges", "GenerateDocId", "UpdateNode", "ListSequences", "StreamDocIds"}
-    assert rpcs < server.shown.keys()
-    assert {each for calls in server.shown.values() for each in calls} == {BEARER}
+    assert rpcs < server.authorizations.keys()
+    assert {each for calls in server.authorizations.values() for each in calls} == {BEARER}
 
 
 @pytest.mark.parametrize("verb", [("health",), ("node",), BENCH], ids=["health", "node", "bench"])
@@ -144,13 +144,13 @@ def test_what_is_said_on_the_line_goes_before_the_environment(
         environment.setenv("IDALLOC_SERVER", server.target)
         run("--token-file", token_file, "node")
         run("node")
-        assert server.shown["GetNode"] == [BEARER, "Bearer another"]
+        assert server.authorizations["GetNode"] == [BEARER, "Bearer another"]
         environment.setenv("IDALLOC_TOKEN_FILE", str(token_file))
         assert "'--token-file': cannot be combined with token" in run.fails(2, "node")
         run("--token-file", token_file, "node")
         environment.delenv("IDALLOC_TOKEN")
         run("node")
-        assert server.shown["GetNode"][2:] == [BEARER] * 2
+        assert server.authorizations["GetNode"][2:] == [BEARER] * 2
 
 
 def test_a_server_that_cannot_be_talked_to_is_told_in_one_line(

@@ -311,7 +311,7 @@ def test_ctrl_c_is_130_and_no_traceback(server: FakeServer) -> None:
             server.hold.clear()
         process = subprocess.Popen([*COMMAND, *verb], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 30
-        while not server.shown[method]:  # it is under way
+        while not server.authorizations[method]:  # it is under way
             assert time.monotonic() < deadline, f"{method} was not called"
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
