@@ -159,7 +159,7 @@ def test_a_broken_stream_requests_the_missing_ids(double: Double) -> None:
     rest = double.start(lambda: list(stream))
     request, rpc = double.stream()
     assert request.total_id_count == 7
-    rpc.terminate((), code, "nothing came")
+    rpc.terminate((), code, "no message")
 
     request, rpc = double.stream()
     assert request.total_id_count == 7
@@ -297,7 +297,7 @@ def test_a_closed_client_rejects_calls(client: idalloc.Client) -> None:
     list(islice(ids, 100))
     next(stream)
     client.close()
-    for refused in (
+    for call in (
         lambda: next(ids),
         lambda: next(iter(ids)),
         lambda: list(stream),
@@ -305,7 +305,7 @@ def test_a_closed_client_rejects_calls(client: idalloc.Client) -> None:
         lambda: client.allocate_range("orders"),
     ):
         with pytest.raises(RuntimeError, match="closed"):
-            refused()
+            call()
     client.close()
 
 

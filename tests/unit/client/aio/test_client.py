@@ -182,9 +182,9 @@ async def test_a_closed_client_rejects_calls_and_leaves_no_task(client: idalloc.
     await anext(stream)
     await client.close()
     assert not [task for task in asyncio.all_tasks() if "_fetch" in repr(task)]
-    for refused in (lambda: anext(ids), client.node, lambda: client.allocate_range("orders")):
+    for call in (lambda: anext(ids), client.node, lambda: client.allocate_range("orders")):
         with pytest.raises(RuntimeError, match="closed"):
-            await refused()
+            await call()
     await client.close()
 
 

@@ -89,16 +89,16 @@ def test_the_table_has_every_rpc_of_the_contract() -> None:
 async def test_the_token_is_sent_with_each_call(server: FakeServer, call: str) -> None:
     """Both clients send the token with each call."""
     server.tokens = {TOKEN}
-    of_threads, of_asyncio = (CALLS | WAYS)[call]
+    by_threads, by_asyncio = (CALLS | WAYS)[call]
     with idalloc.Client(server.target, token=TOKEN) as client:
         client.sequences.create("made")
-        of_threads(client)
+        by_threads(client)
     server.sequences.clear()
     async with idalloc.aio.Client(server.target, token=TOKEN) as other:
         await other.sequences.create("made")
-        await of_asyncio(other)
+        await by_asyncio(other)
     assert call in WAYS or len(server.authorizations[call]) >= 2
-    assert {shown for calls in server.authorizations.values() for shown in calls} == {BEARER}
+    assert {value for calls in server.authorizations.values() for value in calls} == {BEARER}
 
 
 async def test_a_resumed_stream_sends_the_token_again(server: FakeServer) -> None:
@@ -143,9 +143,9 @@ async def test_a_client_sends_its_certificate(certificates: Certificates) -> Non
             assert client.allocate_range("orders") == range(1, 2)
         async with idalloc.aio.Client(server.target, credentials=good.credentials) as other:
             assert await other.allocate_range("orders") == range(2, 3)
-        for refused in (bad.credentials, certificates.trust):
+        for rejected in (bad.credentials, certificates.trust):
             with (
-                idalloc.Client(server.target, credentials=refused) as client,
+                idalloc.Client(server.target, credentials=rejected) as client,
                 pytest.raises(idalloc.ServerUnreachable) as caught,
             ):
                 client.node()
