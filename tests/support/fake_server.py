@@ -1,19 +1,19 @@
-"""A server of the contract that keeps its counters in memory and fails on command: what the client is tried against.
+"""A server that implements the contract in memory and fails on command, for tests of the clients.
 
 with serving() as server:
     Client(server.target)
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
     server.last["orders"] = 10          # the sequence's last id
-    server.ttl = 0.2             # how long a pool may keep what it gets
-    server.break_after = 2              # streams break after so many messages, once
+    server.ttl = 0.2                    # seconds for which a pool may keep ids
+    server.break_after = 2              # the next stream breaks after so many messages
     server.hold.clear()                 # calls wait until hold.set()
-    server.requests["AllocateRange"]    # what was asked, in order
-    server.sequences["orders"]          # a sequence as SequenceService knows it
-    server.effective_delay = 0.2           # how long after a change nodes may work by what was before
-    server.period = "2026"              # of all ranges: as of a sequence with a reset
-    server.also = {"generation": 3}     # what else replies about ranges say
-    server.shown["AllocateRange"]       # the metadata `authorization` of each call of any service; None without
-    server.tokens = {"secret"}          # who comes with none of these is refused
+    server.requests["AllocateRange"]    # the requests, in order
+    server.sequences["orders"]          # the sequence in SequenceService
+    server.effective_delay = 0.2        # seconds until a change is effective
+    server.period = "2026"              # the period of all ranges, as of a sequence with a reset
+    server.also = {"generation": 3}     # further fields of replies with ranges
+    server.authorizations["GetNode"]    # the metadata `authorization` of each call of a method, None if absent
+    server.tokens = {"secret"}          # calls without one of these tokens are rejected
 """
 
 import threading
@@ -39,7 +39,7 @@ from tests.support.fake_sequences import FakeSequences
 def trailers(
     reason: str, code: grpc.StatusCode, retry_after: float | None = None, **metadata: object
 ) -> tuple[tuple[str, bytes], ...]:
-    """The details of an error, as the service sends them."""
+    """Return the trailers of an error, as the service sends them."""
     status = status_pb2.Status(code=code.value[0], message=reason)
     values = {name: str(value) for name, value in metadata.items()}
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain="idalloc", metadata=values))
@@ -66,7 +66,7 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         self.hold = threading.Event()
         self.hold.set()
         self.requests: dict[str, list[Any]] = defaultdict(list)
-        self.shown: dict[str, list[str | None]] = defaultdict(list)
+        self.authorizations: dict[str, list[str | None]] = defaultdict(list)
         self.tokens: set[str] = set()
         self.deadlines: dict[str, list[float | None]] = defaultdict(list)
         self.health = health.HealthServicer()
@@ -78,7 +78,7 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         self._failures[method] += [(reason, code, details)] * times
 
     def AllocateRange(self, request: pb.AllocateRangeRequest, context: grpc.ServicerContext) -> Any:
-        self._arrived("AllocateRange", request, context)
+        self._receive("AllocateRange", request, context)
         ids = self.recorded.get(request.request_id) or self._take(request.sequence, request.id_count or 1, context)
         if request.request_id:
             self.recorded[request.request_id] = ids
@@ -87,12 +87,12 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
             ttl=self._ttl(),
             period=self.period,
             texts=self._texts(request.view, ids),
-            node_id=self._number(),
+            node_id=self._node_id(),
             **self.also,
         )
 
     def StreamRanges(self, request: pb.StreamRangesRequest, context: grpc.ServicerContext) -> Iterator[Any]:
-        self._arrived("StreamRanges", request, context)
+        self._receive("StreamRanges", request, context)
         for count in self._chunks(request.total_id_count, request.chunk_id_count, context):
             ids = self._take(request.sequence, count, context)
             texts = self._texts(request.view, ids)
@@ -101,30 +101,30 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
                 ttl=self._ttl(),
                 period=self.period,
                 texts=texts,
-                node_id=self._number(),
+                node_id=self._node_id(),
                 **self.also,
             )
 
     def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: grpc.ServicerContext) -> Any:
-        self._arrived("GenerateDocId", request, context)
+        self._receive("GenerateDocId", request, context)
         return pb.GenerateDocIdResponse(**self._doc_ids(request, request.id_count or 1, context))
 
     def StreamDocIds(self, request: pb.StreamDocIdsRequest, context: grpc.ServicerContext) -> Iterator[Any]:
-        self._arrived("StreamDocIds", request, context)
+        self._receive("StreamDocIds", request, context)
         for count in self._chunks(request.total_id_count, request.chunk_id_count, context):
             yield pb.StreamDocIdsResponse(**self._doc_ids(request, count, context))
 
     def GetNode(self, request: node_pb2.GetNodeRequest, context: grpc.ServicerContext) -> Any:
-        self._arrived("GetNode", request, context)
+        self._receive("GetNode", request, context)
         return node_pb2.GetNodeResponse(node=self.node)
 
     def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: grpc.ServicerContext) -> Any:
-        self._arrived("UpdateNode", request, context)
+        self._receive("UpdateNode", request, context)
         request.update_mask.MergeMessage(request.node, self.node)
         return node_pb2.UpdateNodeResponse(node=self.node)
 
     def GenerateUuid(self, request: pb.GenerateUuidRequest, context: grpc.ServicerContext) -> Any:
-        self._arrived("GenerateUuid", request, context)
+        self._receive("GenerateUuid", request, context)
         ids = self._take("\0uuids", request.id_count or 1, context)
         head = f"00000000-0000-{request.version}000-8000-"
         uuids = [f"{head}{n:012x}" for n in range(ids.first_id, ids.last_id + 1)]
@@ -132,7 +132,7 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
             return pb.GenerateUuidResponse(uuid_bytes=[bytes.fromhex(text.replace("-", "")) for text in uuids])
         return pb.GenerateUuidResponse(uuids=uuids)
 
-    def _arrived(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
+    def _receive(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
         self.hold.wait(10)
         self.requests[method].append(request)
         self.deadlines[method].append(context.time_remaining())
@@ -184,35 +184,35 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
             return []
         return [f"T-{ids.first_id + n * ids.step:04d}" for n in range(ids.id_count)]
 
-    def _number(self) -> int:
-        """What names the process in its replies."""
+    def _node_id(self) -> int:
+        """Return the node id in replies."""
         return self.node.prefix << 32 | self.node.start_timestamp
 
     def _ttl(self) -> Duration:
         return Duration(seconds=int(self.ttl), nanos=int(self.ttl % 1 * 1e9))
 
 
-class _Door(grpc.ServerInterceptor):
+class _Authenticator(grpc.ServerInterceptor):
     def __init__(self, fake: FakeServer) -> None:
         self._fake = fake
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         name = handler_call_details.method.rpartition("/")[2]
-        shown = dict(handler_call_details.invocation_metadata).get("authorization")
-        self._fake.shown[name].append(shown)
-        if not self._fake.tokens or shown in {f"Bearer {token}" for token in self._fake.tokens}:
+        authorization = dict(handler_call_details.invocation_metadata).get("authorization")
+        self._fake.authorizations[name].append(authorization)
+        if not self._fake.tokens or authorization in {f"Bearer {token}" for token in self._fake.tokens}:
             return continuation(handler_call_details)
-        refuse = lambda _, context: self._fake._abort(context, "UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED)  # noqa: E731
+        reject = lambda _, context: self._fake._abort(context, "UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED)  # noqa: E731
         if name.startswith("Stream"):
-            return grpc.unary_stream_rpc_method_handler(refuse)
-        return grpc.unary_unary_rpc_method_handler(refuse)
+            return grpc.unary_stream_rpc_method_handler(reject)
+        return grpc.unary_unary_rpc_method_handler(reject)
 
 
 @contextmanager
 def serving(target: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeServer]:
-    """Runs a server in threads of this process, over TLS where it has credentials for that."""
+    """Run a server in threads of this process, over TLS if there are credentials."""
     fake = FakeServer()
-    server = grpc.server(ThreadPoolExecutor(max_workers=16), interceptors=[_Door(fake)])
+    server = grpc.server(ThreadPoolExecutor(max_workers=16), interceptors=[_Authenticator(fake)])
     add_IdAllocatorServiceServicer_to_server(fake, server)
     add_NodeServiceServicer_to_server(fake, server)
     add_SequenceServiceServicer_to_server(fake, server)

@@ -1,4 +1,4 @@
-"""Reads logs of issued ids by their description alone, without the code that writes them."""
+"""A reader of logs of issued ids that is independent of the writer: it follows the documented format only."""
 
 import json
 import struct
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROW = 88
-CONTENT = 84  # of a row; then comes its check
+CONTENT = 84  # of a row; the checksum follows
 
 
 class Record(NamedTuple):
-    """A record of either form.
+    """A record.
 
     Attributes:
-        name: The sequence, or for document ids the 12 characters that they share.
-        first: The first id, or serial.
-        request: The request id as a number, 0 for none.
+        name: The sequence, or the 12 characters that a run of document ids shares.
+        first: The first id or serial.
+        request: The request id as a number; 0 for none.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Record(NamedTuple):
 
     @property
     def ids(self) -> range:
-        """The ids, or serials."""
+        """The ids or serials."""
         return range(self.first, self.first + self.id_count * self.step, self.step)
 
     @property
@@ -47,10 +47,10 @@ class Record(NamedTuple):
 
 
 class Log(NamedTuple):
-    """A file.
+    """The contents of a log.
 
     Attributes:
-        cut: How many bytes at its end are a piece of a record only.
+        cut: The number of bytes of an incomplete record at the end.
     """
 
     header: dict[str, Any]
@@ -69,17 +69,17 @@ class Log(NamedTuple):
 
 
 def request_number(text: str) -> int:
-    """A request id as a number."""
+    """Return a request id as a number."""
     return uuid.UUID(text).int
 
 
 def read(path: Path) -> Log:
-    """Reads a file, which may end in the middle of anything."""
+    """Read a file, which may end anywhere."""
     return parse(path.read_bytes())
 
 
 def parse(data: bytes) -> Log:
-    """Reads what is in a file."""
+    """Parse the contents of a file."""
     return _rows(data) if data.startswith(b"IDALLOC\x02") else _lines(data)
 
 
@@ -148,7 +148,7 @@ def _records(data: bytes, at: int) -> Iterator[Record]:
 
 
 def _whole(data: bytes, end: int) -> int:
-    """Where the content of the next row begins, behind zeros."""
+    """Return where the content of the next row begins, after the padding."""
     rows = -(-end // CONTENT) * CONTENT
     assert not data[end:rows].strip(b"\0")
     return rows

@@ -1,7 +1,7 @@
-"""Raises an exception where CPython may run the handler of a signal, in the modules of the client.
+"""Raises an exception at the places in the client's code where CPython may run a signal handler.
 
-CPython looks for signals at a function's entry, at a jump backwards, and after a call returned. `dis` says where that
-is in the code of the Python that runs.
+CPython checks for signals at the entry of a function, at a backward jump and after a call. `dis` finds these places in
+the bytecode of the running Python.
 """
 
 import dis
@@ -16,27 +16,27 @@ import idalloc
 
 _CLIENT = str(Path(idalloc.__file__).parent)
 _GENERATED = str(Path(idalloc.__file__).parent / "v1")
-# Nothing that is tried here takes so many instructions.
-_MOST_STEPS = 400_000
+# More instructions than any of the tests runs.
+_MAX_STEPS = 400_000
 
 
 class Interrupt(Exception):
-    """What the handler of a signal raises."""
+    """The exception of the simulated signal handler."""
 
 
 class Hang(BaseException):
-    """The client did not come to an end."""
+    """The client does not end."""
 
 
 class Places:
-    """Counts the places that the client comes by, and raises at one of them.
+    """Counts the places that the client passes, and raises at one of them.
 
     Args:
-        number: At which one to raise, from 1; 0 for none.
+        number: The place at which to raise, from 1; 0 for none.
 
     Attributes:
-        count: How many there were by now.
-        raised: Where it was raised: file, line and instruction.
+        count: The number of places so far.
+        raised: The file, line and instruction at which it raised; empty if it has not.
     """
 
     def __init__(self, number: int) -> None:
@@ -44,14 +44,14 @@ class Places:
         self.raised = ""
         self._number = number
         self._steps = 0
-        self._called: dict[FrameType, int] = {}  # the frames whose last instruction was a call, and that
+        self._called: dict[FrameType, int] = {}  # frames whose last instruction was a call, and its offset
 
     def watch(self) -> None:
-        """Looks at what this thread runs from now on. Tracing ends by an exception that a trace function raises."""
+        """Trace this thread from now on. An exception of the trace function ends the tracing."""
         sys.settrace(self._trace)
 
     def end(self) -> None:
-        """Looks no longer."""
+        """End the tracing."""
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -63,7 +63,7 @@ class Places:
                 self._pass(frame, "entry")
         elif event == "opcode":
             self._steps += 1
-            if self._steps > _MOST_STEPS:
+            if self._steps > _MAX_STEPS:
                 raise Hang
             call = self._called.pop(frame, None)
             if call is not None and _same_handler(frame.f_code, call, frame.f_lasti):
@@ -86,10 +86,10 @@ class Places:
 
 
 class Conditions:
-    """Raises right after a condition of gRPC was locked, which nothing unlocks then.
+    """Raises right after a condition of gRPC is locked, so that nothing unlocks it.
 
     Args:
-        number: After which one to raise, from 1.
+        number: The lock after which to raise, from 1.
 
     Attributes:
         raised: Whether it raised.
@@ -100,11 +100,11 @@ class Conditions:
         self._left = number
 
     def watch(self) -> None:
-        """Looks at what this thread runs from now on."""
+        """Trace this thread from now on."""
         sys.settrace(self._trace)
 
     def end(self) -> None:
-        """Looks no longer."""
+        """End the tracing."""
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -130,7 +130,7 @@ def _instructions(code: CodeType) -> dict[int, str]:
 
 @cache
 def _no_checks(code: CodeType) -> frozenset[int]:
-    """Where a coroutine goes on after an `await`, or a generator after a `yield from`: no signals are looked for."""
+    """Return the offsets where a coroutine or generator resumes and CPython does not check for signals."""
     return frozenset(
         each.offset for each in dis.get_instructions(code) if each.opname == "RESUME" and (each.arg or 0) & 3 >= 2
     )
@@ -142,9 +142,10 @@ def _checks_at_entry(frame: FrameType) -> bool:
 
 @cache
 def _same_handler(code: CodeType, call: int, after: int) -> bool:
-    """Whether an exception after the call is handled as one of the call itself, as CPython does.
+    """Return whether an exception after the call has the same handler as one in the call.
 
-    It is not where a `with` block ends by the call: what is raised there would skip `__exit__`, which CPython does not.
+    It has not if a `with` block ends with the call: an exception raised there would skip `__exit__`, which CPython
+    never does.
     """
     return _handler(code, call) == _handler(code, after)
 

@@ -1,4 +1,4 @@
-"""A server that lies, and its lies: replies that the contract rules out."""
+"""Replies that violate the contract, and a server that sends them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,28 +29,28 @@ SERVICES = {
 }
 
 
-class Lie(NamedTuple):
-    """One lie.
+class WrongReply(NamedTuple):
+    """A reply, or the messages of a stream, that violates the contract.
 
     Attributes:
         name: What is wrong.
-        rpc: The method that lies.
-        tell: Makes the reply to a request, or the messages of a stream; bytes go out as they are.
-        says: What the error says of it.
-        honest: How many ids, or names, come before it, and are given out.
-        of: Which of the method's callers it is for, where it is not for all.
+        rpc: The method that sends it.
+        answer: Returns the reply to a request, or the messages of a stream; bytes are sent as they are.
+        error: A regular expression for the error's message.
+        valid_ids: How many ids, or names, arrive before the error.
+        caller: The caller of the method that receives it; empty for all.
     """
 
     name: str
     rpc: str
-    tell: Callable[[Any], Any]
-    says: str
-    honest: int = 0
-    of: str = ""
+    answer: Callable[[Any], Any]
+    error: str
+    valid_ids: int = 0
+    caller: str = ""
 
 
-class Refuse(Exception):
-    """The reply is an error, with details."""
+class ErrorReply(Exception):
+    """Replies with an error that has details."""
 
     def __init__(self, reason: str, code: grpc.StatusCode, *details: Any, metadata: dict[str, str] | None = None):
         super().__init__(reason)
@@ -62,8 +62,8 @@ class Refuse(Exception):
         self.trailers: tuple[tuple[str, str | bytes], ...] = (("grpc-status-details-bin", status.SerializeToString()),)
 
 
-class Pushback(Refuse):
-    """The reply is UNAVAILABLE, and asks gRPC's own retry policy to wait for 11 days."""
+class Pushback(ErrorReply):
+    """Replies with UNAVAILABLE, and a pushback of 11 days for gRPC's retry policy."""
 
     def __init__(self) -> None:
         super().__init__("STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
@@ -71,18 +71,18 @@ class Pushback(Refuse):
 
 
 @contextmanager
-def lying(lie: Lie) -> Iterator[str]:
-    """Runs a server whose method `lie.rpc` lies; yields its address. It has no other methods."""
-    service = next(each for each in SERVICES if lie.rpc in each.methods_by_name)
-    method = service.methods_by_name[lie.rpc]
+def serving_wrong(wrong: WrongReply) -> Iterator[str]:
+    """Run a server that has only the method `wrong.rpc`; yield its address."""
+    service = next(each for each in SERVICES if wrong.rpc in each.methods_by_name)
+    method = service.methods_by_name[wrong.rpc]
     request_type = getattr(SERVICES[service], method.input_type.name)
 
     def unary(request: Any, context: grpc.ServicerContext) -> Any:
         try:
-            return lie.tell(request)
-        except Refuse as refusal:
-            context.set_trailing_metadata(refusal.trailers)
-            context.abort(refusal.code, str(refusal))
+            return wrong.answer(request)
+        except ErrorReply as error:
+            context.set_trailing_metadata(error.trailers)
+            context.abort(error.code, str(error))
 
     def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         for message in unary(request, context):
@@ -97,7 +97,7 @@ def lying(lie: Lie) -> Iterator[str]:
         response_serializer=_bytes,
     )
     server = grpc.server(ThreadPoolExecutor(max_workers=4))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, {lie.rpc: handler}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, {wrong.rpc: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
@@ -112,7 +112,7 @@ def _bytes(message: Any) -> bytes:
 
 
 def ids(first: int, count: int, step: int = 1, **other: int) -> pb.IdRange:
-    """A range without a lie but for what is said besides."""
+    """Return a valid range, except for the fields given."""
     fields = {"first_id": first, "last_id": first + (count - 1) * step, "step": step, "id_count": count}
     return pb.IdRange(**fields | other)
 
@@ -133,49 +133,53 @@ def texts(serials: Iterable[int]) -> list[str]:
     return [f"{HEAD}{serial:016x}" for serial in serials]
 
 
-def _range(name: str, tell: Callable[[int], Any], says: str) -> Lie:
-    """A lie of AllocateRange, made of the number that was asked for."""
-    return Lie(name, "AllocateRange", lambda request: tell(request.id_count), says)
+def _range(name: str, answer: Callable[[int], Any], error: str) -> WrongReply:
+    """Return a wrong reply of AllocateRange, made from the requested count."""
+    return WrongReply(name, "AllocateRange", lambda request: answer(request.id_count), error)
 
 
-def _within(name: str, says: str, **duration: int) -> Lie:
-    return _range(name, lambda n: reply(ids(1, n), ttl=Duration(**duration)), says)
+def _within(name: str, error: str, **duration: int) -> WrongReply:
+    return _range(name, lambda n: reply(ids(1, n), ttl=Duration(**duration)), error)
 
 
-def _texts(name: str, tell: Callable[[int], list[str]], says: str) -> Lie:
-    return Lie(name, "AllocateRange", lambda r: reply(ids(1, r.id_count), texts=tell(r.id_count)), says, of="texts")
+def _texts(name: str, answer: Callable[[int], list[str]], error: str) -> WrongReply:
+    return WrongReply(
+        name, "AllocateRange", lambda r: reply(ids(1, r.id_count), texts=answer(r.id_count)), error, caller="texts"
+    )
 
 
-def _stream(name: str, tell: Callable[[Any], Iterable[Any]], says: str, honest: int = 0) -> Lie:
-    return Lie(name, "StreamRanges", tell, says, honest)
+def _stream(name: str, answer: Callable[[Any], Iterable[Any]], error: str, valid_ids: int = 0) -> WrongReply:
+    return WrongReply(name, "StreamRanges", answer, error, valid_ids)
 
 
-def _runs(name: str, tell: Callable[[int], list[pb.DocIdRun]], says: str) -> Lie:
-    return Lie(name, "GenerateDocId", lambda r: pb.GenerateDocIdResponse(runs=tell(r.id_count)), says)
+def _runs(name: str, answer: Callable[[int], list[pb.DocIdRun]], error: str) -> WrongReply:
+    return WrongReply(name, "GenerateDocId", lambda r: pb.GenerateDocIdResponse(runs=answer(r.id_count)), error)
 
 
-def _doc_ids(name: str, tell: Callable[[int], list[str]], says: str) -> Lie:
-    return Lie(name, "GenerateDocId", lambda r: pb.GenerateDocIdResponse(doc_ids=tell(r.id_count)), says, of="texts")
+def _doc_ids(name: str, answer: Callable[[int], list[str]], error: str) -> WrongReply:
+    return WrongReply(
+        name, "GenerateDocId", lambda r: pb.GenerateDocIdResponse(doc_ids=answer(r.id_count)), error, caller="texts"
+    )
 
 
 def batch(request: pb.StreamDocIdsRequest, first: int, count: int) -> pb.StreamDocIdsResponse:
-    """Document ids in the form that was asked for."""
+    """Return document ids in the requested view."""
     if request.view == pb.DOC_ID_VIEW_COMPACT:
         return pb.StreamDocIdsResponse(runs=[run(first, count)])
     return pb.StreamDocIdsResponse(doc_ids=texts(range(first, first + count)))
 
 
-def _uuids(name: str, tell: Callable[[int], list[bytes]], says: str) -> Lie:
-    """A lie in both forms of UUIDs."""
+def _uuids(name: str, answer: Callable[[int], list[bytes]], error: str) -> WrongReply:
+    """Return a wrong reply in both views of UUIDs."""
 
     def made(request: Any) -> pb.GenerateUuidResponse:
-        octets = tell(request.id_count)
+        octets = answer(request.id_count)
         if request.view == pb.UUID_VIEW_BYTES:
             return pb.GenerateUuidResponse(uuid_bytes=octets)
         written = (each.hex() for each in octets)
         return pb.GenerateUuidResponse(uuids=[f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}" for h in written])
 
-    return Lie(name, "GenerateUuid", made, says)
+    return WrongReply(name, "GenerateUuid", made, error)
 
 
 def _uuid(number: int, version: int = 7, variant: int = 8) -> bytes:
@@ -187,40 +191,40 @@ def sequence(name: str = "orders", **other: Any) -> sequences_pb2.Sequence:
     return sequences_pb2.Sequence(**fields | other)
 
 
-def _get(name: str, shown: sequences_pb2.Sequence | None, says: str) -> Lie:
-    return Lie(name, "GetSequence", lambda _: sequences_pb2.GetSequenceResponse(sequence=shown), says)
+def _get(name: str, shown: sequences_pb2.Sequence | None, error: str) -> WrongReply:
+    return WrongReply(name, "GetSequence", lambda _: sequences_pb2.GetSequenceResponse(sequence=shown), error)
 
 
-def _advance(name: str, says: str, **other: Any) -> Lie:
+def _advance(name: str, error: str, **other: Any) -> WrongReply:
     fields = {"sequence": sequence(), "effective_time": Timestamp(seconds=1_790_000_000)} | other
-    return Lie(name, "AdvanceSequence", lambda _: sequences_pb2.AdvanceSequenceResponse(**fields), says)
+    return WrongReply(name, "AdvanceSequence", lambda _: sequences_pb2.AdvanceSequenceResponse(**fields), error)
 
 
-def _list(name: str, page: Callable[[str], tuple[list[str], str]], says: str, honest: int = 0) -> Lie:
-    """A lie of ListSequences, which makes of a page token the names on the page and the next token."""
+def _list(name: str, page: Callable[[str], tuple[list[str], str]], error: str, valid_ids: int = 0) -> WrongReply:
+    """Return a wrong reply of ListSequences; ``page`` maps a page token to names and the next token."""
 
-    def tell(request: sequences_pb2.ListSequencesRequest) -> sequences_pb2.ListSequencesResponse:
+    def answer(request: sequences_pb2.ListSequencesRequest) -> sequences_pb2.ListSequencesResponse:
         names, token = page(request.page_token)
         return sequences_pb2.ListSequencesResponse(sequences=map(sequence, names), next_page_token=token)
 
-    return Lie(name, "ListSequences", tell, says, honest)
+    return WrongReply(name, "ListSequences", answer, error, valid_ids)
 
 
-def _quota(name: str, says: str, **delay: int) -> Lie:
-    def tell(_: Any) -> Any:
+def _quota(name: str, error: str, **delay: int) -> WrongReply:
+    def answer(_: Any) -> Any:
         retry = error_details_pb2.RetryInfo(retry_delay=Duration(**delay))
-        raise Refuse("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED, retry)
+        raise ErrorReply("QUOTA_EXCEEDED", grpc.StatusCode.RESOURCE_EXHAUSTED, retry)
 
-    return Lie(name, "AllocateRange", tell, says)
+    return WrongReply(name, "AllocateRange", answer, error)
 
 
 def chunks(request: Any) -> Iterator[pb.StreamRangesResponse]:
-    """All that a stream is to bring."""
+    """Return all messages of a valid stream."""
     size = request.chunk_id_count
     return (chunk(ids(1 + at, size)) for at in range(0, request.total_id_count, size))
 
 
-LIES = [
+WRONG_REPLIES = [
     # Ranges
     _range(
         "fewer ids than asked for", lambda n: reply(ids(1, n - 1)) if n > 1 else reply(ids(1, 2)), "range.id_count is"
@@ -270,18 +274,21 @@ LIES = [
     _stream("a chunk too small", lambda r: [chunk(ids(1, r.chunk_id_count - 1))], "range.id_count is 4"),
     _stream("a chunk of 2^40", lambda r: [chunk(ids(1, 2**40))], "range.id_count is 1099511627776"),
     _stream(
-        "a chunk beyond the total", lambda r: [chunk(ids(1, 5)), chunk(ids(6, 6))], "range.id_count is 6", honest=5
+        "a chunk beyond the total", lambda r: [chunk(ids(1, 5)), chunk(ids(6, 6))], "range.id_count is 6", valid_ids=5
     ),
-    _stream("a chunk twice", lambda r: (chunk(ids(1, 5)) for _ in count()), "range.first_id is 1", honest=5),
-    _stream("chunks that fall", lambda r: [chunk(ids(6, 5)), chunk(ids(1, 5))], "range.first_id is 1", honest=5),
+    _stream("a chunk twice", lambda r: (chunk(ids(1, 5)) for _ in count()), "range.first_id is 1", valid_ids=5),
+    _stream("chunks that fall", lambda r: [chunk(ids(6, 5)), chunk(ids(1, 5))], "range.first_id is 1", valid_ids=5),
     _stream(
-        "step 0 in the second chunk", lambda r: [chunk(ids(1, 5)), chunk(ids(6, 5, step=0))], "step is 0", honest=5
+        "step 0 in the second chunk", lambda r: [chunk(ids(1, 5)), chunk(ids(6, 5, step=0))], "step is 0", valid_ids=5
     ),
     _stream("bytes of no message in a stream", lambda _: [b"\x0a\xff\xff\xff\xff\x07"], "cannot be parsed"),
-    _stream("an end before the total", lambda r: [chunk(ids(1, 5))], "ended with 5 of 10 ids missing", honest=5),
+    _stream("an end before the total", lambda r: [chunk(ids(1, 5))], "ended with 5 of 10 ids missing", valid_ids=5),
     _stream("an end without a message", lambda r: [], "ended with 10 of 10 ids missing"),
     _stream(
-        "a message after the total", lambda r: [*chunks(r), chunk(ids(100, 5))], "continues after its 10 ids", honest=10
+        "a message after the total",
+        lambda r: [*chunks(r), chunk(ids(100, 5))],
+        "continues after its 10 ids",
+        valid_ids=10,
     ),
     _stream(
         "a negative ttl in a stream",
@@ -313,7 +320,7 @@ LIES = [
         lambda n: [pb.DocIdRun(first_doc_id="0" * 2**20, step=1, id_count=n)],
         r"runs\[0\].first_doc_id is '0{60}'…",
     ),
-    Lie(
+    WrongReply(
         "texts beside the runs",
         "GenerateDocId",
         lambda r: pb.GenerateDocIdResponse(runs=[run(1, 2**40)], doc_ids=texts(range(r.id_count))),
@@ -324,17 +331,19 @@ LIES = [
     _doc_ids("document ids that fall", lambda n: texts(range(n, 0, -1)), r"doc_ids\[1\] is"),
     _doc_ids("texts of no document ids", lambda n: ["0" * 27 + "g"] * n, r"doc_ids\[0\] is"),
     _doc_ids("texts of two lengths", lambda n: [*texts(range(n - 2)), "0" * 27, "0" * 29], r"doc_ids\[3\] is"),
-    Lie("an empty batch", "StreamDocIds", lambda _: [b""], "has 0"),
-    Lie("a batch of 2^40", "StreamDocIds", lambda _: [pb.StreamDocIdsResponse(runs=[run(1, 2**40)])], "runs|doc_ids"),
-    Lie(
+    WrongReply("an empty batch", "StreamDocIds", lambda _: [b""], "has 0"),
+    WrongReply(
+        "a batch of 2^40", "StreamDocIds", lambda _: [pb.StreamDocIdsResponse(runs=[run(1, 2**40)])], "runs|doc_ids"
+    ),
+    WrongReply(
         "a batch twice",
         "StreamDocIds",
         lambda r: (batch(r, 1, 5) for _ in count()),
         "doc_id is|doc_ids.0. is",
-        honest=5,
+        valid_ids=5,
     ),
     # UUIDs
-    Lie(
+    WrongReply(
         "UUIDs in both forms",
         "GenerateUuid",
         lambda r: pb.GenerateUuidResponse(
@@ -352,7 +361,7 @@ LIES = [
     _list("a page token that repeats", lambda _: ([], "A"), "next_page_token is 'A'"),
     _list("page tokens in a circle", lambda token: ([], "B" if token == "A" else "A"), "next_page_token is 'A'"),
     _list("new page tokens without end", lambda token: ([], f"{int(token or 0) + 1}"), "next_page_token is"),
-    _list("a page twice", lambda _: (["a", "b"], "A"), "sequences.0..name is 'a'", honest=2),
+    _list("a page twice", lambda _: (["a", "b"], "A"), "sequences.0..name is 'a'", valid_ids=2),
     _list("names out of order", lambda _: (["b", "a"], ""), "sequences.1..name is 'a'"),
     _list("more than a page", lambda _: ([f"{i:04}" for i in range(1001)], ""), "sequences has 1001 items"),
     _get("another sequence", sequence("invoices"), "sequence.name is 'invoices'"),
@@ -371,12 +380,12 @@ LIES = [
     _advance("a change effective at no time", "effective_time is", effective_time=Timestamp(seconds=INT64)),
     _advance("a change of another sequence", "sequence.name is 'x'", sequence=sequence("x")),
     # Nodes
-    Lie("no node", "GetNode", lambda _: b"", "node is missing"),
-    Lie(
+    WrongReply("no node", "GetNode", lambda _: b"", "node is missing"),
+    WrongReply(
         "a prefix of 17 bits", "GetNode", lambda _: node_pb2.GetNodeResponse(node=node_pb2.Node(prefix=65536)), "prefix"
     ),
     # Health
-    Lie("a health cut off", "Check", lambda _: b"\x08", "HealthCheckResponse is 08"),
-    Lie("a health of no known number", "Check", lambda _: b"\x08\x63", "HealthCheckResponse is 0863"),
-    Lie("a health of bytes", "Check", lambda _: b"\xff" * 1000, "HealthCheckResponse is f{40};"),
+    WrongReply("a health cut off", "Check", lambda _: b"\x08", "HealthCheckResponse is 08"),
+    WrongReply("a health of no known number", "Check", lambda _: b"\x08\x63", "HealthCheckResponse is 0863"),
+    WrongReply("a health of bytes", "Check", lambda _: b"\xff" * 1000, "HealthCheckResponse is f{40};"),
 ]

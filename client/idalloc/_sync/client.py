@@ -24,7 +24,7 @@ from idalloc._sync.base import BaseClient, Stubs
 from idalloc._sync.ids import Ids
 from idalloc._sync.sequences import Sequences
 from idalloc._sync.streams import read_stream
-from idalloc._transport.config import from_environment
+from idalloc._transport.config import ChannelConfig, from_environment
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.node_pb2 import GetNodeRequest, Node
 from idalloc.v1.sequences_pb2 import ParseIdRequest, ParseIdResponse
@@ -36,8 +36,8 @@ class Client(BaseClient):
     """Client of an idalloc server, for threads.
 
     Threads may share a client. It connects on its first call. Concurrent streams use up to four connections, so that
-    several processes of a server may serve them. If the server or its store is unavailable, gRPC retries a unary call
-    up to five times within its timeout. A retry never returns an id twice; at worst it leaves a gap.
+    several processes of a server may serve them. If the server or its store is unavailable, a unary call has up
+    to five attempts within its timeout. A retry never returns an id twice; at worst it leaves a gap.
 
     Forks: a child process never returns an id that the parent took, also if the fork bypassed Python (uWSGI). The child
     opens new connections. gRPC allows that only if ``GRPC_ENABLE_FORK_SUPPORT=1`` is in the environment before Python
@@ -64,7 +64,7 @@ class Client(BaseClient):
         sequences: Methods to create, read, update, advance and delete sequences.
 
     Raises:
-        IdallocError: From all methods: the call failed; the subclass is the cause. After ``ProtocolError``, the reply
+        IdallocError: From all methods: the call failed; the subclass is the cause. ``ProtocolError``: the reply
             violated the contract, and none of its ids is returned.
         ValueError, TypeError: From all methods: an argument does not fit into the request.
         RuntimeError: From all methods: the client is closed, or gRPC is unusable after a fork.
@@ -84,15 +84,8 @@ class Client(BaseClient):
         insecure: bool = False,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(
-            target,
-            timeout=timeout,
-            credentials=credentials,
-            token=token,
-            server_name=server_name,
-            insecure=insecure,
-            log=log,
-        )
+        config = ChannelConfig(target, token=token, credentials=credentials, server_name=server_name, insecure=insecure)
+        super().__init__(target, timeout, config, log)
         self.sequences = Sequences(self)
 
     @classmethod

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 import grpc
 
 from idalloc._core.conversions import to_range
-from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._core.reply_checks import check_reply
 from idalloc._core.requests import AnyRequest, AnyResponse
 from idalloc._core.rpc_errors import translate_rpc_errors
@@ -38,27 +37,12 @@ class Stubs(NamedTuple):
 
 
 class BaseClient:
-    """The connections of a client, its log, its tasks and its unary calls. ``Client`` adds the public methods.
+    """The connections of a client, its log, its tasks and its unary calls. ``Client`` adds the public methods."""
 
-    The arguments are those of ``Client``.
-    """
-
-    def __init__(
-        self,
-        target: str = DEFAULT_TARGET,
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        credentials: grpc.ChannelCredentials | None = None,
-        token: str | None = None,
-        server_name: str | None = None,
-        insecure: bool = False,
-        log: str | os.PathLike[str] | None = None,
-    ) -> None:
+    def __init__(self, target: str, timeout: float, config: ChannelConfig, log: str | os.PathLike[str] | None) -> None:
         self.target = target
         self.timeout = timeout
-        self._config = ChannelConfig(
-            target, token=token, credentials=credentials, server_name=server_name, insecure=insecure
-        )
+        self._config = config
         self._log = None if log is None else IssuedLog(log)
         self._connections = [Connection(self._open_channel, is_asyncio=True) for _ in range(MAX_CONNECTIONS)]
         self._connection = self._connections[0]

@@ -20,7 +20,7 @@ from idalloc._core.requests import (
     uuid_requests,
 )
 from idalloc._core.resumption import Resumption
-from idalloc._transport.config import from_environment
+from idalloc._transport.config import ChannelConfig, from_environment
 from idalloc.aio._base import BaseClient, Stubs
 from idalloc.aio._coalescing import CallCoalescer
 from idalloc.aio._ids import Ids
@@ -37,7 +37,7 @@ class Client(BaseClient):
     """Client of an idalloc server, for asyncio.
 
     The tasks of one event loop may share a client. It connects on its first call. Concurrent streams use up to four
-    connections. If the server or its store is unavailable, gRPC retries a unary call up to five times within its
+    connections. If the server or its store is unavailable, a unary call has up to five attempts within its
     timeout. A retry never returns an id twice; at worst it leaves a gap, and so does a cancelled call.
 
     Forks: gRPC does not survive a fork while an asyncio client is connected. In the child, each call of any client then
@@ -74,15 +74,8 @@ class Client(BaseClient):
         insecure: bool = False,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(
-            target,
-            timeout=timeout,
-            credentials=credentials,
-            token=token,
-            server_name=server_name,
-            insecure=insecure,
-            log=log,
-        )
+        config = ChannelConfig(target, token=token, credentials=credentials, server_name=server_name, insecure=insecure)
+        super().__init__(target, timeout, config, log)
         self.sequences = Sequences(self)
         self._coalescer = CallCoalescer(self)
 

@@ -72,10 +72,7 @@ class Ids(AsyncIterator[int]):
     async def _fetch(self, request: pb.AllocateRangeRequest) -> _Result:
         try:
             return await self._client._allocate(request)
-        except (
-            IdallocError,
-            OSError,
-        ) as error:  # returned, because asyncio reports an exception that nothing retrieves
+        except (IdallocError, OSError) as error:  # returned, because an unused task's exception would be logged
             return error
 
     def _receive(self, prefetch: "_Prefetch", was_prefetched: bool, deadline: float) -> None:

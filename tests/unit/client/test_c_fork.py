@@ -1,4 +1,4 @@
-"""A fork that bypasses Python, as uWSGI's: libc's `fork()`, called in processes of their own."""
+"""Forks that bypass Python, as uWSGI's: libc's `fork()`, called in processes of their own."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from tests.support.fake_server import FakeServer, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
-# fork() has the parent and two children take what a function gives; prints what each was given until an error ended it,
-# and the error, the parent's first.
-# PyDLL keeps the GIL, as uWSGI does: else another thread may have it, and no one gives it back in the child. For the
-# same reason no thread of gRPC may want it at that moment: Python puts that right in the child of os.fork() only.
+# fork() iterates over a function's values in the parent and in two children, and prints the values of each up to an
+# error, and the error, the parent's first.
+# PyDLL keeps the GIL, as uWSGI does. Otherwise another thread could hold it, and never release it in the child. For the
+# same reason no thread of gRPC may wait for it: Python resets the GIL in the child of os.fork() only.
 FORK = """
 import asyncio, ctypes, json, mmap, os, signal, sys, threading, time
 from itertools import chain, islice
@@ -69,7 +69,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def run(server: FakeServer, script: str, way: str = "page", *, fork_support: bool = True) -> list[Any]:
-    """What was given before the fork, by the parent after it, and by each child."""
+    """Return the values before the fork, of the parent after it, and of each child."""
     env = os.environ | {
         "GRPC_ENABLE_FORK_SUPPORT": str(int(fork_support)),
         "GRPC_VERBOSITY": "NONE",
@@ -88,7 +88,7 @@ def all_different(given: list[Any]) -> bool:
     return len(set(values)) == len(values)
 
 
-# 2,000 ids make for a range of some hundred, of which most are at hand.
+# After 2,000 ids a range has some hundred ids, most of which are prefetched.
 IDS = """
 ids = idalloc.Client(target).ids("orders")
 loop = iter(ids)
@@ -96,7 +96,7 @@ before += islice(loop, 2000)
 fork(lambda: chain((next(ids) for _ in range(500)), islice(loop, 500)))
 """
 
-COMING = """
+PREFETCHED = """
 ids = idalloc.Client(target).ids("orders")
 loop = iter(ids)
 before += islice(loop, 2000)
@@ -122,17 +122,17 @@ fork(lambda: chain.from_iterable(stream), threads=2)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("script", [IDS, COMING, DEFAULT, STREAM], ids=["ids", "coming", "default", "stream"])
-def test_a_c_fork_gives_ids_of_its_own(server: FakeServer, script: str, way: str) -> None:
-    """P8: a child that Python does not know of never gives its parent's ids."""
+@pytest.mark.parametrize("script", [IDS, PREFETCHED, DEFAULT, STREAM], ids=["ids", "coming", "default", "stream"])
+def test_a_c_fork_returns_ids_of_its_own(server: FakeServer, script: str, way: str) -> None:
+    """P8: the child of a fork that bypasses Python never returns its parent's ids."""
     given = run(server, script, way)
     assert all_different(given)
     assert all(len(each) >= 490 for each in given[1:])
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_c_fork_without_grpcs_support_is_refused(server: FakeServer, way: str) -> None:
-    """P8: where gRPC does not survive the fork, the child gets an error and none of the ids at hand."""
+def test_a_c_fork_without_grpcs_support_raises(server: FakeServer, way: str) -> None:
+    """P8: if gRPC does not survive the fork, the child gets an error and none of the prefetched ids."""
     before, parent, *children = run(server, IDS, way, fork_support=False)
     assert all_different([before, parent])
     for [refusal] in children:
@@ -169,8 +169,8 @@ fork(lambda: chain.from_iterable(go_on()), threads=2)
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("script", [AIO_IDS, AIO_STREAM], ids=["ids", "stream"])
-def test_a_c_fork_of_asyncio_is_refused(server: FakeServer, script: str, way: str) -> None:
-    """P8: a client for asyncio gives nothing of the parent's in the child, and says why."""
+def test_a_c_fork_of_asyncio_raises(server: FakeServer, script: str, way: str) -> None:
+    """P8: an asyncio client returns none of the parent's ids in the child, and its error says why."""
     before, parent, *children = run(server, WARM_LOOP + script, way)
     assert all_different([before, parent])
     for [refusal] in children:

@@ -1,4 +1,4 @@
-"""The client for threads: its calls against gRPC's own test double, the rest against a server in memory."""
+"""The client for threads: calls with gRPC's test double, the rest with a fake server."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ NODES = node_pb2.DESCRIPTOR.services_by_name["NodeService"]
 
 
 class Double:
-    """Runs a call of the client's in a thread, for the test to answer."""
+    """Runs calls of a client in threads, and lets the test answer them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.channel = grpc_testing.channel([SERVICE, NODES], grpc_testing.strict_real_time())
@@ -32,7 +32,7 @@ class Double:
         self.client = idalloc.Client()
 
     def start(self, function: Callable[[], T]) -> "Future[T]":
-        """Runs a function of the client's in a thread that does not keep a failed test from ending."""
+        """Run a function in a daemon thread, which does not block a failed test."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -45,7 +45,7 @@ class Double:
         return future
 
     def call(self, function: Callable[[], T], method: str, answer: Any, **failure: Any) -> tuple[Any, Callable[[], T]]:
-        """Returns the request that the function made, and how to get what it made of the answer."""
+        """Return the request of a function, and a function that returns its result."""
         result = self.start(function)
         service = NODES if method == "GetNode" else SERVICE
         _, request, rpc = self.channel.take_unary_unary(service.methods_by_name[method])
@@ -53,7 +53,7 @@ class Double:
         return request, lambda: result.result(10)
 
     def stream(self) -> tuple[Any, Any]:
-        """Returns the request that was made, and the stream to answer it by."""
+        """Return the request of a stream, and the test double to answer it."""
         _, request, rpc = self.channel.take_unary_stream(SERVICE.methods_by_name["StreamRanges"])
         return request, rpc
 
@@ -79,20 +79,23 @@ def ids_from(first: int, last: int, step: int = 1) -> pb.IdRange:
     return pb.IdRange(first_id=first, last_id=last, step=step, id_count=(last - first) // step + 1)
 
 
-def test_a_range_is_pythons_own(double: Double) -> None:
+def test_allocate_range_returns_a_python_range(double: Double) -> None:
+    """allocate_range returns the ids as a range."""
     answer = pb.AllocateRangeResponse(range=ids_from(41, 50))
     request, result = double.call(lambda: double.client.allocate_range("orders", 10), "AllocateRange", answer)
     assert result() == range(41, 51)
     assert request == pb.AllocateRangeRequest(sequence="orders", id_count=10)
 
 
-def test_a_range_has_its_sequences_step(double: Double) -> None:
+def test_a_range_has_the_sequences_step(double: Double) -> None:
+    """A range has the step of its sequence, which may be negative."""
     answer = pb.AllocateRangeResponse(range=ids_from(-3, -12, -3))
     _, result = double.call(lambda: double.client.allocate_range("down", 4), "AllocateRange", answer)
     assert list(result()) == [-3, -6, -9, -12]
 
 
-def test_a_range_ends_at_the_largest_id_of_all(double: Double) -> None:
+def test_a_range_can_end_at_the_largest_id(double: Double) -> None:
+    """A range that ends at 2^63-2 stops within 64 bits."""
     largest = 2**63 - 2
     answer = pb.AllocateRangeResponse(range=ids_from(largest - 3 * 1000, largest, 1000))
     _, result = double.call(lambda: double.client.allocate_range("orders", 4), "AllocateRange", answer)
@@ -100,7 +103,8 @@ def test_a_range_ends_at_the_largest_id_of_all(double: Double) -> None:
     assert result().stop == 2**63 - 1
 
 
-def test_document_ids_are_asked_for_in_their_compact_form(double: Double) -> None:
+def test_doc_ids_are_requested_in_the_compact_form(double: Double) -> None:
+    """doc_ids requests the compact form and expands its runs."""
     runs = [
         pb.DocIdRun(first_doc_id=f"0001{9:08x}{2**64 - 3:016x}", step=2, id_count=2),
         pb.DocIdRun(first_doc_id=f"0001{10:08x}{3:016x}", step=2, id_count=1),
@@ -118,13 +122,15 @@ def test_document_ids_are_asked_for_in_their_compact_form(double: Double) -> Non
     )
 
 
-def test_node(double: Double) -> None:
+def test_node_returns_the_server_process(double: Double) -> None:
+    """node() returns the server process that answers."""
     answer = node_pb2.GetNodeResponse(node=node_pb2.Node(prefix=7))
     _, result = double.call(double.client.node, "GetNode", answer)
     assert result().prefix == 7
 
 
-def test_an_error_is_the_one_that_its_details_name(double: Double) -> None:
+def test_error_details_select_the_exception(double: Double) -> None:
+    """The reason in an error's details selects the exception."""
     code = grpc.StatusCode.NOT_FOUND
     _, result = double.call(
         lambda: double.client.allocate_range("nope"),
@@ -138,7 +144,8 @@ def test_an_error_is_the_one_that_its_details_name(double: Double) -> None:
     assert caught.value.metadata == {"sequence": "nope"}
 
 
-def test_a_stream_goes_on_with_what_is_missing(double: Double) -> None:
+def test_a_broken_stream_requests_the_missing_ids(double: Double) -> None:
+    """A broken stream requests only the missing ids, also after an attempt without a message."""
     stream = double.client.stream_ranges("orders", 10, 3)
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -152,7 +159,7 @@ def test_a_stream_goes_on_with_what_is_missing(double: Double) -> None:
     rest = double.start(lambda: list(stream))
     request, rpc = double.stream()
     assert request.total_id_count == 7
-    rpc.terminate((), code, "nothing came")
+    rpc.terminate((), code, "no message")
 
     request, rpc = double.stream()
     assert request.total_id_count == 7
@@ -162,7 +169,8 @@ def test_a_stream_goes_on_with_what_is_missing(double: Double) -> None:
     assert rest.result(10) == [range(101, 104), range(104, 107), range(107, 108)]
 
 
-def test_a_stream_that_cannot_go_on_gives_what_it_got_and_then_the_error(double: Double) -> None:
+def test_a_failed_stream_yields_its_ids_before_the_error(double: Double) -> None:
+    """A stream yields the ranges that arrived, then raises a permanent error."""
     stream = double.client.stream_ranges("orders", 10, 3)
     first = double.start(lambda: next(stream))
     _, rpc = double.stream()
@@ -174,7 +182,8 @@ def test_a_stream_that_cannot_go_on_gives_what_it_got_and_then_the_error(double:
         next(stream)
 
 
-def test_no_ids_at_all_is_a_mistake(client: idalloc.Client) -> None:
+def test_a_count_below_1_is_rejected(client: idalloc.Client) -> None:
+    """A count below 1 raises ValueError."""
     for call in (
         lambda: client.allocate_range("orders", 0),
         lambda: client.doc_ids(-1),
@@ -185,7 +194,8 @@ def test_no_ids_at_all_is_a_mistake(client: idalloc.Client) -> None:
             call()
 
 
-def test_calls_have_a_deadline_and_streams_none_unless_given(server: FakeServer) -> None:
+def test_streams_have_no_deadline_by_default(server: FakeServer) -> None:
+    """Unary calls have the client's timeout as deadline; a stream has one only if it is given."""
     with idalloc.Client(server.target, timeout=7.0) as client:
         client.allocate_range("orders")
         client.node()
@@ -201,7 +211,8 @@ def test_calls_have_a_deadline_and_streams_none_unless_given(server: FakeServer)
     assert 2.0 < given < 3.1
 
 
-def test_a_call_without_an_answer_ends_at_its_deadline(server: FakeServer) -> None:
+def test_calls_end_at_their_timeout(server: FakeServer) -> None:
+    """A call, ids() and a stream raise DeadlineExceeded at their timeout."""
     server.hold.clear()
     with idalloc.Client(server.target, timeout=0.2) as client:
         with pytest.raises(idalloc.DeadlineExceeded):
@@ -212,29 +223,31 @@ def test_a_call_without_an_answer_ends_at_its_deadline(server: FakeServer) -> No
             list(client.stream_ranges("orders", 10, timeout=0.2))
 
 
-def test_what_is_away_is_tried_again(server: FakeServer, client: idalloc.Client) -> None:
+def test_unavailable_is_retried(server: FakeServer, client: idalloc.Client) -> None:
+    """A call that fails with UNAVAILABLE is retried within its timeout."""
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
     assert client.allocate_range("orders", 5) == range(1, 6)
     assert len(server.requests["AllocateRange"]) == 3
 
 
-def test_a_call_that_a_stopping_server_cancelled_is_tried_again(server: FakeServer, client: idalloc.Client) -> None:
-    # grpc.aio does so with calls that it was sent and had not begun.
+def test_calls_cancelled_by_a_draining_server_are_retried(server: FakeServer, client: idalloc.Client) -> None:
+    """A call and a stream that a draining server has not begun are sent again."""
     for method in ("AllocateRange", "StreamRanges"):
         server.fail_next(method, "", grpc.StatusCode.CANCELLED, times=2)
     assert client.allocate_range("orders", 5) == range(1, 6)
     assert list(client.stream_ranges("orders", 5)) == [range(6, 11)]
 
 
-def test_what_will_not_change_is_not_tried_again(server: FakeServer, client: idalloc.Client) -> None:
+def test_permanent_errors_are_not_retried(server: FakeServer, client: idalloc.Client) -> None:
+    """P3: STORE_WENT_BACKWARDS is raised without a retry."""
     server.fail_next("AllocateRange", "STORE_WENT_BACKWARDS", grpc.StatusCode.FAILED_PRECONDITION)
     with pytest.raises(idalloc.StoreWentBackwards):
         client.allocate_range("orders", 5)
     assert len(server.requests["AllocateRange"]) == 1
 
 
-def test_a_store_that_refuses_is_not_asked_again(server: FakeServer, client: idalloc.Client) -> None:
-    """STORE_REFUSED needs an operator: neither a call, nor a stream, nor ids() repeats what got it."""
+def test_store_refused_is_not_retried(server: FakeServer, client: idalloc.Client) -> None:
+    """A call, a stream and ids() raise STORE_REFUSED without a retry."""
     for method, take in (
         ("AllocateRange", lambda: client.allocate_range("orders", 10)),
         ("StreamRanges", lambda: list(client.stream_ranges("orders", 10, chunk=5))),
@@ -247,12 +260,14 @@ def test_a_store_that_refuses_is_not_asked_again(server: FakeServer, client: ida
         assert len(server.requests[method]) == 1
 
 
-def test_no_server_is_said_at_once() -> None:
+def test_a_missing_server_is_an_error() -> None:
+    """A target without a server raises ServerUnreachable."""
     with idalloc.Client("127.0.0.1:1") as client, pytest.raises(idalloc.ServerUnreachable):
         client.allocate_range("orders")
 
 
-def test_streams_survive_a_break(server: FakeServer, client: idalloc.Client) -> None:
+def test_streams_resume_after_a_break(server: FakeServer, client: idalloc.Client) -> None:
+    """P1: a resumed stream yields its total, and no id twice."""
     server.break_after = 2
     ranges = list(client.stream_ranges("orders", 50, 10))
     assert ranges == [range(first, first + 10) for first in range(1, 51, 10)]
@@ -263,24 +278,26 @@ def test_streams_survive_a_break(server: FakeServer, client: idalloc.Client) -> 
     assert len({doc_id for batch in batches for doc_id in batch}) == 25
 
 
-def test_a_stream_that_is_dropped_is_cancelled(server: FakeServer, client: idalloc.Client) -> None:
+def test_deleting_a_stream_cancels_it_on_the_server(server: FakeServer, client: idalloc.Client) -> None:
+    """Deleting a stream's iterator cancels the call on the server."""
     stream = client.stream_ranges("orders", 10**9, 1)
     next(stream)
     del stream
     deadline = time.monotonic() + 10
     taken = -1
     while taken != (taken := client.allocate_range("orders").start) - 1:
-        assert time.monotonic() < deadline, "the server goes on"
+        assert time.monotonic() < deadline, "the server continues the stream"
         time.sleep(0.05)
 
 
-def test_a_closed_client_gives_nothing(client: idalloc.Client) -> None:
+def test_a_closed_client_rejects_calls(client: idalloc.Client) -> None:
+    """After close(), all methods, streams and ids() raise RuntimeError."""
     ids = client.ids("orders")
     stream = client.stream_ranges("orders", 100, 1)
     list(islice(ids, 100))
     next(stream)
     client.close()
-    for refused in (
+    for call in (
         lambda: next(ids),
         lambda: next(iter(ids)),
         lambda: list(stream),
@@ -288,11 +305,12 @@ def test_a_closed_client_gives_nothing(client: idalloc.Client) -> None:
         lambda: client.allocate_range("orders"),
     ):
         with pytest.raises(RuntimeError, match="closed"):
-            refused()
+            call()
     client.close()
 
 
 def test_a_client_connects_on_its_first_call_and_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client opens one channel on its first call, also if threads call concurrently."""
     opened = Mock(side_effect=grpc.insecure_channel)
     monkeypatch.setattr(grpc, "insecure_channel", opened)
     with idalloc.Client(server.target) as client:
@@ -309,7 +327,8 @@ def test_a_client_connects_on_its_first_call_and_once(server: FakeServer, monkey
     assert [call.args[0] for call in opened.call_args_list] == [server.target]
 
 
-def test_credentials_make_the_channel_a_secure_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_open_a_secure_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client with credentials opens a TLS channel."""
     credentials = grpc.local_channel_credentials()
     opened = Mock(side_effect=grpc.secure_channel)
     monkeypatch.setattr(grpc, "secure_channel", opened)

@@ -1,4 +1,4 @@
-"""A fork of a process whose client is warm: in processes of their own."""
+"""Forks of a process with a connected client, each in a process of its own."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.support.fake_server import FakeServer, serving
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
-# Runs parent() and, in the child of a fork, child(); prints what both return. A child that hangs is ended.
+# Runs parent() and, in the child of a fork, child(); prints their results. A child that hangs is killed.
 FORK = """
 import asyncio, json, os, signal, sys, time, warnings
 from itertools import islice
@@ -21,7 +21,7 @@ import idalloc
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks where threads run, since 3.12
 target = sys.argv[1]
 
-def told(function):
+def outcome(function):
     try:
         return function()
     except Exception as error:
@@ -31,10 +31,10 @@ def fork(parent, child):
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         signal.alarm(15)
-        os.write(write, json.dumps(told(child)).encode())
+        os.write(write, json.dumps(outcome(child)).encode())
         os._exit(0)
     os.close(write)
-    by_parent = told(parent)
+    by_parent = outcome(parent)
     with os.fdopen(read) as pipe:
         by_child = pipe.read()
     print(json.dumps([by_parent, json.loads(by_child or "null"), os.waitpid(pid, 0)[1]]))
@@ -65,7 +65,7 @@ loop = iter(ids)
 before = list(islice(loop, 5000))
 stream = client.stream_ranges("orders", 50, 10)
 before += next(stream)
-while ids._prefetch is None:  # a range that the parent asked for ahead is there when it forks
+while ids._prefetch is None:  # the parent has a prefetched range when it forks
     before.append(next(loop))
 time.sleep(0.2)
 def take():
@@ -77,7 +77,8 @@ fork(take, take)
 """
 
 
-def test_a_child_never_gives_its_parents_ids(server: FakeServer) -> None:
+def test_a_child_never_returns_its_parents_ids(server: FakeServer) -> None:
+    """P8: after a fork, parent and child never return the same id."""
     parent, child, status = run(server, SHARED_IDS, fork_support=True)
     assert status == 0
     assert len(parent) == len(child) == 1 + 3000 + 3000 + 10 + 40
@@ -95,14 +96,16 @@ fork(*[lambda: [value for stream in streams for ids in stream for value in ids]]
 """
 
 
-def test_streams_on_several_connections_go_on_in_the_child(server: FakeServer) -> None:
+def test_streams_on_several_connections_continue_in_the_child(server: FakeServer) -> None:
+    """P8: streams on several connections continue in the child with ids of its own."""
     parent, child, status = run(server, SEVERAL_CONNECTIONS, fork_support=True)
     assert status == 0
     assert len(parent) == len(child) == 3 * 20
     assert len({*parent, *child}) == 6 * 20
 
 
-def test_a_child_that_grpc_would_hang_in_is_told_so(server: FakeServer) -> None:
+def test_a_child_without_grpc_fork_support_gets_an_error(server: FakeServer) -> None:
+    """P8: without gRPC's fork support, calls in the child raise instead of hanging."""
     parent, child, status = run(server, SHARED_IDS, fork_support=False)
     assert len(parent) == 6051
     assert child.startswith("RuntimeError: ")
@@ -117,14 +120,16 @@ fork(lambda: 0, lambda: idalloc.Client(target).node().version)
 """
 
 
-def test_a_new_client_in_the_child_is_told_so_too(server: FakeServer) -> None:
+def test_a_new_client_in_the_child_gets_the_same_error(server: FakeServer) -> None:
+    """A new client in the child raises without gRPC's fork support, and works with it."""
     _, child, _ = run(server, NEW_CLIENT, fork_support=False)
     assert child.startswith("RuntimeError: ")
     _, child, _ = run(server, NEW_CLIENT, fork_support=True)
     assert child == "1.2.3"
 
 
-def test_a_client_that_is_not_connected_may_be_forked(server: FakeServer) -> None:
+def test_an_unconnected_client_can_be_forked(server: FakeServer) -> None:
+    """P8: a client that is not connected works in parent and child, with different ids."""
     script = """
 client = idalloc.Client(target)
 ids = client.ids("orders")
@@ -147,7 +152,8 @@ before = loop.run_until_complete(use(client, ids))
 """
 
 
-def test_a_warm_client_of_asyncio_is_of_no_use_in_the_child(server: FakeServer) -> None:
+def test_a_connected_asyncio_client_raises_in_the_child(server: FakeServer) -> None:
+    """P8: a connected asyncio client raises in the child, and continues in the parent."""
     script = (
         WARM_LOOP + "fork(lambda: loop.run_until_complete(use(client, ids)), lambda: asyncio.run(use(client, ids)))"
     )
@@ -158,7 +164,8 @@ def test_a_warm_client_of_asyncio_is_of_no_use_in_the_child(server: FakeServer) 
     assert status == 0
 
 
-def test_nor_is_any_other_client_then(server: FakeServer) -> None:
+def test_any_client_raises_after_a_fork_of_asyncio(server: FakeServer) -> None:
+    """After a fork with a connected asyncio client, any client in the child raises."""
     _, child, _ = run(
         server,
         WARM_LOOP + "fork(lambda: 0, lambda: idalloc.Client(target).allocate_range('a').start)",

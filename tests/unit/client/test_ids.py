@@ -1,4 +1,4 @@
-"""`ids()` of the client for threads, against a server in memory."""
+"""`ids()` of the client for threads, with a fake server."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -31,14 +31,16 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_ids_without_end(client: idalloc.Client, server: FakeServer) -> None:
+def test_ids_prefetches_growing_ranges(client: idalloc.Client, server: FakeServer) -> None:
+    """ids() returns all ids in order, in few calls for growing ranges."""
     assert list(islice(client.ids("orders"), 10_000)) == list(range(1, 10_001))
     sizes = [request.id_count for request in server.requests["AllocateRange"]]
     assert len(sizes) < 20
     assert sizes == sorted(sizes)
 
 
-def test_a_loop_goes_on_where_another_one_was_left(client: idalloc.Client) -> None:
+def test_a_second_loop_continues_after_the_first(client: idalloc.Client) -> None:
+    """A second loop over one Ids continues after the last id of the first loop."""
     ids = client.ids("orders")
     taken = list(islice(ids, 700))
     taken.append(next(ids))
@@ -50,7 +52,8 @@ def test_a_loop_goes_on_where_another_one_was_left(client: idalloc.Client) -> No
     assert taken == list(range(1, 1502))
 
 
-def test_threads_may_share_ids(client: idalloc.Client) -> None:
+def test_threads_can_share_ids(client: idalloc.Client) -> None:
+    """P1: threads that share one Ids get each id once and in ascending order."""
     ids = client.ids("orders")
 
     def loop() -> list[int]:
@@ -66,7 +69,8 @@ def test_threads_may_share_ids(client: idalloc.Client) -> None:
     assert sorted(value for run in taken for value in run) == list(range(1, 160_001))
 
 
-def test_ids_that_are_too_old_are_dropped(server: FakeServer, client: idalloc.Client) -> None:
+def test_expired_ids_are_discarded(server: FakeServer, client: idalloc.Client) -> None:
+    """P4: prefetched ids that are older than their ttl are not returned."""
     server.ttl = 0.3
     ids = client.ids("orders")
     loop = iter(ids)
@@ -78,7 +82,8 @@ def test_ids_that_are_too_old_are_dropped(server: FakeServer, client: idalloc.Cl
     assert taken == list(range(1, 102))
 
 
-def test_ids_to_the_very_last_one(server: FakeServer, client: idalloc.Client) -> None:
+def test_ids_end_exactly_at_the_last_id(server: FakeServer, client: idalloc.Client) -> None:
+    """ids() returns all ids up to the last one, then raises SequenceExhausted."""
     server.last["orders"] = 1000
     ids = client.ids("orders")
     taken: list[int] = []
@@ -89,35 +94,39 @@ def test_ids_to_the_very_last_one(server: FakeServer, client: idalloc.Client) ->
     assert [next(ids), next(ids), next(ids)] == [1001, 1002, 1003]
 
 
-def test_ids_within_a_lower_limit_of_the_server(server: FakeServer, client: idalloc.Client) -> None:
+def test_ids_adapt_to_a_lower_server_limit(server: FakeServer, client: idalloc.Client) -> None:
+    """ids() requests smaller ranges if the server's limit is lower."""
     server.limit = 100
     assert list(islice(client.ids("orders"), 5000)) == list(range(1, 5001))
 
 
-def test_ids_can_be_asked_for_again_after_an_error(server: FakeServer, client: idalloc.Client) -> None:
+def test_ids_continue_after_an_error(server: FakeServer, client: idalloc.Client) -> None:
+    """After an error, next() continues with the next id."""
     ids = client.ids("orders")
     taken = [next(ids)]
-    wait_until(lambda: len(server.requests["AllocateRange"]) == 2)  # the range ahead is there
+    wait_until(lambda: len(server.requests["AllocateRange"]) == 2)  # the prefetch is sent
     server.fail_next(
         "AllocateRange", "INTERNAL", grpc.StatusCode.INTERNAL, times=2
-    )  # the next one ahead, and that again
+    )  # the next prefetch, and its repetition
     with pytest.raises(idalloc.InternalError):
         taken.extend(ids)
     taken += islice(ids, 100)
     assert taken == list(range(1, len(taken) + 1))
 
 
-def test_an_error_ahead_is_not_the_callers(server: FakeServer, client: idalloc.Client) -> None:
+def test_a_failed_prefetch_raises_nothing(server: FakeServer, client: idalloc.Client) -> None:
+    """The error of a prefetch is not raised; the range is requested again."""
     ids = client.ids("orders")
     taken = [next(ids)]
-    wait_until(lambda: len(server.requests["AllocateRange"]) == 2)  # the range ahead is there
+    wait_until(lambda: len(server.requests["AllocateRange"]) == 2)  # the prefetch is sent
     taken.append(next(ids))
     server.fail_next("AllocateRange", "INTERNAL", grpc.StatusCode.INTERNAL)
     taken += islice(ids, 50)
     assert taken == list(range(1, 53))
 
 
-def test_closing_wakes_who_waits_for_ids(server: FakeServer) -> None:
+def test_closing_wakes_a_thread_that_waits_for_ids(server: FakeServer) -> None:
+    """close() ends a next() that waits in another thread."""
     client = idalloc.Client(server.target, timeout=30)
     ids = client.ids("orders")
     server.hold.clear()

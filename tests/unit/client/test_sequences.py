@@ -1,4 +1,4 @@
-"""`client.sequences`, texts, UUIDs, request ids and nodes, by both clients."""
+"""`client.sequences`, texts, UUIDs, request ids and nodes, in both clients."""
 
 import asyncio
 import inspect
@@ -29,7 +29,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture(params=["threads", "asyncio"])
 def call(server: FakeServer, request: pytest.FixtureRequest) -> Iterator[Call]:
-    """Has a client do something, and returns what came of it; a list of what an iterator gave."""
+    """Run a call in a client, and return its result; a list for an iterator."""
 
     def by_threads(do: Callable[[Any], Any]) -> Any:
         with idalloc.Client(server.target) as client:
@@ -49,7 +49,9 @@ def call(server: FakeServer, request: pytest.FixtureRequest) -> Iterator[Call]:
         yield lambda do: asyncio.run(by_asyncio(do))
 
 
-def test_both_have_the_same_methods() -> None:
+def test_both_clients_have_the_same_sequence_methods() -> None:
+    """client.sequences of both clients has the same methods and parameters."""
+
     def methods(kind: type) -> dict[str, list[str]]:
         public = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
         return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
@@ -57,7 +59,8 @@ def test_both_have_the_same_methods() -> None:
     assert methods(sequences.Sequences) == methods(_sequences.Sequences)
 
 
-def test_the_settings_are_the_fields_of_the_contract() -> None:
+def test_the_settings_are_fields_of_the_proto() -> None:
+    """SequenceSettings has the settings of idalloc.v1.Sequence."""
     fields = {field.name for field in pb.Sequence.DESCRIPTOR.fields if field.number in range(2, 18)}
     assert set(SequenceSettings.__annotations__) == fields
 
@@ -67,15 +70,16 @@ def create_daily(client: Any, name: str) -> Any:
 
 
 def test_create_get_list(server: FakeServer, call: Call) -> None:
-    made = call(
+    """create, get and list send settings and filters, and return sequences."""
+    created = call(
         lambda client: client.sequences.create("a", step=-2, kind="timestamp-ms", ordering="rising", start=None)
     )
-    assert (made.step, made.kind, made.ordering) == (
+    assert (created.step, created.kind, created.ordering) == (
         -2,
         pb.SEQUENCE_KIND_TIMESTAMP_MS,
         id_allocator_pb2.ORDERING_RISING,
     )
-    assert call(lambda client: client.sequences.get("a")) == made
+    assert call(lambda client: client.sequences.get("a")) == created
     call(lambda client: client.sequences.get("a", period="2026-11"))
     assert [request.period for request in server.requests["GetSequence"]] == ["", "2026-11"]
     for name in ("b", "c", "d", "e"):
@@ -86,7 +90,8 @@ def test_create_get_list(server: FakeServer, call: Call) -> None:
     assert [each.name for each in call(lambda client: client.sequences.list("b"))] == ["b"]
 
 
-def test_a_list_goes_on_behind_empty_pages(server: FakeServer, call: Call) -> None:
+def test_list_continues_after_empty_pages(server: FakeServer, call: Call) -> None:
+    """list() continues after empty pages."""
     for name in ("a", "b", "c"):
         call(partial(create_daily, name=name))
     server.empty_pages = 3
@@ -94,7 +99,8 @@ def test_a_list_goes_on_behind_empty_pages(server: FakeServer, call: Call) -> No
     assert server.empty_pages == 0
 
 
-def test_wrong_settings_are_told_before_anything_is_sent(server: FakeServer, call: Call) -> None:
+def test_invalid_arguments_raise_before_a_request_is_sent(server: FakeServer, call: Call) -> None:
+    """An argument that does not fit raises an error that names it, before a request is sent."""
     with pytest.raises(TypeError, match="'cycle'"):
         call(lambda client: client.sequences.create("a", cycle=True))
     with pytest.raises(ValueError, match="rising-per-node, rising"):
@@ -118,7 +124,8 @@ def test_wrong_settings_are_told_before_anything_is_sent(server: FakeServer, cal
     assert not server.requests
 
 
-def test_changes(server: FakeServer, call: Call) -> None:
+def test_update_advance_and_delete(server: FakeServer, call: Call) -> None:
+    """update, advance and delete send their arguments and return the changed sequence."""
     call(lambda client: client.sequences.create("a", max_value=100, labels={"x": "y"}))
     server.effective_delay = 5
     changed = call(lambda client: client.sequences.update("a", max_value=None, description="d", etag='"1"'))
@@ -136,8 +143,9 @@ def test_changes(server: FakeServer, call: Call) -> None:
     assert caught.value.etag == '"1"'
 
 
-def test_a_change_whose_answer_is_lost_is_sent_again_under_the_same_id(server: FakeServer, call: Call) -> None:
-    server.answers_to_lose = 2
+def test_a_retried_change_keeps_its_request_id(server: FakeServer, call: Call) -> None:
+    """A change whose reply was lost is retried with the same request id, and applied once."""
+    server.replies_to_lose = 2
     assert call(lambda client: client.sequences.create("a")).name == "a"
     ids = [request.request_id for request in server.requests["CreateSequence"]]
     assert len(ids) == 3
@@ -147,7 +155,8 @@ def test_a_change_whose_answer_is_lost_is_sent_again_under_the_same_id(server: F
     assert uuid.UUID(ids[0]).version == 4
 
 
-def test_request_ids_are_sent_only_when_asked_for(server: FakeServer, call: Call) -> None:
+def test_request_ids_are_sent_only_on_demand(server: FakeServer, call: Call) -> None:
+    """P7: a request id is sent only if it is given, or if exactly_once is set."""
     given = uuid.uuid4()
     assert call(lambda client: client.allocate_range("a", 2, request_id=given)) == range(1, 3)
     assert call(lambda client: client.allocate_range("a", 2, request_id=str(given))) == range(1, 3)
@@ -160,13 +169,15 @@ def test_request_ids_are_sent_only_when_asked_for(server: FakeServer, call: Call
     assert none == ""
 
 
-def test_exactly_once_has_one_id_for_all_retries(server: FakeServer, call: Call) -> None:
+def test_exactly_once_keeps_its_request_id_in_retries(server: FakeServer, call: Call) -> None:
+    """P7: exactly_once sends one request id in all retries of a call."""
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
     call(lambda client: client.allocate_range("a", exactly_once=True))
     assert len({request.request_id for request in server.requests["AllocateRange"]}) == 1
 
 
-def test_texts_and_their_parts(server: FakeServer, call: Call) -> None:
+def test_allocate_texts_and_parse_id(server: FakeServer, call: Call) -> None:
+    """allocate_texts returns texts, and parse_id their parts."""
     assert call(lambda client: client.allocate_texts("a", 2)) == ["T-0001", "T-0002"]
     parts = call(lambda client: client.parse_id("a", "T-0042"))
     assert (parts.value, parts.year, parts.HasField("month"), parts.check) == (42, 2026, False, "7")
@@ -174,22 +185,25 @@ def test_texts_and_their_parts(server: FakeServer, call: Call) -> None:
         call(lambda client: client.parse_id("a", "?"))
 
 
-def test_uuids(server: FakeServer, call: Call) -> None:
-    made = call(lambda client: client.uuids(25_000))
-    assert len(set(made)) == 25_000
-    assert made == sorted(made)
-    assert {each.version for each in made} == {7}
+def test_uuids_are_generated_in_several_calls(server: FakeServer, call: Call) -> None:
+    """uuids() makes as many calls as needed, and returns UUIDs of the requested version."""
+    created = call(lambda client: client.uuids(25_000))
+    assert len(set(created)) == 25_000
+    assert created == sorted(created)
+    assert {each.version for each in created} == {7}
     assert [request.id_count for request in server.requests["GenerateUuid"]] == [10_000, 10_000, 5_000]
     assert call(lambda client: client.uuids(1, 4))[0].version == 4
 
 
 def test_update_node(server: FakeServer, call: Call) -> None:
+    """update_node changes the settings that are given, and no other."""
     assert call(lambda client: client.update_node(prefix=0, auto_increment_offset=3)).prefix == 0
     node = call(lambda client: client.node())
     assert (node.prefix, node.auto_increment_offset, node.version) == (0, 3, "1.2.3")
 
 
-def test_ids_of_a_sequence_that_starts_over_are_refused(server: FakeServer, call: Call) -> None:
+def test_ids_rejects_a_sequence_with_a_reset(server: FakeServer, call: Call) -> None:
+    """P1: ids() of a sequence with a reset raises InvalidRequest, because its numbers repeat."""
     server.period = "2026"
     with pytest.raises(idalloc.InvalidRequest, match="allocate_texts"):
         call(lambda client: next(client.ids("a")) if isinstance(client, idalloc.Client) else anext(client.ids("a")))

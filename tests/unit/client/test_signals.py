@@ -1,4 +1,4 @@
-"""An exception from a signal's handler, inside the client: no id twice, no lock that stays taken, no hang."""
+"""An exception of a signal handler, anywhere in the client: no id twice, no lock that stays locked, no hang."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from tests.support import issued_log
 from tests.support.fake_server import FakeServer, serving
 from tests.support.signal_places import Conditions, Interrupt, Places
 
-# Of coroutines that were made and then not begun, and of generators that an exception found when they were closed.
+# From coroutines that were never started, and generators that an exception hit while they were closed.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -31,7 +31,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def at_each_place(take: Callable[[Places], None]) -> int:
-    """Has an exception raised at the first place, at the second one and so on; returns how many there were."""
+    """Run a scenario once per place, with an exception at that place; return the number of places."""
     number = 0
     while True:
         number += 1
@@ -48,7 +48,7 @@ def at_each_place(take: Callable[[Places], None]) -> int:
 
 
 def test_an_exception_anywhere_repeats_no_id(server: FakeServer) -> None:
-    """P1: ids() gives no id twice and does not hang, wherever a signal's handler raises."""
+    """P1: ids() returns no id twice and does not hang, wherever a signal handler raises."""
     with idalloc.Client(server.target) as client:
 
         def take(places: Places) -> None:
@@ -68,7 +68,7 @@ def test_an_exception_anywhere_repeats_no_id(server: FakeServer) -> None:
 
 
 def test_an_exception_anywhere_repeats_no_id_in_asyncio(server: FakeServer) -> None:
-    """P1: the same with the client for asyncio."""
+    """P1: ids() of the asyncio client returns no id twice, wherever a signal handler raises."""
 
     async def use(places: Places) -> None:
         async with idalloc.aio.Client(server.target) as client:
@@ -87,7 +87,7 @@ def test_an_exception_anywhere_repeats_no_id_in_asyncio(server: FakeServer) -> N
 
 
 def test_an_exception_anywhere_repeats_no_chunk(server: FakeServer) -> None:
-    """P1: a stream gives no range twice, and one after it works."""
+    """P1: a stream yields no range twice, and the next stream works."""
     with idalloc.Client(server.target) as client:
 
         def take(places: Places) -> None:
@@ -106,7 +106,7 @@ def test_an_exception_anywhere_repeats_no_chunk(server: FakeServer) -> None:
 
 
 def test_an_exception_anywhere_repeats_no_chunk_in_asyncio(server: FakeServer) -> None:
-    """P1: the same with the client for asyncio."""
+    """P1: a stream of the asyncio client yields no range twice, and the next stream works."""
 
     async def use(places: Places) -> None:
         async with idalloc.aio.Client(server.target) as client:
@@ -124,8 +124,8 @@ def test_an_exception_anywhere_repeats_no_chunk_in_asyncio(server: FakeServer) -
     assert at_each_place(lambda places: run(use(places))) > 50
 
 
-def test_an_exception_anywhere_leaves_shared_calls_usable(server: FakeServer) -> None:
-    """P1: callers who share calls get no id twice, and the next caller is served at once."""
+def test_an_exception_anywhere_leaves_coalescing_usable(server: FakeServer) -> None:
+    """P1: coalesced callers get no id twice, and the next caller is served at once."""
 
     async def use(places: Places) -> None:
         async with idalloc.aio.Client(server.target, timeout=2) as client:
@@ -137,7 +137,7 @@ def test_an_exception_anywhere_leaves_shared_calls_usable(server: FakeServer) ->
                         taken.extend(await client.allocate_range("orders", 3))
                     except Interrupt:
                         places.watch()
-                    except idalloc.DeadlineExceeded:  # the exception hit the one that was to answer
+                    except idalloc.DeadlineExceeded:  # the exception ended the task that was to answer
                         pass
 
             places.watch()
@@ -151,7 +151,7 @@ def test_an_exception_anywhere_leaves_shared_calls_usable(server: FakeServer) ->
 
 
 @pytest.mark.parametrize("way", ["call", "stream", "ids"])
-def test_a_lock_that_grpc_left_locked_hangs_no_call(server: FakeServer, way: str) -> None:
+def test_a_lock_left_locked_in_grpc_hangs_no_call(server: FakeServer, way: str) -> None:
     """A stream, a call and ids() work after an exception that left a condition of gRPC locked."""
     with idalloc.Client(server.target, timeout=5) as client:
         kept = client.ids("orders")
@@ -178,8 +178,8 @@ def test_a_lock_that_grpc_left_locked_hangs_no_call(server: FakeServer, way: str
 
 
 @pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
-def test_an_exception_anywhere_leaves_the_log_whole(tmp_path: Path, name: str) -> None:
-    """P1: what was written down is in the log once, and every record of it can be read."""
+def test_an_exception_anywhere_leaves_the_log_valid(tmp_path: Path, name: str) -> None:
+    """P1: each recorded range is in the log once, and each record can be read."""
     response = pb.AllocateRangeResponse(range=pb.IdRange(step=1, id_count=1))
 
     def write(places: Places) -> None:
@@ -203,8 +203,8 @@ def test_an_exception_anywhere_leaves_the_log_whole(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
-def test_an_exception_anywhere_leaves_no_file_of_a_child(tmp_path: Path, name: str) -> None:
-    """P1: after a fork, all records go to one file, which is whole, wherever its making was interrupted."""
+def test_an_exception_anywhere_leaves_one_file_of_a_child(tmp_path: Path, name: str) -> None:
+    """P8: a child's records go to one valid file, wherever its creation was interrupted."""
 
     def write(places: Places) -> None:
         path = tmp_path / f"{places._number}-{name}"
@@ -229,8 +229,8 @@ def test_an_exception_anywhere_leaves_no_file_of_a_child(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
-def test_an_exception_anywhere_lets_a_log_be_made_again(tmp_path: Path, name: str) -> None:
-    """A log that could not be made leaves neither a file nor a descriptor."""
+def test_an_exception_anywhere_lets_a_log_be_created_again(tmp_path: Path, name: str) -> None:
+    """A log whose creation failed leaves neither a file nor a descriptor."""
 
     def make(places: Places) -> None:
         path = tmp_path / f"{places._number}-{name}"
@@ -248,8 +248,8 @@ def test_an_exception_anywhere_lets_a_log_be_made_again(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["issued.log", "issued.jsonl"])
-def test_an_exception_anywhere_leaves_doc_ids_whole(tmp_path: Path, name: str) -> None:
-    """P1: runs of document ids that were written down are in the log once."""
+def test_an_exception_anywhere_leaves_doc_ids_valid(tmp_path: Path, name: str) -> None:
+    """P1: each recorded run of document ids is in the log once."""
 
     def write(places: Places) -> None:
         path = tmp_path / f"{places._number}-{name}"
@@ -271,17 +271,17 @@ def test_an_exception_anywhere_leaves_doc_ids_whole(tmp_path: Path, name: str) -
 
 
 def single(number: int) -> pb.AllocateRangeResponse:
-    """A range of one id."""
+    """Return a reply with one id."""
     return pb.AllocateRangeResponse(range=pb.IdRange(first_id=number, last_id=number, step=1, id_count=1))
 
 
 def open_files() -> list[Path]:
-    """The files that this process has open, where the system lists them."""
+    """Return the open files of this process, if the system lists them."""
     return [link.resolve() for link in Path("/proc/self/fd").glob("*")]
 
 
 def run(coroutine: object) -> None:
-    """Runs a scenario. What a callback of the loop raised is not the scenario's."""
+    """Run a scenario, and ignore exceptions of the loop's callbacks."""
     with asyncio.Runner() as runner:
         runner.get_loop().set_exception_handler(lambda *_: None)
         runner.run(asyncio.wait_for(coroutine, 30))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The client for asyncio, against a server in memory."""
+"""The client for asyncio, with a fake server."""
 
 import asyncio
 import inspect
@@ -29,6 +29,8 @@ async def take(ids: idalloc.aio.Ids, n: int) -> list[int]:
 
 
 def test_both_clients_have_the_same_methods() -> None:
+    """Both clients have the same public methods and parameters."""
+
     def methods(kind: type) -> dict[str, list[str]]:
         public = {name: getattr(kind, name) for name in vars(kind) if not name.startswith("_")}
         return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
@@ -37,7 +39,8 @@ def test_both_clients_have_the_same_methods() -> None:
     assert "allocate_range" in methods(idalloc.Client)
 
 
-async def test_each_call(client: idalloc.aio.Client) -> None:
+async def test_each_method_returns_its_ids(client: idalloc.aio.Client) -> None:
+    """Each method of the asyncio client returns the server's ids."""
     assert await client.allocate_range("orders", 5) == range(1, 6)
     assert await client.doc_ids(2) == ["00076553f1000000000000000001", "00076553f1000000000000000002"]
     assert (await client.node()).prefix == 7
@@ -45,7 +48,8 @@ async def test_each_call(client: idalloc.aio.Client) -> None:
     assert [len(ids) async for ids in client.stream_doc_ids(25, 10)] == [10, 10, 5]
 
 
-async def test_errors_are_the_clients(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_errors_are_translated(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """gRPC's errors are raised as the client's exceptions, and invalid arguments as ValueError."""
     server.fail_next("AllocateRange", "SEQUENCE_NOT_FOUND", grpc.StatusCode.NOT_FOUND, sequence="nope")
     with pytest.raises(idalloc.SequenceNotFound) as caught:
         await client.allocate_range("nope")
@@ -54,41 +58,43 @@ async def test_errors_are_the_clients(server: FakeServer, client: idalloc.aio.Cl
         client.stream_ranges("orders", 0)
 
 
-async def test_what_is_away_is_tried_again(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_unavailable_is_retried(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """A call that fails with UNAVAILABLE is retried within its timeout."""
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
     assert await client.allocate_range("orders", 5) == range(1, 6)
     assert len(server.requests["AllocateRange"]) == 3
 
 
-async def test_a_call_that_a_stopping_server_cancelled_is_tried_again(
-    server: FakeServer, client: idalloc.aio.Client
-) -> None:
-    """A call and a stream that a stopping server has not begun are sent again."""
+async def test_calls_cancelled_by_a_draining_server_are_retried(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """A call and a stream that a draining server has not begun are sent again."""
     for method in ("AllocateRange", "StreamRanges"):
         server.fail_next(method, "", grpc.StatusCode.CANCELLED, times=2)
     assert await client.allocate_range("orders", 5) == range(1, 6)
     assert [ids async for ids in client.stream_ranges("orders", 5)] == [range(6, 11)]
 
 
-async def test_streams_survive_a_break(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_a_broken_stream_requests_the_missing_ids(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """P1: a broken stream requests only the missing ids, and yields no id twice."""
     server.break_after = 2
     ranges = [ids async for ids in client.stream_ranges("orders", 50, 10)]
     assert ranges == [range(first, first + 10) for first in range(1, 51, 10)]
     assert [request.total_id_count for request in server.requests["StreamRanges"]] == [50, 30]
 
 
-async def test_a_stream_that_is_closed_is_cancelled(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_closing_a_stream_cancels_it_on_the_server(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """Closing a stream's iterator cancels the call on the server."""
     stream = client.stream_ranges("orders", 10**9, 1)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
     deadline = time.monotonic() + 10
     taken = -1
     while taken != (taken := (await client.allocate_range("orders")).start) - 1:
-        assert time.monotonic() < deadline, "the server goes on"
+        assert time.monotonic() < deadline, "the server continues the stream"
         await asyncio.sleep(0.05)
 
 
-async def test_calls_have_a_deadline(server: FakeServer) -> None:
+async def test_calls_end_at_their_timeout(server: FakeServer) -> None:
+    """A call and ids() raise DeadlineExceeded at the timeout."""
     server.hold.clear()
     async with idalloc.aio.Client(server.target, timeout=0.2) as client:
         with pytest.raises(idalloc.DeadlineExceeded):
@@ -97,7 +103,8 @@ async def test_calls_have_a_deadline(server: FakeServer) -> None:
             await anext(client.ids("orders"))
 
 
-async def test_ids_without_end(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_ids_prefetches_so_that_most_ids_cost_no_call(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """ids() returns all ids in order, in few calls."""
     taken = []
     async for value in client.ids("orders"):
         taken.append(value)
@@ -107,14 +114,16 @@ async def test_ids_without_end(server: FakeServer, client: idalloc.aio.Client) -
     assert len(server.requests["AllocateRange"]) < 20
 
 
-async def test_tasks_may_share_ids(client: idalloc.aio.Client) -> None:
+async def test_tasks_can_share_ids(client: idalloc.aio.Client) -> None:
+    """P1: tasks that share one Ids get each id once and in ascending order."""
     ids = client.ids("orders")
     runs = await asyncio.gather(*(take(ids, 500) for _ in range(50)))
     assert all(run == sorted(run) for run in runs)
     assert sorted(value for run in runs for value in run) == list(range(1, 25_001))
 
 
-async def test_ids_that_are_too_old_are_dropped(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_expired_ids_are_discarded(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """P4: prefetched ids that are older than their ttl are not returned."""
     server.ttl = 0.3
     ids = client.ids("orders")
     assert await take(ids, 100) == list(range(1, 101))
@@ -124,7 +133,8 @@ async def test_ids_that_are_too_old_are_dropped(server: FakeServer, client: idal
     assert await anext(ids) == asked + 1
 
 
-async def test_ids_to_the_very_last_one(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_ids_end_exactly_at_the_last_id(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """ids() returns all ids up to the last one, then raises SequenceExhausted."""
     server.last["orders"] = 1000
     ids = client.ids("orders")
     assert await take(ids, 1000) == list(range(1, 1001))
@@ -134,7 +144,8 @@ async def test_ids_to_the_very_last_one(server: FakeServer, client: idalloc.aio.
     assert await anext(ids) == 1001
 
 
-async def test_who_is_cancelled_while_waiting_takes_no_id(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_a_task_cancelled_while_waiting_takes_no_id(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """A task that is cancelled while it waits takes no id."""
     ids = client.ids("orders")
     server.hold.clear()
     waiting = [asyncio.create_task(anext(ids)) for _ in range(3)]
@@ -146,15 +157,16 @@ async def test_who_is_cancelled_while_waiting_takes_no_id(server: FakeServer, cl
     assert await anext(ids) == 3
 
 
-async def test_an_error_ahead_is_no_ones(
+async def test_a_failed_prefetch_raises_nothing(
     server: FakeServer, client: idalloc.aio.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The error of a prefetch is not raised; the range is requested again."""
     ids = client.ids("orders")
     server.fail_next("AllocateRange", "INTERNAL", grpc.StatusCode.INTERNAL)
     with pytest.raises(idalloc.InternalError):
         await anext(ids)
     assert await anext(ids) == 1
-    while len(server.requests["AllocateRange"]) < 3:  # noqa: ASYNC110  # the range ahead is being asked for
+    while len(server.requests["AllocateRange"]) < 3:  # noqa: ASYNC110  # until the prefetch is sent
         await asyncio.sleep(0.01)
     server.fail_next("AllocateRange", "INTERNAL", grpc.StatusCode.INTERNAL)
     assert await take(ids, 50) == list(range(2, 52))
@@ -162,20 +174,22 @@ async def test_an_error_ahead_is_no_ones(
     assert not caplog.records
 
 
-async def test_a_closed_client_gives_nothing_and_leaves_no_task(client: idalloc.aio.Client) -> None:
+async def test_a_closed_client_rejects_calls_and_leaves_no_task(client: idalloc.aio.Client) -> None:
+    """After close(), all methods raise RuntimeError, and no task is left."""
     ids = client.ids("orders")
     stream = client.stream_ranges("orders", 100, 1)
     await take(ids, 100)
     await anext(stream)
     await client.close()
     assert not [task for task in asyncio.all_tasks() if "_fetch" in repr(task)]
-    for refused in (lambda: anext(ids), client.node, lambda: client.allocate_range("orders")):
+    for call in (lambda: anext(ids), client.node, lambda: client.allocate_range("orders")):
         with pytest.raises(RuntimeError, match="closed"):
-            await refused()
+            await call()
     await client.close()
 
 
-async def test_closing_ends_what_is_asked_for_ahead(server: FakeServer) -> None:
+async def test_closing_cancels_a_prefetch(server: FakeServer) -> None:
+    """close() cancels a prefetch that a task waits for."""
     client = idalloc.aio.Client(server.target, timeout=30)
     ids = client.ids("orders")
     assert await anext(ids) == 1

@@ -1,4 +1,4 @@
-"""Concurrent calls for ranges in one client for asyncio share calls: against a server in memory."""
+"""Coalescing of concurrent allocate_range calls in the client for asyncio, with a fake server."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ from tests.support.fake_server import FakeServer, serving
 
 
 class Gate(threading.Event):
-    """The server's ``hold``, which also lets single calls through."""
+    """The server's ``hold``, which can also release single calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,14 +30,14 @@ class Gate(threading.Event):
         self.held += 1
         return self._passes.acquire(timeout=timeout)
 
-    def let_one_through(self) -> None:
+    def release_one(self) -> None:
         self.held -= 1
         self._passes.release()
 
     def set(self) -> None:
         super().set()
         while getattr(self, "held", 0):
-            self.let_one_through()
+            self.release_one()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def server(gate: Gate) -> Iterator[FakeServer]:
 async def client(server: FakeServer) -> AsyncIterator[idalloc.aio.Client]:
     async with idalloc.aio.Client(server.target, timeout=20) as client:
         yield client
-        assert client._coalescer._queues == {}, "someone is waited for who is gone"
+        assert client._coalescer._queues == {}, "a queue is left"
         assert not client._tasks
 
 
@@ -68,62 +68,70 @@ def start(*calls: Coroutine[Any, Any, range]) -> list[asyncio.Task[range]]:
     return [asyncio.create_task(call) for call in calls]
 
 
-async def held(gate: Gate, calls: int) -> None:
-    """Waits until so many calls are held."""
+async def wait_for_held(gate: Gate, calls: int) -> None:
+    """Wait until the gate holds so many calls."""
     async with asyncio.timeout(10):
-        while gate.held != calls:  # noqa: ASYNC110  # it is threads that hold them
+        while gate.held != calls:  # noqa: ASYNC110  # threads of the server hold them
             await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
-async def under_way(gate: Gate, client: idalloc.aio.Client, sequence: str = "orders") -> AsyncIterator[None]:
-    """Within the block, a call for one id is held; then it is answered, and the next ones are held until ``set``."""
+async def call_in_flight(gate: Gate, client: idalloc.aio.Client, sequence: str = "orders") -> AsyncIterator[None]:
+    """Hold a call for one id during the block; then answer it, and hold the next calls until ``set``."""
     gate.clear()
     [first] = start(client.allocate_range(sequence))
-    await held(gate, 1)
+    await wait_for_held(gate, 1)
     yield
-    await asyncio.sleep(0)  # for tasks of the block to begin
-    gate.let_one_through()
+    await asyncio.sleep(0)  # lets the tasks of the block start
+    gate.release_one()
     with suppress(idalloc.IdallocError):
         await first
 
 
-async def during_a_call(
+async def allocate_during_a_call(
     gate: Gate, client: idalloc.aio.Client, *numbers: int, sequence: str = "orders"
 ) -> list[range | BaseException]:
-    """What callers get who ask for so many ids each while a call for one is under way."""
-    async with under_way(gate, client, sequence):
+    """Return the results of callers that request these counts while a call is in flight."""
+    async with call_in_flight(gate, client, sequence):
         waiting = start(*(client.allocate_range(sequence, n) for n in numbers))
     gate.set()
     return await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_who_comes_during_a_call_shares_the_next_one(
+async def test_calls_during_a_call_share_the_next_one(
     server: FakeServer, gate: Gate, client: idalloc.aio.Client
 ) -> None:
-    assert await during_a_call(gate, client, 3, 1, 5) == [range(2, 5), range(5, 6), range(6, 11)]
+    """Calls that arrive during a call share the next one, in the order of arrival."""
+    assert await allocate_during_a_call(gate, client, 3, 1, 5) == [range(2, 5), range(5, 6), range(6, 11)]
     assert counts(server) == [1, 9]
 
 
-async def test_calls_one_after_another_are_their_own(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_sequential_calls_are_not_coalesced(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """Sequential calls are sent one by one."""
     assert [await client.allocate_range("orders", n) for n in (2, 3)] == [range(1, 3), range(3, 6)]
     assert counts(server) == [2, 3]
 
 
-async def test_parts_have_the_sequences_step(server: FakeServer, gate: Gate, client: idalloc.aio.Client) -> None:
+async def test_shared_ranges_keep_the_sequences_step(
+    server: FakeServer, gate: Gate, client: idalloc.aio.Client
+) -> None:
+    """The parts of a shared range have the sequence's step."""
     server.step = -3
-    first, second = await during_a_call(gate, client, 2, 2)
+    first, second = await allocate_during_a_call(gate, client, 2, 2)
     assert (first, second) == (range(-6, -10, -3), range(-12, -16, -3))
 
 
 def test_parts_end_within_64_bits() -> None:
+    """A part that ends at the largest id stops at 2^63-1."""
     largest = 2**63 - 2
     *_, last = _split(range(largest - 3000, largest + 1, 1000), [1, 3])
     assert list(last) == [largest - 2000, largest - 1000, largest]
     assert last.stop == 2**63 - 1
 
 
-async def test_no_id_comes_twice_or_is_lost_among_many_callers(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_many_callers_get_each_id_once(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """P1: many concurrent callers get each id once, and no id is lost."""
+
     async def take(n: int) -> list[int]:
         taken: list[int] = []
         for _ in range(20):
@@ -137,7 +145,8 @@ async def test_no_id_comes_twice_or_is_lost_among_many_callers(server: FakeServe
     assert len(counts(server)) < 200
 
 
-async def test_who_starts_after_an_answer_gets_larger_ids(server: FakeServer, client: idalloc.aio.Client) -> None:
+async def test_a_call_after_an_answer_gets_larger_ids(server: FakeServer, client: idalloc.aio.Client) -> None:
+    """A caller that starts after another one was answered gets larger ids."""
     answered = 0
 
     async def take(n: int) -> None:
@@ -155,73 +164,76 @@ async def test_who_starts_after_an_answer_gets_larger_ids(server: FakeServer, cl
 async def test_a_shared_call_stays_within_the_servers_limit(
     server: FakeServer, gate: Gate, client: idalloc.aio.Client
 ) -> None:
+    """A shared call requests at most the server's default limit."""
     numbers = [400_000, 400_000, 400_000, 1_000_000, 7]
-    taken = await during_a_call(gate, client, *numbers)
+    taken = await allocate_during_a_call(gate, client, *numbers)
     assert [len(ids) for ids in taken if isinstance(ids, range)] == numbers
     assert sorted(counts(server)) == [1, 7, 400_000, 800_000, 1_000_000]
 
 
-async def test_who_asks_for_more_than_the_limit_is_told_so_alone(
-    server: FakeServer, gate: Gate, client: idalloc.aio.Client
-) -> None:
-    few, too_many, more = await during_a_call(gate, client, 2, 1_000_001, 3)
+async def test_a_call_above_the_limit_fails_alone(server: FakeServer, gate: Gate, client: idalloc.aio.Client) -> None:
+    """A call above the server's limit fails alone; the others succeed."""
+    few, too_many, more = await allocate_during_a_call(gate, client, 2, 1_000_001, 3)
     assert isinstance(too_many, idalloc.InvalidRequest)
     assert [len(ids) for ids in (few, more) if isinstance(ids, range)] == [2, 3]
     assert sorted(counts(server)) == [1, 2, 3, 1_000_001]
 
 
-async def test_a_lower_limit_of_the_server_is_learned(
-    server: FakeServer, gate: Gate, client: idalloc.aio.Client
-) -> None:
+async def test_a_lower_server_limit_is_learned(server: FakeServer, gate: Gate, client: idalloc.aio.Client) -> None:
+    """After a shared call above a lower limit failed, later shared calls stay below the limit."""
     server.limit = 100
     for _ in range(2):
         server.requests.clear()
-        taken = await during_a_call(gate, client, 50, 50, 50, 50)
+        taken = await allocate_during_a_call(gate, client, 50, 50, 50, 50)
         assert [len(ids) for ids in taken if isinstance(ids, range)] == [50, 50, 50, 50]
     assert counts(server) == [1, 100, 100]
 
 
-async def test_a_lower_limit_is_that_of_one_sequence(
+async def test_a_learned_limit_applies_to_one_sequence(
     server: FakeServer, gate: Gate, client: idalloc.aio.Client
 ) -> None:
+    """A learned limit does not apply to other sequences."""
     server.limit = 100
-    await during_a_call(gate, client, 50, 50, 50, 50, sequence="ticks")
+    await allocate_during_a_call(gate, client, 50, 50, 50, 50, sequence="ticks")
     server.limit = 1_000_000
     server.requests.clear()
-    await during_a_call(gate, client, 50, 50, 50, 50)
+    await allocate_during_a_call(gate, client, 50, 50, 50, 50)
     assert counts(server) == [1, 200]
 
 
-async def test_what_is_left_goes_to_those_it_is_enough_for(
+async def test_remaining_ids_go_to_the_calls_that_fit(
     server: FakeServer, gate: Gate, client: idalloc.aio.Client
 ) -> None:
+    """If a sequence has too few ids for all callers, the calls that fit succeed."""
     server.last["orders"] = 11
-    first, too_many, second = await during_a_call(gate, client, 4, 20, 6)
+    first, too_many, second = await allocate_during_a_call(gate, client, 4, 20, 6)
     assert isinstance(too_many, idalloc.SequenceExhausted)
     assert isinstance(first, range)
     assert isinstance(second, range)
     assert sorted([*first, *second]) == list(range(2, 12))
 
 
-async def test_timestamps_that_are_too_many_for_all_go_to_each(
+async def test_calls_ahead_of_the_clock_are_sent_singly(
     server: FakeServer, gate: Gate, client: idalloc.aio.Client
 ) -> None:
-    async with under_way(gate, client):
+    """After SEQUENCE_AHEAD_OF_CLOCK for a shared call, each call is sent by itself."""
+    async with call_in_flight(gate, client):
         waiting = start(*(client.allocate_range("orders", 4) for _ in range(2)))
-    await held(gate, 1)
-    # gRPC itself tries five times.
+    await wait_for_held(gate, 1)
+    # gRPC itself makes five attempts.
     server.fail_next("AllocateRange", "SEQUENCE_AHEAD_OF_CLOCK", grpc.StatusCode.UNAVAILABLE, times=5)
     gate.set()
     assert sorted(ids[0] for ids in await asyncio.gather(*waiting)) == [2, 6]
     assert counts(server) == [1, 8, 8, 8, 8, 8, 4, 4]
 
 
-async def test_an_error_that_no_smaller_count_mends_is_everyones(
+async def test_each_caller_gets_a_copy_of_other_errors(
     server: FakeServer, gate: Gate, client: idalloc.aio.Client
 ) -> None:
-    async with under_way(gate, client):
+    """An error that does not depend on the count is raised in each caller, as a copy."""
+    async with call_in_flight(gate, client):
         waiting = start(*(client.allocate_range("orders", n) for n in (1, 2)))
-    await held(gate, 1)
+    await wait_for_held(gate, 1)
     server.fail_next("AllocateRange", "SEQUENCE_INVALID", grpc.StatusCode.FAILED_PRECONDITION, sequence="orders")
     gate.set()
     one, other = await asyncio.gather(*waiting, return_exceptions=True)
@@ -234,35 +246,34 @@ async def test_an_error_that_no_smaller_count_mends_is_everyones(
     assert counts(server) == [1, 3]
 
 
-async def test_an_error_of_the_call_under_way_is_its_own_callers(
+async def test_an_error_is_raised_in_its_own_call_only(
     server: FakeServer, gate: Gate, client: idalloc.aio.Client
 ) -> None:
+    """An error of the call in flight is not raised in the waiters."""
     server.fail_next("AllocateRange", "INTERNAL", grpc.StatusCode.INTERNAL)
-    assert await during_a_call(gate, client, 2) == [range(1, 3)]
+    assert await allocate_during_a_call(gate, client, 2) == [range(1, 3)]
 
 
-async def test_who_is_cancelled_while_it_waits_takes_no_id(
-    server: FakeServer, gate: Gate, client: idalloc.aio.Client
-) -> None:
-    async with under_way(gate, client):
+async def test_a_caller_cancelled_while_waiting_takes_no_id(gate: Gate, client: idalloc.aio.Client) -> None:
+    """A caller that is cancelled before the shared call is sent takes no id."""
+    async with call_in_flight(gate, client):
         one, cancelled, other = start(*(client.allocate_range("orders", 2) for _ in range(3)))
         await asyncio.sleep(0)
         cancelled.cancel()
         await asyncio.wait([cancelled])
-        [line] = client._coalescer._queues.values()
-        assert len(line.waiting) == 2
+        [queue] = client._coalescer._queues.values()
+        assert len(queue.waiting) == 2
     gate.set()
     await asyncio.wait([one, cancelled, other])
     assert cancelled.cancelled()
     assert [one.result(), other.result()] == [range(2, 4), range(4, 6)]
 
 
-async def test_who_is_cancelled_during_the_shared_call_leaves_a_gap(
-    server: FakeServer, gate: Gate, client: idalloc.aio.Client
-) -> None:
-    async with under_way(gate, client):
+async def test_a_caller_cancelled_in_flight_leaves_a_gap(gate: Gate, client: idalloc.aio.Client) -> None:
+    """P1: the ids of a caller that is cancelled during the shared call go to no other caller."""
+    async with call_in_flight(gate, client):
         one, cancelled, other = start(*(client.allocate_range("orders", 2) for _ in range(3)))
-    await held(gate, 1)
+    await wait_for_held(gate, 1)
     cancelled.cancel()
     gate.set()
     await asyncio.wait([one, cancelled, other])
@@ -271,12 +282,11 @@ async def test_who_is_cancelled_during_the_shared_call_leaves_a_gap(
     assert await client.allocate_range("orders") == range(8, 9)
 
 
-async def test_the_caller_of_the_call_under_way_may_be_cancelled(
-    server: FakeServer, gate: Gate, client: idalloc.aio.Client
-) -> None:
+async def test_cancelling_the_first_caller_serves_the_others(gate: Gate, client: idalloc.aio.Client) -> None:
+    """If the caller of the call in flight is cancelled, the waiters are served."""
     gate.clear()
     first, *others = start(*(client.allocate_range("orders", 2) for _ in range(3)))
-    await held(gate, 1)
+    await wait_for_held(gate, 1)
     first.cancel()
     await asyncio.wait([first])
     gate.set()
@@ -285,23 +295,25 @@ async def test_the_caller_of_the_call_under_way_may_be_cancelled(
     assert one.stop == other.start
 
 
-async def test_each_has_a_timeout_of_its_own(server: FakeServer, gate: Gate) -> None:
+async def test_each_caller_has_its_own_timeout(server: FakeServer, gate: Gate) -> None:
+    """A waiter's timeout counts from its own start, not from that of the shared call."""
     async with idalloc.aio.Client(server.target, timeout=2) as client:
         gate.clear()
         [first] = start(client.allocate_range("orders"))
-        await held(gate, 1)
+        await wait_for_held(gate, 1)
         await asyncio.sleep(1)
         clock = asyncio.get_running_loop().time
         began = clock()
         waiting = start(*(client.allocate_range("orders") for _ in range(2)))
         done, _ = await asyncio.wait([first, *waiting], timeout=10)
         assert [type(call.exception()) for call in done] == [idalloc.DeadlineExceeded] * 3
-        assert 1.9 < clock() - began < 2.9  # with the whole of the shared call's timeout after the first's: 3
+        assert 1.9 < clock() - began < 2.9  # 3 if the shared call's timeout began after the first call
         gate.set()
         assert len(await client.allocate_range("orders", 3)) == 3
 
 
 async def test_other_sequences_and_request_ids_do_not_wait(gate: Gate, client: idalloc.aio.Client) -> None:
+    """Calls for other sequences and calls with a request id are sent at once."""
     gate.clear()
     calls = start(
         client.allocate_range("orders"),
@@ -309,39 +321,42 @@ async def test_other_sequences_and_request_ids_do_not_wait(gate: Gate, client: i
         client.allocate_range("orders", exactly_once=True),
         client.allocate_range("orders", request_id="7bd1b7ec-9d44-4ea1-8dd5-8e1eb2a1c1f5"),
     )
-    await held(gate, 4)
+    await wait_for_held(gate, 4)
     gate.set()
     assert sorted(ids[0] for ids in await asyncio.gather(*calls)) == [1, 1, 2, 3]
 
 
-async def test_what_is_wrong_with_one_request_is_not_the_others_fault(gate: Gate, client: idalloc.aio.Client) -> None:
-    one, none, beyond, other = await during_a_call(gate, client, 2, 0, 2**70, 3)
+async def test_an_invalid_count_fails_alone(gate: Gate, client: idalloc.aio.Client) -> None:
+    """A call with an invalid count raises ValueError; the others succeed."""
+    one, none, beyond, other = await allocate_during_a_call(gate, client, 2, 0, 2**70, 3)
     assert (one, other) == (range(2, 4), range(4, 7))
     assert isinstance(none, ValueError)
     assert isinstance(beyond, ValueError)
 
 
-async def test_closing_the_client_ends_those_who_wait(
+async def test_closing_the_client_ends_waiters(
     server: FakeServer, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """close() raises RuntimeError in callers that wait."""
     client = idalloc.aio.Client(server.target, timeout=30)
     gate.clear()
     first, *waiting = start(*(client.allocate_range("orders") for _ in range(3)))
-    await held(gate, 1)
+    await wait_for_held(gate, 1)
     await close(client, first, *waiting)
     assert [str(call.exception()) for call in waiting] == ["the client is closed"] * 2
     del first, waiting
-    gc.collect()  # a task that failed, and that nobody asked for its error, says so now
+    gc.collect()  # a failed task whose error was not retrieved is reported now
     assert not caplog.records
 
 
 async def test_closing_the_client_ends_a_shared_call(
     server: FakeServer, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """close() raises RuntimeError in all callers of a shared call in flight."""
     client = idalloc.aio.Client(server.target, timeout=30)
-    async with under_way(gate, client):
+    async with call_in_flight(gate, client):
         waiting = start(*(client.allocate_range("orders") for _ in range(3)))
-    await held(gate, 1)
+    await wait_for_held(gate, 1)
     waiting += start(client.allocate_range("orders"))
     await asyncio.sleep(0)
     await close(client, *waiting)
@@ -350,15 +365,16 @@ async def test_closing_the_client_ends_a_shared_call(
 
 
 async def test_closing_the_client_before_the_shared_call_is_sent(gate: Gate, server: FakeServer) -> None:
+    """close() raises RuntimeError in callers whose shared call has not been sent."""
     client = idalloc.aio.Client(server.target, timeout=30)
-    async with under_way(gate, client):
+    async with call_in_flight(gate, client):
         waiting = start(*(client.allocate_range("orders") for _ in range(3)))
     await close(client, *waiting)
     assert [str(call.exception()) for call in waiting] == ["the client is closed"] * 3
 
 
 async def close(client: idalloc.aio.Client, *calls: asyncio.Task[range]) -> None:
-    """Closes the client, which ends these calls and leaves nothing behind."""
+    """Close the client, and check that its calls end and that no queue or task is left."""
     async with asyncio.timeout(10):
         await client.close()
         await asyncio.wait([*calls, *client._tasks])
@@ -366,15 +382,14 @@ async def close(client: idalloc.aio.Client, *calls: asyncio.Task[range]) -> None
     assert not client._tasks
 
 
-def test_a_loop_that_ends_leaves_nothing_behind(
-    server: FakeServer, gate: Gate, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_ended_event_loop_leaves_no_queue(server: FakeServer, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    """An event loop that ends during calls leaves no queue and no task."""
     client = idalloc.aio.Client(server.target, timeout=30)
 
     async def leave() -> None:
         gate.clear()
         start(*(client.allocate_range("orders") for _ in range(3)))
-        await held(gate, 1)
+        await wait_for_held(gate, 1)
 
     asyncio.run(leave())
     assert client._coalescer._queues == {}

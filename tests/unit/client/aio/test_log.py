@@ -1,4 +1,4 @@
-"""``aio.Client(log=)``: what a task got is in the file, whichever way it came."""
+"""``aio.Client(log=)``: the ids of each method are in the log."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -34,7 +34,8 @@ async def client(server: FakeServer, path: Path) -> AsyncIterator[idalloc.aio.Cl
         yield client
 
 
-async def test_a_range_is_one_record(server: FakeServer, client: idalloc.aio.Client, path: Path) -> None:
+async def test_each_call_is_one_record(server: FakeServer, client: idalloc.aio.Client, path: Path) -> None:
+    """Each call is one record with its sequence, period, node and request id, including its retries."""
     server.also = {"generation": 3, "ordering": pb.ORDERING_RISING}
     server.period = "2026"
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
@@ -49,9 +50,8 @@ async def test_a_range_is_one_record(server: FakeServer, client: idalloc.aio.Cli
     assert first.asked <= first.answered < second.asked
 
 
-async def test_callers_who_share_a_call_share_its_record(
-    server: FakeServer, client: idalloc.aio.Client, path: Path
-) -> None:
+async def test_coalesced_calls_are_one_record(server: FakeServer, client: idalloc.aio.Client, path: Path) -> None:
+    """Coalesced calls are one record, which contains the ids of each caller."""
     got = await asyncio.gather(*(client.allocate_range("orders", n) for n in range(1, 40)))
     asked = [request.id_count for request in server.requests["AllocateRange"]]
     logged = issued_log.read(path)
@@ -60,9 +60,8 @@ async def test_callers_who_share_a_call_share_its_record(
     assert sorted(value for ids in got for value in ids) == sorted(logged.ids)
 
 
-async def test_a_range_of_a_pool_is_logged_before_any_of_its_ids_is_given(
-    client: idalloc.aio.Client, path: Path
-) -> None:
+async def test_a_prefetched_range_is_logged_before_its_ids(client: idalloc.aio.Client, path: Path) -> None:
+    """A range of ids() is in the log before its first id is returned."""
     ids = client.ids("orders")
     for _ in range(300):
         assert await anext(ids) in issued_log.read(path).ids
@@ -71,7 +70,8 @@ async def test_a_range_of_a_pool_is_logged_before_any_of_its_ids_is_given(
     assert len(logged.records) < 100
 
 
-async def test_a_stream_is_a_record_for_each_range(server: FakeServer, client: idalloc.aio.Client, path: Path) -> None:
+async def test_each_range_of_a_stream_is_a_record(server: FakeServer, client: idalloc.aio.Client, path: Path) -> None:
+    """Each range of a stream is in the log before it is yielded."""
     server.break_after = 2
     got: list[int] = []
     async for ids in client.stream_ranges("orders", 50, 10):
@@ -83,7 +83,8 @@ async def test_a_stream_is_a_record_for_each_range(server: FakeServer, client: i
     assert records[0].asked == records[1].asked <= records[1].answered < records[2].asked
 
 
-async def test_document_ids(client: idalloc.aio.Client, path: Path) -> None:
+async def test_document_ids_are_logged_before_they_are_returned(client: idalloc.aio.Client, path: Path) -> None:
+    """Document ids of calls and streams are in the log before they are returned."""
     got = await client.doc_ids(3)
     async for batch in client.stream_doc_ids(25, 10):
         got += batch
@@ -107,7 +108,8 @@ WAYS: dict[str, Callable[[idalloc.aio.Client], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_cannot_be_logged_is_given_to_nobody(way: str, client: idalloc.aio.Client, path: Path) -> None:
+async def test_ids_that_cannot_be_logged_are_not_returned(way: str, client: idalloc.aio.Client, path: Path) -> None:
+    """If the log cannot be written, OSError is raised and the ids are not returned."""
     await client.allocate_range("orders", 3)
     with room_for(path, 40), pytest.raises(OSError, match="issued"):
         await WAYS[way](client)
@@ -118,9 +120,10 @@ async def test_what_cannot_be_logged_is_given_to_nobody(way: str, client: idallo
     assert len(logged.records) == 2
 
 
-async def test_all_who_share_a_call_that_cannot_be_logged_are_told(
+async def test_each_coalesced_caller_gets_the_logs_error(
     server: FakeServer, client: idalloc.aio.Client, path: Path
 ) -> None:
+    """If a coalesced call cannot be logged, each caller gets an OSError of its own."""
     await client.allocate_range("orders", 3)
     with room_for(path, 40):
         answers = await asyncio.gather(*(client.allocate_range("orders") for _ in range(20)), return_exceptions=True)
@@ -132,7 +135,8 @@ async def test_all_who_share_a_call_that_cannot_be_logged_are_told(
     assert {value for ids in after for value in ids} <= set(issued_log.read(path).ids)
 
 
-async def test_a_pool_goes_on_when_there_is_room_again(client: idalloc.aio.Client, path: Path) -> None:
+async def test_ids_continue_after_a_full_disk(client: idalloc.aio.Client, path: Path) -> None:
+    """ids() continues after a full disk, and returns only logged ids, each once."""
     ids = client.ids("orders")
     before = {await anext(ids)}
     with room_for(path, 40), pytest.raises(OSError, match="issued"):
@@ -143,14 +147,16 @@ async def test_a_pool_goes_on_when_there_is_room_again(client: idalloc.aio.Clien
     assert not before & {*after}
 
 
-def test_an_existing_file_is_refused(server: FakeServer, path: Path) -> None:
+def test_an_existing_log_file_is_rejected(server: FakeServer, path: Path) -> None:
+    """A log file that exists is rejected and left unchanged."""
     path.write_text("mine")
     with pytest.raises(FileExistsError):
         idalloc.aio.Client(server.target, log=path)
     assert path.read_text() == "mine"
 
 
-async def test_it_ends_with_the_client(client: idalloc.aio.Client) -> None:
+async def test_the_log_is_closed_with_the_client(client: idalloc.aio.Client) -> None:
+    """close() closes the log."""
     await client.allocate_range("orders", 3)
     await client.close()
     assert client._log

@@ -221,13 +221,13 @@ def test_bench_cuts_streams_at_the_end_of_duration(server: FakeServer, run: Benc
 def test_callers_share_the_given_connections(server: FakeServer, run: BenchCommand) -> None:
     """The callers use exactly as many connections as --connections."""
     peers = set()
-    arrived = server._arrived
+    arrived = server._receive
 
     def record_peer(method: str, request: Any, context: grpc.ServicerContext) -> None:
         peers.add(context.peer())
         arrived(method, request, context)
 
-    server._arrived = record_peer  # type: ignore[method-assign]
+    server._receive = record_peer  # type: ignore[method-assign]
     assert run.json(*FEW, "--connections", "3")["options"]["connections"] == 3
     assert len(peers) == 3
 

@@ -91,8 +91,8 @@ def test_global_options_apply_to_all_commands(
         report = json.loads(run(*options, *BENCH, scenario))
         assert report["statusCodeDistribution"] == {"OK": 20}
     rpcs = {"Check", "AllocateRange", "StreamRanges", "GenerateDocId", "UpdateNode", "ListSequences", "StreamDocIds"}
-    assert rpcs < server.shown.keys()
-    assert {each for calls in server.shown.values() for each in calls} == {BEARER}
+    assert rpcs < server.authorizations.keys()
+    assert {each for calls in server.authorizations.values() for each in calls} == {BEARER}
 
 
 @pytest.mark.parametrize("command", [("health",), ("node",), BENCH], ids=["health", "node", "bench"])
@@ -138,13 +138,13 @@ def test_command_line_overrides_environment(
         environment.setenv("IDALLOC_SERVER", server.target)
         run("--token-file", token_file, "node")
         run("node")
-        assert server.shown["GetNode"] == [BEARER, "Bearer another"]
+        assert server.authorizations["GetNode"] == [BEARER, "Bearer another"]
         environment.setenv("IDALLOC_TOKEN_FILE", str(token_file))
         assert "'--token-file': cannot be combined with token" in run.error_line(2, "node")
         run("--token-file", token_file, "node")
         environment.delenv("IDALLOC_TOKEN")
         run("node")
-        assert server.shown["GetNode"][2:] == [BEARER] * 2
+        assert server.authorizations["GetNode"][2:] == [BEARER] * 2
 
 
 def test_tls_errors_are_one_line_with_a_hint(

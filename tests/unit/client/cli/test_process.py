@@ -65,7 +65,7 @@ def test_ctrl_c_exits_with_130_without_traceback(server: FakeServer) -> None:
             server.hold.clear()
         process = subprocess.Popen([*COMMAND, *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 30
-        while not server.shown[method]:
+        while not server.authorizations[method]:
             assert time.monotonic() < deadline, f"{method} was not called"
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The client's expansion of document ids from their compact form."""
+"""Expansion of document ids from the compact form."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,7 +17,8 @@ TOP = 2**64 - 1
 )
 @example(head="0000674b2a00", serial=4095, step=1, count=4098)
 @example(head="ffffffffffff", serial=TOP, step=65_535, count=1)
-def test_expansion_is_what_formatting_each_serial_gives(head: str, serial: int, step: int, count: int) -> None:
+def test_expand_run_equals_formatting_each_serial(head: str, serial: int, step: int, count: int) -> None:
+    """A run in the compact form expands to the ids that formatting each serial gives."""
     count = min(count, (TOP - serial) // step + 1)
     serials = range(serial, serial + step * count, step)
     assert expand_run(f"{head}{serial:016x}", step, count) == [f"{head}{n:016x}" for n in serials]
@@ -30,8 +31,7 @@ def test_expansion_is_what_formatting_each_serial_gives(head: str, serial: int, 
     step=st.one_of(st.integers(1, 20), st.integers(1, 65_535)),
     count=st.one_of(st.integers(1, 20), st.integers(1, 9_000)),
 )
-def test_expansion_is_what_the_server_writes_out(
-    prefix: int, timestamp: int, serial: int, step: int, count: int
-) -> None:
+def test_expand_run_equals_the_servers_texts(prefix: int, timestamp: int, serial: int, step: int, count: int) -> None:
+    """A run in the compact form expands to the texts that the server would send."""
     run = DocIdRun(prefix, timestamp, serial, step, min(count, (TOP - serial) // step + 1))
     assert expand_run(run.first_doc_id, run.step, run.id_count) == run.texts()

@@ -1,4 +1,4 @@
-"""How a pool of ids grows, shrinks, and drops what is too old."""
+"""How a pool of ids prefetches, grows, shrinks and discards expired ids."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 
 
 class Clock(Iterator[float]):
-    """Stands still until it is told to move."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -23,19 +23,19 @@ class Clock(Iterator[float]):
 
 
 class Source:
-    """Answers a pool's requests, at once."""
+    """Answers the requests of a pool at once."""
 
     def __init__(self, ttl: float = 100.0, step: int = 1) -> None:
         self.clock = Clock()
         self.pool = Pool("orders", self.clock)
         self.ttl = ttl
         self.step = step
-        self.asked: list[int] = []
+        self.sizes: list[int] = []
         self._number = 1
 
     def answer(self, request: PoolRequest) -> None:
         count = request.message.id_count
-        self.asked.append(count)
+        self.sizes.append(count)
         first, last = self._number * self.step, (self._number + count - 1) * self.step
         self._number += count
         ttl = Duration(seconds=int(self.ttl), nanos=int(self.ttl % 1 * 1e9))
@@ -43,7 +43,7 @@ class Source:
         self.pool.add(request, pb.AllocateRangeResponse(range=ids, ttl=ttl))
 
     def take(self, n: int) -> list[int]:
-        """Takes n ids; asks for ranges as a client would that has its answers at once."""
+        """Take n ids, and request ranges as a client does."""
         taken: list[int] = []
         while True:
             taken += islice(self.pool.current.ids, n - len(taken))
@@ -56,56 +56,63 @@ class Source:
 
 
 def test_ids_come_in_order_and_without_a_gap() -> None:
+    """P1: a pool returns each id once and in order."""
     source = Source()
     assert source.take(1000) == list(range(1, 1001))
 
 
-def test_a_step_below_zero_counts_down() -> None:
+def test_a_negative_step_counts_down() -> None:
+    """A pool returns the ids of a sequence with a negative step in descending order."""
     source = Source(step=-3)
     assert source.take(100) == list(range(-3, -303, -3))
 
 
 def test_ranges_double_while_they_last_less_than_a_second() -> None:
+    """The range size doubles, up to its limit, while ranges are used up within a second."""
     source = Source()
     source.take(5_000_000)
-    assert source.asked[:8] == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert max(source.asked) == MAX_RANGE_SIZE
+    assert source.sizes[:8] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert max(source.sizes) == MAX_RANGE_SIZE
 
 
-def test_ranges_stay_as_they_are_where_they_last() -> None:
+def test_the_range_size_is_stable_at_a_steady_rate() -> None:
+    """The range size stays the same while ranges last more than a second."""
     source = Source()
     source.take(100)
-    size = source.asked[-1]
+    size = source.sizes[-1]
     for _ in range(10 * size):
         source.take(1)
         source.clock.now += 2.0 / size
-    assert set(source.asked[-5:]) == {source.asked[-1]}
-    assert source.asked[-1] <= 2 * size
+    assert set(source.sizes[-5:]) == {source.sizes[-1]}
+    assert source.sizes[-1] <= 2 * size
 
 
-def test_the_next_range_is_asked_for_in_the_second_half() -> None:
+def test_the_second_half_of_a_range_prefetches_the_next() -> None:
+    """The next range is requested when the second half of the current one begins."""
     source = Source()
     source.take(31)  # ranges of 1, 2, 4, 8, 16
-    before = len(source.asked)
+    before = len(source.sizes)
     source.take(16)  # the first half of the 32
-    assert len(source.asked) == before
+    assert len(source.sizes) == before
     source.take(1)
-    assert len(source.asked) == before + 1
+    assert len(source.sizes) == before + 1
 
 
-def test_no_id_is_used_at_its_deadline() -> None:
+def test_ids_expire_at_their_deadline() -> None:
+    """P4: no id is returned at or after its deadline."""
     source = Source(ttl=10.0)
     source.take(20)
     source.clock.now += 9.999
-    [still_good] = source.take(1)
-    assert still_good == 21
+    [last] = source.take(1)
+    assert last == 21
     source.clock.now += 0.001
-    [fresh] = source.take(1)
-    # All that had been asked for until then was dropped.
-    assert fresh == sum(source.asked[:-1]) + 1
+    [first] = source.take(1)
+    # All prefetched ids were discarded.
+    assert first == sum(source.sizes[:-1]) + 1
 
 
-def test_time_counts_from_before_the_request_was_sent() -> None:
+def test_ttl_counts_from_before_the_request() -> None:
+    """P4: the ttl of a range counts from before its request was sent."""
     source = Source(ttl=10.0)
     assert not source.pool.advance()
     request = source.pool.next_request()
@@ -116,7 +123,8 @@ def test_time_counts_from_before_the_request_was_sent() -> None:
     assert list(source.pool.current.ids) == []
 
 
-def test_an_iterator_that_is_in_use_ends_when_its_ids_are_too_old() -> None:
+def test_iterators_in_use_end_when_their_ids_expire() -> None:
+    """P4: an iterator that a caller holds ends when its ids expire."""
     source = Source(ttl=10.0)
     source.take(1000)
     in_use = source.pool.current.ids
@@ -125,40 +133,44 @@ def test_an_iterator_that_is_in_use_ends_when_its_ids_are_too_old() -> None:
     assert list(in_use) == []
 
 
-def test_ranges_shrink_when_they_grow_too_old_unused_and_none_is_asked_for_ahead() -> None:
+def test_unused_ranges_shrink_and_stop_prefetching() -> None:
+    """After ranges expire unused, the range size shrinks to 1 and prefetching stops."""
     source = Source(ttl=10.0)
     source.take(1000)
-    size = source.asked[-1]
+    size = source.sizes[-1]
     for _ in range(12):
         source.clock.now += 10.0
         source.take(1)
-    assert source.asked[-1] == 1 < size
-    asked = len(source.asked)
+    assert source.sizes[-1] == 1 < size
+    requests = len(source.sizes)
     source.clock.now += 10.0
     source.take(1)
-    assert len(source.asked) == asked + 1
+    assert len(source.sizes) == requests + 1
 
 
-def test_demand_after_a_pause_has_ranges_asked_for_ahead_again() -> None:
+def test_demand_after_a_pause_resumes_prefetching() -> None:
+    """Prefetching resumes when demand returns."""
     source = Source(ttl=10.0)
     for _ in range(5):
         source.take(1)
         source.clock.now += 10.0
-    del source.asked[:]
+    del source.sizes[:]
     source.take(1000)
-    assert len(source.asked) < 20
+    assert len(source.sizes) < 20
 
 
-def test_ranges_that_always_come_too_late_are_an_error_and_not_a_loop() -> None:
+def test_ranges_expired_on_arrival_are_an_error() -> None:
+    """P4: ranges that always expire before they arrive raise DeadlineExceeded."""
     source = Source(ttl=0.0)
     with pytest.raises(DeadlineExceeded, match="orders"):
         source.take(1)
-    assert len(source.asked) == MAX_LATE_RANGES
+    assert len(source.sizes) == MAX_LATE_RANGES
     source.ttl = 1.0
     assert len(source.take(3)) == 3
 
 
-def test_near_the_end_what_is_left_is_asked_for() -> None:
+def test_near_exhaustion_the_remaining_ids_are_requested() -> None:
+    """After SequenceExhausted the pool requests the largest range that is left."""
     pool = Pool("orders", Clock())
     pool._size = 64
     assert pool.next_request().message.id_count == 64
@@ -168,15 +180,17 @@ def test_near_the_end_what_is_left_is_asked_for() -> None:
     assert not pool.adapt_size(SequenceExhausted(metadata={"remaining": "0", "largest_range": "0"}))
 
 
-def test_above_the_servers_limit_half_is_asked_for_from_then_on() -> None:
+def test_a_lower_server_limit_halves_the_range_size() -> None:
+    """A server limit below the range size halves the range size permanently."""
     source = Source()
     source.pool._size = 64
     assert source.pool.adapt_size(InvalidRequest(metadata={"field": "id_count"}))
     source.take(1000)
-    assert max(source.asked) == 32
+    assert max(source.sizes) == 32
 
 
-def test_other_errors_do_not_change_what_is_asked_for() -> None:
+def test_other_errors_keep_the_range_size() -> None:
+    """Errors that do not concern the count leave the range size unchanged."""
     pool = Pool("orders", Clock())
     assert not pool.adapt_size(InvalidRequest(metadata={"field": "id_count"}))  # of one id
     pool._size = 64
@@ -185,18 +199,20 @@ def test_other_errors_do_not_change_what_is_asked_for() -> None:
     assert pool.next_request().message.id_count == 64
 
 
-def test_what_was_dropped_is_not_given_by_iterators_in_use_either() -> None:
+def test_clear_ends_iterators_in_use() -> None:
+    """After clear(), the iterators that callers hold return no id."""
     source = Source()
     source.take(100)
     in_use = source.pool.current.ids
     source.pool.clear()
     assert list(in_use) == []
     taken = source.take(200)
-    assert taken[0] == sum(source.asked[: source.asked.index(1, 1)]) + 1
+    assert taken[0] == sum(source.sizes[: source.sizes.index(1, 1)]) + 1
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux's clock")
-def test_the_clock_is_the_one_that_counts_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P4: the pool's clock is CLOCK_BOOTTIME."""
     assert 0 < next(boot_clock()) < float("inf")
     monkeypatch.setattr(time, "clock_gettime", float)
     assert next(boot_clock()) == time.CLOCK_BOOTTIME

@@ -1,4 +1,4 @@
-"""A server that lies: both clients and the command raise one error, and give out nothing of the lie."""
+"""Replies that violate the contract: both clients and the command raise one error, and return none of the ids."""
 
 import asyncio
 import json
@@ -19,15 +19,26 @@ from google.protobuf.duration_pb2 import Duration
 import idalloc
 from idalloc import cli
 from idalloc._core.reply_checks import CHECKS
-from tests.support.wrong_replies import LIES, SERVICES, Lie, Pushback, Refuse, batch, chunks, ids, lying, reply
+from tests.support.wrong_replies import (
+    SERVICES,
+    WRONG_REPLIES,
+    ErrorReply,
+    Pushback,
+    WrongReply,
+    batch,
+    chunks,
+    ids,
+    reply,
+    serving_wrong,
+)
 
-# What a lie may cost, on a busy machine: seconds, and bytes of memory.
+# The limits of a call on a busy machine: seconds, and bytes of memory.
 SECONDS = 30.0
 MEMORY = 30_000_000
 
 T = TypeVar("T")
 Way = Callable[[Any], Any]
-# What callers of each method do, by name. Each gives a client's answers one by one, or awaits them all.
+# The callers of each method, by name.
 CALLERS: dict[str, list[tuple[str, Way]]] = {
     "AllocateRange": [
         ("allocate_range", lambda client: client.allocate_range("orders", 5)),
@@ -68,9 +79,9 @@ SCENARIOS: dict[str, list[list[str]]] = {
 }
 
 
-def of_lie(lie: Lie, of: dict[str, list[T]]) -> list[T]:
-    """Those who get to see the lie."""
-    return of.get(f"{lie.rpc} {lie.of}".strip(), [])
+def callers_of(wrong: WrongReply, table: dict[str, list[T]]) -> list[T]:
+    """Return the callers in a table that receive a wrong reply."""
+    return table.get(f"{wrong.rpc} {wrong.caller}".strip(), [])
 
 
 def by_threads(target: str, way: Way, given: list[Any], log: Path | None = None) -> None:
@@ -95,7 +106,7 @@ def by_asyncio(target: str, way: Way, given: list[Any], log: Path | None = None)
 
 
 def by_shared_calls(target: str, way: Way, given: list[Any]) -> None:
-    """Ten tasks, whose calls the client makes as one."""
+    """Run ten tasks, whose calls the client coalesces."""
 
     async def run() -> None:
         async with idalloc.aio.Client(target, timeout=10) as client:
@@ -111,13 +122,13 @@ def by_shared_calls(target: str, way: Way, given: list[Any]) -> None:
 
 
 def take(answer: Any, given: list[Any]) -> None:
-    """Notes what a caller got: of a range, of a list and of an iterator each single id."""
+    """Add an answer to ``given``; each id of a range, a list or an iterator by itself."""
     many = isinstance(answer, Iterable) and not isinstance(answer, str)
     given += islice(answer, 1000) if many else [answer]
 
 
 def bounded(do: Callable[[], None], seconds: float = SECONDS) -> BaseException | None:
-    """Runs what must end soon and take little memory; returns what it raised."""
+    """Run a function that must end soon and use little memory; return its exception."""
     done: Future[None] = Future()
 
     def run() -> None:
@@ -139,65 +150,75 @@ def bounded(do: Callable[[], None], seconds: float = SECONDS) -> BaseException |
 
 
 CALLS = [
-    pytest.param(lie, by, way, id=f"{lie.name}, {name}, {by.__name__}")
-    for lie in LIES
-    for name, way in of_lie(lie, CALLERS)
+    pytest.param(wrong, by, way, id=f"{wrong.name}, {name}, {by.__name__}")
+    for wrong in WRONG_REPLIES
+    for name, way in callers_of(wrong, CALLERS)
     for by in (by_threads, by_asyncio, by_shared_calls)
     if by is not by_shared_calls or name == "allocate_range"
 ]
-RUNS = [pytest.param(lie, args, id=f"{lie.name}, {' '.join(args)}") for lie in LIES for args in of_lie(lie, COMMANDS)]
-# Of streams, the bench looks at each message by itself, and with --verify at their order.
+RUNS = [
+    pytest.param(wrong, args, id=f"{wrong.name}, {' '.join(args)}")
+    for wrong in WRONG_REPLIES
+    for args in callers_of(wrong, COMMANDS)
+]
+# The bench checks each message of a stream by itself; only --verify checks their order.
 BENCHES = [
-    pytest.param(lie, args, id=lie.name)
-    for lie in LIES
-    for args in of_lie(lie, SCENARIOS)
-    if not lie.honest and "missing" not in lie.says
+    pytest.param(wrong, args, id=wrong.name)
+    for wrong in WRONG_REPLIES
+    for args in callers_of(wrong, SCENARIOS)
+    if not wrong.valid_ids and "missing" not in wrong.error
 ]
 
 
-@pytest.mark.parametrize(("lie", "by", "way"), CALLS)
-def test_a_lie_is_one_error_and_gives_nothing(lie: Lie, by: Callable[[str, Way, list[Any]], None], way: Way) -> None:
-    """Each lie ends in one ProtocolError that says what is wrong, before anything of it is given out."""
+@pytest.mark.parametrize(("wrong", "by", "way"), CALLS)
+def test_a_wrong_reply_is_one_error_and_returns_nothing(
+    wrong: WrongReply, by: Callable[[str, Way, list[Any]], None], way: Way
+) -> None:
+    """A wrong reply raises one ProtocolError that names the field, and none of its ids is returned."""
     given: list[Any] = []
-    with lying(lie) as target:
+    with serving_wrong(wrong) as target:
         error = bounded(lambda: by(target, way, given))
     assert isinstance(error, idalloc.ProtocolError), f"{error!r}, given {given[:10]}"
-    assert re.search(lie.says, str(error))
+    assert re.search(wrong.error, str(error))
     assert error.reason == "PROTOCOL_ERROR"
-    assert len(given) == lie.honest
+    assert len(given) == wrong.valid_ids
 
 
-@pytest.mark.parametrize(("lie", "args"), RUNS)
-def test_the_command_says_it_in_one_line(lie: Lie, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints one line with the reason, prints nothing of the lie, and exits with 1."""
+@pytest.mark.parametrize(("wrong", "args"), RUNS)
+def test_the_command_reports_a_wrong_reply_in_one_line(
+    wrong: WrongReply, args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command prints one line with the reason, prints nothing of the wrong reply, and exits with 1."""
     codes: list[int] = []
-    with lying(lie) as target:
+    with serving_wrong(wrong) as target:
         error = bounded(lambda: codes.append(cli.main(["--server", target, "--timeout", "10s", *args])))
     out, err = capsys.readouterr()
     assert error is None
     assert codes == [1]
     [line] = err.splitlines()
-    assert re.match(f"PROTOCOL_ERROR: .*({lie.says})", line)
-    assert bool(out) == (lie.honest > 0 and lie.rpc != "ListSequences")  # a list is printed when all of it came
+    assert re.match(f"PROTOCOL_ERROR: .*({wrong.error})", line)
+    assert bool(out) == (wrong.valid_ids > 0 and wrong.rpc != "ListSequences")  # a list is printed when it is complete
 
 
-@pytest.mark.parametrize(("lie", "args"), BENCHES)
-def test_the_bench_counts_it_as_failed(lie: Lie, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The bench counts a lie as a failed call, with its reason, and counts none of its ids."""
+@pytest.mark.parametrize(("wrong", "args"), BENCHES)
+def test_the_bench_counts_a_wrong_reply_as_failed(
+    wrong: WrongReply, args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bench counts a wrong reply as a failed call, with its reason, and counts none of its ids."""
     once = ["--total", "1", "--concurrency", "1", "--warm-up", "0s", "--json"]
     codes: list[int] = []
-    with lying(lie) as target:
+    with serving_wrong(wrong) as target:
         error = bounded(lambda: codes.append(cli.main(["--server", target, "bench", *args, *once])))
     out, err = capsys.readouterr()
     assert (error, codes, err) == (None, [1], "")
     report = json.loads(out)
     [[failure, count]] = report["errorDistribution"].items()
-    assert re.search(f"PROTOCOL_ERROR: .*({lie.says})", failure)
+    assert re.search(f"PROTOCOL_ERROR: .*({wrong.error})", failure)
     assert (count, report["ids"]) == (1, 0)
 
 
 def test_every_reply_has_a_check() -> None:
-    """No method of the contract is left out of the checks."""
+    """Each method of the contract has a check of its reply."""
     streams = {"StreamRangesResponse", "StreamDocIdsResponse"}
     services = [service for service in SERVICES if service.file.package == "idalloc.v1"]
     methods = [method for service in services for method in service.methods]
@@ -208,17 +229,17 @@ def test_every_reply_has_a_check() -> None:
 def test_a_stream_that_stays_open_after_its_total_ends(
     by: Callable[[str, Way, list[Any]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream ends at its total, also where the server never ends it."""
+    """A stream ends at its total, even if the server never ends it."""
     monkeypatch.setattr("idalloc._sync.streams.END_TIMEOUT", 0.2)
     monkeypatch.setattr("idalloc.aio._streams.END_TIMEOUT", 0.2)
     stays = threading.Event()
 
-    def tell(request: Any) -> Iterator[Any]:
+    def answer(request: Any) -> Iterator[Any]:
         yield from chunks(request)
         stays.wait(SECONDS)
 
     given: list[Any] = []
-    with lying(Lie("it stays open", "StreamRanges", tell, "")) as target:
+    with serving_wrong(WrongReply("it stays open", "StreamRanges", answer, "")) as target:
         error = bounded(lambda: by(target, lambda client: client.stream_ranges("orders", 10, 5), given))
         stays.set()
     assert error is None
@@ -226,17 +247,17 @@ def test_a_stream_that_stays_open_after_its_total_ends(
 
 
 @pytest.mark.parametrize("by", [by_threads, by_asyncio])
-def test_ids_give_what_came_before_a_lie_and_go_on(by: Callable[[str, Way, list[Any]], None]) -> None:
-    """A lie in a range that was asked for ahead is raised once, where its first id would be next."""
+def test_ids_return_earlier_ranges_before_the_error(by: Callable[[str, Way, list[Any]], None]) -> None:
+    """A wrong prefetched reply raises once, after the ids of the ranges before it."""
     asked: list[int] = []
 
-    def tell(request: Any) -> Any:
+    def answer(request: Any) -> Any:
         first = sum(asked) + 1
         asked.append(request.id_count)
         return reply(ids(first, request.id_count), ttl=Duration(seconds=-1 if len(asked) == 3 else 60))
 
     given: list[int] = []
-    with lying(Lie("the third range", "AllocateRange", tell, "")) as target:
+    with serving_wrong(WrongReply("the third range", "AllocateRange", answer, "")) as target:
         error = bounded(lambda: by(target, lambda client: client.ids("orders"), given))
     assert isinstance(error, idalloc.ProtocolError)
     assert given == list(range(1, 1 + sum(asked[:2])))
@@ -244,28 +265,28 @@ def test_ids_give_what_came_before_a_lie_and_go_on(by: Callable[[str, Way, list[
 
 @pytest.mark.parametrize("name", ["more ids than asked for", "a chunk too large", "one run too many"])
 @pytest.mark.parametrize("by", [by_threads, by_asyncio])
-def test_a_lie_is_not_in_the_log(by: Callable[..., None], name: str, tmp_path: Path) -> None:
-    """The log of issued ids has no record of a reply that was refused."""
-    [lie] = [lie for lie in LIES if lie.name == name]
-    for way_name, way in of_lie(lie, CALLERS):
+def test_a_wrong_reply_is_not_logged(by: Callable[..., None], name: str, tmp_path: Path) -> None:
+    """The log of issued ids has no record of a wrong reply."""
+    [wrong] = [wrong for wrong in WRONG_REPLIES if wrong.name == name]
+    for way_name, way in callers_of(wrong, CALLERS):
         log = tmp_path / f"{way_name}.jsonl"
-        with lying(lie) as target:
+        with serving_wrong(wrong) as target:
             error = bounded(lambda: by(target, way, [], log=log))  # noqa: B023
         assert isinstance(error, idalloc.ProtocolError)
         [header] = log.read_text().splitlines()
         assert "idalloc_log" in header
 
 
-def test_ids_end_in_time_where_each_refusal_leaves_one_less() -> None:
-    """`ids()` ends within its timeout where each refusal of a large range says that one id less is left."""
+def test_ids_time_out_if_each_error_leaves_one_id_less() -> None:
+    """ids() ends within its timeout if each SequenceExhausted reports one id less."""
 
-    def tell(request: Any) -> Any:
+    def answer(request: Any) -> Any:
         if request.id_count < 256:
             return reply(ids(1, request.id_count))
         refused.append(request.id_count)
         time.sleep(0.02)
         left = {"largest_range": str(request.id_count - 1)}
-        raise Refuse("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, metadata=left)
+        raise ErrorReply("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, metadata=left)
 
     def take_all(client: Any) -> list[int]:
         return list(islice(client.ids("orders"), 10_000))
@@ -277,7 +298,7 @@ def test_ids_end_in_time_where_each_refusal_leaves_one_less() -> None:
 
     for by_asyncio in (False, True):
         refused: list[int] = []
-        with lying(Lie("one less is left", "AllocateRange", tell, "")) as target:
+        with serving_wrong(WrongReply("one less is left", "AllocateRange", answer, "")) as target:
             if by_asyncio:
                 error = bounded(lambda: asyncio.run(take_all_by_asyncio(target)))
             else:
@@ -290,10 +311,10 @@ def test_ids_end_in_time_where_each_refusal_leaves_one_less() -> None:
 @pytest.mark.parametrize("rpc", ["StreamRanges", "StreamDocIds"])
 @pytest.mark.parametrize("by", [by_threads, by_asyncio])
 def test_a_stream_ignores_a_pushback_of_11_days(by: Callable[[str, Way, list[Any]], None], rpc: str) -> None:
-    """A stream without a timeout waits by its own pauses, whatever the server asks gRPC's retry policy for."""
+    """A stream retries after its own delays, whatever pushback the server requests from gRPC."""
     asked: list[Any] = []
 
-    def tell(request: Any) -> Iterable[Any]:
+    def answer(request: Any) -> Iterable[Any]:
         asked.append(request)
         if len(asked) == 1:
             raise Pushback
@@ -301,7 +322,7 @@ def test_a_stream_ignores_a_pushback_of_11_days(by: Callable[[str, Way, list[Any
 
     given: list[Any] = []
     [(_, way)] = CALLERS[rpc]
-    with lying(Lie("a pushback of 11 days", rpc, tell, "")) as target:
+    with serving_wrong(WrongReply("a pushback of 11 days", rpc, answer, "")) as target:
         error = bounded(lambda: by(target, way, given), seconds=10)
     assert error is None
     assert len(given) == 10
@@ -310,11 +331,11 @@ def test_a_stream_ignores_a_pushback_of_11_days(by: Callable[[str, Way, list[Any
 
 @pytest.mark.parametrize("by", [by_threads, by_asyncio])
 def test_a_call_with_a_pushback_of_11_days_ends_in_time(by: Callable[[str, Way, list[Any]], None]) -> None:
-    """A call whose retry the server puts off for 11 days ends at its timeout."""
+    """A call whose retry the server delays by 11 days ends at its timeout."""
 
-    def tell(_: Any) -> Any:
+    def answer(_: Any) -> Any:
         raise Pushback
 
-    with lying(Lie("a pushback of 11 days", "GetNode", tell, "")) as target:
+    with serving_wrong(WrongReply("a pushback of 11 days", "GetNode", answer, "")) as target:
         error = bounded(lambda: by(target, lambda client: client.node(), []))
     assert isinstance(error, idalloc.DeadlineExceeded)

@@ -1,4 +1,4 @@
-"""When a broken stream is asked for again, and when its error is its caller's."""
+"""When a broken stream is retried, and when its error is raised."""
 
 import grpc
 import pytest
@@ -18,26 +18,28 @@ from idalloc import (
 from idalloc._core.resumption import MAX_ATTEMPTS, MAX_BACKOFF, MAX_FIRST_ATTEMPTS, MAX_RETRY_AFTER, Resumption
 
 
-def test_pauses_grow_and_are_bounded() -> None:
+def test_retry_delays_grow_to_a_limit() -> None:
+    """Retry delays grow up to MAX_BACKOFF, and together last as long as a server's restart."""
     stream = Resumption(10, None)
     stream.received(1)
-    pauses = [stream.retry_delay(ServerUnreachable()) for _ in range(MAX_ATTEMPTS - 1)]
-    assert 0.1 <= pauses[0] <= 0.15
-    assert pauses[3] >= 4 * pauses[0]
-    assert MAX_BACKOFF <= pauses[-1] <= 1.5 * MAX_BACKOFF
-    assert 30 <= sum(pauses) <= 50  # long enough for a server to start again
+    delays = [stream.retry_delay(ServerUnreachable()) for _ in range(MAX_ATTEMPTS - 1)]
+    assert 0.1 <= delays[0] <= 0.15
+    assert delays[3] >= 4 * delays[0]
+    assert MAX_BACKOFF <= delays[-1] <= 1.5 * MAX_BACKOFF
+    assert 30 <= sum(delays) <= 50  # long enough for a server to restart
 
 
-def test_where_no_server_ever_answered_it_is_said_soon() -> None:
+def test_an_unreachable_server_is_an_error_within_seconds() -> None:
+    """A stream that never reached a server raises after 3 to 5 seconds."""
     stream = Resumption(10, None)
-    pauses = [stream.retry_delay(ServerUnreachable()) for _ in range(MAX_FIRST_ATTEMPTS - 1)]
-    assert 3 <= sum(pauses) <= 5  # as long as a channel may wait before it connects again
+    delays = [stream.retry_delay(ServerUnreachable()) for _ in range(MAX_FIRST_ATTEMPTS - 1)]
+    assert 3 <= sum(delays) <= 5  # as long as a channel may wait before it connects again
     with pytest.raises(ServerUnreachable):
         stream.retry_delay(ServerUnreachable())
 
 
-def test_a_stream_never_begun_is_asked_for_again() -> None:
-    """CANCELLED before an attempt's first message is of a server that stops; later, it is raised."""
+def test_a_cancelled_stream_without_a_message_is_retried() -> None:
+    """CANCELLED before an attempt's first message is retried; after it, CANCELLED is raised."""
     cancelled = IdallocError(code=grpc.StatusCode.CANCELLED)
     stream = Resumption(10, None)
     for _ in range(MAX_FIRST_ATTEMPTS - 1):
@@ -52,7 +54,8 @@ def test_a_stream_never_begun_is_asked_for_again() -> None:
         stream.retry_delay(cancelled)
 
 
-def test_the_error_is_raised_after_the_last_attempt_without_progress() -> None:
+def test_the_last_attempt_without_progress_raises() -> None:
+    """The number of attempts is limited, and progress resets it."""
     stream = Resumption(10, None)
     for _ in range(MAX_ATTEMPTS - 1):
         stream.retry_delay(ServerDraining())
@@ -63,12 +66,14 @@ def test_the_error_is_raised_after_the_last_attempt_without_progress() -> None:
         stream.retry_delay(ServerDraining())
 
 
-def test_the_server_says_how_long_at_least() -> None:
-    pause = Resumption(10, None).retry_delay(StoreUnavailable(retry_after=3.0))
-    assert 3.0 <= pause <= 4.5
+def test_retry_after_is_the_shortest_delay() -> None:
+    """The delay is at least the server's retry_after."""
+    delay = Resumption(10, None).retry_delay(StoreUnavailable(retry_after=3.0))
+    assert 3.0 <= delay <= 4.5
 
 
-def test_a_quota_is_waited_for_unless_it_takes_too_long() -> None:
+def test_a_stream_waits_for_a_quota_up_to_a_limit() -> None:
+    """A stream waits for a quota up to MAX_RETRY_AFTER; beyond it, QuotaExceeded is raised."""
     stream = Resumption(10, None)
     assert 20 <= stream.retry_delay(QuotaExceeded(retry_after=20.0)) <= 30
     with pytest.raises(QuotaExceeded):
@@ -76,12 +81,14 @@ def test_a_quota_is_waited_for_unless_it_takes_too_long() -> None:
 
 
 @pytest.mark.parametrize("error", [SequenceExhausted(), InternalError(), Unauthenticated(), PermissionDenied()])
-def test_an_error_that_stays_is_raised_at_once(error: Exception) -> None:
+def test_permanent_errors_are_raised_at_once(error: Exception) -> None:
+    """An error that a retry cannot fix is raised at once."""
     with pytest.raises(type(error)):
         Resumption(10, None).retry_delay(error)  # type: ignore[arg-type]
 
 
-def test_nothing_is_waited_for_that_would_come_too_late() -> None:
+def test_a_delay_beyond_the_timeout_raises_the_error() -> None:
+    """If the delay would pass the stream's timeout, the error is raised at once."""
     stream = Resumption(10, 0.05)
     left = stream.time_left()
     assert left is not None
@@ -91,14 +98,15 @@ def test_nothing_is_waited_for_that_would_come_too_late() -> None:
     assert Resumption(10, None).time_left() is None
 
 
-def test_an_error_after_the_last_id_is_none() -> None:
+def test_an_error_after_the_last_id_is_ignored() -> None:
+    """An error after the total has arrived ends the stream without an exception."""
     stream = Resumption(10, None)
     stream.received(10)
     assert stream.retry_delay(InternalError()) == 0.0
 
 
 def test_a_message_after_the_last_id_is_an_error() -> None:
-    """A stream that goes on after its total is not taken for one that ended well."""
+    """A stream that continues after its total raises ProtocolError."""
     stream = Resumption(10, None)
     stream.received(10)
     with pytest.raises(ProtocolError):

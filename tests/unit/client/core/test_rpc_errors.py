@@ -1,4 +1,4 @@
-"""From gRPC's errors to the client's."""
+"""Translation of gRPC's errors into the client's exceptions."""
 
 import pickle
 from typing import Any
@@ -32,7 +32,8 @@ REASONS = [name.removeprefix("ERROR_REASON_") for name, number in ErrorReason.it
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_every_reason_of_the_contract_has_an_exception_of_its_own(reason: str) -> None:
+def test_each_reason_has_an_exception_class(reason: str) -> None:
+    """Each reason in error_reason.proto is raised as an exception class of its own."""
     error = from_rpc_error(Failure(grpc.StatusCode.ABORTED, "why", trailers(reason, grpc.StatusCode.ABORTED)), "here:1")
     assert type(error).default_reason == reason
     assert type(error) is not idalloc.IdallocError
@@ -41,12 +42,14 @@ def test_every_reason_of_the_contract_has_an_exception_of_its_own(reason: str) -
 
 
 @pytest.mark.parametrize("kind", idalloc._core.rpc_errors._BY_REASON.values())
-def test_every_exception_names_a_reason_of_the_contract(kind: type[idalloc.IdallocError]) -> None:
+def test_each_exception_class_has_a_reason_of_the_proto(kind: type[idalloc.IdallocError]) -> None:
+    """Each exception class of a reason is public, and its reason is in error_reason.proto."""
     assert kind.default_reason in REASONS
     assert getattr(idalloc, kind.__name__) is kind
 
 
-def test_what_the_details_say_is_on_the_exception() -> None:
+def test_error_details_are_attributes_of_the_exception() -> None:
+    """The exception has the metadata of ErrorInfo and the delay of RetryInfo."""
     details = trailers("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, 1.5, remaining=7, largest_range=5)
     error = from_rpc_error(Failure(grpc.StatusCode.OUT_OF_RANGE, "7 left", details), "here:1")
     assert isinstance(error, idalloc.SequenceExhausted)
@@ -54,15 +57,16 @@ def test_what_the_details_say_is_on_the_exception() -> None:
     assert error.metadata == {"remaining": "7", "largest_range": "5"}
 
 
-def test_a_count_of_thousands_of_digits_is_not_read() -> None:
-    """A server cannot make a property of its error raise, or compute for long."""
+def test_invalid_counts_in_metadata_read_as_0() -> None:
+    """A count that is not a decimal below 2^63 reads as 0, so a server cannot make a property raise."""
     details = trailers("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, remaining="9" * 5000, largest_range="\u00b2")
     error = from_rpc_error(Failure(grpc.StatusCode.OUT_OF_RANGE, "none left", details), "here:1")
     assert isinstance(error, idalloc.SequenceExhausted)
     assert (error.remaining, error.largest_range) == (0, 0)
 
 
-def test_without_details_the_status_decides() -> None:
+def test_without_details_the_status_selects_the_exception() -> None:
+    """Without ErrorInfo, the status code selects the exception."""
     unreachable = from_rpc_error(Failure(grpc.StatusCode.UNAVAILABLE, "Connection refused", None), "here:1")
     assert isinstance(unreachable, idalloc.ServerUnreachable)
     assert unreachable.reason == "SERVER_UNREACHABLE"
@@ -74,14 +78,16 @@ def test_without_details_the_status_decides() -> None:
     assert (other.reason, str(other), other.retry_after) == ("DATA_LOSS", "", None)
 
 
-def test_who_stands_between_may_refuse_as_the_service_does() -> None:
+def test_a_proxys_rejection_has_the_services_exception() -> None:
+    """A proxy's UNAUTHENTICATED or PERMISSION_DENIED raises the same exception as the service's."""
     unknown = from_rpc_error(Failure(grpc.StatusCode.UNAUTHENTICATED, "no token"), "here:1")
     assert (type(unknown), unknown.reason, str(unknown)) == (idalloc.Unauthenticated, "UNAUTHENTICATED", "no token")
     denied = from_rpc_error(Failure(grpc.StatusCode.PERMISSION_DENIED, "not you"), "here:1")
     assert (type(denied), denied.reason, str(denied)) == (idalloc.PermissionDenied, "PERMISSION_DENIED", "not you")
 
 
-def test_a_quota_says_when_to_come_again_and_is_no_broken_server() -> None:
+def test_quota_exceeded_has_retry_after() -> None:
+    """QuotaExceeded is Unavailable and has retry_after; another RESOURCE_EXHAUSTED error is not Unavailable."""
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     error = from_rpc_error(Failure(code, "slow down", trailers("QUOTA_EXCEEDED", code, 1.5)), "here:1")
     assert isinstance(error, idalloc.QuotaExceeded)
@@ -90,7 +96,8 @@ def test_a_quota_says_when_to_come_again_and_is_no_broken_server() -> None:
     assert type(from_rpc_error(Failure(code, "message too large"), "here:1")) is idalloc.IdallocError
 
 
-def test_a_server_that_does_not_know_the_call_is_named() -> None:
+def test_unimplemented_names_the_target() -> None:
+    """UNIMPLEMENTED names the target and the likely causes."""
     error = from_rpc_error(Failure(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), "here:1")
     assert (type(error), error.reason) == (idalloc.IdallocError, "UNIMPLEMENTED")
     assert str(error) == (
@@ -98,7 +105,8 @@ def test_a_server_that_does_not_know_the_call_is_named() -> None:
     )
 
 
-def test_reasons_to_come_are_kept_and_can_be_tried_again_where_the_status_says_so() -> None:
+def test_unknown_reasons_are_kept() -> None:
+    """A reason of a newer server is kept, and is Unavailable only if the status code is."""
     code = grpc.StatusCode.UNAVAILABLE
     error = from_rpc_error(Failure(code, "?", trailers("MOON_TOO_CLOSE", code)), "here:1")
     assert type(error) is idalloc.Unavailable
@@ -107,7 +115,8 @@ def test_reasons_to_come_are_kept_and_can_be_tried_again_where_the_status_says_s
     assert type(from_rpc_error(Failure(code, "?", trailers("X", code)), "here:1")) is idalloc.IdallocError
 
 
-def test_details_of_others_are_not_taken_for_ours() -> None:
+def test_details_of_another_domain_are_ignored() -> None:
+    """Error details of another domain, or that cannot be parsed, are ignored."""
     code = grpc.StatusCode.UNAVAILABLE
     [(key, value)] = trailers("STORE_UNAVAILABLE", code)
     foreign = Failure(code, "?", [(key, value.replace(b"idalloc", b"another"))])
@@ -117,6 +126,7 @@ def test_details_of_others_are_not_taken_for_ours() -> None:
 
 
 def test_exceptions_can_be_pickled() -> None:
+    """Pickling an exception keeps its type, message and attributes."""
     error = idalloc.SequenceExhausted("7 left", metadata={"remaining": "7"}, retry_after=2.0)
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is idalloc.SequenceExhausted
@@ -124,8 +134,8 @@ def test_exceptions_can_be_pickled() -> None:
 
 
 @pytest.mark.parametrize("kind", [error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo])
-def test_details_that_cannot_be_read_hide_no_error(kind: type[Message]) -> None:
-    """A detail of broken bytes is left out, as it may come from a proxy: the status still names the error."""
+def test_unparsable_details_hide_no_error(kind: type[Message]) -> None:
+    """A detail that cannot be parsed is ignored, and the status code selects the exception."""
     status = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0])
     status.details.add().Pack(kind())
     status.details[0].value = b"\xff\xff"

@@ -1,4 +1,4 @@
-"""Ids as defaults of SQLAlchemy's columns, in SQLite."""
+"""Defaults of SQLAlchemy columns, in SQLite."""
 
 import subprocess
 import sys
@@ -38,7 +38,9 @@ def table(client: idalloc.Client | None) -> sa.Table:
     )
 
 
-def test_models_get_their_ids_also_in_bulk(server: FakeServer, engine: sa.Engine) -> None:
+def test_models_get_ids_in_bulk_inserts(server: FakeServer, engine: sa.Engine) -> None:
+    """Rows of a model get unique primary keys in few calls, also in bulk inserts."""
+
     class Base(DeclarativeBase):
         pass
 
@@ -69,7 +71,8 @@ def test_models_get_their_ids_also_in_bulk(server: FakeServer, engine: sa.Engine
     assert len(server.requests["AllocateRange"]) < 20
 
 
-def test_executemany_of_a_table(server: FakeServer, engine: sa.Engine) -> None:
+def test_executemany_gives_each_row_an_id(server: FakeServer, engine: sa.Engine) -> None:
+    """Each row of an executemany gets the next id."""
     with idalloc.Client(server.target) as client, engine.begin() as connection:
         orders = table(client)
         orders.create(connection)
@@ -78,7 +81,8 @@ def test_executemany_of_a_table(server: FakeServer, engine: sa.Engine) -> None:
         assert connection.scalars(sa.select(orders.c.id).order_by(orders.c.id)).all() == list(range(1, 1002))
 
 
-def test_the_client_is_made_when_it_is_needed_and_shared(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_share_a_client_created_on_first_use(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a client, all columns share one that is created with the first id."""
     monkeypatch.setattr(ext, "_clients", {})
     first, second = idalloc_default("orders"), idalloc_default("invoices")
     assert not ext._clients
@@ -89,7 +93,8 @@ def test_the_client_is_made_when_it_is_needed_and_shared(server: FakeServer, mon
     client.close()
 
 
-def test_threads_share_it(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_can_share_a_default(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: threads that share a default get each id once."""
     monkeypatch.setattr(ext, "_clients", {})
     monkeypatch.setenv("IDALLOC_SERVER", server.target)
     default = idalloc_default("orders")
@@ -99,18 +104,21 @@ def test_threads_share_it(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -
     ext._clients[server.target].close()
 
 
-def test_a_sequence_that_starts_over_is_no_source_of_keys(server: FakeServer) -> None:
+def test_a_sequence_with_a_reset_is_rejected(server: FakeServer) -> None:
+    """A sequence with a reset raises InvalidRequest, because its numbers repeat."""
     server.period = "2026"
     with idalloc.Client(server.target) as client, pytest.raises(idalloc.InvalidRequest, match="allocate_texts"):
         idalloc_default("invoices", client)()
 
 
-def test_cratedbs_dialect_sends_the_ids(server: FakeServer) -> None:
+def test_cratedbs_dialect_sends_ids(server: FakeServer) -> None:
+    """CrateDB's dialect includes the id in an INSERT."""
     dialect = pytest.importorskip("sqlalchemy_cratedb").dialect()
     statement = table(None).insert().values(id=1, what="it").compile(dialect=dialect)
     assert "id" in str(statement)
 
 
-def test_the_client_alone_does_not_load_sqlalchemy() -> None:
+def test_the_client_does_not_import_sqlalchemy() -> None:
+    """Importing the client and the CLI does not import SQLAlchemy."""
     script = "import sys, idalloc; idalloc.Client; import idalloc.cli; sys.exit('sqlalchemy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=30).returncode == 0

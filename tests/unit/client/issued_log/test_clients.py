@@ -1,4 +1,4 @@
-"""``Client(log=)``: what a caller got is in the file, whichever way it came."""
+"""``Client(log=)``: the ids of each method are in the log."""
 
 import os
 import threading
@@ -22,14 +22,14 @@ REQUEST_ID = "c0ffee00-1234-4000-8000-000000000001"
 
 
 class Gate(threading.Event):
-    """The server's ``hold``, which says that a call came."""
+    """The server's ``hold``, with an event that is set when a call arrives."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.came = threading.Event()
+        self.arrived = threading.Event()
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.came.set()
+        self.arrived.set()
         return super().wait(timeout)
 
 
@@ -51,6 +51,7 @@ def client(server: FakeServer, path: Path) -> Iterator[idalloc.Client]:
 
 
 def test_a_range_is_one_record(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+    """A range is one record with its sequence, period, generation, node and ordering."""
     server.also = {"generation": 3, "ordering": pb.ORDERING_RISING}
     server.period = "2026"
     assert client.allocate_range("orders", 5) == range(1, 6)
@@ -59,7 +60,8 @@ def test_a_range_is_one_record(server: FakeServer, client: idalloc.Client, path:
     assert (record.generation, record.node, record.rising) == (3, 7 << 32, True)
 
 
-def test_a_request_id_is_in_it(client: idalloc.Client, path: Path) -> None:
+def test_a_record_has_the_request_id(client: idalloc.Client, path: Path) -> None:
+    """P7: a record has the request id of its call, and a repeated call the same ids."""
     for _ in range(2):
         assert client.allocate_range("orders", 5, request_id=REQUEST_ID) == range(1, 6)
     client.allocate_texts("orders", 2, exactly_once=True)
@@ -69,21 +71,21 @@ def test_a_request_id_is_in_it(client: idalloc.Client, path: Path) -> None:
     assert texts.request not in (0, first.request)
 
 
-def test_texts_are_logged_as_the_range_that_they_are(client: idalloc.Client, path: Path) -> None:
+def test_texts_are_logged_as_a_range(client: idalloc.Client, path: Path) -> None:
+    """allocate_texts logs the range of its ids."""
     assert client.allocate_texts("orders", 3) == ["T-0001", "T-0002", "T-0003"]
     assert issued_log.read(path).ids == [1, 2, 3]
 
 
-def test_it_was_asked_for_before_the_server_knew_and_answered_after(
-    server: FakeServer, client: idalloc.Client, path: Path
-) -> None:
+def test_a_records_times_enclose_the_servers_work(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+    """asked is before the server received the request, and answered after its reply."""
     server.hold = gate = Gate()
     log = client._log
     assert log
     with ThreadPoolExecutor() as threads:
         before = log.now()
         call = threads.submit(client.allocate_range, "orders")
-        assert gate.came.wait(20)
+        assert gate.arrived.wait(20)
         meanwhile = log.now()
         gate.set()
         call.result()
@@ -91,21 +93,24 @@ def test_it_was_asked_for_before_the_server_knew_and_answered_after(
     assert before <= record.asked < meanwhile < record.answered <= log.now()
 
 
-def test_retries_are_within_one_record(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+def test_retries_of_a_call_are_one_record(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+    """A call that gRPC retried is one record."""
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
     client.allocate_range("orders", 5)
     assert len(server.requests["AllocateRange"]) == 3
     assert issued_log.read(path).ids == [1, 2, 3, 4, 5]
 
 
-def test_a_call_that_failed_leaves_none(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+def test_a_failed_call_is_not_logged(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+    """A failed call leaves no record."""
     server.fail_next("AllocateRange", "SEQUENCE_NOT_FOUND", grpc.StatusCode.NOT_FOUND)
     with pytest.raises(idalloc.SequenceNotFound):
         client.allocate_range("orders")
     assert issued_log.read(path).records == []
 
 
-def test_a_range_of_a_pool_is_logged_before_any_of_its_ids_is_given(client: idalloc.Client, path: Path) -> None:
+def test_a_prefetched_range_is_logged_before_its_ids(client: idalloc.Client, path: Path) -> None:
+    """A range of ids() is in the log before its first id is returned."""
     ids = client.ids("orders")
     for _ in range(300):
         assert next(ids) in issued_log.read(path).ids
@@ -114,7 +119,8 @@ def test_a_range_of_a_pool_is_logged_before_any_of_its_ids_is_given(client: idal
     assert len(logged.records) < 100
 
 
-def test_threads_that_share_a_pool_have_only_what_is_logged(client: idalloc.Client, path: Path) -> None:
+def test_threads_that_share_ids_get_only_logged_ids(client: idalloc.Client, path: Path) -> None:
+    """P1: threads that share one Ids get each id once, and only logged ids."""
     ids = client.ids("orders")
     with ThreadPoolExecutor() as threads:
         taken = [each.result() for each in [threads.submit(lambda: list(islice(ids, 2000))) for _ in range(4)]]
@@ -125,7 +131,8 @@ def test_threads_that_share_a_pool_have_only_what_is_logged(client: idalloc.Clie
     assert len(logged) == len(set(logged))
 
 
-def test_a_stream_is_a_record_for_each_range(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+def test_each_range_of_a_stream_is_a_record(server: FakeServer, client: idalloc.Client, path: Path) -> None:
+    """Each range of a stream is in the log before it is yielded."""
     server.break_after = 2
     got: list[int] = []
     for ids in client.stream_ranges("orders", 50, 10):
@@ -134,11 +141,12 @@ def test_a_stream_is_a_record_for_each_range(server: FakeServer, client: idalloc
     records = issued_log.read(path).records
     assert got == [value for record in records for value in record.ids]
     assert len(records) == 5
-    # What came after the break was asked for by another call.
+    # The ranges after the break belong to another call.
     assert records[0].asked == records[1].asked <= records[1].answered < records[2].asked
 
 
-def test_document_ids(client: idalloc.Client, path: Path) -> None:
+def test_document_ids_are_logged_before_they_are_returned(client: idalloc.Client, path: Path) -> None:
+    """Document ids of calls and streams are in the log before they are returned."""
     got = client.doc_ids(3)
     for batch in client.stream_doc_ids(25, 10):
         got += batch
@@ -147,6 +155,7 @@ def test_document_ids(client: idalloc.Client, path: Path) -> None:
 
 
 def test_uuids_are_not_logged(client: idalloc.Client, path: Path) -> None:
+    """Calls for UUIDs and nodes leave no record."""
     client.uuids(3)
     client.node()
     assert issued_log.read(path).records == []
@@ -163,7 +172,8 @@ WAYS: dict[str, Callable[[idalloc.Client], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_cannot_be_logged_is_given_to_nobody(way: str, client: idalloc.Client, path: Path) -> None:
+def test_ids_that_cannot_be_logged_are_not_returned(way: str, client: idalloc.Client, path: Path) -> None:
+    """If the log cannot be written, OSError is raised and the ids are not returned."""
     client.allocate_range("orders", 3)
     with room_for(path, 40), pytest.raises(OSError, match="issued"):
         WAYS[way](client)
@@ -174,7 +184,8 @@ def test_what_cannot_be_logged_is_given_to_nobody(way: str, client: idalloc.Clie
     assert len(logged.records) == 2
 
 
-def test_a_pool_goes_on_when_there_is_room_again(client: idalloc.Client, path: Path) -> None:
+def test_ids_continue_after_a_full_disk(client: idalloc.Client, path: Path) -> None:
+    """ids() continues after a full disk, and returns only logged ids, each once."""
     ids = client.ids("orders")
     before = {next(ids)}
     with room_for(path, 40), pytest.raises(OSError, match="issued"):
@@ -185,7 +196,8 @@ def test_a_pool_goes_on_when_there_is_room_again(client: idalloc.Client, path: P
     assert not before & {*after}
 
 
-def test_an_existing_file_is_refused_and_left_as_it_is(server: FakeServer, path: Path) -> None:
+def test_an_existing_log_file_is_rejected(server: FakeServer, path: Path) -> None:
+    """A log file that exists is rejected and left unchanged."""
     with idalloc.Client(server.target, log=path) as client:
         client.allocate_range("orders", 3)
         with pytest.raises(FileExistsError):
@@ -195,7 +207,8 @@ def test_an_existing_file_is_refused_and_left_as_it_is(server: FakeServer, path:
     assert issued_log.read(path).ids == [1, 2, 3]
 
 
-def test_it_ends_with_the_client(client: idalloc.Client, path: Path) -> None:
+def test_the_log_is_closed_with_the_client(client: idalloc.Client, path: Path) -> None:
+    """close() closes the log."""
     client.allocate_range("orders", 3)
     assert client._log
     client.close()
@@ -219,7 +232,8 @@ fork(take, take)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_parent_and_child_of_a_fork_have_a_log_each(server: FakeServer, path: Path) -> None:
+def test_parent_and_child_of_a_fork_have_separate_logs(server: FakeServer, path: Path) -> None:
+    """P8: parent and child of a fork log their ids in separate files, and no id is in both."""
     parent, child, status = run(server, SHARED.format(log=str(path)), fork_support=True)
     assert status == 0
     (_, before, of_parent), (process, _, of_child) = parent, child

@@ -1,4 +1,4 @@
-"""The log of issued ids: what is in the file, read by what does not know the code that writes it."""
+"""The log of issued ids: contents of the file, read by an independent reader."""
 
 import os
 import re
@@ -21,17 +21,17 @@ from tests.support import issued_log
 from tests.support.full_disk import room_for
 from tests.support.issued_log import Record
 
-FORMS = ["issued.log", "issued.jsonl"]
+ENCODINGS = ["issued.log", "issued.jsonl"]
 REQUEST_ID = "c0ffee00-1234-4000-8000-000000000001"
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture(params=ENCODINGS)
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / str(request.param)
 
 
-def asking(sequence: str = "orders", request_id: str = "") -> pb.AllocateRangeRequest:
+def range_request(sequence: str = "orders", request_id: str = "") -> pb.AllocateRangeRequest:
     return pb.AllocateRangeRequest(sequence=sequence, request_id=request_id)
 
 
@@ -44,15 +44,16 @@ def without_times(record: Record) -> Record:
     return record._replace(asked=0, answered=0)
 
 
-def test_a_record_says_what_was_issued(path: Path) -> None:
+def test_a_record_has_all_fields_of_a_range(path: Path) -> None:
+    """A record has all fields of the range, and is in the file at once."""
     log = IssuedLog(path)
     asked = log.now()
     log.range(
-        asking("orders", REQUEST_ID),
+        range_request("orders", REQUEST_ID),
         reply(7, 3, -2, generation=4, period="2026", node_id=99, ordering=pb.ORDERING_RISING),
         asked,
     )
-    [record] = issued_log.read(path).records  # while the log is open: nothing waits in a buffer
+    [record] = issued_log.read(path).records  # while the log is open: writes are not buffered
     assert record.asked == asked <= record.answered <= log.now()
     assert without_times(record) == Record(
         name="orders",
@@ -70,11 +71,12 @@ def test_a_record_says_what_was_issued(path: Path) -> None:
     )
 
 
-def test_json_lines_have_no_more_than_they_say(tmp_path: Path) -> None:
+def test_json_lines_omit_empty_fields(tmp_path: Path) -> None:
+    """A JSON line has exactly the documented keys, and omits empty ones."""
     path = tmp_path / "issued.jsonl"
     log = IssuedLog(path)
-    log.range(asking("größen"), reply(1, generation=1, ordering=pb.ORDERING_RISING_PER_NODE), log.now())
-    log.range(asking(request_id=REQUEST_ID.upper()), reply(5, node_id=3, period="2026"), log.now())
+    log.range(range_request("größen"), reply(1, generation=1, ordering=pb.ORDERING_RISING_PER_NODE), log.now())
+    log.range(range_request(request_id=REQUEST_ID.upper()), reply(5, node_id=3, period="2026"), log.now())
     _, first, second = re.sub(r"(?<=ed\":)\d+", "T", path.read_text()).splitlines()
     assert first == '{"sequence":"größen","generation":1,"first":1,"step":1,"count":10,"asked":T,"answered":T}'
     assert second == (
@@ -83,7 +85,8 @@ def test_json_lines_have_no_more_than_they_say(tmp_path: Path) -> None:
     )
 
 
-def test_chunks_of_a_stream_are_ranges(path: Path) -> None:
+def test_stream_messages_are_logged_as_ranges(path: Path) -> None:
+    """A message of a stream is logged as a range."""
     log = IssuedLog(path)
     ids = pb.IdRange(first_id=1, last_id=5, step=1, id_count=5)
     response = pb.StreamRangesResponse(
@@ -107,9 +110,9 @@ def test_chunks_of_a_stream_are_ranges(path: Path) -> None:
     request_id=st.none() | st.uuids(version=4),
 )
 @settings(max_examples=50)
-@pytest.mark.parametrize("form", FORMS)
-def test_any_range_is_read_as_it_was(
-    form: str,
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_any_range_survives_a_round_trip(
+    encoding: str,
     sequence: str,
     period: str,
     first: int,
@@ -119,13 +122,14 @@ def test_any_range_is_read_as_it_was(
     node_id: int,
     request_id: uuid.UUID | None,
 ) -> None:
+    """Any range is read back as it was written, in both encodings."""
     ids = pb.IdRange(first_id=first, step=step, id_count=count)
     response = pb.AllocateRangeResponse(range=ids, period=period, generation=generation, node_id=node_id)
     with TemporaryDirectory() as folder:
-        path = Path(folder, form)
+        path = Path(folder, encoding)
         log = IssuedLog(path)
         for _ in range(2):
-            log.range(asking(sequence, str(request_id or "")), response, log.now())
+            log.range(range_request(sequence, str(request_id or "")), response, log.now())
         log.close()
         records = issued_log.read(path).records
     request = issued_log.request_number(str(request_id)) if request_id else 0
@@ -133,7 +137,8 @@ def test_any_range_is_read_as_it_was(
     assert [without_times(record) for record in records] == [expected] * 2
 
 
-def test_document_ids_come_from_runs(path: Path) -> None:
+def test_each_run_of_document_ids_is_a_record(path: Path) -> None:
+    """Each run of document ids is a record with its prefix, serials and times."""
     log = IssuedLog(path)
     runs = [
         pb.DocIdRun(first_doc_id="0007" + "674b2a01" + "0000000000000001", step=2, id_count=3),
@@ -154,13 +159,12 @@ def test_document_ids_come_from_runs(path: Path) -> None:
     heads=st.lists(st.sampled_from(["0007674b2a01", "ffff674b2a02"]), min_size=30, max_size=30),
 )
 @settings(max_examples=50)
-@pytest.mark.parametrize("form", FORMS)
-def test_document_ids_that_came_as_texts_are_the_same_ones_in_the_same_order(
-    form: str, serials: list[int], heads: list[str]
-) -> None:
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_texts_of_document_ids_survive_a_round_trip(encoding: str, serials: list[int], heads: list[str]) -> None:
+    """Document ids that arrived as texts are read back unchanged and in order."""
     texts = [f"{head}{serial:016x}" for head, serial in zip(heads, serials, strict=False)]
     with TemporaryDirectory() as folder:
-        path = Path(folder, form)
+        path = Path(folder, encoding)
         log = IssuedLog(path)
         log.doc_ids(pb.StreamDocIdsResponse(doc_ids=texts), log.now())
         log.close()
@@ -170,6 +174,7 @@ def test_document_ids_that_came_as_texts_are_the_same_ones_in_the_same_order(
 
 
 def test_texts_at_one_distance_are_one_record(path: Path) -> None:
+    """Texts of document ids at one distance are one record."""
     log = IssuedLog(path)
     texts = [f"0007674b2a01{serial:016x}" for serial in range(3, 10_003, 10)]
     log.doc_ids(pb.GenerateDocIdResponse(doc_ids=texts), log.now())
@@ -177,28 +182,31 @@ def test_texts_at_one_distance_are_one_record(path: Path) -> None:
     assert (record.first, record.step, record.id_count) == (3, 10, 1000)
 
 
-def test_document_ids_that_cannot_be_seen_are_refused(path: Path) -> None:
+def test_a_reply_without_document_ids_is_rejected(path: Path) -> None:
+    """A reply with neither runs nor texts of document ids raises ValueError."""
     log = IssuedLog(path)
     with pytest.raises(ValueError, match="neither"):
         log.doc_ids(pb.GenerateDocIdResponse(notice_frame=b"\x01"), log.now())
 
 
-def test_a_name_costs_its_rows_once(tmp_path: Path) -> None:
+def test_a_name_is_written_once(tmp_path: Path) -> None:
+    """A name is written with its first record only."""
     path = tmp_path / "issued.log"
     log = IssuedLog(path)
-    log.range(asking("n" * 100), reply(1), log.now())
+    log.range(range_request("n" * 100), reply(1), log.now())
     size = path.stat().st_size
     for first in range(11, 1011, 10):
-        log.range(asking("n" * 100), reply(first), log.now())
+        log.range(range_request("n" * 100), reply(first), log.now())
     assert path.stat().st_size == size + 100 * issued_log.ROW
     assert issued_log.read(path).ids == list(range(1, 1011))
 
 
-def test_a_killed_writers_file_is_good_up_to_its_last_record(path: Path) -> None:
+def test_a_truncated_file_is_valid_up_to_its_last_record(path: Path) -> None:
+    """A file that is cut at any byte is valid up to its last complete record."""
     log = IssuedLog(path)
     sizes = []
     for first, sequence in ((1, "orders"), (11, "a name that is far longer than a row of this file, " * 3), (21, "c")):
-        log.range(asking(sequence), reply(first), log.now())
+        log.range(range_request(sequence), reply(first), log.now())
         sizes.append(path.stat().st_size)
     data = path.read_bytes()
     whole = issued_log.parse(data)
@@ -209,14 +217,16 @@ def test_a_killed_writers_file_is_good_up_to_its_last_record(path: Path) -> None
         assert (left.cut == 0) == (end in between)
 
 
-def test_an_existing_file_is_left_as_it_is(path: Path) -> None:
+def test_an_existing_file_is_rejected(path: Path) -> None:
+    """A file that exists is rejected and left unchanged."""
     path.write_text("mine")
     with pytest.raises(FileExistsError):
         IssuedLog(path)
     assert path.read_text() == "mine"
 
 
-def test_the_header_says_whose_it_is_and_when_its_clock_began(path: Path) -> None:
+def test_the_header_names_the_process_and_its_clock(path: Path) -> None:
+    """The header has the format, the process, the boot id and the boot time."""
     before = time.time_ns()
     log = IssuedLog(path)
     header = issued_log.read(path).header
@@ -230,7 +240,8 @@ def test_the_header_says_whose_it_is_and_when_its_clock_began(path: Path) -> Non
         assert header["boot_time_ns"] + clock <= log.now()
 
 
-def test_its_time_does_not_step_when_the_clock_is_set(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_the_clock_does_not_move_the_logs_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log's time does not move when the system clock is set."""
     log = IssuedLog(path)
     before = log.now()
     monkeypatch.setattr(time, "time_ns", lambda: 0)
@@ -238,23 +249,24 @@ def test_its_time_does_not_step_when_the_clock_is_set(path: Path, monkeypatch: p
 
 
 @pytest.fixture
-def threads_that_take_turns_often() -> Iterator[None]:
+def frequent_thread_switches() -> Iterator[None]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
 
 
-@pytest.mark.usefixtures("threads_that_take_turns_often")
-def test_threads_do_not_tear_each_others_records(path: Path) -> None:
+@pytest.mark.usefixtures("frequent_thread_switches")
+def test_threads_write_complete_records(path: Path) -> None:
+    """Records of concurrent threads are complete and not interleaved."""
     log = IssuedLog(path)
     all_at_once = threading.Barrier(8)
 
     def write(thread: int) -> None:
         for turn in range(200):
-            if turn % 2 == 0:  # a name that the file has not yet
+            if turn % 2 == 0:  # a name that the file does not have yet
                 all_at_once.wait(60)
-            log.range(asking(f"sequence {turn // 2}"), reply(thread * 10_000 + turn), log.now())
+            log.range(range_request(f"sequence {turn // 2}"), reply(thread * 10_000 + turn), log.now())
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -269,43 +281,46 @@ def test_threads_do_not_tear_each_others_records(path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 1, 87, 88, 100, 175])
-def test_what_finds_no_room_is_an_error_and_leaves_nothing(path: Path, more: int) -> None:
+def test_a_failed_write_leaves_no_part_of_a_record(path: Path, more: int) -> None:
+    """A write to a full disk raises OSError and leaves the file as it was; the next write succeeds."""
     log = IssuedLog(path)
-    log.range(asking("orders"), reply(1), log.now())
+    log.range(range_request("orders"), reply(1), log.now())
     before = path.read_bytes()
     long_name = "a sequence whose name takes rows by itself " * 4
     with room_for(path, more), pytest.raises(OSError, match="issued") as caught:
-        log.range(asking(long_name), reply(11), log.now())
+        log.range(range_request(long_name), reply(11), log.now())
     assert caught.value.filename == str(path)
     assert path.read_bytes() == before
-    log.range(asking(long_name), reply(21), log.now())
-    log.range(asking("orders"), reply(31), log.now())
+    log.range(range_request(long_name), reply(21), log.now())
+    log.range(range_request("orders"), reply(31), log.now())
     logged = issued_log.read(path)
     assert logged.cut == 0
     assert [(each.name, each.first) for each in logged.records] == [("orders", 1), (long_name, 21), ("orders", 31)]
 
 
-def test_a_log_that_cannot_begin_leaves_no_file_behind(path: Path) -> None:
+def test_a_failed_creation_leaves_no_file(path: Path) -> None:
+    """A log whose header cannot be written leaves no file."""
     with room_for(path, 20), pytest.raises(OSError, match="issued"):
         IssuedLog(path)
     assert not path.exists()
     IssuedLog(path)
 
 
-def test_a_closed_log_takes_no_more(path: Path) -> None:
+def test_a_closed_log_rejects_records(path: Path) -> None:
+    """A closed log raises RuntimeError."""
     log = IssuedLog(path)
     log.close()
     log.close()
     with pytest.raises(RuntimeError, match="closed"):
-        log.range(asking(), reply(1), log.now())
+        log.range(range_request(), reply(1), log.now())
     assert issued_log.read(path).records == []
 
 
-# A thread writes without a pause, so that it holds the lock in many of the forks.
+# A thread writes continuously, so that it holds the lock during many of the forks.
 FORKS = """
 import os, signal, sys, threading, time, warnings
 from idalloc._issued_log.log import IssuedLog
-from tests.unit.client.issued_log.test_log import asking, reply
+from tests.unit.client.issued_log.test_log import range_request, reply
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks where threads run, since 3.12
 path, taken = os.path.abspath(sys.argv[1]), sys.argv[2] == "taken"
 log = IssuedLog(sys.argv[1])
@@ -314,7 +329,7 @@ written = 0
 def write():
     global written
     while not over.is_set():
-        log.range(asking("parent"), reply(written * 10 + 1), log.now())
+        log.range(range_request("parent"), reply(written * 10 + 1), log.now())
         written += 1
 thread = threading.Thread(target=write)
 thread.start()
@@ -326,7 +341,7 @@ for n in range(10):
         if taken:
             open(f"{path}.{os.getpid()}", "x").close()
         for turn in range(3):
-            log.range(asking("child"), reply(turn * 10 + 1), log.now())
+            log.range(range_request("child"), reply(turn * 10 + 1), log.now())
         os._exit(0)
     children.append(pid)
 codes = [os.waitpid(pid, 0)[1] for pid in children]
@@ -342,7 +357,8 @@ print(os.getpid(), written, any(codes), idle, *children)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("taken", ["taken", "free"])
-def test_children_of_forks_write_files_of_their_own(path: Path, taken: str) -> None:
+def test_children_of_forks_write_separate_files(path: Path, taken: str) -> None:
+    """P8: each child of a fork writes a file of its own, even if a thread of the parent held the lock."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS, path.name, taken],
         cwd=path.parent,

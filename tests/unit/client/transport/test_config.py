@@ -1,4 +1,4 @@
-"""The clients over TLS, and what they show: tokens and certificates, on real connections."""
+"""TLS, certificates, tokens and quotas of both clients, on real connections."""
 
 import asyncio
 import socket
@@ -38,7 +38,7 @@ async def drain(ids: Any) -> None:
         pass
 
 
-# Every RPC that there is, by what calls it: in the client for threads and in the one for asyncio.
+# The call of each RPC in the client for threads, and in the client for asyncio.
 CALLS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Client], Awaitable[Any]]]] = {
     "AllocateRange": (lambda c: c.allocate_range("orders"), lambda c: c.allocate_range("orders")),
     "StreamRanges": (lambda c: list(c.stream_ranges("orders", 3)), lambda c: drain(c.stream_ranges("orders", 3))),
@@ -58,7 +58,7 @@ CALLS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Cl
     "GetNode": (lambda c: c.node(), lambda c: c.node()),
     "UpdateNode": (lambda c: c.update_node(prefix=8), lambda c: c.update_node(prefix=8)),
 }
-# Other ways to the same RPCs.
+# Further methods that use the same RPCs.
 WAYS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Client], Awaitable[Any]]]] = {
     "ids": (lambda c: list(islice(c.ids("orders"), 50)), lambda c: anext(c.ids("orders"))),
     "texts": (lambda c: c.allocate_texts("orders"), lambda c: c.allocate_texts("orders")),
@@ -74,6 +74,7 @@ WAYS: dict[str, tuple[Callable[[idalloc.Client], Any], Callable[[idalloc.aio.Cli
 
 
 def test_the_table_has_every_rpc_of_the_contract() -> None:
+    """CALLS has each RPC of the contract."""
     from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
 
     services = [
@@ -85,21 +86,23 @@ def test_the_table_has_every_rpc_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("call", [*CALLS, *WAYS])
-async def test_the_token_goes_with_every_call(server: FakeServer, call: str) -> None:
+async def test_the_token_is_sent_with_each_call(server: FakeServer, call: str) -> None:
+    """Both clients send the token with each call."""
     server.tokens = {TOKEN}
-    of_threads, of_asyncio = (CALLS | WAYS)[call]
+    by_threads, by_asyncio = (CALLS | WAYS)[call]
     with idalloc.Client(server.target, token=TOKEN) as client:
         client.sequences.create("made")
-        of_threads(client)
+        by_threads(client)
     server.sequences.clear()
     async with idalloc.aio.Client(server.target, token=TOKEN) as other:
         await other.sequences.create("made")
-        await of_asyncio(other)
-    assert call in WAYS or len(server.shown[call]) >= 2
-    assert {shown for calls in server.shown.values() for shown in calls} == {BEARER}
+        await by_asyncio(other)
+    assert call in WAYS or len(server.authorizations[call]) >= 2
+    assert {value for calls in server.authorizations.values() for value in calls} == {BEARER}
 
 
-async def test_a_stream_shows_it_again_where_it_goes_on(server: FakeServer) -> None:
+async def test_a_resumed_stream_sends_the_token_again(server: FakeServer) -> None:
+    """A resumed stream sends the token again."""
     server.tokens = {TOKEN}
     with idalloc.Client(server.target, token=TOKEN) as client:
         server.break_after = 1
@@ -107,18 +110,20 @@ async def test_a_stream_shows_it_again_where_it_goes_on(server: FakeServer) -> N
     async with idalloc.aio.Client(server.target, token=TOKEN) as other:
         server.break_after = 1
         await drain(other.stream_ranges("orders", 30, 10))
-    assert server.shown["StreamRanges"] == [BEARER] * 4
+    assert server.authorizations["StreamRanges"] == [BEARER] * 4
 
 
-async def test_without_a_token_nothing_is_shown(server: FakeServer) -> None:
+async def test_without_a_token_no_authorization_is_sent(server: FakeServer) -> None:
+    """A client without a token sends no authorization metadata."""
     with idalloc.Client(server.target) as client:
         client.node()
     async with idalloc.aio.Client(server.target) as other:
         await other.node()
-    assert server.shown["GetNode"] == [None, None]
+    assert server.authorizations["GetNode"] == [None, None]
 
 
-async def test_tls_and_a_token_together(certificates: Certificates) -> None:
+async def test_a_token_is_sent_over_tls(certificates: Certificates) -> None:
+    """Calls and streams work over TLS with a token."""
     with serving(credentials=certificates.server()) as server:
         server.tokens = {TOKEN}
         with idalloc.Client(server.target, credentials=certificates.trust, token=TOKEN) as client:
@@ -129,7 +134,8 @@ async def test_tls_and_a_token_together(certificates: Certificates) -> None:
             assert [ids async for ids in other.stream_ranges("orders", 5)] == [range(16, 21)]
 
 
-async def test_a_client_shows_its_certificate(certificates: Certificates) -> None:
+async def test_a_client_sends_its_certificate(certificates: Certificates) -> None:
+    """A client certificate of the right CA is accepted; another one, or none, is rejected."""
     ours, others = trustme.CA(), trustme.CA()
     good, bad = certificates.client("billing", ours), certificates.client("stranger", others)
     with serving(credentials=certificates.server(of_clients=ours)) as server:
@@ -137,9 +143,9 @@ async def test_a_client_shows_its_certificate(certificates: Certificates) -> Non
             assert client.allocate_range("orders") == range(1, 2)
         async with idalloc.aio.Client(server.target, credentials=good.credentials) as other:
             assert await other.allocate_range("orders") == range(2, 3)
-        for refused in (bad.credentials, certificates.trust):
+        for rejected in (bad.credentials, certificates.trust):
             with (
-                idalloc.Client(server.target, credentials=refused) as client,
+                idalloc.Client(server.target, credentials=rejected) as client,
                 pytest.raises(idalloc.ServerUnreachable) as caught,
             ):
                 client.node()
@@ -148,7 +154,7 @@ async def test_a_client_shows_its_certificate(certificates: Certificates) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "names", "told"),
+    ("kind", "names", "message"),
     [
         ("untrusted", ("127.0.0.1",), "is signed by an untrusted CA"),
         ("expired", ("127.0.0.1",), "has expired"),
@@ -157,9 +163,10 @@ async def test_a_client_shows_its_certificate(certificates: Certificates) -> Non
         ("closed", ("127.0.0.1",), "it may require TLS"),
     ],
 )
-async def test_why_tls_failed_is_said(
-    certificates: Certificates, tmp_path: Path, kind: str, names: tuple[str, ...], told: str
+async def test_the_cause_of_a_tls_failure_is_reported(
+    certificates: Certificates, tmp_path: Path, kind: str, names: tuple[str, ...], message: str
 ) -> None:
+    """ServerUnreachable names the cause of a TLS failure in its message and metadata."""
     of_server = certificates.server(*names, expired=kind == "expired") if names else None
     trust = {
         "untrusted": grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes()),
@@ -167,17 +174,18 @@ async def test_why_tls_failed_is_said(
     }.get(kind, certificates.trust)
     with serving(credentials=of_server) as server:
         with idalloc.Client(server.target, credentials=trust) as client:
-            with pytest.raises(idalloc.ServerUnreachable, match=told) as caught:
+            with pytest.raises(idalloc.ServerUnreachable, match=message) as caught:
                 client.node()
             assert caught.value.metadata == {"tls": kind}
             assert str(caught.value).startswith(f"no answer from {server.target}: the server")
         async with idalloc.aio.Client(server.target, credentials=trust) as other:
-            with pytest.raises(idalloc.ServerUnreachable, match=told):
+            with pytest.raises(idalloc.ServerUnreachable, match=message):
                 await other.node()
         assert not server.requests
 
 
-def test_credentials_that_cannot_be_used_are_said_to_be_that(certificates: Certificates) -> None:
+def test_invalid_credentials_are_reported(certificates: Certificates) -> None:
+    """Credentials that gRPC cannot use are named as the cause."""
     broken = grpc.ssl_channel_credentials(b"no certificate")
     with (
         serving(credentials=certificates.server()) as server,
@@ -187,7 +195,8 @@ def test_credentials_that_cannot_be_used_are_said_to_be_that(certificates: Certi
         client.node()
 
 
-async def test_the_servers_certificate_may_have_another_name(certificates: Certificates) -> None:
+async def test_server_name_overrides_the_targets_name(certificates: Certificates) -> None:
+    """server_name is the expected name in the certificate, also for a list of addresses, and requires TLS."""
     name = "idalloc.example.org"
     with serving(credentials=certificates.server(name)) as server:
         for target in (server.target, f"ipv4:{server.target},127.0.0.1:1"):
@@ -200,16 +209,18 @@ async def test_the_servers_certificate_may_have_another_name(certificates: Certi
 
 
 @pytest.mark.parametrize("kind", [idalloc.Client, idalloc.aio.Client], ids=["threads", "asyncio"])
-def test_a_url_is_no_target(kind: Any) -> None:
+def test_a_url_is_rejected_as_target(kind: Any) -> None:
+    """A target with a scheme raises ValueError."""
     with pytest.raises(ValueError, match="server: must be HOST:PORT, without a scheme"):
         kind("http://127.0.0.1:50051")
 
 
-# Not in the clear.
+# Tokens without TLS.
 
 
 @pytest.mark.parametrize("kind", [idalloc.Client, idalloc.aio.Client], ids=["threads", "asyncio"])
-def test_a_token_goes_to_no_other_machine_without_tls(kind: Any) -> None:
+def test_a_token_for_another_machine_requires_tls(kind: Any) -> None:
+    """A token for another machine requires TLS or insecure=True."""
     for target in ("192.0.2.7:50051", "dns:///idalloc.example:50051", "ipv4:127.0.0.1:50051,192.0.2.7:50051"):
         with pytest.raises(ValueError, match="would be sent unencrypted to") as caught:
             kind(target, token=TOKEN)
@@ -248,26 +259,29 @@ def test_a_token_goes_to_no_other_machine_without_tls(kind: Any) -> None:
         ("", False),
     ],
 )
-def test_which_targets_are_on_this_machine(target: str, local: bool) -> None:
+def test_is_local(target: str, local: bool) -> None:
+    """Loopback addresses and Unix sockets are local; all other targets are not."""
     assert is_local(target) is local
 
 
 @pytest.mark.parametrize("token", ["", " ", "two words", f"{TOKEN}\n", BEARER, "schlüssel"])
-def test_what_is_no_token_is_refused_and_not_repeated(token: str) -> None:
+def test_a_malformed_token_is_rejected_and_not_printed(token: str) -> None:
+    """A malformed token raises ValueError, and the message does not contain it."""
     with pytest.raises(ValueError, match="token: must be ASCII") as caught:
         idalloc.Client("127.0.0.1:1", token=token)
     assert not token.strip() or token.strip() not in str(caught.value)
 
 
-def test_a_token_for_this_machine_goes_by_no_proxy(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_for_this_machine_bypasses_proxies(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plaintext token for this machine is not sent to an HTTP proxy."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
-        came = threading.Event()
+        connected = threading.Event()
 
         def listen() -> None:
             proxy.settimeout(30)
             try:
                 proxy.accept()[0].close()
-                came.set()
+                connected.set()
             except OSError:
                 pass
 
@@ -279,33 +293,34 @@ def test_a_token_for_this_machine_goes_by_no_proxy(server: FakeServer, monkeypat
             monkeypatch.delenv(variable, raising=False)
         with idalloc.Client(server.target, token=TOKEN) as client:
             assert client.node().prefix == 7
-        assert not came.is_set()
+        assert not connected.is_set()
         with idalloc.Client(server.target, timeout=5) as client, pytest.raises(idalloc.IdallocError):
-            client.node()  # what shows that it would have gone there
-        assert came.wait(10)
+            client.node()  # without a token the proxy is used
+        assert connected.wait(10)
         listener.join()
 
 
 async def test_the_token_is_in_no_error_and_no_repr(server: FakeServer, certificates: Certificates) -> None:
+    """No repr, error or traceback contains the token."""
     server.tokens = {"another"}
     client, other = idalloc.Client(server.target, token=TOKEN), idalloc.aio.Client(server.target, token=TOKEN)
-    told = [repr(each) for each in (client, client._config, client.ids("orders"), other, other._config)]
-    told += [str(vars(client)), str(vars(other))]
+    texts = [repr(each) for each in (client, client._config, client.ids("orders"), other, other._config)]
+    texts += [str(vars(client)), str(vars(other))]
     stream, running = client.stream_ranges("orders", 3), other.stream_ranges("orders", 3)
     for ask in (client.node, lambda: client.allocate_range("orders"), lambda: list(stream)):
         with pytest.raises(idalloc.Unauthenticated) as caught:
             ask()
-        told += traceback.format_exception(caught.value)
-        told += [repr(caught.value), repr(caught.value.__cause__), str(vars(caught.value))]
+        texts += traceback.format_exception(caught.value)
+        texts += [repr(caught.value), repr(caught.value.__cause__), str(vars(caught.value))]
     for call in (other.node(), other.allocate_range("orders"), drain(running)):
         with pytest.raises(idalloc.Unauthenticated) as caught:
             await call
-        told += traceback.format_exception(caught.value)
-        told += [repr(caught.value), repr(caught.value.__cause__), str(vars(caught.value))]
+        texts += traceback.format_exception(caught.value)
+        texts += [repr(caught.value), repr(caught.value.__cause__), str(vars(caught.value))]
     client.close()
     await other.close()
-    assert server.shown["GetNode"] == [BEARER] * 2
-    assert TOKEN not in "".join(told)
+    assert server.authorizations["GetNode"] == [BEARER] * 2
+    assert TOKEN not in "".join(texts)
 
 
 # Quotas.
@@ -317,6 +332,7 @@ def quota(server: FakeServer, method: str, wait: float, times: int = 1) -> None:
 
 
 async def test_streams_and_ids_wait_for_a_quota(server: FakeServer) -> None:
+    """Streams and ids() wait for a quota and continue."""
     with idalloc.Client(server.target) as client:
         quota(server, "StreamRanges", 0.05, times=2)
         assert list(client.stream_ranges("orders", 5)) == [range(1, 6)]
@@ -330,7 +346,8 @@ async def test_streams_and_ids_wait_for_a_quota(server: FakeServer) -> None:
     assert len(server.requests["StreamRanges"]) == len(server.requests["StreamDocIds"]) == 3
 
 
-async def test_a_quota_that_takes_longer_than_a_call_may_is_told(server: FakeServer) -> None:
+async def test_a_quota_wait_beyond_the_timeout_raises(server: FakeServer) -> None:
+    """ids() raises QuotaExceeded if the wait would pass the timeout."""
     with idalloc.Client(server.target, timeout=0.3) as client:
         quota(server, "AllocateRange", 0.9)
         with pytest.raises(idalloc.QuotaExceeded) as caught:
@@ -343,7 +360,8 @@ async def test_a_quota_that_takes_longer_than_a_call_may_is_told(server: FakeSer
             await anext(other.ids("orders"))
 
 
-async def test_a_call_is_told_of_a_quota_at_once(server: FakeServer) -> None:
+async def test_a_call_raises_quota_exceeded_at_once(server: FakeServer) -> None:
+    """A unary call raises QuotaExceeded at once and without a retry."""
     quota(server, "AllocateRange", 0.5, times=2)
     with idalloc.Client(server.target) as client, pytest.raises(idalloc.QuotaExceeded) as caught:
         client.allocate_range("orders")
@@ -354,7 +372,8 @@ async def test_a_call_is_told_of_a_quota_at_once(server: FakeServer) -> None:
     assert len(server.requests["AllocateRange"]) == 2
 
 
-def test_ids_ask_for_less_where_a_quota_makes_them_wait_long() -> None:
+def test_a_long_quota_wait_halves_the_range_size() -> None:
+    """After a long wait for a quota, ids() requests smaller ranges."""
     from idalloc._core.pool import Pool
 
     pool = Pool("orders")

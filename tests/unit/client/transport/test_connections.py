@@ -1,4 +1,4 @@
-"""Streams that run at the same time have connections of their own, so that several processes of a server serve them."""
+"""Concurrent streams use separate connections, so that several server processes serve them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from tests.support.fake_server import FakeServer, serving
 
 
 class Peers(FakeServer):
-    """Remembers which connection each call came by."""
+    """Records the connection of each call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.peers: list[str] = []
 
-    def _arrived(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
+    def _receive(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
         self.peers.append(context.peer())
-        super()._arrived(method, request, context)
+        super()._receive(method, request, context)
 
 
 @pytest.fixture
@@ -39,7 +39,8 @@ def client(server: Peers) -> Iterator[idalloc.Client]:
         yield client
 
 
-def test_streams_that_run_at_the_same_time_have_connections_of_their_own(server: Peers, client: idalloc.Client) -> None:
+def test_concurrent_streams_use_separate_connections(server: Peers, client: idalloc.Client) -> None:
+    """Concurrent streams use a connection each, up to MAX_CONNECTIONS."""
     streams = [
         *(client.stream_ranges("orders", 10**9, 1000) for _ in range(2)),
         *(client.stream_doc_ids(10**9, 1000) for _ in range(2)),
@@ -49,14 +50,16 @@ def test_streams_that_run_at_the_same_time_have_connections_of_their_own(server:
     assert len(set(server.peers)) == 4 == MAX_CONNECTIONS
 
 
-def test_more_streams_share_them(server: Peers, client: idalloc.Client) -> None:
+def test_further_streams_share_the_connections(server: Peers, client: idalloc.Client) -> None:
+    """More streams than connections are spread evenly."""
     streams = [client.stream_ranges("orders", 10**9, 1000) for _ in range(2 * MAX_CONNECTIONS)]
     for stream in streams:
         next(stream)
     assert sorted(server.peers.count(peer) for peer in set(server.peers)) == [2] * MAX_CONNECTIONS
 
 
-def test_calls_and_streams_one_at_a_time_share_one_connection(server: Peers, client: idalloc.Client) -> None:
+def test_sequential_calls_and_streams_use_one_connection(server: Peers, client: idalloc.Client) -> None:
+    """Calls, and streams one at a time, use one connection."""
     for _ in range(3):
         assert [*client.stream_ranges("orders", 20, 10)] != []
         broken_off = client.stream_doc_ids(20, 10)
@@ -67,7 +70,8 @@ def test_calls_and_streams_one_at_a_time_share_one_connection(server: Peers, cli
     assert len(set(server.peers)) == 1
 
 
-def test_a_closed_client_ends_the_streams_on_all_connections(client: idalloc.Client) -> None:
+def test_closing_ends_the_streams_on_all_connections(client: idalloc.Client) -> None:
+    """close() ends the streams on all connections."""
     streams = [client.stream_ranges("orders", 10**9, 1000) for _ in range(3)]
     for stream in streams:
         next(stream)
@@ -77,7 +81,8 @@ def test_a_closed_client_ends_the_streams_on_all_connections(client: idalloc.Cli
             list(islice(stream, 10_000))
 
 
-async def test_the_client_for_asyncio_does_the_same(server: Peers) -> None:
+async def test_asyncio_streams_are_spread_over_connections(server: Peers) -> None:
+    """The asyncio client uses one connection for sequential streams, and several for concurrent ones."""
     async with idalloc.aio.Client(server.target) as client:
         for _ in range(2):
             assert [ids async for ids in client.stream_ranges("orders", 20, 10)] != []

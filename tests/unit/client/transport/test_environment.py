@@ -1,4 +1,4 @@
-"""Clients made of the environment, in which the command finds the same."""
+"""Clients configured by environment variables."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,9 +30,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-async def test_a_client_of_the_environment(
+async def test_from_environment_configures_tls_and_token(
     certificates: Certificates, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """from_environment() of both clients reads target, certificates and token from the environment."""
     assert idalloc.Client.from_environment().target == "127.0.0.1:50051"
     shown = certificates.client("billing")
     file = tmp_path / "token"
@@ -58,7 +59,7 @@ async def test_a_client_of_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "message"),
     [
         ({"CA": "/nowhere/ca.pem"}, "IDALLOC_CA: cannot read /nowhere/ca.pem: No such file"),
         ({"CERT": "/nowhere/cert.pem"}, "IDALLOC_KEY: must be given with cert"),
@@ -69,10 +70,11 @@ async def test_a_client_of_the_environment(
         ({"TLS": "perhaps"}, "IDALLOC_TLS: must be true or false"),
     ],
 )
-def test_a_wrong_variable_is_named(environment: pytest.MonkeyPatch, variables: dict[str, str], told: str) -> None:
+def test_an_invalid_variable_is_named(environment: pytest.MonkeyPatch, variables: dict[str, str], message: str) -> None:
+    """An invalid environment variable raises ValueError, which names it and does not contain the token."""
     for name, value in variables.items():
         environment.setenv(f"IDALLOC_{name}", value)
-    with pytest.raises(ValueError, match=told) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         idalloc.Client.from_environment()
     assert TOKEN not in str(caught.value)
     environment.setenv("IDALLOC_TOKEN_INSECURE", "yes")
@@ -80,7 +82,8 @@ def test_a_wrong_variable_is_named(environment: pytest.MonkeyPatch, variables: d
         idalloc.Client.from_environment()
 
 
-def test_sqlalchemys_default_goes_by_it_too(server: FakeServer, environment: pytest.MonkeyPatch) -> None:
+def test_idalloc_default_uses_the_environment(server: FakeServer, environment: pytest.MonkeyPatch) -> None:
+    """idalloc_default without a client connects as the environment configures."""
     from idalloc.ext import sqlalchemy as ext
 
     environment.setattr(ext, "_clients", {})
