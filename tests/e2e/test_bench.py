@@ -78,17 +78,17 @@ def test_json_report_is_compatible_with_ghz(server: Server, ghz: str) -> None:  
         text=True,
         timeout=60,
     )
-    theirs, ours = json.loads(done.stdout), bench(server, "--total", "200", "--concurrency", "8")
-    assert set(theirs) <= set(ours)
-    assert {name: type(value) for name, value in theirs.items()}.items() <= {
-        name: type(value) for name, value in ours.items()
+    ghz_report, report = json.loads(done.stdout), bench(server, "--total", "200", "--concurrency", "8")
+    assert set(ghz_report) <= set(report)
+    assert {name: type(value) for name, value in ghz_report.items()}.items() <= {
+        name: type(value) for name, value in report.items()
     }.items()
     for name in ("latencyDistribution", "histogram"):
-        assert [set(entry) for entry in ours[name]] == [set(entry) for entry in theirs[name]]
+        assert [set(entry) for entry in report[name]] == [set(entry) for entry in ghz_report[name]]
     for name in ("call", "host", "insecure", "concurrency", "total"):
-        assert ours["options"][name] == theirs["options"][name]
-    assert ours["statusCodeDistribution"] == theirs["statusCodeDistribution"] == {"OK": 200}
+        assert report["options"][name] == ghz_report["options"][name]
+    assert report["statusCodeDistribution"] == ghz_report["statusCodeDistribution"] == {"OK": 200}
     # Both measured the same server: figures in the same unit are of one magnitude.
     for name in ("total", "average", "fastest", "slowest", "rps"):
-        assert 0.02 < ours[name] / theirs[name] < 50
-    assert 0.02 < ours["histogram"][-1]["mark"] / theirs["histogram"][-1]["mark"] < 50
+        assert 0.02 < report[name] / ghz_report[name] < 50
+    assert 0.02 < report["histogram"][-1]["mark"] / ghz_report["histogram"][-1]["mark"] < 50

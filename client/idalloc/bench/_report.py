@@ -131,7 +131,7 @@ def _lines(bench: Bench) -> Iterator[str]:
         for (code, reason), count in tally.errors.most_common():
             yield f"{count:,} of {tally.rpc}: {code.name} {reason}: {bench.messages[code, reason]}"
     if verifier is not None and not verifier.findings:
-        yield f"verified {verifier.ids:,} ids, warm-up included: none came twice, none out of order"
+        yield f"verified {verifier.ids:,} ids, warm-up included: none issued twice, none out of order"
     elif verifier is not None:
         yield (
             f"WRONG: of {verifier.ids:,} ids, {verifier.twice:,} replies repeat some, "

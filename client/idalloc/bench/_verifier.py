@@ -89,7 +89,7 @@ class Verifier:
         duplicate = self._issued_ids("period", period).add(first, last, step)
         if duplicate is not None:
             self.twice += 1
-            self._add_message(f"{duplicate} came twice, the second time in {first} to {last}")
+            self._add_message(f"{duplicate} was issued twice, the second time in {first} to {last}")
         rising = reply.ordering == pb.ORDERING_RISING
         earlier = []
         if reply.node_id or rising:  # without a node id, replies may be of several nodes
@@ -100,7 +100,7 @@ class Verifier:
         passed = [each[1] for each in earlier if each and each[0] == period and (first - each[1]) * step <= 0]
         if passed:
             self.disordered += 1
-            self._add_message(f"{first} came after {passed[0]}")
+            self._add_message(f"{first} is out of order after {passed[0]}")
         ahead = period > self._period or self._furthest is None or (last - self._furthest) * step > 0
         if rising and ahead and period >= self._period:
             self._period, self._furthest = period, last
@@ -115,11 +115,11 @@ class Verifier:
             duplicate = self._issued_ids("document ids", shared).add(first, last, run.step)
             if duplicate is not None:
                 self.twice += 1
-                self._add_message(f"document id {shared}{duplicate:016x} came twice")
+                self._add_message(f"document id {shared}{duplicate:016x} was issued twice")
             before = last_ids.doc_ids.get(shared)
             if before is not None and first <= before:
                 self.disordered += 1
-                self._add_message(f"document id {doc_id} came after {shared}{before:016x}")
+                self._add_message(f"document id {doc_id} is out of order after {shared}{before:016x}")
             last_ids.doc_ids[shared] = last
 
     def _issued_ids(self, kind: str, part: str) -> IssuedIds:

@@ -17,7 +17,7 @@ Count = Annotated[int, typer.Argument(metavar="COUNT", parser=parse_count, help=
 Ranges = Annotated[
     bool, typer.Option("--ranges", metavar="", help="Print a line 'FIRST LAST STEP' for each range, not the ids.")
 ]
-Uint16 = typer.Option(
+AUTO_INCREMENT = typer.Option(
     metavar="N",
     parser=integer_parser(0, 65535),
     help="MySQL's auto_increment variable of that name, for this call: 1 to 65535; 0: the server's setting.",
@@ -124,7 +124,7 @@ def stream(
     """Allocate any number of ids from a sequence, range by range, and print an id on each line.
 
     The command resumes a stream that breaks, on any server that answers. With --json it prints an object on a line
-    for each range. --timeout limits the whole stream, and only if it stands after the command's name.
+    for each range. --timeout limits the whole stream, and only if given after the command's name.
     """
     from idalloc._core.conversions import to_range
     from idalloc._core.requests import stream_ranges_request
@@ -157,8 +157,8 @@ def stream(
 def docid(
     context: typer.Context,
     count: Count = 1,
-    offset: Annotated[int, Uint16] = 0,
-    increment: Annotated[int, Uint16] = 0,
+    offset: Annotated[int, AUTO_INCREMENT] = 0,
+    increment: Annotated[int, AUTO_INCREMENT] = 0,
     log: Log = None,
     server: Server = None,
     timeout: Timeout = None,

@@ -111,9 +111,9 @@ def _has_id(rows: Rows, number: int) -> Bits:
     up = step > 0
     ahead = np.where(up, first <= number, first >= number)
     wanted = np.full(len(rows), number, np.int64)
-    away = np.where(up, distance(wanted, first), distance(first, wanted))
+    offset = np.where(up, distance(wanted, first), distance(first, wanted))
     width = np.abs(step).astype(np.uint64)
-    return np.asarray(ahead & (away % width == 0) & (away // width < rows["count"].astype(np.uint64)))
+    return np.asarray(ahead & (offset % width == 0) & (offset // width < rows["count"].astype(np.uint64)))
 
 
 class Messages:
@@ -144,7 +144,7 @@ class Messages:
         """Return the message for an id that was issued twice."""
         others = [each for each in records[1:] if not _is_retry(each, records[0])]
         shown = [*records[:1], *others[:1]]
-        text = f"{self.identifier(name, number)} came twice: " + "; ".join(map(self.record, shown))
+        text = f"{self.identifier(name, number)} was issued twice: " + "; ".join(map(self.record, shown))
         halves = len(shown) > 1 and (shown[0].half or shown[1].half) and _ids(shown[0]) == _ids(shown[1])
         return f"{text}; a log of format 1 has half of the request id, which cannot identify a retry" * halves or text
 

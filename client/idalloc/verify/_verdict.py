@@ -178,10 +178,10 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     )
     if not findings.any:
         beyond = "none beyond the export" if verdict.exported else "no export to compare with"
-        yield f"PROVED for {read}: none came twice, none out of order, {beyond}"
+        yield f"PROVED for {read}: none issued twice, none out of order, {beyond}"
         return
     yield (
-        f"WRONG in {read}: {findings.twice:,} ids came twice, {findings.disordered:,} ranges are out of order, "
+        f"WRONG in {read}: {findings.twice:,} ids were issued twice, {findings.disordered:,} ranges are out of order, "
         f"{findings.beyond:,} are beyond the export, {findings.malformed:,} are malformed"
     )
     yield from (f"  {message}" for message in findings.messages)

@@ -116,7 +116,7 @@ def test_overlapping_ranges_are_found(server: FakeServer, run: BenchCommand, nam
     report = run.json(*args, *FEW, "--verify", code=1)
     assert report["statusCodeDistribution"] == {"OK": 40}
     assert report["verified"]["twice"] == 1
-    assert "came twice" in report["verified"]["findings"][0]
+    assert "issued twice" in report["verified"]["findings"][0]
     assert run.json(*args, *FEW)["verified"] is None  # nothing is checked without --verify
 
 
@@ -126,7 +126,7 @@ def test_text_report_names_duplicates(server: FakeServer, run: BenchCommand) -> 
     change_ranges(server, lambda number, _: ids)
     report = run("--id-count", "3", "--total", "2", "--warm-up", "0s", "--verify", code=1)
     assert "WRONG: of 6 ids, 1 replies repeat some" in report
-    assert "7 came twice, the second time in 7 to 9" in report
+    assert "7 was issued twice, the second time in 7 to 9" in report
 
 
 @pytest.mark.parametrize("name", ["unary", "stream", "docids"])
@@ -322,7 +322,7 @@ def test_text_report_is_a_table(server: FakeServer, run: BenchCommand) -> None:
     for name in ("p50", "p90", "p95", "p99", "p99.9", "max", "StreamRanges, stream", "StreamRanges, message"):
         assert name in report
     assert re.search(r"this process used \d+% of one core", report)
-    assert "none came twice, none out of order" in report
+    assert "none issued twice, none out of order" in report
 
 
 def test_report_and_chart_files_are_written(server: FakeServer, run: BenchCommand, tmp_path: Path) -> None:

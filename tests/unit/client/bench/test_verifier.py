@@ -88,7 +88,7 @@ def test_duplicate_across_generations_is_found() -> None:
     Caller(verifier).receive(reply(1, 100, generation=1))
     Caller(verifier).receive(reply(100, generation=2))
     assert findings(verifier) == (1, 0, 0)
-    assert "100 came twice" in verifier.messages[0]
+    assert "100 was issued twice" in verifier.messages[0]
     assert verifier.ids == 101
 
 
@@ -127,7 +127,7 @@ def test_order_is_checked_per_node() -> None:
     assert findings(verifier) == (0, 0, 0)
     caller.receive(reply(49, node_id=OTHER))
     assert findings(verifier) == (0, 1, 0)
-    assert verifier.messages == ["49 came after 51"]
+    assert verifier.messages == ["49 is out of order after 51"]
     caller.receive(reply(99))
     assert findings(verifier) == (0, 2, 0)
 
@@ -226,7 +226,7 @@ def test_document_ids_rise_within_each_process() -> None:
     assert findings(verifier) == (0, 0, 0)
     caller.receive_doc_ids(runs(("0007653f100f0000000000000002", 1, 1)))
     assert findings(verifier) == (0, 1, 0)
-    assert "0007653f100f0000000000000002 came after 0007653f100f00000000000000c9" in verifier.messages[0]
+    assert "0007653f100f0000000000000002 is out of order after 0007653f100f00000000000000c9" in verifier.messages[0]
 
 
 def test_five_findings_have_a_message() -> None:

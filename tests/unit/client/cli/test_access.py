@@ -84,7 +84,7 @@ def test_global_options_apply_to_all_commands(
     assert run(*options, "docid")
     assert run(*options, "uuid")
     assert run(*options, "node", "set", "--prefix", "8")
-    assert run(*options, "sequences", "create", "made")
+    assert run(*options, "sequences", "create", "invoices")
     assert run(*options, "sequences", "list")
     assert run(*options, "parse", "orders", "T-1")
     for scenario in ("unary", "mixed"):
