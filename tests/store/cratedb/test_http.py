@@ -77,7 +77,7 @@ class TestWrites:
         with pytest.raises(StoreRefused, match=r"RelationUnknown\[Relation 'doc.nope' unknown\]") as caught:
             await http.write("UPDATE nope SET last_value = 1 WHERE name = 's'")
         assert (caught.value.code, caught.value.http_status) == (4041, 404)
-        # Each host once, since one that is just back does not know the tables, and the last again once it is up.
+        # Once to each host, as a starting host knows no tables, and again to the last one after its probe.
         assert len(crate.writes()) == 3
         with pytest.raises(StoreRefused, match="ColumnUnknownException"):
             await http.write("UPDATE sequences SET nocol = 1 WHERE name = 's'")

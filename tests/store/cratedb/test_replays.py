@@ -50,7 +50,7 @@ class TestReplays:
         first = await store.grant("s", 10, 1000)
         assert first is not None
         emulator.inject(Fault("duplicate", match="granted"))
-        # The second time it finds another version: its answer is that nothing was given back, which is safe.
+        # The second time the version differs, so the answer is that nothing was given back, which is safe.
         assert not await store.give_back("s", 4, first.version)
         renewed = await store.grant("s", 0, 1000)
         assert renewed is not None
@@ -147,10 +147,10 @@ class TestReplays:
         newest = await store.newest_recorded()
         assert newest
         seen = Retention([(newest, 3600.0)], 3600.0)
-        # Between the look and the removal another node looks and removes, and the same id is written down again.
+        # Between this node's SELECT and its DELETE another node deletes the record, and the id is recorded again.
         emulator.inject(Fault("delay", seconds=0.2, match="DELETE"))
         removing = asyncio.create_task(store.forget_recorded(seen, 10))
-        while not emulator.writes()[-1].startswith("DELETE"):  # noqa: ASYNC110 - it tells no event
+        while not emulator.writes()[-1].startswith("DELETE"):  # noqa: ASYNC110 - the emulator has no event
             await asyncio.sleep(0.001)
         other = open_store(store.address, clock)
         assert await other.forget_recorded(seen, 10) == 1

@@ -30,7 +30,7 @@ def claim(store: Store) -> Awaitable[object]:
 
 
 class TestRaces:
-    """CrateDB has no transactions: what a mark overtakes is undone."""
+    """CrateDB has no transactions: a write that the mark overtakes is undone."""
 
     @pytest.fixture
     async def stores(self, emulator: CrateEmulator, clock: FakeClock) -> AsyncIterator[Stores]:

@@ -22,7 +22,7 @@ async def cluster(opener: Opener) -> Store:
 
 @pytest.mark.parametrize("opener", CRATEDB, indirect=True)
 class TestArithmetic:
-    """What is computed in SQL is what Python computes, up to the ends of a BIGINT."""
+    """CrateDB computes the same as Python, up to the ends of a BIGINT."""
 
     @pytest.mark.parametrize("rising", [True, False])
     async def test_a_revision_advances_to_the_lattice(self, cluster: Store, rising: bool) -> None:
@@ -60,7 +60,7 @@ class TestArithmetic:
 
     @pytest.mark.parametrize("unit", [1_000, 1_000_000])
     async def test_a_wrong_node_clock_is_replaced_by_the_stores(self, cluster: Store, unit: int) -> None:
-        # The words of it look like the settings of the other kind, and must not be taken for them.
+        # The description and the labels contain the JSON of the other kind.
         """A node's clock that is far ahead does not move the timestamps; text in the settings is not misread."""
         kind = Kind.TIMESTAMP_MS if unit == 1_000 else Kind.TIMESTAMP_US
         sequence = Sequence(kind=kind, description='"kind": 3, \\"kind\\": 3', labels={"kind": "3"})
