@@ -41,12 +41,12 @@ def bench(
         str, typer.Argument(metavar="unary|stream|docids|mixed", parser=_parse_scenario, help="The RPCs to call.")
     ] = "unary",
     sequence: Annotated[str, typer.Option(metavar="NAME", help="The sequence to allocate from.")] = "bench",
-    id_count: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="The ids of a unary call.")] = 1,
+    id_count: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="Ids per unary call.")] = 1,
     total_ids: Annotated[
         int | None,
-        typer.Option(metavar="N", parser=parse_count, help="The ids of a stream; default: 100,000."),
+        typer.Option(metavar="N", parser=parse_count, help="Ids per stream; default: 100,000."),
     ] = None,
-    chunk: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="The ids of its messages.")] = 10_000,
+    chunk: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="Ids per message of a stream.")] = 10_000,
     concurrency: Annotated[
         int, typer.Option(metavar="N", parser=integer_parser(1, 10_000), help="Concurrent callers, one call each.")
     ] = 64,
@@ -55,10 +55,10 @@ def bench(
     ] = 4,
     duration: Annotated[
         float | None,
-        typer.Option(metavar="DURATION", parser=_parse_duration, help="How long to start and count calls: 10s."),
+        typer.Option(metavar="DURATION", parser=_parse_duration, help="How long to count calls; default: 10s."),
     ] = None,
     total: Annotated[
-        int | None, typer.Option(metavar="CALLS", parser=parse_count, help="Count so many calls, not a duration.")
+        int | None, typer.Option(metavar="CALLS", parser=parse_count, help="The number of calls to count.")
     ] = None,
     warm_up: Annotated[
         float,
@@ -80,7 +80,7 @@ def bench(
 ) -> None:
     """Run a load test, and report latencies and rates. Exits with 0 only if no call failed and no id was wrong.
 
-    unary: AllocateRange. stream: StreamRanges. docids: GenerateDocId, or StreamDocIds with --total-ids, to texts.
+    unary: AllocateRange. stream: StreamRanges. docids: GenerateDocId, or StreamDocIds with --total-ids, decoded.
     mixed: 70 %, 6 %, 20 % and 4 % of these. The ids that it allocates are lost. Failed calls are not retried.
     """
     if duration is not None and total is not None:

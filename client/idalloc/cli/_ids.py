@@ -20,7 +20,7 @@ Ranges = Annotated[
 AUTO_INCREMENT = typer.Option(
     metavar="N",
     parser=integer_parser(0, 65535),
-    help="MySQL's auto_increment variable of that name, for this call: 1 to 65535; 0: the server's setting.",
+    help="As MySQL's auto_increment variable, for this call: 1 to 65535; 0: the server's setting.",
 )
 
 

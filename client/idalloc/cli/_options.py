@@ -66,7 +66,7 @@ Server = Annotated[
 ]
 Timeout = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", help="The limit of a call; default: IDALLOC_TIMEOUT, else 5s."),
+    typer.Option(metavar="DURATION", help="The deadline of a call; default: IDALLOC_TIMEOUT, else 5s."),
 ]
 Log = Annotated[
     Path | None,
@@ -104,7 +104,7 @@ def set_global_options(
         str, typer.Option(metavar="HOST:PORT", envvar="IDALLOC_SERVER", help="The server's address.")
     ] = DEFAULT_TARGET,
     timeout: Annotated[
-        str, typer.Option(metavar="DURATION", envvar="IDALLOC_TIMEOUT", help="The limit of a call.")
+        str, typer.Option(metavar="DURATION", envvar="IDALLOC_TIMEOUT", help="The deadline of a call.")
     ] = "5s",
     tls: Annotated[
         bool,
