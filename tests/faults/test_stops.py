@@ -14,7 +14,7 @@ import pytest
 
 import idalloc
 from idalloc_server.domain.allocation.allocator import CLOSE_CONCURRENCY
-from idalloc_server.domain.sequences.model import PERIOD_MARK
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
 from tests.support.faults.local_clients import LoggedClients
 from tests.support.faults.node_control import FaultKind, NodeControl, injected_faults
 from tests.support.faults.scenario import Scenario
@@ -71,7 +71,9 @@ class Node:
         for text in self.server.log.read_text().splitlines():
             line = json.loads(text)
             if line["event"] == "burned":
-                counts[line["sequence"] + (PERIOD_MARK + line["period"] if "period" in line else "")] += line["ids"]
+                counts[line["sequence"] + (PERIOD_SEPARATOR + line["period"] if "period" in line else "")] += line[
+                    "ids"
+                ]
         return counts
 
     def missing(self) -> Counter[str]:
@@ -80,7 +82,7 @@ class Node:
             rows = db.execute("SELECT name, last_value FROM sequences").fetchall()
         counts: Counter[str] = Counter()
         for name, value in rows:
-            counts[name] += value - (self.issued[name.split(PERIOD_MARK)[0]] if value else 0)
+            counts[name] += value - (self.issued[name.split(PERIOD_SEPARATOR)[0]] if value else 0)
         return +counts
 
 

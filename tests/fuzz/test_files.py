@@ -24,7 +24,7 @@ from idalloc_server.backup import export_file
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.records import Row
-from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence, name_of_period
 from idalloc_server.node_settings import NAMES, NodeSettingsFile
 from tests.fuzz.inputs import ODD_TEXTS, TEXTS, TRIED, mutated, tries
 from tests.support.fake_store import FakeClock, MemoryStore
@@ -228,7 +228,7 @@ def test_any_import_lowers_no_counter(tried: str) -> None:
                 assert row.last_value is not None
                 assert after.last_value is not None
                 # The counters of a sequence with a reset are in its periods.
-                if row.sequence.reset == Reset.NEVER or PERIOD_MARK in row.name:
+                if row.sequence.reset == Reset.NEVER or PERIOD_SEPARATOR in row.name:
                     assert not after.sequence.is_past(row.last_value, after.last_value), (row, after)
             now = await store.claimed_starts()
             assert all(now[prefix] >= last_start for prefix, last_start in starts.items())

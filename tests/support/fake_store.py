@@ -21,7 +21,7 @@ from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, Re
 from idalloc_server.domain.records import Row as StoredRow
 from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks
-from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
 from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
 from tests.support.memory_rows import PrefixRow, RecordedRow, Row
 
@@ -269,7 +269,7 @@ class MemoryStore:
         if row is None:
             return None
         sequence, before = row.sequence, row.counter(name)
-        plain = PERIOD_MARK in name or (sequence.reset == Reset.NEVER and sequence.kind == Kind.COUNTER)
+        plain = PERIOD_SEPARATOR in name or (sequence.reset == Reset.NEVER and sequence.kind == Kind.COUNTER)
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value) if plain else 0
         granted = 0 if wanted > left or seen.is_ahead_of(before, row.generation) else wanted
         row.last_value = before + sequence.step * granted
@@ -318,7 +318,7 @@ class MemoryStore:
             if name.startswith(prefix)
             and name.encode() > after.encode()
             and (deleted or not row.deleted)
-            and (periods or PERIOD_MARK not in name)
+            and (periods or PERIOD_SEPARATOR not in name)
         ]
         return [self.rows[name].stored(name) for name in names[:most]]
 

@@ -55,7 +55,7 @@ RECORD, NAME = 1, 2
 # Flags of a record.
 RISING, DOC_IDS = 1, 2
 # The separator of sequence and period in a name, as in the store.
-PERIOD_MARK = "\x1f"
+PERIOD_SEPARATOR = "\x1f"
 # The length of a document id's name in rows. Its unsigned serial is stored less the offset.
 HEAD = 12
 SERIAL_OFFSET = 2**63
@@ -101,7 +101,7 @@ class BinaryEncoder:
 
     def range(self, request: "RangeRequest", response: "RangeResponse", asked: int, answered: int) -> bytes:
         ids = response.range
-        name = f"{request.sequence}{PERIOD_MARK}{response.period}" if response.period else request.sequence
+        name = f"{request.sequence}{PERIOD_SEPARATOR}{response.period}" if response.period else request.sequence
         flags = RISING if response.ordering == _ORDERING_RISING else 0
         request_id = _request_id(request)
         self._new = set()

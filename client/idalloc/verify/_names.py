@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 
-from idalloc._issued_log.format import HEAD, PERIOD_MARK
+from idalloc._issued_log.format import HEAD, PERIOD_SEPARATOR
 
 # The limits of the server: the name of a sequence, a period, and the shared part of document ids.
 _MAX_BYTES = 255
@@ -26,12 +26,12 @@ def sequence_name(sequence: object, period: object = "") -> str:
         raise ValueError(f"a name is empty, longer than {_MAX_BYTES} bytes, or has control characters")
     if period and not _PERIOD.fullmatch(period):
         raise ValueError("invalid period")
-    return f"{sequence}{PERIOD_MARK}{period}" if period else sequence
+    return f"{sequence}{PERIOD_SEPARATOR}{period}" if period else sequence
 
 
 def is_name(text: str) -> bool:
     """Return whether a text is a valid name of a sequence, or of a period in a log's form."""
-    sequence, mark, period = text.partition(PERIOD_MARK)
+    sequence, mark, period = text.partition(PERIOD_SEPARATOR)
     try:
         sequence_name(sequence, period)
     except ValueError:
@@ -41,7 +41,7 @@ def is_name(text: str) -> bool:
 
 def begins_name(text: str) -> bool:
     """Return whether a text may be the beginning of a valid name."""
-    return _CONTROL.search(text.replace(PERIOD_MARK, "", 1)) is None
+    return _CONTROL.search(text.replace(PERIOD_SEPARATOR, "", 1)) is None
 
 
 def is_head(text: str) -> bool:
@@ -73,7 +73,7 @@ class Names:
 
     def parts(self, number: int) -> tuple[str, str]:
         """Return the sequence and its period, which may be empty."""
-        sequence, _, period = self.text(number).partition(PERIOD_MARK)
+        sequence, _, period = self.text(number).partition(PERIOD_SEPARATOR)
         return sequence, period
 
     def display_name(self, number: int) -> str:

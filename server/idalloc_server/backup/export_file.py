@@ -19,7 +19,7 @@ from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.records import Row
 from idalloc_server.domain.retirement import RETIRED_BY
 from idalloc_server.domain.sequences.calendar import check_period
-from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_MARK, Kind, Ordering, Reset, Sequence, check_name
+from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Ordering, Reset, Sequence, check_name
 from idalloc_server.domain.sequences.validation import resolve_settings
 from idalloc_server.domain.text import escaped, is_safe, replaced
 
@@ -55,7 +55,7 @@ def claim_line(prefix: int, last_start: int) -> str:
 
 def row_line(row: Row) -> str:
     """Returns the line of a sequence, or of a period's counter."""
-    name, _, period = row.name.partition(PERIOD_MARK)
+    name, _, period = row.name.partition(PERIOD_SEPARATOR)
     content: dict[str, Any] = {"sequence": name}
     last_value = None if row.last_value is None else str(row.last_value)
     if period:

@@ -13,7 +13,7 @@ from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, generation_after
 from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, retirement_row
-from idalloc_server.domain.sequences.model import PERIOD_MARK
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
 from idalloc_server.domain.store import Store
 
 # The new place of the sequences in errors of a retired store, by default.
@@ -62,7 +62,7 @@ async def retire(
     while True:
         lease_ms, ended = 0, 0
         async for row in _rows(store):
-            if PERIOD_MARK in row.name or row.last_value is None:
+            if PERIOD_SEPARATOR in row.name or row.last_value is None:
                 continue
             if not row.deleted:
                 row = await _retire(store, clock, row, by)

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 from idalloc_server.domain.errors import StoreRetired
 from idalloc_server.domain.records import Revision, Row
-from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
 
 # The name of the retirement row. Names of sequences cannot have the separator.
-RETIREMENT = f"{PERIOD_MARK}retired"
+RETIREMENT = f"{PERIOD_SEPARATOR}retired"
 # Prefix of ``revised_by`` in tombstones of a retirement: the sequence was moved, not deleted.
 RETIRED_BY = "retire:"
 

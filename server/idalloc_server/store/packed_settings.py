@@ -5,7 +5,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_MARK, Kind, Ordering, Reset, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Ordering, Reset, Sequence
 
 DEFAULT_STEP = 1
 DEFAULT_MIN_VALUE = 1
@@ -34,7 +34,7 @@ def mode(name: str, sequence: Sequence, deleted: bool) -> str | None:
     """Returns a row's mode, or None for an ordinary counter."""
     if deleted:
         return DELETED
-    if PERIOD_MARK in name:
+    if PERIOD_SEPARATOR in name:
         return PERIOD
     if sequence.reset != Reset.NEVER:
         return RESET

@@ -13,7 +13,7 @@ from idalloc_server.backup.exporter import export_lines
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
-from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
 from idalloc_server.domain.store import Store
 from tests.support.simulation.promises import PromiseChecker
 from tests.support.simulation.world import EPOCH_WALL, Node, World
@@ -99,22 +99,22 @@ class SimulatedCluster(RuleBasedStateMachine):
     def _change(self, which: int, name: str, kind: str, given: Any) -> None:
         node = self._node(which)
         if node:
-            change_token = node.registry.change_token("", b"")
+            change_token = node.service.change_token("", b"")
             self.changes[name] = (change_token, kind, given)
             self._call_node(node, self._run_change, name, kind, given, change_token)
 
     async def _run_change(self, node: Node, name: str, kind: str, given: Any, change_token: ChangeToken) -> None:
-        registry = node.registry
+        service = node.service
         if kind == "create":
-            await registry.create(name, given, change_token)
+            await service.create(name, given, change_token)
             return
         if kind == "update":
-            changed = await registry.update(name, given, "", change_token)
+            changed = await service.update(name, given, "", change_token)
         elif kind == "delete":
-            changed = await registry.delete(name, "", change_token)
+            changed = await service.delete(name, "", change_token)
         else:
             past, period = given
-            changed = await registry.advance(name, past, period, "", change_token)
+            changed = await service.advance(name, past, period, "", change_token)
             if changed.summary.row.revised_by == change_token.value:
                 at = self.world.now + changed.effective_delay
                 self.promises.record_advance(name, changed.summary.period, at, past, changed.summary.row.sequence.step)
@@ -200,7 +200,7 @@ class SimulatedCluster(RuleBasedStateMachine):
         for other in self.world.nodes:
             if not other.loop.paused:
                 for name in self.lost:
-                    if PERIOD_MARK not in name:
+                    if PERIOD_SEPARATOR not in name:
                         self._assert_that_it_continues(other, name)
 
     def _assert_that_it_continues(self, node: Node, name: str) -> None:
@@ -211,9 +211,9 @@ class SimulatedCluster(RuleBasedStateMachine):
         assert not isinstance(error, (StoreWentBackwards, AssertionError)), error
 
     async def _advance_all(self, node: Node, values: dict[tuple[str, str], tuple[int, int]]) -> None:
-        registry = node.registry
+        service = node.service
         for counter, (low, high, _) in self.lost.items():
-            name, _, period = counter.partition(PERIOD_MARK)
+            name, _, period = counter.partition(PERIOD_SEPARATOR)
             row = await node.connection.get(name)
             if row is None or row.deleted:
                 sequence = row.sequence if row else self.lost[name][2]
@@ -221,7 +221,7 @@ class SimulatedCluster(RuleBasedStateMachine):
                     field: getattr(sequence, field)
                     for field in ("start", "step", "min_value", "max_value", "kind", "ordering", "format", "reset")
                 }
-                await registry.create(name, given, registry.change_token("", b""))
+                await service.create(name, given, service.change_token("", b""))
                 row = await node.connection.get(name)
             assert row
             # Align the value to the current settings: a counter right before it would look like a store that is behind.
@@ -234,15 +234,15 @@ class SimulatedCluster(RuleBasedStateMachine):
                 values[name, period] = (value, row.sequence.step)
             if row.sequence.is_past(value, row.sequence.bound):
                 bound = "max_value" if row.sequence.step > 0 else "min_value"
-                await registry.update(name, {bound: value}, "", registry.change_token("", b""))
-            changed = await registry.advance(name, value, period, "", registry.change_token("", b""))
+                await service.update(name, {bound: value}, "", service.change_token("", b""))
+            changed = await service.advance(name, value, period, "", service.change_token("", b""))
             seen = max(other.allocator.generation_seen(name) for other in self.world.nodes)
             if changed.summary.row.generation <= seen:
                 ahead = seen / 1000 - node.clock.wall()
                 assert ahead > 0, f"{name!r} repeats generation {changed.summary.row.generation}"
                 # The seen generation is of a clock that was ahead: advance with a later clock.
                 node.clock.offset = ahead + 1.0
-                await registry.advance(name, value, period, "", registry.change_token("", b""))
+                await service.advance(name, value, period, "", service.change_token("", b""))
                 node.clock.offset = 0.0
 
     def _check_balance(self, node: Node) -> None:

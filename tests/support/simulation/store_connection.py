@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
 from idalloc_server.domain.retention import RecordPosition, Retention
-from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
 from idalloc_server.domain.store import Store
 from tests.support.simulation.loop import SimulatedLoop
 
@@ -70,7 +70,7 @@ class Ledger:
         self.all.append((name, grant.last_value, grant.sequence))
         seen = self.last.get(name)
         if seen is not None and seen.step * grant.step > 0:
-            counts = not self.forgets_periods if PERIOD_MARK in name else grant.sequence.reset == Reset.NEVER
+            counts = not self.forgets_periods if PERIOD_SEPARATOR in name else grant.sequence.reset == Reset.NEVER
             back = counts and (seen.last_value - grant.value_before) * grant.step > 0
             if back or grant.generation < seen.generation:
                 if grant.granted:

@@ -68,7 +68,7 @@ class Node:
         self.clock = MachineClock(lambda: world.now, booted=1000.0 * number)
         self.connection = StoreConnection(world, world.connect(), self.loop)
         self.allocator = Allocator(self.connection, self.clock, CONFIG)
-        self.registry = SequenceService(self.connection, self.clock, self.allocator, store_timeout=CONFIG.store_timeout)
+        self.service = SequenceService(self.connection, self.clock, self.allocator, store_timeout=CONFIG.store_timeout)
         self.request_ids = IdempotentAllocator(
             self.allocator,
             self.connection,
@@ -110,7 +110,7 @@ class Node:
             async with asyncio.timeout(RELEASE_SECONDS):
                 try:
                     await asyncio.gather(
-                        self.registry.close(), self.request_ids.close(), self.allocator.close(), self.doc_ids.close()
+                        self.service.close(), self.request_ids.close(), self.allocator.close(), self.doc_ids.close()
                     )
                 finally:
                     self.request_ids.abandon()

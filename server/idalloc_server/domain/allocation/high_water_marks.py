@@ -9,7 +9,7 @@ import structlog
 
 from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
 from idalloc_server.domain.records import NO_FLOOR, Grant, GrantFloor, Row
-from idalloc_server.domain.sequences.model import PERIOD_MARK, Kind, Reset, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence, name_of_period
 
 # The log has a warning at this share of max_sequences.
 WARN_SHARE = 0.8
@@ -171,7 +171,7 @@ class HighWaterMarks:
             self._marks[name] = mark._replace(value=value)
 
     def _count_first_mark(self, name: str) -> None:
-        if PERIOD_MARK in name:
+        if PERIOD_SEPARATOR in name:
             return
         self._admitted.discard(name)
         self._sequence_count += 1
@@ -180,7 +180,7 @@ class HighWaterMarks:
 
     def _backwards_error(self, name: str, found: str) -> StoreWentBackwards:
         mark = self._marks[name]
-        sequence, _, period = name.partition(PERIOD_MARK)
+        sequence, _, period = name.partition(PERIOD_SEPARATOR)
         of_period = f" of {period}" if period else ""
         seen = f"value {mark.value} in generation {mark.generation}"
         return StoreWentBackwards(sequence, seen=seen + of_period, found=found + of_period)
@@ -188,12 +188,12 @@ class HighWaterMarks:
 
 def _has_value(name: str, fixed_settings: _FixedSettings) -> bool:
     """Returns whether the counter's value is the last issued one: not that of a sequence with a reset."""
-    return fixed_settings.reset == Reset.NEVER or PERIOD_MARK in name
+    return fixed_settings.reset == Reset.NEVER or PERIOD_SEPARATOR in name
 
 
 def _is_newer_period(name: str, generation: int, mark: _HighWaterMark) -> bool:
     """Returns whether a period's row belongs to a newer generation of its sequence, made by an operator."""
-    return PERIOD_MARK in name and generation > mark.generation
+    return PERIOD_SEPARATOR in name and generation > mark.generation
 
 
 def _fixed_settings_of(sequence: Sequence) -> _FixedSettings:

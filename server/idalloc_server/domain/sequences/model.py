@@ -15,7 +15,7 @@ MIN_ID = -(2**62)
 MAX_STEP = 2**61
 MAX_NAME_BYTES = 255
 # Separates the sequence's name from the period in the name of a period's row. Not allowed in sequence names.
-PERIOD_MARK = "\x1f"
+PERIOD_SEPARATOR = "\x1f"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -125,4 +125,4 @@ def check_name(name: str, field: str = "sequence") -> None:
 
 def name_of_period(name: str, period: str) -> str:
     """Returns the name of the store's row that holds the counter of a period."""
-    return f"{name}{PERIOD_MARK}{period}"
+    return f"{name}{PERIOD_SEPARATOR}{period}"

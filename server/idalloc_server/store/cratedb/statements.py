@@ -12,7 +12,7 @@ They follow from what a live CrateDB 6.4.3 did:
 
 # ruff: noqa: S608 - only constants and the validated schema name are inserted into statements
 
-from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_MARK, Kind, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Sequence
 from idalloc_server.store.bounds import MIN_BIGINT
 from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS
 from idalloc_server.store.packed_settings import (
@@ -245,7 +245,7 @@ def like(beginning: str) -> str:
     return f"{escaped}%"
 
 
-PERIODS = f"%{PERIOD_MARK}%"
+PERIODS = f"%{PERIOD_SEPARATOR}%"
 
 
 def _numbers(first: int, count: int) -> str:

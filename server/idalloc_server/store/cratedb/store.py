@@ -15,7 +15,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
 from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_MARK, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, clamp_to_bigint, ids_left
 from idalloc_server.store.cratedb import schema, statements
@@ -271,7 +271,7 @@ class CrateStore:
             raise_if_retired(await self.get(RETIREMENT), name)
             raise
         # The counter of a period is used only under a proof of its sequence, which is checked.
-        if grant is None or PERIOD_MARK in name or self._checked_generations.get(name) == grant.generation:
+        if grant is None or PERIOD_SEPARATOR in name or self._checked_generations.get(name) == grant.generation:
             return grant
         try:
             raise_if_retired(await self.get(RETIREMENT), name)

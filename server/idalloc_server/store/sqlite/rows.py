@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.records import Grant, GrantFloor, Revision, Row
 from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks
-from idalloc_server.domain.sequences.model import PERIOD_MARK, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
 
@@ -121,7 +121,7 @@ def list_rows(db: sqlite3.Connection, prefix: str, after: str, most: int, *, del
     found = db.execute(
         f"SELECT {_COLUMNS} FROM sequences WHERE name > ? AND name >= ? AND substr(name, 1, ?) = ?"
         " AND (? OR mode IS NOT ?) AND (? OR instr(name, ?) = 0) ORDER BY name LIMIT ?",
-        (after, prefix, len(prefix), prefix, deleted, packed_settings.DELETED, periods, PERIOD_MARK, most),
+        (after, prefix, len(prefix), prefix, deleted, packed_settings.DELETED, periods, PERIOD_SEPARATOR, most),
     )
     return [_stored_row(columns).row for columns in found]
 

@@ -31,8 +31,8 @@ async def take(node: Allocator, count: int) -> int:
 
 
 async def by_advance(store: MemoryStore, clock: FakeClock) -> float:
-    registry = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
-    return (await registry.advance("t", PAST, "", "", registry.change_token("", b"late"))).effective_at
+    service = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
+    return (await service.advance("t", PAST, "", "", service.change_token("", b"late"))).effective_at
 
 
 async def by_import(store: MemoryStore, clock: FakeClock) -> float:

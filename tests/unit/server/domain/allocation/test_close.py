@@ -30,10 +30,10 @@ async def cancel(task: "asyncio.Task[object]") -> None:
 
 async def test_a_change_in_progress_is_completed(store: MemoryStore, clock: FakeClock) -> None:
     """A change whose caller was cancelled is completed before the stop ends."""
-    registry = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
+    service = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
     gate = store.hold("create")
-    await cancel(asyncio.create_task(registry.create("orders", {}, registry.change_token("", b"1"))))
-    closing = asyncio.create_task(registry.close())
+    await cancel(asyncio.create_task(service.create("orders", {}, service.change_token("", b"1"))))
+    closing = asyncio.create_task(service.close())
     await asyncio.sleep(0.01)
     assert not closing.done()
     gate.set()

@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
     TooManySequences,
 )
-from idalloc_server.domain.sequences.model import PERIOD_MARK, Reset, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply, unreachable
 from tests.support.sequence_allocators import CONFIG, make
 
@@ -140,7 +140,7 @@ async def test_marks_of_ended_periods_are_removed(store: MemoryStore, clock: Fak
         clock.advance(pause)
         await close_idle(allocator)  # the period has not ended yet
         clock.advance(DAY - pause)
-        assert sum(PERIOD_MARK in name for name in allocator._high_water_marks) <= 2
+        assert sum(PERIOD_SEPARATOR in name for name in allocator._high_water_marks) <= 2
 
 
 async def test_the_mark_of_the_current_period_is_kept(store: MemoryStore, clock: FakeClock) -> None:
@@ -149,7 +149,7 @@ async def test_the_mark_of_the_current_period_is_kept(store: MemoryStore, clock:
     make(store, "s", Sequence(reset=Reset.YEARLY))
     await allocator.allocate("s", 100)
     await close_idle(allocator)
-    [counter] = [name for name in store.rows if PERIOD_MARK in name]
+    [counter] = [name for name in store.rows if PERIOD_SEPARATOR in name]
     store.rows[counter].last_value = 5
     with pytest.raises(StoreWentBackwards):
         await allocator.allocate("s", 1)
@@ -161,7 +161,7 @@ async def test_a_clock_set_forward_removes_no_mark(store: MemoryStore, clock: Fa
     allocator = limited(store, clock, 1)
     make(store, "s", Sequence(reset=Reset.DAILY))
     await allocator.allocate("s", 100)
-    [counter] = [name for name in store.rows if PERIOD_MARK in name]
+    [counter] = [name for name in store.rows if PERIOD_SEPARATOR in name]
     if idle:
         await close_idle(allocator)
     clock.wall_seconds += 700 * DAY
