@@ -22,8 +22,8 @@ from idalloc_server.backup import export_file, exporter, importer
 from idalloc_server.config import Settings, load
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRefused, StoreRetired
-from idalloc_server.domain.store import Store
-from idalloc_server.domain.text import escaped
+from idalloc_server.domain.sequences.text import escaped
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.process_mode import SingleProcess
 from idalloc_server.store.credentials import has_secret
 from idalloc_server.store.urls import open_store

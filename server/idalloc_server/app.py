@@ -37,7 +37,7 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen import transport
 from idalloc_server.listen.address import cannot_bind

@@ -23,8 +23,8 @@ from idalloc_server.auth import access_file
 from idalloc_server.backup import export_file
 from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence, name_of_period
+from idalloc_server.domain.store.records import Row
 from idalloc_server.node_settings import NAMES, NodeSettingsFile
 from tests.fuzz.inputs import ODD_TEXTS, TEXTS, TRIED, mutated, tries
 from tests.support.fake_store import FakeClock, MemoryStore

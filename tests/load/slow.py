@@ -12,8 +12,8 @@ import uvloop
 
 from idalloc_server import app
 from idalloc_server.config import load
-from idalloc_server.domain.records import Grant
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Grant
 from idalloc_server.process_mode import SingleProcess
 from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry import logs

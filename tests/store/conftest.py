@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
 from tests.support.store_backends import CrateBackend, MemoryBackend, MemoryOpener, Opener, SqliteBackend

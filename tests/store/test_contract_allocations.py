@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.records import RecordedAllocation
-from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.sequences.model import MAX_ID
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import RecordedAllocation
+from idalloc_server.domain.store.retention import RecordPosition, Retention
 from tests.store.conftest import ALL
 from tests.support.store_backends import Opener
 

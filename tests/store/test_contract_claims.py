@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from tests.store.conftest import ALL
 from tests.support.store_backends import Opener
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from tests.support.store_backends import Opener
 from tests.support.store_rows import grant, ids_of, new_row
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.records import GrantFloor
 from idalloc_server.domain.sequences.model import MAX_ID, Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import GrantFloor
 from tests.support.store_backends import COLUMNS, Opener
 from tests.support.store_rows import MIN_BIGINT, grant, ids_of, new_row
 

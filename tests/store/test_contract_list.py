@@ -3,7 +3,7 @@
 import pytest
 
 from idalloc_server.domain.sequences.model import Kind, Sequence, name_of_period
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from tests.store.conftest import ALL
 from tests.support.store_rows import ALL_SETTINGS, PERIOD, YEARLY, new_row
 

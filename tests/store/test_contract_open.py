@@ -6,7 +6,7 @@ import pytest
 
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from tests.support.store_backends import COLUMNS, GUIDE_TABLE, Opener
 from tests.support.store_rows import grant, ids_of, new_row
 

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from idalloc_server.domain.errors import SequenceDeleted, StoreRetired
-from idalloc_server.domain.records import Revision, Row
-from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, retirement_row, retiring_revision
 from idalloc_server.domain.sequences.model import Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row, retiring_revision
 from tests.store.conftest import ALL
 from tests.support.store_backends import Opener
 from tests.support.store_rows import new_row

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
-from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Reset, Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Revision, Row
 from tests.store.conftest import ALL
 from tests.support.store_backends import GUIDE_TABLE, Opener
 from tests.support.store_rows import ALL_SETTINGS, PERIOD, YEARLY, grant, ids_of, new_row, read_row

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from idalloc_server.domain.records import Grant, GrantFloor
 from idalloc_server.domain.sequences.model import Kind, Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Grant, GrantFloor
 from tests.store.conftest import ALL
 from tests.support.store_backends import Opener
 from tests.support.store_rows import grant, ids_of, new_row, read_row

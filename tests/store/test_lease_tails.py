@@ -3,8 +3,8 @@
 import pytest
 
 from idalloc_server.domain.allocation.lease import Lease
-from idalloc_server.domain.records import Revision
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Revision
 from idalloc_server.store.cratedb.statements import Statements
 from tests.store.conftest import ALL, BACKENDS, CRATEDB
 from tests.support.fake_store import FakeClock

@@ -8,12 +8,13 @@ from idalloc._core import defaults, pool, requests, resumption
 from idalloc_server import app
 from idalloc_server.auth import authorize, rejected_callers
 from idalloc_server.config import Settings, load
-from idalloc_server.domain import generations, retention
+from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
 from idalloc_server.domain.allocation import config, high_water_marks, reserve, sequence_allocator, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences import formats, model, validation
+from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
 from idalloc_server.telemetry import log_queue, metrics

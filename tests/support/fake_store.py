@@ -17,11 +17,11 @@ from typing import NamedTuple, TypeVar
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import Refusal, SequenceDeleted, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
-from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision
-from idalloc_server.domain.records import Row as StoredRow
-from idalloc_server.domain.retention import RecordPosition, Retention
-from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
+from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision
+from idalloc_server.domain.store.records import Row as StoredRow
+from idalloc_server.domain.store.retention import RecordPosition, Retention
+from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
 from tests.support.memory_rows import PrefixRow, RecordedRow, Row
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.domain.records import RecordedAllocation
-from idalloc_server.domain.records import Row as StoredRow
 from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.records import RecordedAllocation
+from idalloc_server.domain.store.records import Row as StoredRow
 
 
 @dataclass

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from crate import client as crate_client
 
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.urls import open_store
 from tests.support.fake_store import FakeClock, MemoryStore
 

@@ -3,9 +3,9 @@
 from types import MappingProxyType
 from typing import Any
 
-from idalloc_server.domain.records import Grant, Row
 from idalloc_server.domain.sequences.model import Ordering, Reset, Sequence, name_of_period
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Grant, Row
 
 MIN_BIGINT = -(2**63) + 1  # the lowest BIGINT that CrateDB stores
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from idalloc_server.auth.access import ADMIN, ALLOCATE, ANONYMOUS, READ, AccessPolicy, Identity, SequenceQuota
 from idalloc_server.domain.errors import StartRefused, unreadable
 from idalloc_server.domain.sequences.patterns import Patterns
-from idalloc_server.domain.text import is_safe
+from idalloc_server.domain.sequences.text import is_safe
 
 # How often the server checks whether the file has changed.
 POLL_SECONDS = 1.0

@@ -10,7 +10,7 @@ import typer
 
 from idalloc_server.auth.access_file import parse
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.domain.text import escaped
+from idalloc_server.domain.sequences.text import escaped
 
 # Identifies a leaked token to people and to secret scanners.
 PREFIX = "idalloc_"

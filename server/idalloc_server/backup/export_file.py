@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeGuard
 
 from idalloc_server.domain.document_ids.start_timestamps import TIMESTAMP_END
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.records import Row
-from idalloc_server.domain.retirement import RETIRED_BY
 from idalloc_server.domain.sequences.calendar import check_period
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Ordering, Reset, Sequence, check_name
+from idalloc_server.domain.sequences.text import escaped, is_safe, replaced
 from idalloc_server.domain.sequences.validation import resolve_settings
-from idalloc_server.domain.text import escaped, is_safe, replaced
+from idalloc_server.domain.store.records import Row
+from idalloc_server.domain.store.retirement import RETIRED_BY
 
 FORMAT = 1
 

@@ -11,10 +11,10 @@ from idalloc_server.backup.export_file import claim_line, header_line, row_line
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.generations import MARGIN_SECONDS, generation_after
-from idalloc_server.domain.records import Revision, Row
-from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, retirement_row
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row
 
 # The new place of the sequences in errors of a retired store, by default.
 DEFAULT_MOVED_TO = "the store that its export was imported into"

@@ -7,7 +7,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from idalloc_server.domain.records import Row
+from idalloc_server.domain.store.records import Row
 
 ChangedSettings = dict[str, Any]
 # Called with the old and new values of the settings that changed.

@@ -3,7 +3,7 @@
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Reset, Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 
 # Added to the TTL of a lease: the clocks of two machines may drift apart by this much meanwhile.
 MARGIN_SECONDS = 1.0

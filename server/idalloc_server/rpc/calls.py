@@ -16,7 +16,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from idalloc_server import status
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.errors import Refusal, ServerDraining
-from idalloc_server.domain.store_health import StoreHealth
+from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.grpc_types import Context, StreamHandler, UnaryHandler
 from idalloc_server.rpc.decoding import UNREADABLE, unreadable
 from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls

@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.urls import open_store
 from tests.support.cratedb.emulator import CrateEmulator

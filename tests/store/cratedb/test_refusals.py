@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreRejected, StoreUnreachable
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb.store import CrateStore
 from idalloc_server.store.urls import open_store

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
-from idalloc_server.domain.records import RecordedAllocation, Revision
-from idalloc_server.domain.retention import Retention
 from idalloc_server.domain.sequences.model import Kind, Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import RecordedAllocation, Revision
+from idalloc_server.domain.store.retention import Retention
 from idalloc_server.store.urls import open_store
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock

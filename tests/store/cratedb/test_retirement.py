@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from idalloc_server.domain.errors import StoreRetired, StoreUnavailable
-from idalloc_server.domain.records import Revision
-from idalloc_server.domain.retirement import RETIRED_BY, RETIREMENT, retirement_row
 from idalloc_server.domain.sequences.model import Reset, Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import Revision
+from idalloc_server.domain.store.retirement import RETIRED_BY, RETIREMENT, retirement_row
 from idalloc_server.store.urls import open_store
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock

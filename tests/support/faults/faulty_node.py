@@ -32,7 +32,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server import app
 from idalloc_server.domain.clock import Clock, SystemClock
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.store.urls import open_store
 from idalloc_server.workers import supervisor, worker

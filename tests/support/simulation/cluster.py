@@ -14,7 +14,7 @@ from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.change_tokens import ChangeToken
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreWentBackwards
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from tests.support.simulation.promises import PromiseChecker
 from tests.support.simulation.world import EPOCH_WALL, Node, World
 

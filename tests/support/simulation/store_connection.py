@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
-from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
-from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.retention import RecordPosition, Retention
 from tests.support.simulation.loop import SimulatedLoop
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import MemoryStore
 from tests.support.simulation.loop import SimulatedLoop, simulated_loop

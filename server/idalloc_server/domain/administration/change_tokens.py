@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from idalloc_server.domain.errors import InvalidRequest, RequestIdReused
-from idalloc_server.domain.records import Row
+from idalloc_server.domain.store.records import Row
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

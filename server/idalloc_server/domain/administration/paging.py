@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from idalloc_server.domain.errors import InvalidRequest
-from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.patterns import Patterns
+from idalloc_server.domain.store.records import Row
 
 # Rows read at a time if the caller may read only some of them.
 SCAN_BATCH_ROWS = 1_000

@@ -25,14 +25,14 @@ from idalloc_server.domain.errors import (
     StoreFailure,
 )
 from idalloc_server.domain.generations import MARGIN_SECONDS, advance_period, generation_after
-from idalloc_server.domain.records import Revision, Row
-from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired
 from idalloc_server.domain.sequences.calendar import check_period, period_at
 from idalloc_server.domain.sequences.formats import ParsedId, compile_format
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence, check_name, name_of_period
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.domain.sequences.validation import changed_bound, check_change, check_texts, resolve_settings
-from idalloc_server.domain.store import Store, within_timeout
+from idalloc_server.domain.store.protocol import Store, within_timeout
+from idalloc_server.domain.store.records import Revision, Row
+from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired
 
 # Attempts of a change if concurrent changes interfere.
 ATTEMPTS = 5

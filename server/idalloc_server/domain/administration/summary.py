@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 from idalloc_server.domain.allocation.usage import LEAST_SECONDS
-from idalloc_server.domain.records import Row
 from idalloc_server.domain.sequences.calendar import load_zone, period_end
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
+from idalloc_server.domain.store.records import Row
 
 _YEAR_10000 = datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400
 

@@ -17,8 +17,8 @@ from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Sequence, check_name
-from idalloc_server.domain.store import Store
-from idalloc_server.domain.store_health import StoreHealth
+from idalloc_server.domain.store.health import StoreHealth
+from idalloc_server.domain.store.protocol import Store
 
 # A sequence that issued nothing between two checks is closed.
 IDLE_CHECKS_PER_LEASE_TTL = 3

@@ -7,8 +7,8 @@ from idalloc_server.domain.allocation.burned import BurnedIds
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
 from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.store import Store
-from idalloc_server.domain.store_health import StoreHealth
+from idalloc_server.domain.store.health import StoreHealth
+from idalloc_server.domain.store.protocol import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import StoreWentBackwards, TooManySequences
-from idalloc_server.domain.records import NO_FLOOR, Grant, GrantFloor, Row
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence, name_of_period
+from idalloc_server.domain.store.records import NO_FLOOR, Grant, GrantFloor, Row
 
 # The log has a warning at this share of max_sequences.
 WARN_SHARE = 0.8

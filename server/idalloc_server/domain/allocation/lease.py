@@ -8,8 +8,8 @@ ids or renewed it (``SequenceAllocator._grant``), on ``Clock.boot``. ``Lease.tak
 import math
 
 from idalloc_server.domain.allocation.id_range import IdRange
-from idalloc_server.domain.records import Grant
 from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.records import Grant
 
 _DEFAULTS = Sequence()
 

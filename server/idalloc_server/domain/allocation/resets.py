@@ -9,10 +9,10 @@ from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
 from idalloc_server.domain.errors import SequenceDeleted, StoreUnavailable
 from idalloc_server.domain.generations import generation_after
-from idalloc_server.domain.records import Grant, Revision, Row
 from idalloc_server.domain.sequences.calendar import period_at, period_end
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
-from idalloc_server.domain.store import within_timeout
+from idalloc_server.domain.store.protocol import within_timeout
+from idalloc_server.domain.store.records import Grant, Revision, Row
 
 # How often ids are taken again because the sequence's generation changed meanwhile.
 _ATTEMPTS = 4

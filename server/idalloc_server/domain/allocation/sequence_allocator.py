@@ -13,8 +13,8 @@ from idalloc_server.domain.allocation.reserve import Reserve
 from idalloc_server.domain.allocation.store_calls import StoreCalls
 from idalloc_server.domain.allocation.waiter_queue import Waiter, WaiterQueue
 from idalloc_server.domain.errors import Refusal, SequenceDeleted, ServerDraining, StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.records import Grant, Row
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
+from idalloc_server.domain.store.records import Grant, Row
 
 # No node prefetches more than one part in this many of the ids that a sequence has left.
 PREFETCH_SHARE = 1000

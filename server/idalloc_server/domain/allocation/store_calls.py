@@ -8,10 +8,10 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import SharedState
 from idalloc_server.domain.errors import SequenceNotFound, ServerDraining, StoreOutcomeUnknown
 from idalloc_server.domain.generations import generation_after
-from idalloc_server.domain.records import Grant, Row
 from idalloc_server.domain.sequences.model import Kind, Sequence
-from idalloc_server.domain.store import within_timeout
-from idalloc_server.domain.text import check_text
+from idalloc_server.domain.sequences.text import check_text
+from idalloc_server.domain.store.protocol import within_timeout
+from idalloc_server.domain.store.records import Grant, Row
 
 _T = TypeVar("_T")
 _DEFAULTS = Sequence()

@@ -11,8 +11,8 @@ import structlog
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import DocIdTimestampRefused, PrefixInUse, Refusal, StartRefused, StoreRetired
-from idalloc_server.domain.records import Claim
-from idalloc_server.domain.store import Store, within_timeout
+from idalloc_server.domain.store.protocol import Store, within_timeout
+from idalloc_server.domain.store.records import Claim
 
 # The first timestamp (in 2106) that does not fit in 8 hexadecimal characters.
 TIMESTAMP_END = 2**32

@@ -21,12 +21,12 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
 )
 from idalloc_server.domain.idempotency.answer_log import AnswerLog
-from idalloc_server.domain.records import RecordedAllocation
-from idalloc_server.domain.retention import SeenRecords
 from idalloc_server.domain.sequences.calendar import date_at
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
-from idalloc_server.domain.store import Store, within_timeout
+from idalloc_server.domain.store.protocol import Store, within_timeout
+from idalloc_server.domain.store.records import RecordedAllocation
+from idalloc_server.domain.store.retention import SeenRecords
 
 # The most answers that one statement removes, and how often old answers are removed.
 PRUNE_BATCH_ROWS = 1000

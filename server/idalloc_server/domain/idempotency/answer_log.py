@@ -8,8 +8,8 @@ from typing import NamedTuple
 import structlog
 
 from idalloc_server.domain.errors import Refusal, ServerDraining, StoreOutcomeUnknown
-from idalloc_server.domain.records import RecordedAllocation
-from idalloc_server.domain.store import Store, within_timeout
+from idalloc_server.domain.store.protocol import Store, within_timeout
+from idalloc_server.domain.store.records import RecordedAllocation
 
 # The most answers that one statement records.
 MAX_BATCH_ROWS = 200

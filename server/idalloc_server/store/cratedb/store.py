@@ -12,10 +12,10 @@ from idalloc_server.domain.errors import (
     StoreRetired,
     StoreUnavailable,
 )
-from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
-from idalloc_server.domain.retention import RecordPosition, Retention
-from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
 from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.retention import RecordPosition, Retention
+from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, clamp_to_bigint, ids_left
 from idalloc_server.store.cratedb import schema, statements

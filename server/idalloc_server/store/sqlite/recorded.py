@@ -5,8 +5,8 @@
 import sqlite3
 from collections.abc import Sequence as Many
 
-from idalloc_server.domain.records import RecordedAllocation
-from idalloc_server.domain.retention import RecordPosition, Retention
+from idalloc_server.domain.store.records import RecordedAllocation
+from idalloc_server.domain.store.retention import RecordPosition, Retention
 
 # The least distance between the times of two records, in seconds; a REAL distinguishes much smaller ones.
 _MIN_DISTANCE = 0.001

@@ -9,9 +9,9 @@ import sqlite3
 from typing import Any, NamedTuple
 
 from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
-from idalloc_server.domain.records import Grant, GrantFloor, Revision, Row
-from idalloc_server.domain.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.store.records import Grant, GrantFloor, Revision, Row
+from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store import packed_settings
 from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
 

@@ -18,9 +18,9 @@ from idalloc_server.domain.errors import (
     StoreUnreachable,
     StoreWentBackwards,
 )
-from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
-from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.store.sqlite import recorded, rows, schema
 from idalloc_server.store.sqlite.errors import code, failure_of, is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles, FilesChanged

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc_server.domain.allocation.lease import Lease
-from idalloc_server.domain.records import Grant
 from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.records import Grant
 
 
 def ids_of(grant: Grant) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, DocIdRun
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.store import Store
+from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.mysql import recordings

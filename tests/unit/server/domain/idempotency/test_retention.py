@@ -7,8 +7,8 @@ from structlog.testing import capture_logs
 
 from idalloc_server.domain.idempotency import allocator as allocator_module
 from idalloc_server.domain.idempotency.allocator import PRUNE_BATCH_ROWS
-from idalloc_server.domain.records import RecordedAllocation
-from idalloc_server.domain.retention import RecordPosition, SeenRecords
+from idalloc_server.domain.store.records import RecordedAllocation
+from idalloc_server.domain.store.retention import RecordPosition, SeenRecords
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 from tests.unit.server.domain.idempotency.conftest import ONE, OTHER, WINDOW, Node, until
 

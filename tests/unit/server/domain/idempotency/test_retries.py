@@ -17,8 +17,8 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
-from idalloc_server.domain.records import RecordedAllocation
 from idalloc_server.domain.sequences.model import MAX_ID, Reset, Sequence
+from idalloc_server.domain.store.records import RecordedAllocation
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, lost_request, twice, unreachable
 from tests.support.memory_rows import RecordedRow, Row
 from tests.unit.server.domain.idempotency.conftest import LEASE_TTL, ONE, OTHER, Node, settings_changed, until, warm

@@ -7,8 +7,8 @@ that the retirement was undone.
 from datetime import UTC, datetime
 
 from idalloc_server.domain.errors import StoreRetired
-from idalloc_server.domain.records import Revision, Row
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
+from idalloc_server.domain.store.records import Revision, Row
 
 # The name of the retirement row. Names of sequences cannot have the separator.
 RETIREMENT = f"{PERIOD_SEPARATOR}retired"

@@ -6,9 +6,9 @@ from collections.abc import Sequence as Many
 from typing import Protocol, TypeVar
 
 from idalloc_server.domain.errors import StoreOutcomeUnknown
-from idalloc_server.domain.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
-from idalloc_server.domain.retention import RecordPosition, Retention
 from idalloc_server.domain.sequences.model import Sequence
+from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.retention import RecordPosition, Retention
 
 _T = TypeVar("_T")
 
