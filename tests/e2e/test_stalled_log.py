@@ -4,7 +4,9 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 import shlex
+import signal
 import socket
 import subprocess
 import time
@@ -194,8 +196,15 @@ def test_a_server_runs_without_standard_streams(tmp_path: Path, closed: str, wor
         with grpc.insecure_channel(address) as channel:
             stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
             stub.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=30, wait_for_ready=True)
+        # A worker serves before the supervisor handles signals.
+        wait_until(lambda: handles_sigterm(process.pid))
         process.terminate()
         assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()
+
+
+def handles_sigterm(pid: int) -> bool:
+    caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)

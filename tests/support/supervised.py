@@ -1,0 +1,39 @@
+"""A supervisor with fake workers, until the end of a block."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from idalloc_server.config import Settings
+from idalloc_server.domain.errors import (
+    StartRefused,
+    StoreUnavailable,
+)
+from idalloc_server.node_settings import NodeSettingsFile
+from idalloc_server.workers.supervisor import Supervisor
+from tests.support.fake_workers import SECONDS, FakeWorker, FakeWorkers
+
+
+@asynccontextmanager
+async def supervised(
+    workers: FakeWorkers, node_settings: NodeSettingsFile | None = None, store_timeout: str = "40s"
+) -> AsyncIterator["asyncio.Task[int]"]:
+    settings = Settings.model_validate(
+        {"listen": "127.0.0.1:0", "workers": 2, "node_prefix": 3, "store_timeout": store_timeout}
+    )
+    running = asyncio.create_task(Supervisor(settings, node_settings or NodeSettingsFile(None, "127.0.0.1:0")).run())
+    try:
+        yield running
+    finally:
+        running.cancel()
+        await asyncio.sleep(0)
+        for worker in workers.all:
+            await worker.exit()
+        with suppress(asyncio.CancelledError, StartRefused, StoreUnavailable):
+            await asyncio.wait_for(running, SECONDS)
+
+
+async def start_both(workers: FakeWorkers) -> tuple[FakeWorker, FakeWorker]:
+    one, other = await workers.next(), await workers.next()
+    await asyncio.gather(one.serve(), other.serve())
+    return one, other
