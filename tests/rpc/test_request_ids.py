@@ -11,7 +11,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.sequences.model import Reset, Sequence
-from tests.rpc.conftest import Served
+from tests.rpc.conftest import Served, until
 from tests.support.fake_store import lost_reply
 from tests.support.memory_rows import Row
 from tests.support.rpc_errors import details_of
@@ -133,8 +133,9 @@ async def test_retry_after_a_passed_deadline_gets_the_ids(served: Served) -> Non
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(request(), timeout=0.1)
     assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: served.metrics.in_flight == 0)
     retry = served.ids.AllocateRange(request())
-    await asyncio.sleep(0.05)
+    await until(lambda: served.metrics.in_flight == 1)
     gate.set()
     assert (await retry).range.first_id == 2
     assert served.allocator.burned.by_cause[BurnCause.REPEATED] == 0
