@@ -40,7 +40,7 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen import transport
-from idalloc_server.listen.address import cannot_bind
+from idalloc_server.listen.reservation import cannot_bind
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.listen_address import unix_path
 from idalloc_server.process_mode import ProcessMode

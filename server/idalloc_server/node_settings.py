@@ -69,7 +69,11 @@ class NodeSettingsFile:
             raise InvalidRequest("persist", self._no_path)
         for name in settings:
             if name in self._overrides:
-                raise InvalidRequest("persist", f"{self._overrides[name]} is set, and overrides it at the next start")
+                raise InvalidRequest(
+                    "persist",
+                    f"{self._overrides[name]} is set and would override the persisted value at the next start; "
+                    "remove it, or change without persist",
+                )
 
     async def save(self, settings: Mapping[str, int]) -> None:
         """See ``NodeSettings``."""

@@ -10,7 +10,7 @@ import structlog
 
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
-from idalloc_server.listen.address import Address
+from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.rpc.node import Workers
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
@@ -82,7 +82,7 @@ class ProcessMode(Protocol):
         ...
 
     async def wait_all_closed(self) -> None:
-        """Report that this process accepts no connections, and wait until no worker does if all stop."""
+        """Report that this process accepts no connections. If the whole server stops, wait until no worker does."""
         ...
 
     async def wait_all_drained(self) -> bool:
@@ -117,13 +117,13 @@ class SingleProcess:
         self.stop_requested = asyncio.Event()
         self.reload_requested = asyncio.Event()
         self.drain_timeout = drain_timeout
-        self._address: Address | None = None
+        self._address: ReservedAddress | None = None
         self._created = created
         self._welcome = ""
 
     def reserve_address(self, listen: str) -> None:
         """See ``ProcessMode``."""
-        self._address = Address(listen)
+        self._address = ReservedAddress(listen)
 
     async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
         """See ``ProcessMode``."""

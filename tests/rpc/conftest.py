@@ -95,7 +95,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def serving(
     transport: str,
-    access: AccessPolicy | None = None,
+    policy: AccessPolicy | None = None,
     *,
     credentials: grpc.ServerCredentials | None = None,
     auth_clock: Clock | None = None,
@@ -105,7 +105,7 @@ async def serving(
 
     Args:
         transport: The server's transport.
-        access: The access policy; None to allow every call.
+        policy: The access policy; None to allow every call.
         credentials: The server's TLS credentials, with client certificates. The port is then localhost's, and
             ``channel`` cannot be used.
         auth_clock: The clock of quotas and of the expiry of certificates; None for the system's.
@@ -114,7 +114,7 @@ async def serving(
     clock = SystemClock()
     certificates = ClientCertificates(auth_clock or clock) if credentials else None
     access_control = AccessControl(
-        auth_clock or clock, max_ids, access, metadata_of=metadata_reader(transport), certificates=certificates
+        auth_clock or clock, max_ids, policy, metadata_of=metadata_reader(transport), certificates=certificates
     )
     store = MemoryStore(clock)
     start_timestamps = StartTimestamps(store, clock, prefix=7, holder="here:1", max_clock_skew=60.0)

@@ -136,13 +136,13 @@ async def test_certificate_of_an_untrusted_ca_cannot_connect(secure: Served, ca:
 async def test_certificate_name_matches_only_with_its_type(
     ca: trustme.CA, names: list[x509.GeneralName], reason: str
 ) -> None:
-    """A CA that is constrained to one type of names cannot certify another identity."""
+    """A certificate name authenticates only with the type that the access file lists for it."""
     mapped = f"ip:{ip_address('::ffff:10.0.0.7')}"
     listed = ["dns:billing.example.org", "uri:spiffe://example.org/orders", "ip:10.0.0.7", "ip:2001:db8::7", mapped]
-    access = AccessPolicy(
+    policy = AccessPolicy(
         [identity_with_certificate("billing", *listed), identity_with_certificate("orders", "email:orders@example.org")]
     )
-    async with serving("grpcio", access, credentials=server_credentials(ca)) as served:
+    async with serving("grpcio", policy, credentials=server_credentials(ca)) as served:
         credentials = issue(ca, *names).trust(ca)
         async with grpc.aio.secure_channel(served.address, credentials) as channel:
             stub = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
@@ -155,11 +155,11 @@ async def test_certificate_name_matches_only_with_its_type(
                 await call
 
 
-@pytest.mark.parametrize("access", [ACCESS, None])
-async def test_expired_certificate_is_rejected_on_every_call(ca: trustme.CA, access: AccessPolicy | None) -> None:
+@pytest.mark.parametrize("policy", [ACCESS, None])
+async def test_expired_certificate_is_rejected_on_every_call(ca: trustme.CA, policy: AccessPolicy | None) -> None:
     """An expired certificate is rejected on open connections, for each kind of method and on open streams."""
     clock = FakeClock(wall=time())
-    async with serving("grpcio", access, credentials=server_credentials(ca), auth_clock=clock) as served:
+    async with serving("grpcio", policy, credentials=server_credentials(ca), auth_clock=clock) as served:
         credentials = issue(ca, x509.DNSName("billing.example.org"), seconds=600).trust(ca)
         async with grpc.aio.secure_channel(served.address, credentials) as channel:
             ids: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)

@@ -184,12 +184,12 @@ async def test_each_reflection_request_is_authenticated_and_charged(metered: Ser
         f"/{reflection_pb2.DESCRIPTOR.services_by_name['ServerReflection'].full_name}/ServerReflectionInfo"
     )
     question = reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()
-    for who, access, reason in (("busy", ACCESS, "QUOTA_EXCEEDED"), ("free", AccessPolicy(), "UNAUTHENTICATED")):
+    for who, policy, reason in (("busy", ACCESS, "QUOTA_EXCEEDED"), ("free", AccessPolicy(), "UNAUTHENTICATED")):
         call = reflection_call(**call_options(who))
         for _ in range(2):
             await call.write(question)
             assert await call.read()
-        metered.access_control.use(access)
+        metered.access_control.use(policy)
         await call.write(question)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await call.read()
@@ -262,8 +262,8 @@ async def test_waiting_stream_ends_when_the_server_stops(metered: Served) -> Non
 
 async def test_required_authentication_applies_to_open_streams(transport: str) -> None:
     """Once authentication is required, open streams without it end."""
-    access = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
-    async with serving(transport, access, auth_clock=FakeClock()) as served:
+    policy = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
+    async with serving(transport, policy, auth_clock=FakeClock()) as served:
         request = pb.StreamRangesRequest(sequence="orders", total_id_count=10**12, chunk_id_count=1)
         replies = aiter(served.ids.StreamRanges(request, timeout=20))
         await anext(replies)
@@ -319,8 +319,8 @@ async def test_quota_rejections_are_audited_as_a_count(metered: Served) -> None:
 
 async def test_sequence_quota_applies_without_authentication(transport: str) -> None:
     """The quota of a sequence applies to unauthenticated callers."""
-    access = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
-    async with serving(transport, access, auth_clock=FakeClock()) as served:
+    policy = AccessPolicy([], [SequenceQuota(Patterns(["shared*"]), calls_per_second=1)])
+    async with serving(transport, policy, auth_clock=FakeClock()) as served:
         for _ in range(3):
             await allocate(served, "nobody", sequence="orders")
         await allocate(served, "nobody", sequence="shared")

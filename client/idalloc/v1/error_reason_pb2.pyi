@@ -26,9 +26,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Not used."""
     ERROR_REASON_INVALID_REQUEST: _ErrorReason.ValueType  # 1
     """A field of the request is invalid; google.rpc.BadRequest names the field and its rule. Status INVALID_ARGUMENT.
-    Nothing was allocated; correct the request.
+    Nothing was allocated; correct the request. Metadata: field.
 
-      {"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {}}
+      {"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {"field": "id_count"}}
     """
     ERROR_REASON_SEQUENCE_NOT_FOUND: _ErrorReason.ValueType  # 2
     """The sequence does not exist and the server does not create sequences on first use, or it was deleted. Status
@@ -54,7 +54,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     RetryInfo. Metadata: code, http_status (the store's own, where it gave one). Ids may have been burned, none was
     issued twice.
 
-      {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5003", "http_status": "503"}}
+      {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5031", "http_status": "503"}}
     """
     ERROR_REASON_STORE_WENT_BACKWARDS: _ErrorReason.ValueType  # 6
     """The store is behind what this node saw before: it was restored from an older copy, or lost data. Status
@@ -62,7 +62,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     advanced past the highest id in use (AdvanceSequence).
 
       {"reason": "STORE_WENT_BACKWARDS", "domain": "idalloc",
-       "metadata": {"sequence": "orders", "seen": "2000", "found": "1000"}}
+       "metadata": {"sequence": "orders", "seen": "value 2000 in generation 1",
+                    "found": "value 1000 in generation 1"}}
     """
     ERROR_REASON_SERVER_DRAINING: _ErrorReason.ValueType  # 7
     """The server is stopping. Status UNAVAILABLE with RetryInfo; another node, or this one after its restart, serves the
@@ -71,10 +72,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
       {"reason": "SERVER_DRAINING", "domain": "idalloc", "metadata": {}}
     """
     ERROR_REASON_DOC_ID_TIMESTAMP_REFUSED: _ErrorReason.ValueType  # 8
-    """No start timestamp for document ids can be claimed: the next one lies at or past 2^32 seconds. Status
-    FAILED_PRECONDITION.
+    """No start timestamp for document ids can be claimed: the next one is at or past 2^32 seconds, the clocks of the node
+    and the store differ by more than the setting max_clock_skew, or the store is retired. Status FAILED_PRECONDITION.
+    Metadata: prefix (unless a clock is wrong).
 
-      {"reason": "DOC_ID_TIMESTAMP_REFUSED", "domain": "idalloc", "metadata": {}}
+      {"reason": "DOC_ID_TIMESTAMP_REFUSED", "domain": "idalloc", "metadata": {"prefix": "7"}}
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 9
     """The server has a defect; its log says more. Status INTERNAL.
@@ -116,7 +118,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Status
     FAILED_PRECONDITION. Metadata: prefix, holder. Nothing was changed.
 
-      {"reason": "PREFIX_IN_USE", "domain": "idalloc", "metadata": {"prefix": "7", "holder": "10.0.0.7:50051"}}
+      {"reason": "PREFIX_IN_USE", "domain": "idalloc", "metadata": {"prefix": "7", "holder": "db1 10.0.0.7:50051"}}
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 16
     """The server requires authentication, and the call has no token and no client certificate, more than one token, or an
@@ -166,9 +168,9 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Not used."""
 ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 1
 """A field of the request is invalid; google.rpc.BadRequest names the field and its rule. Status INVALID_ARGUMENT.
-Nothing was allocated; correct the request.
+Nothing was allocated; correct the request. Metadata: field.
 
-  {"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {}}
+  {"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {"field": "id_count"}}
 """
 ERROR_REASON_SEQUENCE_NOT_FOUND: ErrorReason.ValueType  # 2
 """The sequence does not exist and the server does not create sequences on first use, or it was deleted. Status
@@ -194,7 +196,7 @@ ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 5
 RetryInfo. Metadata: code, http_status (the store's own, where it gave one). Ids may have been burned, none was
 issued twice.
 
-  {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5003", "http_status": "503"}}
+  {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5031", "http_status": "503"}}
 """
 ERROR_REASON_STORE_WENT_BACKWARDS: ErrorReason.ValueType  # 6
 """The store is behind what this node saw before: it was restored from an older copy, or lost data. Status
@@ -202,7 +204,8 @@ FAILED_PRECONDITION. Metadata: sequence, seen, found. The node issues no more id
 advanced past the highest id in use (AdvanceSequence).
 
   {"reason": "STORE_WENT_BACKWARDS", "domain": "idalloc",
-   "metadata": {"sequence": "orders", "seen": "2000", "found": "1000"}}
+   "metadata": {"sequence": "orders", "seen": "value 2000 in generation 1",
+                "found": "value 1000 in generation 1"}}
 """
 ERROR_REASON_SERVER_DRAINING: ErrorReason.ValueType  # 7
 """The server is stopping. Status UNAVAILABLE with RetryInfo; another node, or this one after its restart, serves the
@@ -211,10 +214,11 @@ call.
   {"reason": "SERVER_DRAINING", "domain": "idalloc", "metadata": {}}
 """
 ERROR_REASON_DOC_ID_TIMESTAMP_REFUSED: ErrorReason.ValueType  # 8
-"""No start timestamp for document ids can be claimed: the next one lies at or past 2^32 seconds. Status
-FAILED_PRECONDITION.
+"""No start timestamp for document ids can be claimed: the next one is at or past 2^32 seconds, the clocks of the node
+and the store differ by more than the setting max_clock_skew, or the store is retired. Status FAILED_PRECONDITION.
+Metadata: prefix (unless a clock is wrong).
 
-  {"reason": "DOC_ID_TIMESTAMP_REFUSED", "domain": "idalloc", "metadata": {}}
+  {"reason": "DOC_ID_TIMESTAMP_REFUSED", "domain": "idalloc", "metadata": {"prefix": "7"}}
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 9
 """The server has a defect; its log says more. Status INTERNAL.
@@ -256,7 +260,7 @@ ERROR_REASON_PREFIX_IN_USE: ErrorReason.ValueType  # 15
 """Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Status
 FAILED_PRECONDITION. Metadata: prefix, holder. Nothing was changed.
 
-  {"reason": "PREFIX_IN_USE", "domain": "idalloc", "metadata": {"prefix": "7", "holder": "10.0.0.7:50051"}}
+  {"reason": "PREFIX_IN_USE", "domain": "idalloc", "metadata": {"prefix": "7", "holder": "db1 10.0.0.7:50051"}}
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 16
 """The server requires authentication, and the call has no token and no client certificate, more than one token, or an

@@ -157,9 +157,9 @@ class Sequence(_message.Message):
     step: _builtins.int
     """The distance from one id to the next, -2^61 to 2^61, not 0. The default is 1. Its sign cannot change."""
     min_value: _builtins.int
-    """The smallest id: -2^62 to 2^63-2. The default is 1. Of timestamps always 1."""
+    """The lower bound of ids: -2^62 to 2^63-2. The default is 1. Of timestamps always 1."""
     max_value: _builtins.int
-    """The largest id: -2^62 to 2^63-2. The default is 2^63-2, or the largest value for which format has room. Of
+    """The upper bound of ids: -2^62 to 2^63-2. The default is 2^63-2, or the largest value for which format has room. Of
     timestamps at least that of the year 2200.
     """
     json_safe: _builtins.bool
@@ -167,9 +167,9 @@ class Sequence(_message.Message):
     neither bound may lie beyond 2^53-1 on either side of 0.
     """
     offset: _builtins.int
-    """With increment: for several independent installations that must never issue the same id. The ids are those with id
-    mod increment = offset. It sets step to increment, and start to the first such id at or above start, or min_value.
-    1 to increment.
+    """With increment: for several independent installations that must never issue the same id. The ids are those that
+    differ from offset by a multiple of increment. It sets step to increment, and start to the first such id at or above
+    start, or min_value. 1 to increment.
     """
     increment: _builtins.int
     """The number of installations, 1 to 2^61. It replaces step. See offset."""
@@ -228,7 +228,7 @@ class Sequence(_message.Message):
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was created, also by its first use; unset for a sequence that is older than idalloc's table columns."""
+        """When it was created, also by its first use; unset for a sequence of an adopted table that idalloc did not create."""
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:

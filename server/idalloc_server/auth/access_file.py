@@ -22,7 +22,8 @@ from idalloc_server.domain.sequences.text import is_safe
 
 # How often the server checks whether the file has changed.
 POLL_SECONDS = 1.0
-# After how many checks the log repeats the error of an invalid file. The previous file stays active until then.
+# After how many checks the log repeats the error of an invalid file. The previous policy stays active until the file is
+# valid.
 POLLS_UNTIL_LOGGED_AGAIN = 60
 
 # The types of names in certificates (SANs).
@@ -135,7 +136,8 @@ class AccessFile:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        # The state of the file when it was last read; None before, and after a failure.
+        # The state of the file when it was last read. None before the first read, after a failed one, and after a first
+        # look at an emptied file.
         self._last_state: _State | None = None
         self._reload_requested = asyncio.Event()
         # Not the event loop's executor: slow readers may occupy all its threads, see transport.py.
@@ -246,7 +248,9 @@ def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPol
         if name not in ("identity", "quota"):
             raise StartRefused("access", f"{path}: unknown table {name!r}; write [[identity]] or [[quota]]")
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-            raise StartRefused("access", f"{path}: {name!r} must be tables; write [[{name}]] with two brackets")
+            raise StartRefused(
+                "access", f"{path}: {name!r} must be an array of tables; write [[{name}]] with two brackets"
+            )
     if not any(tables.values()) and not may_be_empty:
         raise StartRefused("access", f"{path} has no [[identity]] and no [[quota]]; `idalloc token new` makes one")
     identities = _parse_entries(_IdentityEntry, "identity", tables, path)

@@ -19,7 +19,8 @@ from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 from idalloc_server.domain.sequences.patterns import Patterns
 from idalloc_server.grpc_types import Context, StreamHandler, UnaryHandler
 
-# The default of chunk_id_count; see the constant of the same name in rpc/id_allocator.py.
+# The default of chunk_id_count. It must not be less than DEFAULT_CHUNK in rpc/id_allocator.py, or a stream is charged
+# too little.
 DEFAULT_CHUNK = 10_000
 # How often a stream that waits for its quota checks whether it must end.
 STREAM_POLL_SECONDS = 0.2

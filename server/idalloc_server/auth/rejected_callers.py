@@ -43,7 +43,7 @@ class RejectedCallers:
         return seconds
 
     def _evict(self, now: float) -> None:
-        """Keep the half of the callers that have the longest to wait."""
+        """Keep at most half of the callers: those whose buckets take longest to fill."""
         debts = ((bucket.seconds_to_full(now), caller) for caller, bucket in self._callers.items())
         kept = nlargest(self._max_callers // 2, (each for each in debts if each[0] > 0))
         self._callers = {caller: self._callers[caller] for _, caller in kept}

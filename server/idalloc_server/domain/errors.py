@@ -188,7 +188,7 @@ class StoreWentBackwards(Refusal):
 
 
 class DocIdTimestampRefused(Refusal):
-    """The prefix's next start timestamp does not fit into a document id."""
+    """No start timestamp is left below 2^32, the clock is wrong, or the store is retired."""
 
     reason = "DOC_ID_TIMESTAMP_REFUSED"
 

@@ -32,7 +32,7 @@ class Certificates:
         if tls_client_ca:
             self._paths["tls_client_ca"] = Path(tls_client_ca)
         self._lock = threading.Lock()
-        # When the files were read last; None after a failure.
+        # The state of the files at the last read; None if a file could not be read.
         self._states: _FileStates | None = None
         # The configuration for the next connection, if it changed.
         self._new: grpc.ServerCertificateConfiguration | None = None

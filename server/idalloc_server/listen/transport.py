@@ -27,8 +27,8 @@ MAX_REQUEST_BYTES = 256 * 1024
 # The most metadata of a call. grpcio rejects some calls above the first limit, at random, and all above the second one.
 # A token has 51 characters; a service mesh adds a few headers.
 MAX_METADATA_BYTES, LARGEST_METADATA_BYTES = 8 * 1024, 16 * 1024
-# The shortest interval of a client's keepalive pings; the second early one closes the connection. The SDK sends one a
-# minute during calls. Native has no limit.
+# The shortest interval of a client's keepalive pings; gRPC tolerates two early ones, then closes the connection. The
+# SDK sends one a minute during calls. Native has no limit.
 MIN_PING_SECONDS = 20
 # How long calls may continue on a connection that reached its maximum age.
 MAX_CONNECTION_GRACE_SECONDS = 60

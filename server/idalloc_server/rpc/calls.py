@@ -18,7 +18,7 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.errors import Refusal, ServerDraining
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.grpc_types import Context, StreamHandler, UnaryHandler
-from idalloc_server.rpc.decoding import UNREADABLE, unreadable
+from idalloc_server.rpc.decoding import UNDECODABLE, undecodable_request
 from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls
 
 _log = structlog.get_logger("idalloc.rpc")
@@ -121,8 +121,8 @@ class RpcLayer:
                 if self._draining:
                     await self._hold_call(context)
                     self._access_control.reject(name, context, ServerDraining())
-                if request is UNREADABLE:
-                    self._access_control.reject(name, context, unreadable())
+                if request is UNDECODABLE:
+                    self._access_control.reject(name, context, undecodable_request())
                 if context.time_remaining() == 0:
                     raise asyncio.CancelledError  # The deadline has passed: take no ids.
                 return await handler(request, context)

@@ -18,15 +18,15 @@ from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.grpc_types import Context
 
 # Takes the place of a request that cannot be decoded.
-UNREADABLE: Any = object()
+UNDECODABLE: Any = object()
 
 
-def unreadable() -> InvalidRequest:
+def undecodable_request() -> InvalidRequest:
     """Return the refusal of such a request."""
     return InvalidRequest("request", "cannot be decoded as this method's request message")
 
 
-_FAILURE = status.from_refusal(unreadable())
+_FAILURE = status.from_refusal(undecodable_request())
 
 
 def decoding(server: grpc.aio.Server, own: Collection[str]) -> grpc.aio.Server:
@@ -34,7 +34,7 @@ def decoding(server: grpc.aio.Server, own: Collection[str]) -> grpc.aio.Server:
 
     Args:
         server: The server.
-        own: The services whose handlers reject ``UNREADABLE``. The handlers of others are wrapped to reject it.
+        own: The services whose handlers reject ``UNDECODABLE``. The handlers of others are wrapped to reject it.
     """
     return cast(grpc.aio.Server, _Decoding(server, own))
 
@@ -73,7 +73,7 @@ def _make_decoder(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]
         try:
             return deserialize(content)
         except DecodeError:
-            return UNREADABLE
+            return UNDECODABLE
 
     return decode
 
@@ -81,7 +81,7 @@ def _make_decoder(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]
 def _wrap_unary(behavior: Any) -> Any:
     # A coroutine function: transports run other functions in a thread.
     async def call(request: Any, context: Context) -> Any:
-        if request is UNREADABLE:
+        if request is UNDECODABLE:
             await _reject(context)
         return await behavior(request, context)
 
@@ -99,7 +99,7 @@ def _wrap_stream(behavior: Any) -> Any:
 
 async def _check(requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
     async for request in requests:
-        if request is UNREADABLE:
+        if request is UNDECODABLE:
             await _reject(context)
         yield request
 

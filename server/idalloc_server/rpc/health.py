@@ -13,8 +13,8 @@ from idalloc_server.auth.rejected_callers import host_of
 from idalloc_server.domain.errors import ServerDraining, Unauthenticated
 from idalloc_server.grpc_types import Context
 
-# The most open watches, and the most of one host. Each costs some kB and the size of its request, without an end and
-# without authentication.
+# The most open watches in total, and per host. A watch costs some kB and the size of its request, has no time limit,
+# and needs no authentication.
 MAX_WATCHES = 2_000
 MAX_WATCHES_OF_HOST = 200
 MAX_REQUEST_BYTES = 1_000

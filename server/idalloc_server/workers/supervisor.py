@@ -17,7 +17,7 @@ import structlog
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused, WorkerFailed
-from idalloc_server.listen.address import Address
+from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import log_stopped, print_welcome, stop_signals
 from idalloc_server.telemetry import logs
@@ -25,16 +25,16 @@ from idalloc_server.telemetry.metrics import Counts, log_calls
 from idalloc_server.workers.pipe import Message, decode_error, encode_error
 from idalloc_server.workers.worker_process import WorkerExited, WorkerProcess
 
-# A worker that served at least this long is replaced at once; another one after a growing pause.
+# A worker that served at least this long is replaced at once; any other one after a growing pause.
 STABLE_SECONDS = 10.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 # How long a worker that drained by itself waits: a signal to all processes may reach the supervisor last.
 SELF_STOP_SECONDS = 1.0
 # How much longer than drain_timeout a stop may take, to release leases and the prefix.
 STOP_MARGIN_SECONDS = 15.0
-# The longest wait for a reply, besides the worker's store calls. Each of those may take store_timeout; a change and a
-# start make at most so many in sequence.
+# The longest wait for a reply, in addition to store_timeout for each store call that it needs.
 REPLY_SECONDS = 10.0
+# The most sequential store calls of a change and of a start.
 CHANGE_CALLS, START_CALLS = 2, 5
 # The setting of each field that UpdateNode changes.
 _SETTINGS = {"prefix": "node_prefix", "offset": "auto_increment_offset", "increment": "auto_increment_increment"}
@@ -90,7 +90,7 @@ class Supervisor:
             raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")
         if self._settings.access:
             self._requires_authentication = bool(AccessFile(self._settings.access).read().identities)
-        address = Address(self._settings.listen, shared=True)
+        address = ReservedAddress(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
         loop, numbers = asyncio.get_running_loop(), stop_signals()
         self._second_signal = loop.create_future()

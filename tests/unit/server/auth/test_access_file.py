@@ -66,7 +66,7 @@ NUMBER_2 = r"access.toml: \[\[identity\]\] number 2 \('x'\): "
         ("identity = []", "has no"),
         (f"{ENTRY}name = 'y'\n", "access.toml is not TOML: at line 4, column 11"),
         (f"token = '{SECRET}'", r"unknown table 'token'; write \[\[identity\]\] or \[\[quota\]\]"),
-        ("[identity]\nname = 'x'", r"'identity' must be tables; write \[\[identity\]\] with two brackets"),
+        ("[identity]\nname = 'x'", r"'identity' must be an array of tables; write \[\[identity\]\] with two brackets"),
         ("identity = 5", "with two brackets"),
         (f"{GOOD}tokens = 1", r"\[\[quota\]\] number 1: tokens: unknown key; known keys: sequence, ids_per"),
         (f"{ENTRY}rolls = ['x']", r"\[\[identity\]\] number 1 \('x'\): rolls: unknown key; known keys: name, "),
@@ -226,7 +226,7 @@ class TestChanges:
         path.unlink()
         if content is not None:
             path.write_text(content)
-        assert file.read_if_changed() is None  # the second look decides
+        assert file.read_if_changed() is None  # the second check decides
         access = file.read_if_changed()
         assert access is not None
         assert access.is_empty

@@ -137,7 +137,7 @@ log.info("written")
 
 
 def test_non_blocking_stream_loses_no_line() -> None:
-    """Another process of the terminal or pipe may have set O_NONBLOCK."""
+    """A stream that another process made non-blocking loses no line."""
     code, lines = run("os.set_blocking(2, False)\nfor number in range(900):\n    log.info('x' * 1_000)\n", read=True)
     assert code == 0
     assert len(lines) == 900

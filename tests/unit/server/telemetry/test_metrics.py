@@ -52,7 +52,7 @@ def test_exited_process_has_no_running_calls_or_leases() -> None:
 
 
 def test_add_does_not_change_its_argument() -> None:
-    """Adding counters leaves them unchanged."""
+    """Adding counters to a sum does not change the added ones."""
     one = counts_after(0.5)
     before = json.dumps(one.to_json())
     total = Counts()
