@@ -20,9 +20,9 @@ from tests.unit.server.domain.idempotency.conftest import until
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 
 
-async def cancel(task: "asyncio.Task[object]") -> None:
-    """Cancels a caller during its store call."""
-    await asyncio.sleep(0.01)
+async def cancel(task: "asyncio.Task[object]", store: MemoryStore, held: str) -> None:
+    """Cancels a caller during its store call, which is held."""
+    await until(lambda: store.calls_of(held))
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -32,7 +32,7 @@ async def test_a_change_in_progress_is_completed(store: MemoryStore, clock: Fake
     """A change whose caller was cancelled is completed before the stop ends."""
     service = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
     gate = store.hold("create")
-    await cancel(asyncio.create_task(service.create("orders", {}, service.change_token("", b"1"))))
+    await cancel(asyncio.create_task(service.create("orders", {}, service.change_token("", b"1"))), store, "create")
     closing = asyncio.create_task(service.close())
     await asyncio.sleep(0.01)
     assert not closing.done()
@@ -47,7 +47,7 @@ async def test_a_record_in_progress_is_stored(store: MemoryStore, clock: FakeClo
         Allocator(store, clock, CONFIG), store, clock, node="n", window=3600.0, store_timeout=5.0
     )
     gate = store.hold("record")
-    await cancel(asyncio.create_task(request_ids.allocate("orders", 3, "r", 0)))
+    await cancel(asyncio.create_task(request_ids.allocate("orders", 3, "r", 0)), store, "record")
     closing = asyncio.create_task(request_ids.close())
     await asyncio.sleep(0.01)
     assert not closing.done()
@@ -74,7 +74,7 @@ async def test_an_abandoned_record_is_counted_once(store: MemoryStore, clock: Fa
     allocator = Allocator(store, clock, CONFIG)
     request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0, store_timeout=5.0)
     gate = store.hold("record")
-    await cancel(asyncio.create_task(request_ids.allocate("orders", 3, "r", 0)))
+    await cancel(asyncio.create_task(request_ids.allocate("orders", 3, "r", 0)), store, "record")
     request_ids.abandon()
     assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: 3}
     gate.set()
