@@ -126,9 +126,9 @@ class _Counted:
         self._store = store
         self.grants: dict[str, int] = {}
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, *seen: Any) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, *floor: Any) -> Grant | None:
         self.grants[name] = self.grants.get(name, 0) + 1
-        return await self._store.grant(name, wanted, lease_ms, *seen)
+        return await self._store.grant(name, wanted, lease_ms, *floor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -27,9 +27,9 @@ class _Slow:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, *seen: Any) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, *floor: Any) -> Grant | None:
         await asyncio.sleep(DELAY_SECONDS)
-        return await self._store.grant(name, wanted, lease_ms, *seen)
+        return await self._store.grant(name, wanted, lease_ms, *floor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -50,8 +50,8 @@ class TestRecord:
         assert await store.recorded("a") is None
 
 
-def retention_of(position: RecordPosition | None, window: float = 1.0) -> Retention:
-    """Returns a retention in which the position was seen exactly one window ago."""
+def retention_at(position: RecordPosition | None, window: float = 1.0) -> Retention:
+    """Returns a retention with one position, seen `window` seconds ago."""
     assert position
     return Retention([(position, window)], window)
 
@@ -61,7 +61,7 @@ class TestForgetRecorded:
         """P7: a record that came after the seen position stays."""
         assert await store.newest_recorded() is None
         await store.record([allocation("old")])
-        seen = retention_of(await store.newest_recorded())
+        seen = retention_at(await store.newest_recorded())
         await store.record([allocation("young")])
         assert await store.forget_recorded(seen, 10) == 1
         assert await store.recorded("old") is None
@@ -72,7 +72,7 @@ class TestForgetRecorded:
         """P7: a later record has a later position, also after the store's clock was set back."""
         other = await opener.open()
         await store.record([allocation("first")])
-        seen = retention_of(await other.newest_recorded())
+        seen = retention_at(await other.newest_recorded())
         await opener.backend.set_back(86400)
         await other.record([allocation("second")])
         await store.record([allocation("third")])
@@ -82,30 +82,30 @@ class TestForgetRecorded:
         assert newest
         assert (newest.term, newest.number) > (seen.last.term, seen.last.number)
         await store.record([allocation("fourth")])
-        assert await store.forget_recorded(retention_of(newest), 10) == 2
+        assert await store.forget_recorded(retention_at(newest), 10) == 2
 
     async def test_each_record_has_its_own_window(self, store: Store) -> None:
         """P7: a record with a longer window stays."""
         await store.record([allocation("long")._replace(window_ms=2000), allocation("short")])
         seen = await store.newest_recorded()
         await store.record([allocation("young")])
-        assert await store.forget_recorded(retention_of(seen), 10) == 1
+        assert await store.forget_recorded(retention_at(seen), 10) == 1
         assert await store.recorded("long") == allocation("long")._replace(window_ms=2000)
         assert await store.recorded("short") is None
-        assert await store.forget_recorded(retention_of(seen, 2.0), 10) == 1
+        assert await store.forget_recorded(retention_at(seen, 2.0), 10) == 1
 
     async def test_a_record_without_a_window_has_the_default(self, store: Store) -> None:
         """P7: a row of an older version stays for the default window."""
         await store.record([allocation("old")._replace(window_ms=None)])
         seen = await store.newest_recorded()
         await store.record([allocation("young")])
-        assert await store.forget_recorded(retention_of(seen, 3599.0), 10) == 0
-        assert await store.forget_recorded(retention_of(seen, 3600.0), 10) == 1
+        assert await store.forget_recorded(retention_at(seen, 3599.0), 10) == 0
+        assert await store.forget_recorded(retention_at(seen, 3600.0), 10) == 1
 
     async def test_records_are_removed_in_batches(self, store: Store) -> None:
         """P7: one call examines at most so many records as it is given."""
         await store.record([allocation(f"{number}") for number in range(7)])
-        seen = retention_of(await store.newest_recorded())
+        seen = retention_at(await store.newest_recorded())
         await store.record([allocation("young")])
         found = [await store.forget_recorded(seen, 3) for _ in range(4)]
         assert found == [3, 3, 1, 0]

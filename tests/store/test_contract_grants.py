@@ -77,7 +77,7 @@ class TestGrant:
         assert (everything.last_value, everything.granted, everything.remaining) == (MAX_ID, MAX_ID, 0)
 
     @pytest.mark.parametrize(
-        ("row", "seen"),
+        ("row", "floor"),
         [
             ({"last_value": 10}, GrantFloor(least=11)),
             ({"last_value": 10, "generation": 3}, GrantFloor(3, least=11)),
@@ -90,17 +90,17 @@ class TestGrant:
         ids=str,
     )
     async def test_a_counter_below_the_floor_grants_nothing(
-        self, store: Store, opener: Opener, row: dict[str, int], seen: GrantFloor
+        self, store: Store, opener: Opener, row: dict[str, int], floor: GrantFloor
     ) -> None:
         """P3: a counter or generation behind what the node saw grants nothing and is not moved."""
         await opener.put("s", **row)
         for wanted in (0, 1, 1_000):
-            none = await store.grant("s", wanted, 1000, seen)
+            none = await store.grant("s", wanted, 1000, floor)
             assert none is not None
             assert (none.last_value, none.granted) == (row["last_value"], 0)
 
     @pytest.mark.parametrize(
-        ("row", "seen"),
+        ("row", "floor"),
         [
             ({"last_value": 10}, GrantFloor(0, least=10)),
             ({"last_value": 10, "generation": 3}, GrantFloor(3, least=9)),
@@ -110,11 +110,11 @@ class TestGrant:
         ids=str,
     )
     async def test_a_counter_at_or_past_the_floor_is_granted(
-        self, store: Store, opener: Opener, row: dict[str, int], seen: GrantFloor
+        self, store: Store, opener: Opener, row: dict[str, int], floor: GrantFloor
     ) -> None:
         """P3: a counter at or past what the node saw, in its generation or a later one, is granted."""
         await opener.put("s", **row)
-        some = await store.grant("s", 2, 1000, seen)
+        some = await store.grant("s", 2, 1000, floor)
         assert some is not None
         assert some.granted == 2
 

@@ -10,8 +10,8 @@ from tests.support.store_rows import ALL_SETTINGS, PERIOD, YEARLY, new_row
 
 @pytest.mark.parametrize("opener", ALL, indirect=True)
 class TestList:
-    async def names(self, store: Store, prefix: str = "", after: str = "", most: int = 100, **more: bool) -> list[str]:
-        rows = await store.list(prefix, after, most, **({"deleted": False, "periods": False} | more))
+    async def names(self, store: Store, prefix: str = "", after: str = "", limit: int = 100, **more: bool) -> list[str]:
+        rows = await store.list(prefix, after, limit, **({"deleted": False, "periods": False} | more))
         return [row.name for row in rows]
 
     async def test_listed_rows_are_complete_and_current(self, store: Store) -> None:
@@ -30,7 +30,7 @@ class TestList:
         names.sort(key=str.encode)
         assert await self.names(store) == names
         pages, after = [], ""
-        while page := await self.names(store, after=after, most=4):
+        while page := await self.names(store, after=after, limit=4):
             pages += page
             after = page[-1]
         assert pages == names

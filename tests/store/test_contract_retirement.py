@@ -15,7 +15,7 @@ from tests.support.store_backends import Opener
 from tests.support.store_rows import new_row
 
 AT = 1_700_000_000.0
-MARK = retirement_row("db1, schema idalloc", f"{RETIRED_BY}me", AT)
+RETIREMENT_ROW = retirement_row("db1, schema idalloc", f"{RETIRED_BY}me", AT)
 
 
 def change(by: str, *, deleted: bool = False) -> Revision:
@@ -48,7 +48,7 @@ class TestRetiredStore:
         await store.create(new_row("old"))
         await store.revise("old", 0, change("end", deleted=True))
         await store.create(new_row("live"))
-        await store.create(MARK)
+        await store.create(RETIREMENT_ROW)
         before = await self.rows(store)
         with pytest.raises(StoreRetired, match=r"retired on 2023-11-14T22:13:20\+00:00; use instead: db1, schema"):
             await call(store)
@@ -56,14 +56,14 @@ class TestRetiredStore:
         assert await store.get("new") is None
 
     async def rows(self, store: Store) -> list[Row]:
-        """Returns all rows, without lease_ms, which CrateDB updates also if nothing was granted."""
+        """Returns all rows, without lease_ms: CrateDB stores lease_ms even if nothing was granted."""
         return [row._replace(lease_ms=0) for row in await store.list("", "", 9, deleted=True, periods=True)]
 
     async def test_live_sequences_are_granted_until_they_are_deleted(self, store: Store) -> None:
         """P1: a live sequence of a retired store grants ids until the retirement deletes it."""
         await store.create(new_row("live"))
         await store.grant("live", 1, 1000)
-        await store.create(MARK)
+        await store.create(RETIREMENT_ROW)
         grant = await store.grant("live", 1, 1000)
         assert grant is not None
         assert grant.granted == 1
@@ -71,24 +71,24 @@ class TestRetiredStore:
         assert ended is not None
         assert ended.deleted
 
-    async def test_the_mark_is_not_listed(self, store: Store) -> None:
-        """The mark of a retirement is not in the list of sequences."""
-        await store.create(MARK)
+    async def test_the_retirement_row_is_not_listed(self, store: Store) -> None:
+        """The retirement row is not in the list of sequences."""
+        await store.create(RETIREMENT_ROW)
         assert await store.list("", "", 9, deleted=True, periods=False) == []
-        assert await store.get(RETIREMENT) == MARK
+        assert await store.get(RETIREMENT) == RETIREMENT_ROW
 
-    async def test_a_deleted_mark_ends_the_retirement(self, store: Store) -> None:
-        """A tombstone of the mark undoes the retirement, and the mark can be set again."""
-        await store.create(MARK)
-        await store.revise(RETIREMENT, 0, Revision(MARK.sequence, 0, "undo", AT, deleted=True))
+    async def test_a_deleted_row_ends_the_retirement(self, store: Store) -> None:
+        """A tombstone of the retirement row undoes the retirement, and the row can be written again."""
+        await store.create(RETIREMENT_ROW)
+        await store.revise(RETIREMENT, 0, Revision(RETIREMENT_ROW.sequence, 0, "undo", AT, deleted=True))
         assert await store.create(new_row("new")) == new_row("new")
         await claim(store)
-        await store.revise(RETIREMENT, 1, Revision(MARK.sequence, 0, "again", AT))
+        await store.revise(RETIREMENT, 1, Revision(RETIREMENT_ROW.sequence, 0, "again", AT))
         with pytest.raises(StoreRetired):
             await store.create(new_row("newer"))
 
     async def test_creates_racing_with_a_retirement_are_refused_or_listed(self, store: Store, opener: Opener) -> None:
-        """P1: a create that races with a retirement is refused, or precedes the mark."""
+        """P1: a create that races with a retirement is refused, or precedes the retirement row."""
         other = await opener.open()
 
         async def create(n: int) -> str:
@@ -97,13 +97,13 @@ class TestRetiredStore:
             except StoreRetired:
                 return ""
 
-        *created, _ = await asyncio.gather(*(create(n) for n in range(20)), store.create(MARK))
+        *created, _ = await asyncio.gather(*(create(n) for n in range(20)), store.create(RETIREMENT_ROW))
         rows = await store.list("", "", 99, deleted=False, periods=False)
         assert {row.name for row in rows} == set(filter(None, created))
 
 
 def test_an_ended_row_is_exported_as_moved() -> None:
     """P1: a row that a retirement ends is a tombstone of the next generation, made by the retirement."""
-    ended = retiring_revision(Row("s", 5, Sequence(), 7), MARK)
+    ended = retiring_revision(Row("s", 5, Sequence(), 7), RETIREMENT_ROW)
     assert (ended.deleted, ended.generation, ended.by.startswith(RETIRED_BY)) == (True, 8, True)
-    assert issubclass(StoreRetired, SequenceDeleted)  # a lane drops its lease
+    assert issubclass(StoreRetired, SequenceDeleted)  # the allocator drops its lease

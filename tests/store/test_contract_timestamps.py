@@ -117,8 +117,8 @@ async def test_a_counter_below_the_floor_grants_nothing(store: Store) -> None:
     """P3: a counter or generation behind what the node saw grants nothing and is not moved."""
     await store.create(new_row("s", MS))
     last = (await take(store, 1)).last_value
-    for seen in (GrantFloor(least=last + 1), GrantFloor(2, least=last)):
-        none = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, seen)
+    for floor in (GrantFloor(least=last + 1), GrantFloor(2, least=last)):
+        none = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, floor)
         assert none is not None
         assert (none.granted, none.last_value) == (0, last)
     some = await store.grant_timestamps("s", 1, 1000, NOW + 50, 100, GrantFloor(1, least=last))

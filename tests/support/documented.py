@@ -112,7 +112,7 @@ def of_protos() -> Claims:
         ],
         "Sequence.remaining": [f"{power(sequences.MAX_INT64)} means that many or more"],
         "Sequence.used_ratio": ["0 to 1"],
-        "Sequence.ids_per_second": [f"0 until that is {usage.LEAST_SECONDS:g} s."],
+        "Sequence.ids_per_second": [f"0 until that is {usage.MIN_SECONDS:g} s."],
         "Sequence.exhaust_time": [
             "the rate is 0",
             f"past the year {datetime.fromtimestamp(summary._YEAR_10000 - 1, UTC).year}",

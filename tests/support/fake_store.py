@@ -147,16 +147,16 @@ class MemoryStore:
     async def open(self) -> None:
         await self._call("open", (), lambda: None)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
-        return await self._call("grant", (name, wanted, lease_ms), lambda: self._grant(name, wanted, lease_ms, seen))
+    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
+        return await self._call("grant", (name, wanted, lease_ms), lambda: self._grant(name, wanted, lease_ms, floor))
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         return await self._call(
             "grant_timestamps",
             (name, wanted, lease_ms, now, ahead),
-            lambda: self._grant_timestamps(name, wanted, lease_ms, now, ahead, seen),
+            lambda: self._grant_timestamps(name, wanted, lease_ms, now, ahead, floor),
         )
 
     async def create(self, row: StoredRow) -> StoredRow:
@@ -172,9 +172,9 @@ class MemoryStore:
     async def get(self, name: str) -> StoredRow | None:
         return await self._call("get", (name,), lambda: self._get(name))
 
-    async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> Rows:
+    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Rows:
         return await self._call(
-            "list", (prefix, after, most, deleted, periods), lambda: self._list(prefix, after, most, deleted, periods)
+            "list", (prefix, after, limit, deleted, periods), lambda: self._list(prefix, after, limit, deleted, periods)
         )
 
     async def revise(self, name: str, revision: int, change: Revision) -> StoredRow | None:
@@ -189,11 +189,11 @@ class MemoryStore:
     async def newest_recorded(self) -> RecordPosition | None:
         return await self._call("newest_recorded", (), self._newest_recorded)
 
-    async def count_recorded(self, most: int) -> int:
-        return await self._call("count_recorded", (most,), lambda: len(self.allocations))
+    async def count_recorded(self, limit: int) -> int:
+        return await self._call("count_recorded", (limit,), lambda: len(self.allocations))
 
-    async def forget_recorded(self, retention: Retention, most: int) -> int:
-        return await self._call("forget_recorded", (retention, most), lambda: self._forget_recorded(retention, most))
+    async def forget_recorded(self, retention: Retention, limit: int) -> int:
+        return await self._call("forget_recorded", (retention, limit), lambda: self._forget_recorded(retention, limit))
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         return await self._call("give_back", (name, count, version), lambda: self._give_back(name, count, version))
@@ -264,24 +264,24 @@ class MemoryStore:
         row.lease_ms = max(row.lease_ms, lease_ms)
         return row
 
-    def _grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor) -> Grant | None:
+    def _grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor) -> Grant | None:
         row = self._granting(name, lease_ms)
         if row is None:
             return None
         sequence, before = row.sequence, row.counter(name)
         plain = PERIOD_SEPARATOR in name or (sequence.reset == Reset.NEVER and sequence.kind == Kind.COUNTER)
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value) if plain else 0
-        granted = 0 if wanted > left or seen.is_ahead_of(before, row.generation) else wanted
+        granted = 0 if wanted > left or floor.is_ahead_of(before, row.generation) else wanted
         row.last_value = before + sequence.step * granted
         return Grant(row.last_value, granted, sequence, left - granted, row.generation, *self._write(row))
 
     def _grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
     ) -> Grant | None:
         row = self._granting(name, lease_ms)
         if row is None:
             return None
-        if row.sequence.kind == Kind.COUNTER or seen.is_ahead_of(row.counter(name), row.generation):
+        if row.sequence.kind == Kind.COUNTER or floor.is_ahead_of(row.counter(name), row.generation):
             return Grant(row.counter(name), 0, row.sequence, 0, row.generation, *self._write(row))
         if self.has_clock:
             own = int(self.clock.wall() * row.sequence.kind.per_second)
@@ -311,7 +311,7 @@ class MemoryStore:
     def _get(self, name: str) -> StoredRow | None:
         return self.rows[name].stored(name) if name in self.rows else None
 
-    def _list(self, prefix: str, after: str, most: int, deleted: bool, periods: bool) -> Rows:
+    def _list(self, prefix: str, after: str, limit: int, deleted: bool, periods: bool) -> Rows:
         names = [
             name
             for name, row in sorted(self.rows.items(), key=lambda item: item[0].encode())
@@ -320,7 +320,7 @@ class MemoryStore:
             and (deleted or not row.deleted)
             and (periods or PERIOD_SEPARATOR not in name)
         ]
-        return [self.rows[name].stored(name) for name in names[:most]]
+        return [self.rows[name].stored(name) for name in names[:limit]]
 
     def _revise(self, name: str, revision: int, change: Revision) -> StoredRow | None:
         if retirement_blocks(name, change):
@@ -352,8 +352,8 @@ class MemoryStore:
         numbers = [recorded.number for recorded in self.allocations.values()]
         return RecordPosition(max(numbers)) if numbers else None
 
-    def _forget_recorded(self, retention: Retention, most: int) -> int:
-        oldest = sorted(self.allocations.items(), key=lambda item: item[1].number)[:most]
+    def _forget_recorded(self, retention: Retention, limit: int) -> int:
+        oldest = sorted(self.allocations.items(), key=lambda item: item[1].number)[:limit]
         over = [key for key, row in oldest if retention.is_over(row.number, 0, row.allocation.window_ms)]
         for request_id in over:
             del self.allocations[request_id]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from idalloc_server.domain.errors import SequenceInvalid
+from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceInvalid
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.records import RecordedAllocation
 from idalloc_server.domain.store.records import Row as StoredRow
@@ -28,7 +28,7 @@ class Row:
     def counter(self, name: str) -> int:
         """Returns the counter; a write fails without one."""
         if self.last_value is None:
-            raise SequenceInvalid(name, "it has no last_value")
+            raise SequenceInvalid(name, NULL_LAST_VALUE)
         return self.last_value
 
     def stored(self, name: str) -> StoredRow:

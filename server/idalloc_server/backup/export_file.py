@@ -134,7 +134,7 @@ class ExportFile:
 
 
 def read_export(lines: Iterable[bytes]) -> ExportFile:
-    """Parses an export file; rounds each counter up to the lattice of its sequence, as a store does."""
+    """Parses an export file; aligns each counter to its lattice, in the direction of the step, as a store does."""
     file = ExportFile()
     by_name: dict[str, ExportedSequence] = {}
     counters: list[ExportedPeriod] = []
@@ -270,7 +270,7 @@ def _parse_last_value(content: dict[str, Any], sequence: Sequence) -> int | None
 
 
 def _aligned(sequence: Sequence, value: int) -> int:
-    """Returns the counter that a store keeps for ``value``: rounded up to the lattice, within the store's integers."""
+    """Returns the counter that a store keeps: aligned to the lattice, in the direction of the step, within BIGINT."""
     return max(_LOWEST, min(MAX_ID, sequence.align(value)))
 
 

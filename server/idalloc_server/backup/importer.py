@@ -74,7 +74,8 @@ class Importer:
                 if isinstance(error, _WouldLower):
                     await self._end_leases(item.row)
                 self.problems.append(Problem(item.line, str(error)))
-                self.problems += [Problem(each.line, f"sequence of line {item.line} rejected") for each in item.periods]
+                why = f"not imported: its sequence in line {item.line} was rejected; correct that line and import again"
+                self.problems += [Problem(each.line, why) for each in item.periods]
         self.problems.sort()
 
     async def _import_sequence(self, item: ExportedSequence) -> None:
@@ -134,9 +135,7 @@ class Importer:
         if has_counter and line.sequence.is_past(row.last_value, _counter(line)):
             raise _would_lower(f"sequence {line.name!r}", row.last_value, _counter(line))
         if line.deleted and not row.deleted:
-            raise _Rejected(
-                f"sequence {line.name!r} is deleted in the file but not in the store: delete it there first"
-            )
+            raise _Rejected(f"sequence {line.name!r} is deleted in the file only: delete it in the store first")
         moved = row.revised_by.startswith(RETIRED_BY)
         if row.deleted and not line.deleted and not moved and line.generation <= row.generation:
             raise _Rejected(f"sequence {line.name!r} was deleted in the store after the export: create it again first")

@@ -148,6 +148,9 @@ class SequenceExhausted(Refusal):
         )
 
 
+NULL_LAST_VALUE = "its last_value is NULL; set it in the table sequences to the highest id in use"
+
+
 class SequenceInvalid(Refusal):
     """The stored row is corrupt."""
 

@@ -2,7 +2,7 @@
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
 
 # Added to the TTL of a lease: the clocks of two machines may drift apart by this much meanwhile.
@@ -64,7 +64,9 @@ async def advance_period(
             continue
         if not sequence.is_past(at_least, row.last_value):  # else another advance opened this generation
             return opened
-    raise StoreUnavailable(f"counter {counter!r} was changed concurrently in {_ATTEMPTS} attempts")
+    name, _, period = counter.partition(PERIOD_SEPARATOR)
+    what = f"period {period} of sequence {name!r}"
+    raise StoreUnavailable(f"{what} was changed during each of {_ATTEMPTS} attempts: try again")
 
 
 def _now(clock: Clock) -> int:

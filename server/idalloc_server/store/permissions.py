@@ -9,7 +9,7 @@ FOLDER_MODE = 0o700
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents with mode 700, whatever the umask. Existing folders keep their mode.
+    """Makes a folder and its missing parents with mode 700, whatever the umask. Existing folders keep their mode.
 
     Safe for concurrent calls of several processes.
 

@@ -153,7 +153,7 @@ class TestRunningServer:
                 await store.grant("s", 1, 1000)
 
     async def test_a_grant_without_dql_is_given_back(self, cluster: Cluster) -> None:
-        """P9: without DQL the first grant of a generation cannot read the mark of a retired store."""
+        """P9: without DQL the first grant of a generation cannot read the retirement row."""
         store = await cluster.open()
         await store.create(requested_row("s"))
         await cluster.revoke("DDL", "DQL")

@@ -18,7 +18,7 @@ from tests.support.store_rows import new_row, read_row
 
 Stores = tuple[Store, Store]
 AT = 1_700_000_000.0
-MARK = retirement_row("db1, schema idalloc", f"{RETIRED_BY}me", AT)
+RETIREMENT_ROW = retirement_row("db1, schema idalloc", f"{RETIRED_BY}me", AT)
 
 
 def change(by: str, *, deleted: bool = False) -> Revision:
@@ -30,7 +30,7 @@ def claim(store: Store) -> Awaitable[object]:
 
 
 class TestRaces:
-    """CrateDB has no transactions: a write that the mark overtakes is undone."""
+    """CrateDB has no transactions: a write that the retirement row overtakes is undone."""
 
     @pytest.fixture
     async def stores(self, emulator: CrateEmulator, clock: FakeClock) -> AsyncIterator[Stores]:
@@ -42,21 +42,21 @@ class TestRaces:
             await store.close()
 
     async def overtake(self, emulator: CrateEmulator, stores: Stores, match: str, call: Awaitable[object]) -> None:
-        """Makes a call, with the mark written just before one of its statements is applied."""
-        await stores[1].create(MARK._replace(deleted=True))
+        """Makes a call, with the retirement row written just before one of its statements is applied."""
+        await stores[1].create(RETIREMENT_ROW._replace(deleted=True))
         execute = emulator.statements.execute
 
-        def execute_behind_the_mark(statement: str, args: Many[Any]) -> dict[str, Any]:
+        def execute_after_the_row(statement: str, args: Many[Any]) -> dict[str, Any]:
             if match in statement:
                 execute("UPDATE doc.sequences SET mode = 'period' WHERE name = ?", [RETIREMENT])
             return execute(statement, args)
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(StoreRetired):
-            patch.setattr(emulator.statements, "execute", execute_behind_the_mark)
+            patch.setattr(emulator.statements, "execute", execute_after_the_row)
             await call
 
     async def test_a_late_create_is_deleted(self, emulator: CrateEmulator, stores: Stores) -> None:
-        """P1: a create that the mark overtakes is refused and leaves a tombstone."""
+        """P1: a create that the retirement row overtakes is refused and leaves a tombstone."""
         yearly = Sequence(reset=Reset.YEARLY, format="{year}-{value}")
         call = stores[0].create(new_row("late", yearly, generation=3))
         await self.overtake(emulator, stores, "INSERT INTO", call)
@@ -67,13 +67,13 @@ class TestRaces:
             await stores[1].grant("late", 1, 1000)
 
     async def test_a_late_revival_is_deleted(self, emulator: CrateEmulator, stores: Stores) -> None:
-        """P1: a revival that the mark overtakes is refused and leaves a tombstone."""
+        """P1: a revival that the retirement row overtakes is refused and leaves a tombstone."""
         await stores[0].create(new_row("late", deleted=True))
         await self.overtake(emulator, stores, "rev_by = CASE", stores[0].revise("late", 0, change("again")))
         assert (await read_row(stores[1], "late")).deleted
 
     async def test_a_late_claim_is_refused(self, emulator: CrateEmulator, stores: Stores) -> None:
-        """P6: a start timestamp that was claimed after the mark is not used."""
+        """P6: a start timestamp that was claimed after the retirement row is not used."""
         await self.overtake(emulator, stores, "(prefix, last_start, holder", claim(stores[0]))
 
     async def test_an_orphaned_row_grants_nothing(self, emulator: CrateEmulator, stores: Stores) -> None:
@@ -81,7 +81,7 @@ class TestRaces:
         await stores[1].create(new_row("orphan"))
         await stores[1].create(new_row("known"))
         assert await stores[0].grant("known", 1, 1000)
-        await stores[1].create(MARK)
+        await stores[1].create(RETIREMENT_ROW)
         for _ in range(2):
             with pytest.raises(StoreRetired):
                 await stores[0].grant("orphan", 5, 1000)
@@ -91,8 +91,10 @@ class TestRaces:
         await stores[0].grant("known", 1, 1000)
         assert len(emulator.requests) == sent + 1
 
-    async def test_a_grant_with_an_unreadable_mark_is_unknown(self, emulator: CrateEmulator, stores: Stores) -> None:
-        """P9: the ids of a grant are burned and counted if the mark cannot be read after it."""
+    async def test_a_grant_with_an_unreadable_retirement_is_unknown(
+        self, emulator: CrateEmulator, stores: Stores
+    ) -> None:
+        """P9: the ids of a grant are burned and counted if the retirement row cannot be read after it."""
         await stores[1].create(new_row("orders"))
         emulator.inject(Fault("error", match="SELECT name", times=-1, status=403, code=4037))
         with pytest.raises(StoreUnavailable, match="whether the store is retired") as refused:
@@ -102,15 +104,17 @@ class TestRaces:
     async def test_a_grant_that_cannot_be_given_back_is_unknown(self, emulator: CrateEmulator, stores: Stores) -> None:
         """P9: the ids of a grant on a retired store are burned if they cannot be given back."""
         await stores[1].create(new_row("orphan"))
-        await stores[1].create(MARK)
+        await stores[1].create(RETIREMENT_ROW)
         emulator.inject(Fault("error", match="last_value - ", status=400, code=4000))
         with pytest.raises(StoreUnavailable, match="cannot be given back: this store was retired") as refused:
             await stores[0].grant("orphan", 5, 1000)
         assert type(refused.value).__name__ == "StoreOutcomeUnknown"
         assert (await read_row(stores[1], "orphan")).last_value == 5
 
-    async def test_a_create_with_an_unreadable_mark_is_unknown(self, emulator: CrateEmulator, stores: Stores) -> None:
-        """P9: a create has an unknown outcome if the mark cannot be read after it."""
+    async def test_a_create_with_an_unreadable_retirement_is_unknown(
+        self, emulator: CrateEmulator, stores: Stores
+    ) -> None:
+        """P9: a create has an unknown outcome if the retirement row cannot be read after it."""
         execute = emulator.statements.execute
 
         def execute_then_fail(statement: str, args: Many[Any]) -> dict[str, Any]:

@@ -72,8 +72,8 @@ class TestTables:
     @pytest.mark.parametrize(
         ("columns", "why"),
         [
-            ("name TEXT PRIMARY KEY, value BIGINT", "column last_value must be BIGINT"),
-            ("name TEXT PRIMARY KEY, last_value TEXT", "column last_value must be BIGINT"),
+            ("name TEXT PRIMARY KEY, value BIGINT", "column last_value (BIGINT) is missing"),
+            ("name TEXT PRIMARY KEY, last_value TEXT", "column last_value must be BIGINT, not TEXT"),
             ("name BIGINT PRIMARY KEY, last_value BIGINT", "column name must be TEXT"),
             ("name TEXT PRIMARY KEY, last_value BIGINT, step TEXT", "column step must be BIGINT"),
             ("name TEXT PRIMARY KEY, last_value BIGINT, mode BIGINT", "column mode must be TEXT"),

@@ -109,13 +109,13 @@ class StoreConnection:
     async def open(self) -> None:
         await self._call("open")
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
-        return await self._granting(name, wanted, "grant", name, wanted, lease_ms, seen)
+    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
+        return await self._granting(name, wanted, "grant", name, wanted, lease_ms, floor)
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
-        return await self._granting(name, wanted, "grant_timestamps", name, wanted, lease_ms, now, ahead, seen)
+        return await self._granting(name, wanted, "grant_timestamps", name, wanted, lease_ms, now, ahead, floor)
 
     async def create(self, row: Row) -> Row:
         if not row.revised_by and row.name in self.ledger.last:  # by its first use, not by an administrative call
@@ -130,8 +130,8 @@ class StoreConnection:
         row: Row | None = await self._call("get", name)
         return row
 
-    async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> "list[Row]":
-        rows: list[Row] = await self._call("list", prefix, after, most, deleted=deleted, periods=periods)
+    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> "list[Row]":
+        rows: list[Row] = await self._call("list", prefix, after, limit, deleted=deleted, periods=periods)
         return rows
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
@@ -139,23 +139,23 @@ class StoreConnection:
         return row
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        stand: dict[str, RecordedAllocation] = await self._call("record", allocations)
-        return stand
+        stored: dict[str, RecordedAllocation] = await self._call("record", allocations)
+        return stored
 
     async def recorded(self, request_id: str) -> RecordedAllocation | None:
-        stands: RecordedAllocation | None = await self._call("recorded", request_id)
-        return stands
+        found: RecordedAllocation | None = await self._call("recorded", request_id)
+        return found
 
     async def newest_recorded(self) -> RecordPosition | None:
         newest: RecordPosition | None = await self._call("newest_recorded")
         return newest
 
-    async def count_recorded(self, most: int) -> int:
-        count: int = await self._call("count_recorded", most)
+    async def count_recorded(self, limit: int) -> int:
+        count: int = await self._call("count_recorded", limit)
         return count
 
-    async def forget_recorded(self, retention: Retention, most: int) -> int:
-        count: int = await self._call("forget_recorded", retention, most)
+    async def forget_recorded(self, retention: Retention, limit: int) -> int:
+        count: int = await self._call("forget_recorded", retention, limit)
         return count
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:

@@ -15,6 +15,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.change_events import publish_sequence
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
+    NULL_LAST_VALUE,
     InvalidRequest,
     Refusal,
     SequenceChanged,
@@ -105,7 +106,7 @@ class SequenceService:
         row = await self._get_live_row(name)
         check_period(row.sequence, period)
         if row.last_value is None:
-            raise _missing_last_value(name)
+            raise SequenceInvalid(name, NULL_LAST_VALUE)
         return await self._summary(row, period)
 
     async def list(
@@ -258,7 +259,7 @@ class SequenceService:
             if not row.deleted:
                 raise SequenceExists(name)
             if row.last_value is None:
-                raise _missing_last_value(name)
+                raise SequenceInvalid(name, NULL_LAST_VALUE)
             check_change(row.sequence, sequence, (await self._counter(row._replace(sequence=sequence)))[1])
             change = self._revision(row, sequence, change_token)
             revised = await self._call_store(self._store.revise(name, row.revision, change))
@@ -284,7 +285,7 @@ class SequenceService:
             if etag and etag != etag_of(row):
                 raise SequenceChanged(name, etag_of(row))
             if row.last_value is None:
-                raise _missing_last_value(name)
+                raise SequenceInvalid(name, NULL_LAST_VALUE)
             change, partly_done = await plan(row)
             revised = await self._call_store(self._store.revise(name, row.revision, change))
             if revised is not None and change_token.wrote(revised):
@@ -323,7 +324,7 @@ class SequenceService:
     async def _counter(self, row: Row, period: str = "") -> tuple[str, int]:
         """Returns the period (by default the current one) and its counter; without a reset, "" and the sequence's."""
         if row.last_value is None:
-            raise _missing_last_value(row.name)
+            raise SequenceInvalid(row.name, NULL_LAST_VALUE)
         period = period or period_at(row.sequence, self._clock.wall())
         if not period:
             return "", row.last_value
@@ -383,10 +384,6 @@ def _counter_past(sequence: Sequence, past: int) -> int:
     if sequence.is_past(point, past) and point != sequence.before_start:
         point -= sequence.step
     return point
-
-
-def _missing_last_value(name: str) -> SequenceInvalid:
-    return SequenceInvalid(name, "it has no last_value")
 
 
 def _bound_passed(sequence: Sequence, row: Row) -> InvalidRequest:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
-from idalloc_server.domain.allocation.usage import LEAST_SECONDS
+from idalloc_server.domain.allocation.usage import MIN_SECONDS
 from idalloc_server.domain.sequences.calendar import load_zone, period_end
 from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
 from idalloc_server.domain.store.records import Row
@@ -80,7 +80,7 @@ def _rate_since_creation(row: Row, period: str, issued: int, now: float) -> floa
     if row.created_at is None or row.revision:
         return 0.0  # A change such as an advance may have moved the counter.
     since = max(row.created_at, _period_start(row.sequence, period)) if period else row.created_at
-    return max(0, issued) / (now - since) if now - since >= LEAST_SECONDS else 0.0
+    return max(0, issued) / (now - since) if now - since >= MIN_SECONDS else 0.0
 
 
 def _period_start(sequence: Sequence, period: str) -> float:

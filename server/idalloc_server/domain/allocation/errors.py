@@ -36,5 +36,5 @@ def oversized_request_error(name: str, kind: Kind, count: int, max_clock_skew: f
     limit = int(max_clock_skew * kind.per_second) + 1
     if count <= limit:
         return None
-    rule = f"must be at most {limit} for sequence {name!r}, the timestamps within max_clock_skew; was {count}"
+    rule = f"must be at most {limit} for sequence {name!r}, as max_clock_skew allows; is {count}"
     return InvalidRequest("id_count", rule)

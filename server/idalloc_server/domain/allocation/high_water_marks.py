@@ -18,7 +18,7 @@ _log = structlog.get_logger("idalloc.high_water_marks")
 
 
 class _FixedSettings(NamedTuple):
-    """The settings that cannot be updated: a row with others belongs to another sequence."""
+    """Settings that no update changes, and by which a row of another sequence is recognized."""
 
     rises: bool
     kind: Kind

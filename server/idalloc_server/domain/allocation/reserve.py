@@ -4,11 +4,11 @@ import math
 
 # The ids are fetched in parts that last at least this long.
 PART_SECONDS = 1.0
-# The limit for new demand: at most this many times the ids issued recently.
+# The reserve is at most this many times the ids issued recently.
 MAX_PER_ISSUED = 2
 # A refill starts at this share of the ids that the last one left, at the latest.
 REFILL_SHARE = 0.8
-# The weight of past use halves in each reserve's time, and in this time at least.
+# The half-life of past use is the duration of the reserve, but at least this.
 HALF_LIFE_SECONDS = 10.0
 
 
@@ -16,7 +16,8 @@ class Reserve:
     """Measures how fast the ids of a sequence are used, and decides how many to hold.
 
     They last ``outage_reserve`` at the measured rate, or twice the store's latency if that is longer. A rising rate
-    counts at once, limited by the ids really used; a falling one halves the reserve within its own time.
+    counts at once, limited by the ids issued recently. After the rate falls, the reserve halves in each half-life: its
+    duration, but at least ``HALF_LIFE_SECONDS``.
 
     Only usable ids count as held (``Lease.usable``), because a call needs a contiguous range.
 

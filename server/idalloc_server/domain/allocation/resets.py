@@ -73,7 +73,7 @@ class ResettingSequenceAllocator:
         self._parent = parent
         self._shared = shared
         self._clock = shared.clock
-        self._sequence_allocators: dict[str, PeriodAllocator] = {}
+        self._period_allocators: dict[str, PeriodAllocator] = {}
         # The current period and the kind of reset; the span of the wall clock in which the period is current.
         self._reset = Reset.NEVER
         self._period = ""
@@ -85,22 +85,22 @@ class ResettingSequenceAllocator:
     @property
     def has_lease(self) -> bool:
         """Whether ids could be issued from memory now."""
-        return any(sequence_allocator.has_lease for sequence_allocator in self.allocators)
+        return any(allocator.has_lease for allocator in self.allocators)
 
     @property
     def allocators(self) -> list[SequenceAllocator]:
         """The allocators of all periods, then that of the sequence's own row."""
-        return [*self._sequence_allocators.values(), self._parent]
+        return [*self._period_allocators.values(), self._parent]
 
     def take(self, count: int) -> IdRange | None:
         """See ``SequenceAllocator.take``."""
         proof = self._parent.take(0)
         if proof is None:
             return None
-        sequence_allocator = self._sequence_allocators.get(self._current_period(proof.sequence))
-        if sequence_allocator is None or sequence_allocator.generation != proof.generation:
+        period_allocator = self._period_allocators.get(self._current_period(proof.sequence))
+        if period_allocator is None or period_allocator.generation != proof.generation:
             return self._parent.take(count) if proof.sequence.reset == Reset.NEVER else None
-        taken = sequence_allocator.take(count)
+        taken = period_allocator.take(count)
         return taken if taken is None else _limit_expiry(taken, proof)
 
     async def allocate(self, count: int) -> IdRange:
@@ -113,17 +113,16 @@ class ResettingSequenceAllocator:
             proof = self.proof() or await self.renew_proof()
             if proof.sequence.reset == Reset.NEVER:  # the store went backwards, and has another sequence now
                 return self._parent.take(count) or await self._parent.allocate(count)
-            sequence_allocator = self._current_allocator(proof)
-            if sequence_allocator.generation > proof.generation:
-                proof = await self._renew_proof_of(sequence_allocator.generation)
-                sequence_allocator = self._current_allocator(proof)
-            taken = (
-                sequence_allocator.take(count) if sequence_allocator.generation == proof.generation else None
-            ) or await sequence_allocator.allocate(count)
+            period_allocator = self._current_allocator(proof)
+            if period_allocator.generation > proof.generation:
+                proof = await self._renew_proof_of(period_allocator.generation)
+                period_allocator = self._current_allocator(proof)
+            is_current = period_allocator.generation == proof.generation
+            taken = (period_allocator.take(count) if is_current else None) or await period_allocator.allocate(count)
             valid = await self._validate(taken)
             if valid is not None:
                 return valid
-        raise StoreUnavailable(f"sequence {self._name!r} was changed concurrently in {_ATTEMPTS} attempts")
+        raise StoreUnavailable(f"sequence {self._name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
     def proof(self) -> IdRange | None:
         """See ``SequenceAllocator.proof``."""
@@ -134,28 +133,24 @@ class ResettingSequenceAllocator:
         try:
             return await self._parent.renew_proof()
         except SequenceDeleted:
-            for sequence_allocator in self._sequence_allocators.values():
-                sequence_allocator.drop(BurnCause.GENERATION)
+            for period_allocator in self._period_allocators.values():
+                period_allocator.drop(BurnCause.GENERATION)
             raise
 
     async def forget(self) -> None:
         """See ``SequenceAllocator.forget``."""
-        await asyncio.gather(*(sequence_allocator.forget() for sequence_allocator in self.allocators))
+        await asyncio.gather(*(allocator.forget() for allocator in self.allocators))
 
     def pop_idle(self) -> list[SequenceAllocator]:
         """Removes and returns the periods that issued nothing since the last call; the caller closes them."""
-        idle = {
-            period: sequence_allocator
-            for period, sequence_allocator in self._sequence_allocators.items()
-            if sequence_allocator.is_idle()
-        }
+        idle = {period: allocator for period, allocator in self._period_allocators.items() if allocator.is_idle()}
         for period in idle:
-            del self._sequence_allocators[period]
+            del self._period_allocators[period]
         return list(idle.values())
 
     def is_idle(self) -> bool:
         """Returns whether there are no periods left and the allocator of the own row is idle."""
-        return self._parent.is_idle() and not self._sequence_allocators
+        return self._parent.is_idle() and not self._period_allocators
 
     def _current_period(self, sequence: Sequence) -> str:
         wall = self._clock.wall()
@@ -168,14 +163,14 @@ class ResettingSequenceAllocator:
         if proof.sequence.reset != self._reset:  # at first, and after another sequence replaced this one
             self._reset, self._until = proof.sequence.reset, -math.inf
         period = self._current_period(proof.sequence)
-        sequence_allocator = self._sequence_allocators.get(period)
-        if sequence_allocator is None:
-            sequence_allocator = self._sequence_allocators[period] = PeriodAllocator(self._name, period, self._shared)
+        period_allocator = self._period_allocators.get(period)
+        if period_allocator is None:
+            period_allocator = self._period_allocators[period] = PeriodAllocator(self._name, period, self._shared)
             now = self._clock.boot()
             ends_at = now + self._until - self._clock.wall()
-            self._shared.high_water_marks.begin_period(self._name, period, now, ends_at, self._sequence_allocators)
-        sequence_allocator.follow(proof)
-        return sequence_allocator
+            self._shared.high_water_marks.begin_period(self._name, period, now, ends_at, self._period_allocators)
+        period_allocator.follow(proof)
+        return period_allocator
 
     async def _renew_proof_of(self, generation: int) -> IdRange:
         """Renews the proof after a period's counter was seen in a newer generation.
@@ -194,7 +189,7 @@ class ResettingSequenceAllocator:
             if now - self._pending_generation[1] >= self._shared.allocation_config.store_timeout:
                 self._pending_generation = (generation, now)
                 await self._complete_advance(generation)
-            raise StoreUnavailable(f"sequence {self._name!r} is being changed")
+            raise StoreUnavailable(f"sequence {self._name!r} is being changed: try again")
         return proof
 
     async def _complete_advance(self, generation: int) -> None:

@@ -123,7 +123,7 @@ class SequenceAllocator:
                 self._burn(BurnCause.CANCELLED, count)
             raise
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.mark_resumed(waiter)
         if self._store_calls.abandoned:
             raise ServerDraining
         if self._clock.boot() >= taken.expires_at:  # the process was paused after the ids were taken

@@ -52,7 +52,8 @@ class StoreCalls:
         """Awaits a call that requests ids.
 
         Raises:
-            StoreOutcomeUnknown: The call did not return within ``store_timeout``; its ids are burned.
+            StoreOutcomeUnknown: The call may have been applied, such as after ``store_timeout``. Its ids are burned, as
+                after a cancellation.
             ServerDraining: The allocator was abandoned meanwhile.
         """
         self.requested += requested

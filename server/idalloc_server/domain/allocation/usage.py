@@ -7,7 +7,7 @@ from idalloc_server.domain.clock import Clock
 # A rate covers the last one to two windows.
 WINDOW_SECONDS = 60.0
 # A shorter span gives no rate: the first ids after a pause would look like a burst.
-LEAST_SECONDS = 10.0
+MIN_SECONDS = 10.0
 # The most names with a rate. Rates are only displayed.
 MAX_RATES = 100_000
 
@@ -51,10 +51,10 @@ class UsageRates:
         self._seen.pop(name, None)
 
     def per_second(self, name: str) -> float | None:
-        """Returns the recent rate in ids a second, or None before ``LEAST_SECONDS`` of observation."""
+        """Returns the recent rate in ids a second, or None before ``MIN_SECONDS`` of observation."""
         seen = self._seen.get(name)
         if seen is None:
             return None
         older, _, value, step = seen
         elapsed = self._clock.boot() - older.at
-        return (value - older.value) / step / elapsed if elapsed >= LEAST_SECONDS else None
+        return (value - older.value) / step / elapsed if elapsed >= MIN_SECONDS else None

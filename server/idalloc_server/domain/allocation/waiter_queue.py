@@ -43,14 +43,14 @@ class WaiterQueue(deque[Waiter]):
         return sum(waiter.id_count for waiter in self._active if waiter.is_served)
 
     def add(self, count: int) -> Waiter:
-        """Appends a waiter, which calls ``discard`` when it resumes."""
+        """Appends a waiter. Its caller calls ``mark_resumed`` when it resumes."""
         waiter = Waiter(count, asyncio.get_running_loop().create_future())
         self.append(waiter)
         self._active.add(waiter)
         return waiter
 
-    def discard(self, waiter: Waiter) -> None:
-        """Marks that a waiter has resumed."""
+    def mark_resumed(self, waiter: Waiter) -> None:
+        """Records that a waiter has resumed, so that its ids no longer count as served."""
         self._active.discard(waiter)
 
     def defer(self, waiters: list[Waiter]) -> None:

@@ -80,14 +80,7 @@ class IdempotentAllocator:
     """
 
     def __init__(
-        self,
-        allocator: Allocator,
-        store: Store,
-        clock: Clock,
-        *,
-        node: str,
-        window: float,
-        store_timeout: float,
+        self, allocator: Allocator, store: Store, clock: Clock, *, node: str, window: float, store_timeout: float
     ) -> None:
         self._allocator = allocator
         self._store = store
@@ -107,7 +100,8 @@ class IdempotentAllocator:
     async def allocate(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[IdRange, int]:
         """Allocates ids, or returns those of an earlier call with the same request id.
 
-        A call that is cancelled before it has ids takes none. Later, its answer is recorded for a retry.
+        A call that is cancelled before it has ids takes none. If it is cancelled after that, its answer is recorded for
+        a retry.
 
         Args:
             sequence: The sequence's name.

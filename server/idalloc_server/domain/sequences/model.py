@@ -103,7 +103,7 @@ class Sequence:
         return value > other if self.step > 0 else value < other
 
     def align(self, value: int) -> int:
-        """Rounds up to the lattice: returns the first start + k * step, k >= -1, that is not before ``value``."""
+        """Rounds in the direction of the step: returns the first start + k * step, k >= -1, not before ``value``."""
         steps = max(0, -((value - self.before_start) // -self.step))
         return self.before_start + steps * self.step
 

@@ -236,9 +236,7 @@ def _check_numbers(sequence: Sequence, json_safe: bool) -> None:
     if not min_value <= start <= max_value:
         raise InvalidRequest("start", f"must be min_value to max_value, {min_value} to {max_value}; is {start}")
     if sequence.before_start > MAX_ID:
-        raise InvalidRequest(
-            "start", f"must be at most {MAX_ID + step}, so that the value one step of {step} before it fits"
-        )
+        raise InvalidRequest("start", f"must be at most {MAX_ID + step}: the store must hold start - step; is {start}")
 
 
 def _check_lease_sizes(sequence: Sequence) -> None:
@@ -255,12 +253,12 @@ def _check_timestamps(sequence: Sequence) -> None:
     if sequence.step != 1:
         raise InvalidRequest("step", f"must be 1 if kind is {kind}; is {sequence.step}")
     if sequence.ordering != Ordering.RISING:
-        raise InvalidRequest("ordering", f"must be RISING or unset if kind is {kind}")
+        raise InvalidRequest("ordering", f"must be RISING or unset if kind is {kind}; is {sequence.ordering.name}")
     if sequence.reset != Reset.NEVER:
-        raise InvalidRequest("reset", f"must be NEVER if kind is {kind}")
+        raise InvalidRequest("reset", f"must be NEVER if kind is {kind}; is {sequence.reset.name}")
     for name in ("min_value", "start"):
-        if getattr(sequence, name) != 1:
-            raise InvalidRequest(name, f"must be 1 or unset if kind is {kind}: the clock determines the first value")
+        if (value := getattr(sequence, name)) != 1:
+            raise InvalidRequest(name, f"must be 1 or unset if kind is {kind}: the clock sets the first id; is {value}")
     room = compile_format(sequence.format).largest_value
     least = _SECONDS_TO_2200 * sequence.kind.per_second
     if room is not None and room < least:

@@ -37,7 +37,7 @@ class Store(Protocol):
         """
         ...
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
         """Advances a counter by ``wanted`` steps in one atomic write, or not at all if fewer ids are left.
 
         ``wanted`` 0 renews a lease: the counter stays, the result has the generation. A timestamp sequence and one
@@ -47,8 +47,8 @@ class Store(Protocol):
             name: The name of the row.
             wanted: At least 0.
             lease_ms: The TTL of the lease, in milliseconds. The row keeps the longest one.
-            seen: If the counter is behind this, it stays and nothing is granted. Otherwise it could pass the value that
-                another node saw, which then could not detect that the store went backwards.
+            floor: If the counter is behind this, it stays and nothing is granted. Otherwise it could pass the value
+                that another node saw, which then could not detect that the store went backwards.
 
         Returns:
             The grant, or None if there is no such row.
@@ -61,7 +61,7 @@ class Store(Protocol):
         ...
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         """Grants unused clock values in one atomic write.
 
@@ -94,8 +94,8 @@ class Store(Protocol):
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """Creates the counter of a period (``name_of_period``), or moves it to a newer generation of its sequence.
 
-        A counter of an older generation gets the settings and advances to ``at_least``, as in ``Revision``. A counter
-        of this generation or a newer one stays unchanged.
+        A new counter starts at the first lattice value at or past ``at_least``. A counter of an older generation gets
+        the settings and advances to ``at_least``, as in ``Revision``. One of this or a newer generation is unchanged.
         """
         ...
 
@@ -107,13 +107,13 @@ class Store(Protocol):
         """
         ...
 
-    async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
+    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
         """Returns rows in byte order of their names, including every write acknowledged before the call.
 
         Args:
             prefix: Only names with this prefix.
             after: Only names after this one; empty for all.
-            most: The most rows to return.
+            limit: The most rows to return.
             deleted: Whether to include tombstones.
             periods: Whether to include counters of periods.
 
@@ -138,7 +138,9 @@ class Store(Protocol):
         ...
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
-        """Inserts allocations whose request ids have no record yet, in one statement; their request ids are distinct.
+        """Inserts allocations whose request ids have no record yet, in one statement.
+
+        ``allocations`` is not empty, and its request ids are distinct.
 
         Returns:
             The stored allocations by request id: the caller's own or earlier ones. Whether a missing one was stored is
@@ -157,14 +159,14 @@ class Store(Protocol):
         """
         ...
 
-    async def count_recorded(self, most: int) -> int:
-        """Returns the number of recorded allocations; a store that scans them stops at ``most``."""
+    async def count_recorded(self, limit: int) -> int:
+        """Returns the number of recorded allocations; a store that scans them stops at ``limit``."""
         ...
 
-    async def forget_recorded(self, retention: Retention, most: int) -> int:
-        """Deletes recorded allocations whose window has passed, among the ``most`` oldest.
+    async def forget_recorded(self, retention: Retention, limit: int) -> int:
+        """Deletes recorded allocations whose window has passed, among the ``limit`` oldest.
 
-        A store may keep the newest allocation, and an allocation that was recorded again, for longer.
+        A store may keep the newest allocations, and an allocation that was recorded again, for longer.
 
         Returns:
             The number of deleted allocations; 0 if none can be deleted now.

@@ -1,6 +1,6 @@
 """Decodes CrateDB's HTTP answers: was the statement applied, can a retry succeed, and what must an operator do.
 
-After an HTTP status of 400 to 499 the statement was not applied; after 408, or 500 and over, it may have been.
+After an HTTP status of 400 to 499, except 408, the statement was not applied. After any other error it may have been.
 Codes: https://cratedb.com/docs/crate/reference/en/latest/interfaces/http.html#error-codes, docs/runbook.md.
 """
 

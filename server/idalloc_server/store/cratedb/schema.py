@@ -97,10 +97,10 @@ def _missing_statements(schema: str, table: Table, found: Mapping[str, str]) -> 
     essential = list(table.columns)[:2]
     for name, kind in table.columns.items():
         if found.get(name) != kind and (name in found or name in essential):
+            wrong = f"{name} must be {kind}, not {found[name]}" if name in found else f"{name} ({kind}) is missing"
             raise StartRefused(
                 "store",
-                f"the table {schema}.{table.name} is not idalloc's: column {name} must be {kind}, not "
-                f"{found.get(name, 'missing')}; choose another schema (?schema=…)",
+                f"the table {schema}.{table.name} is not idalloc's: column {wrong}; choose another schema (?schema=…)",
             )
     return [
         f"ALTER TABLE {table.reference(schema)} ADD COLUMN {name} {kind}"

@@ -45,7 +45,7 @@ _DOWN = (
     f"LEAST(GREATEST(COALESCE(min_value, {DEFAULT_MIN_VALUE}), GREATEST(last_value, 0) - {_MAX_DISTANCE}), last_value)"
     " - last_value"
 )
-# $1 ids; 0 if fewer are left, last_value is NULL, step is 0, the row is no counter, or it is below the floor $4 to $6.
+# $1 ids; 0 if fewer are left, last_value is NULL, step is 0, the row is no counter, or it is behind the floor $4 to $6.
 _GRANTED = (
     f"CASE WHEN {_GENERATION} >= $4 AND last_value >= $5 AND last_value <= $6"
     f" AND $1 <= CASE WHEN COALESCE(mode, '{PERIOD}') = '{PERIOD}' THEN COALESCE("
@@ -138,7 +138,8 @@ class Statements:
 
         self.recorded = f"SELECT {ALLOCATION} FROM {allocations} WHERE request_id = $1"
         self.refresh_allocations = f"REFRESH TABLE {allocations}"
-        # The table has one shard. Its _seq_no grows with every write; a new primary has a higher _primary_term.
+        # The table has one shard. Its _seq_no grows with every write within a _primary_term; a new primary has a higher
+        # term, and may repeat numbers.
         self.newest_allocation = f"SELECT MAX(_seq_no), MAX(_primary_term), MAX(written_at) FROM {allocations}"
         self.count_allocations = f"SELECT COUNT(*) FROM {allocations}"
         # written_at at most, limit; the caller then compares _seq_no, which no condition may do

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from idalloc_server.domain.errors import (
+    NULL_LAST_VALUE,
     SequenceDeleted,
     SequenceInvalid,
     StoreFailure,
@@ -29,9 +30,9 @@ _MAX_CHECKED = 100_000
 class CrateStore:
     """A store in a CrateDB cluster; see ``Store``.
 
-    CrateDB has no transactions. So the mark of a retired store is read before and after a row is created or revived,
-    and after the first grant of each generation of a sequence. If no mark is found after a write, the write came before
-    the mark, and is in the export.
+    CrateDB has no transactions. So the retirement row is read before and after a row is created or revived, and after
+    the first grant of each generation of a sequence. If there is none after a write, the write came before it, and is
+    in the export.
 
     Args:
         http: The transport.
@@ -55,14 +56,14 @@ class CrateStore:
         """See ``Store.open``."""
         await schema.set_up(self._http, self._schema)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
         """See ``Store.grant``."""
         wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a BIGINT holds
-        rows = await self._http.write(self._sql.grant, wanted, lease_ms, name, *_floor_arguments(seen))
+        rows = await self._http.write(self._sql.grant, wanted, lease_ms, name, *_floor_arguments(floor))
         return await self._accept_grant(name, rows)
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         """See ``Store.grant_timestamps``."""
         rows = await self._http.write(
@@ -72,7 +73,7 @@ class CrateStore:
             name,
             clamp_to_bigint(now),
             min(ahead, MAX_STEP),
-            *_floor_arguments(seen),
+            *_floor_arguments(floor),
         )
         grant = await self._accept_grant(name, rows, modes=(TIMESTAMP,))
         # Timestamps between the counter and the clock are lost.
@@ -126,10 +127,10 @@ class CrateStore:
         rows = await self._http.read(self._sql.get, name)
         return _parse_row(rows[0]) if rows else None
 
-    async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
+    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
         """See ``Store.list``."""
         await self._http.read(self._sql.refresh_sequences)
-        arguments = [after, statements.like(prefix), most, *([] if periods else [statements.PERIODS])]
+        arguments = [after, statements.like(prefix), limit, *([] if periods else [statements.PERIODS])]
         rows = await self._http.read(self._sql.list(deleted=deleted, periods=periods), *arguments)
         return [_parse_row(row) for row in rows]
 
@@ -162,7 +163,7 @@ class CrateStore:
             return None
         row = _parse_row(rows[0])
         if row.last_value is None:
-            raise SequenceInvalid(name, "its last_value is NULL")
+            raise SequenceInvalid(name, NULL_LAST_VALUE)
         return await self._end_if_retired(row)
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
@@ -184,16 +185,16 @@ class CrateStore:
         [(seq_no, primary_term, written_at)] = await self._http.read(self._sql.newest_allocation)
         return None if seq_no is None else RecordPosition(seq_no, primary_term, written_at / 1000)
 
-    async def count_recorded(self, most: int) -> int:
+    async def count_recorded(self, limit: int) -> int:
         """See ``Store.count_recorded``."""
         [(count,)] = await self._http.read(self._sql.count_allocations)
         return int(count)
 
-    async def forget_recorded(self, retention: Retention, most: int) -> int:
+    async def forget_recorded(self, retention: Retention, limit: int) -> int:
         """See ``Store.forget_recorded``."""
         # Without a refresh, rows that were just removed would be found again.
         await self._http.read(self._sql.refresh_allocations)
-        rows = await self._http.read(self._sql.oldest_allocations, _ms(retention.last.written_at), most)
+        rows = await self._http.read(self._sql.oldest_allocations, _ms(retention.last.written_at), limit)
         expired = [row[:3] for row in rows if retention.is_over(*row[1:])]
         if expired:
             # One request removes 4,300 rows a second on a busy machine; one request a row removes 53.
@@ -241,10 +242,10 @@ class CrateStore:
         await self._http.close()
 
     async def _retirement_after_write(self) -> Row | None:
-        """Returns the mark of a retirement, after a write.
+        """Returns the retirement row, after a write.
 
         Raises:
-            StoreOutcomeUnknown: The mark could not be read; it may precede the write.
+            StoreOutcomeUnknown: The row could not be read; it may precede the write.
         """
         try:
             return await self.get(RETIREMENT)
@@ -264,7 +265,7 @@ class CrateStore:
     async def _accept_grant(
         self, name: str, rows: Many[Many[Any]], modes: Many[str | None] = (None, PERIOD)
     ) -> Grant | None:
-        """Returns the grant of an answer. Gives it back if the store is retired, or the mark cannot be read."""
+        """Returns the grant of an answer. Gives it back if the store is retired, or its retirement is unknown."""
         try:
             grant = _parse_grant(name, rows, modes)
         except SequenceDeleted:
@@ -305,7 +306,7 @@ def _parse_grant(name: str, rows: Many[Many[Any]], modes: Many[str | None]) -> G
     if mode == DELETED:
         raise SequenceDeleted(name)
     if last_value is None:
-        raise SequenceInvalid(name, "its last_value is NULL")
+        raise SequenceInvalid(name, NULL_LAST_VALUE)
     sequence = packed_settings.unpack(name, step, min_value, max_value, packed)
     generation = _generation(generation)
     return Grant(
@@ -339,8 +340,8 @@ def _generation(found: int | None) -> int:
     return DEFAULT_GENERATION if found is None else found
 
 
-def _floor_arguments(seen: GrantFloor) -> tuple[int, int, int]:
-    return seen.generation, clamp_to_bigint(seen.least), clamp_to_bigint(seen.most)
+def _floor_arguments(floor: GrantFloor) -> tuple[int, int, int]:
+    return floor.generation, clamp_to_bigint(floor.least), clamp_to_bigint(floor.most)
 
 
 def _ms(seconds: float | None) -> int | None:

@@ -73,7 +73,7 @@ class DatabaseFiles:
             raise
 
     def claim(self) -> None:
-        """Keep out processes that use the database with another ``-wal`` or ``-shm``.
+        """Keeps out processes that use the database with another ``-wal`` or ``-shm``.
 
         Both must exist, and an open connection must use them. Waits for up to 2 s for another process to close.
 
@@ -98,7 +98,7 @@ class DatabaseFiles:
         self._identities = identities
 
     def check(self) -> None:
-        """Check that the files are the opened ones, and have no second link.
+        """Checks that the files are the opened ones, and have no second link.
 
         Raises:
             FilesChanged: A file was replaced, removed or linked.
@@ -117,7 +117,7 @@ class DatabaseFiles:
                 raise FilesChanged(f"has another name: {found}", found)
 
     def close(self) -> None:
-        """Release the lock; the connection must already be closed."""
+        """Releases the lock; the connection must already be closed."""
         os.close(self._descriptor)
 
     def _beside(self, suffix: str) -> Path:
@@ -144,7 +144,7 @@ class DatabaseFiles:
 
 
 def _open_or_create(path: Path) -> int:
-    """Open a file; a new one gets mode 600, whatever the umask. SQLite creates -wal and -shm with the same mode."""
+    """Opens a file; a new one gets mode 600, whatever the umask. SQLite creates -wal and -shm with the same mode."""
     flags = os.O_RDWR | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE)
@@ -164,7 +164,7 @@ def _digest(identities: list[tuple[int, int]]) -> int:
 
 
 def _mount(path: Path) -> str:
-    """Return the id of the mount that a path is on; empty if the system does not expose it.
+    """Returns the id of the mount that a path is on; empty if the system does not expose it.
 
     A file that is a mount point is on another mount than its folder. ``os.path.ismount`` misses that within one file
     system, and /proc/self/mountinfo also lists hidden mounts.

@@ -42,18 +42,18 @@ def newest(db: sqlite3.Connection) -> RecordPosition | None:
     return None if highest is None else RecordPosition(highest, written_at=highest)
 
 
-def count(db: sqlite3.Connection, most: int) -> int:
+def count(db: sqlite3.Connection, limit: int) -> int:
     """See ``Store.count_recorded``."""
-    [found] = db.execute("SELECT count(*) FROM (SELECT 1 FROM allocations LIMIT ?)", (most,)).fetchone()
+    [found] = db.execute("SELECT count(*) FROM (SELECT 1 FROM allocations LIMIT ?)", (limit,)).fetchone()
     return int(found)
 
 
-def forget(db: sqlite3.Connection, retention: Retention, most: int) -> int:
-    """See ``Store.forget_recorded``. The newest row stays, since ``record`` continues from its time."""
+def forget(db: sqlite3.Connection, retention: Retention, limit: int) -> int:
+    """See ``Store.forget_recorded``. The rows with the newest time stay, since ``record`` continues from it."""
     oldest = db.execute(
         "SELECT request_id, written_at, window_ms FROM allocations"
         " WHERE written_at <= ? AND written_at < (SELECT max(written_at) FROM allocations) ORDER BY written_at LIMIT ?",
-        (retention.last.number, most),
+        (retention.last.number, limit),
     ).fetchall()
     expired = [(request_id,) for request_id, at, window_ms in oldest if retention.is_over(at, 0, window_ms)]
     db.executemany("DELETE FROM allocations WHERE request_id = ?", expired)

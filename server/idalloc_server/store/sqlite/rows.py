@@ -8,7 +8,7 @@ All arithmetic is in Python, because SQLite silently turns an integer that overf
 import sqlite3
 from typing import Any, NamedTuple
 
-from idalloc_server.domain.errors import SequenceDeleted, SequenceInvalid
+from idalloc_server.domain.errors import NULL_LAST_VALUE, SequenceDeleted, SequenceInvalid
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Sequence
 from idalloc_server.domain.store.records import Grant, GrantFloor, Revision, Row
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
@@ -39,11 +39,11 @@ class _StoredRow(NamedTuple):
     def counter(self) -> int:
         """The counter; raises ``SequenceInvalid`` if it is NULL."""
         if self.row.last_value is None:
-            raise SequenceInvalid(self.row.name, "its last_value is NULL")
+            raise SequenceInvalid(self.row.name, NULL_LAST_VALUE)
         return self.row.last_value
 
 
-def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, seen: GrantFloor) -> Grant | None:
+def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, floor: GrantFloor) -> Grant | None:
     """See ``Store.grant``."""
     found = _read_for_grant(db, name)
     if found is None:
@@ -52,18 +52,18 @@ def grant(db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, seen: G
     left = 0
     if found.mode in (None, packed_settings.PERIOD):
         left = ids_left(before, sequence.step, sequence.min_value, sequence.max_value)
-    granted = 0 if wanted > left or seen.is_ahead_of(before, found.row.generation) else wanted
+    granted = 0 if wanted > left or floor.is_ahead_of(before, found.row.generation) else wanted
     return _write_grant(db, found, lease_ms, before + granted * sequence.step, granted, left - granted)
 
 
 def grant_timestamps(
-    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor
+    db: sqlite3.Connection, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
 ) -> Grant | None:
     """See ``Store.grant_timestamps``."""
     found = _read_for_grant(db, name)
     if found is None:
         return None
-    if found.mode != packed_settings.TIMESTAMP or seen.is_ahead_of(found.counter, found.row.generation):
+    if found.mode != packed_settings.TIMESTAMP or floor.is_ahead_of(found.counter, found.row.generation):
         return _write_grant(db, found, lease_ms, found.counter, 0, 0)
     result = timestamp_grant(found.counter, found.row.sequence.max_value, wanted, now, ahead)
     return _write_grant(db, found, lease_ms, result.last_value, result.granted, result.remaining)
@@ -115,13 +115,15 @@ def get(db: sqlite3.Connection, name: str) -> Row | None:
     return found.row if found else None
 
 
-def list_rows(db: sqlite3.Connection, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
+def list_rows(
+    db: sqlite3.Connection, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool
+) -> list[Row]:
     """See ``Store.list``."""
     # These operators compare text by its bytes; LIKE would ignore case.
     found = db.execute(
         f"SELECT {_COLUMNS} FROM sequences WHERE name > ? AND name >= ? AND substr(name, 1, ?) = ?"
         " AND (? OR mode IS NOT ?) AND (? OR instr(name, ?) = 0) ORDER BY name LIMIT ?",
-        (after, prefix, len(prefix), prefix, deleted, packed_settings.DELETED, periods, PERIOD_SEPARATOR, most),
+        (after, prefix, len(prefix), prefix, deleted, packed_settings.DELETED, periods, PERIOD_SEPARATOR, limit),
     )
     return [_stored_row(columns).row for columns in found]
 

@@ -154,10 +154,7 @@ def _check_database(db: sqlite3.Connection, path: Path) -> set[str]:
     is_ours = application_id == APPLICATION_ID or (application_id == 0 and tables <= {"sequences"})
     keys = [name for name, key in columns.items() if key]
     if not is_ours or (columns and (keys != ["name"] or "last_value" not in columns)):
-        raise StartRefused(
-            "store",
-            f"{path} is a SQLite database of another program; choose another file",
-        )
+        raise StartRefused("store", f"{path} is a SQLite database of another program; choose another file")
     if (version := db.execute("PRAGMA user_version").fetchone()[0]) > _SCHEMA_VERSION:
         raise StartRefused(
             "store",

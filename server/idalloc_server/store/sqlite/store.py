@@ -60,15 +60,15 @@ class SqliteStore:
         """See ``Store.open``."""
         await self._run(self._open)
 
-    async def grant(self, name: str, wanted: int, lease_ms: int, seen: GrantFloor = NO_FLOOR) -> Grant | None:
+    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
         """See ``Store.grant``."""
-        return await self._grant(name, lambda db: rows.grant(db, name, wanted, lease_ms, seen))
+        return await self._grant(name, lambda db: rows.grant(db, name, wanted, lease_ms, floor))
 
     async def grant_timestamps(
-        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, seen: GrantFloor = NO_FLOOR
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
     ) -> Grant | None:
         """See ``Store.grant_timestamps``."""
-        return await self._grant(name, lambda db: rows.grant_timestamps(db, name, wanted, lease_ms, now, ahead, seen))
+        return await self._grant(name, lambda db: rows.grant_timestamps(db, name, wanted, lease_ms, now, ahead, floor))
 
     async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
@@ -82,9 +82,9 @@ class SqliteStore:
         """See ``Store.get``."""
         return await self._read(lambda db: rows.get(db, name))
 
-    async def list(self, prefix: str, after: str, most: int, *, deleted: bool, periods: bool) -> list[Row]:
+    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
         """See ``Store.list``."""
-        return await self._read(lambda db: rows.list_rows(db, prefix, after, most, deleted=deleted, periods=periods))
+        return await self._read(lambda db: rows.list_rows(db, prefix, after, limit, deleted=deleted, periods=periods))
 
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """See ``Store.revise``."""
@@ -102,13 +102,13 @@ class SqliteStore:
         """See ``Store.newest_recorded``."""
         return await self._read(recorded.newest)
 
-    async def count_recorded(self, most: int) -> int:
+    async def count_recorded(self, limit: int) -> int:
         """See ``Store.count_recorded``."""
-        return await self._read(lambda db: recorded.count(db, most))
+        return await self._read(lambda db: recorded.count(db, limit))
 
-    async def forget_recorded(self, retention: Retention, most: int) -> int:
+    async def forget_recorded(self, retention: Retention, limit: int) -> int:
         """See ``Store.forget_recorded``."""
-        return await self._write(lambda db: recorded.forget(db, retention, most))
+        return await self._write(lambda db: recorded.forget(db, retention, limit))
 
     async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
         """See ``Store.give_back``."""

@@ -205,8 +205,8 @@ def test_a_timestamp_out_of_range_is_reported(settings: dict[str, Any], last_val
         ({"step": "-10", "min_value": str(-(2**62))}, -(2**63) + 1, -(2**63) + 1),
     ],
 )
-def test_a_counter_is_rounded_up_to_the_lattice(settings: dict[str, Any], last_value: int, counter: int) -> None:
-    """P1: a counter is rounded up to the lattice, and exports to the same line."""
+def test_a_counter_is_aligned_to_the_lattice(settings: dict[str, Any], last_value: int, counter: int) -> None:
+    """P1: a counter is aligned to the lattice in the direction of the step, and exports to the same line."""
     content = json.dumps(line(settings, last_value=str(last_value))).encode()
     file = read_export([HEAD, content])
     assert file.problems == []
@@ -215,8 +215,8 @@ def test_a_counter_is_rounded_up_to_the_lattice(settings: dict[str, Any], last_v
     assert read_export([HEAD, row_line(file.items[0].row).encode()]).items[0].row == file.items[0].row
 
 
-def test_a_period_counter_is_rounded_up_to_the_lattice() -> None:
-    """P1: a period's counter is rounded up to the lattice, and to the start."""
+def test_a_period_counter_is_aligned_to_the_lattice() -> None:
+    """P1: a period's counter is aligned to the lattice, and is not before the start."""
     numbers = enumerate((-5, 37, MAX_ID))
     periods = [period(period=str(2020 + at), last_value=str(last_value)) for at, last_value in numbers]
     lines = [BILLS | {"settings": YEARLY | TENS}, *periods]

@@ -65,3 +65,13 @@ async def test_an_empty_page_before_the_end_is_rejected(filled: Node, store: Mem
     page, after = await filled.service.list("n3", "", 5, deleted=False, visible=visible)
     assert ([summary.row.name for summary in page], after) == (["n39"], "")
     assert await filled.service.list("", "n39", 5, deleted=False, visible=visible) == ([], "")
+
+
+async def test_the_next_page_starts_after_the_last_name(node: Node) -> None:
+    """Pages of a prefix continue after the last name."""
+    for name in ("a", "b", "ba", "c"):
+        await node.service.create(name, {}, new_token())
+    found, after = await node.service.list("b", "", 1, deleted=False)
+    assert ([summary.row.name for summary in found], after) == (["b"], "b")
+    found, after = await node.service.list("b", "b", 1, deleted=False)
+    assert ([summary.row.name for summary in found], after) == (["ba"], "")

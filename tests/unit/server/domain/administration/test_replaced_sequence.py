@@ -28,14 +28,14 @@ async def replace(
     return old, fresh
 
 
-SHAPES = [({}, DAILY), (DAILY, {}), ({}, DOWN), (DOWN, {}), ({}, TIMESTAMPS), (TIMESTAMPS, {}), (DOWN, DAILY)]
+FIXED_SETTINGS = [({}, DAILY), (DAILY, {}), ({}, DOWN), (DOWN, {}), ({}, TIMESTAMPS), (TIMESTAMPS, {}), (DOWN, DAILY)]
 
 
-@pytest.mark.parametrize(("before", "after"), SHAPES)
+@pytest.mark.parametrize(("before", "after"), FIXED_SETTINGS)
 async def test_a_replaced_sequence_stops_until_it_is_advanced(
     store: MemoryStore, clock: FakeClock, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> None:
-    """P3: a node issues nothing from a sequence of another shape until an operator advances it."""
+    """P3: a node issues nothing from a sequence with other fixed settings until an operator advances it."""
     old, fresh = await replace(store, clock, before, after)
     for _ in range(3):
         with pytest.raises(StoreWentBackwards, match=r"of another sequence \(.*advanced past"):

@@ -98,16 +98,6 @@ async def test_a_forecast_ends_with_its_period(node: Node, store: MemoryStore, c
     assert fast.exhaust_time is not None
 
 
-async def test_the_next_page_starts_after_the_last_name(node: Node) -> None:
-    """Pages of a prefix continue after the last name."""
-    for name in ("a", "b", "ba", "c"):
-        await node.service.create(name, {}, new_token())
-    found, after = await node.service.list("b", "", 1, deleted=False)
-    assert ([summary.row.name for summary in found], after) == (["b"], "b")
-    found, after = await node.service.list("b", "b", 1, deleted=False)
-    assert ([summary.row.name for summary in found], after) == (["ba"], "")
-
-
 async def test_advances_and_timestamps_do_not_count_as_rate(node: Node, clock: FakeClock) -> None:
     """Neither skipped ids nor the time in timestamps count as a rate."""
     await node.service.create("ev", {"kind": Kind.TIMESTAMP_MS}, new_token())

@@ -6,9 +6,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from idalloc_server.domain.allocation import usage
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.errors import (
     Refusal,
     SequenceDeleted,
@@ -171,14 +169,3 @@ async def test_a_clock_set_forward_removes_no_mark(store: MemoryStore, clock: Fa
     store.rows[counter].last_value = 5
     with pytest.raises(StoreWentBackwards):
         await allocator.allocate("s", 1)
-
-
-def test_the_number_of_rates_is_limited(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond MAX_RATES names, the rate with the oldest refill is evicted."""
-    monkeypatch.setattr(usage, "MAX_RATES", 3)
-    rates = UsageRates(clock)
-    for name in ("a", "b", "c", "a", "d", "e"):
-        rates.record(name, 1, 1)
-    clock.advance(20.0)
-    known = [name for name in "abcde" if rates.per_second(name) is not None]
-    assert known == ["a", "d", "e"]

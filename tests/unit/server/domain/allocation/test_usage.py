@@ -2,6 +2,7 @@
 
 import pytest
 
+from idalloc_server.domain.allocation import usage
 from idalloc_server.domain.allocation.usage import WINDOW_SECONDS, UsageRates
 from tests.support.fake_store import FakeClock
 
@@ -35,7 +36,7 @@ def test_a_counter_that_moves_back_restarts_the_rate(clock: FakeClock) -> None:
 
 
 def test_a_short_span_has_no_rate(clock: FakeClock) -> None:
-    """Before LEAST_SECONDS of observation there is no rate."""
+    """Before MIN_SECONDS of observation there is no rate."""
     rates = UsageRates(clock)
     rates.record("s", 1, 1)
     clock.advance(2.0)
@@ -44,3 +45,14 @@ def test_a_short_span_has_no_rate(clock: FakeClock) -> None:
     assert rates.per_second("s") is None
     clock.advance(0.1)
     assert rates.per_second("s") == pytest.approx(99.9)
+
+
+def test_the_number_of_rates_is_limited(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond MAX_RATES names, the rate with the oldest refill is evicted."""
+    monkeypatch.setattr(usage, "MAX_RATES", 3)
+    rates = UsageRates(clock)
+    for name in ("a", "b", "c", "a", "d", "e"):
+        rates.record(name, 1, 1)
+    clock.advance(20.0)
+    known = [name for name in "abcde" if rates.per_second(name) is not None]
+    assert known == ["a", "d", "e"]
