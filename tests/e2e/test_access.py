@@ -57,7 +57,7 @@ def test_a_running_server_follows_its_access_file(tmp_path: Path, transport: str
         assert allocate_status(server, old, "customers") == grpc.StatusCode.PERMISSION_DENIED
         assert allocate_status(server, "") == grpc.StatusCode.UNAUTHENTICATED
         file.write_text("[[identity]]\n" + file.read_text())
-        wait_until(lambda: len(log_events(server, "access_not_reloaded")) == workers)
+        wait_until(lambda: len(log_events(server, "access_not_reloaded")) == workers, seconds=60)
         assert allocate_status(server, old) == grpc.StatusCode.OK
         file.unlink()
         new = new_token(file, "new", "--allocate", "*")
@@ -67,7 +67,8 @@ def test_a_running_server_follows_its_access_file(tmp_path: Path, transport: str
                 lambda: (
                     allocate_status(server, new) == grpc.StatusCode.OK
                     and allocate_status(server, old) != grpc.StatusCode.OK
-                )
+                ),
+                seconds=60,
             )
         assert server.stop() == 0
         log = server.log.read_text()
@@ -158,10 +159,10 @@ def test_a_replaced_worker_authenticates_if_the_old_one_did(tmp_path: Path) -> N
     with running(tmp_path, access=file, workers=2) as server:
         assert allocate_status(server, token) == grpc.StatusCode.OK
         file.write_text("[[quota]]\nsequence = '*'\ncalls_per_second = 1000\n")
-        wait_until(lambda: len(log_events(server, "access_reloaded")) == 2)
+        wait_until(lambda: len(log_events(server, "access_reloaded")) == 2, seconds=60)
         [first, *_] = log_events(server, "worker_started")
         subprocess.run(["kill", "-KILL", str(first["pid"])], check=True)
-        wait_until(lambda: len(log_events(server, "worker_started")) == 3)
+        wait_until(lambda: len(log_events(server, "worker_started")) == 3, seconds=60)
         for _ in range(8):
             assert allocate_status(server, token) == grpc.StatusCode.UNAUTHENTICATED
             assert allocate_status(server, "") == grpc.StatusCode.UNAUTHENTICATED

@@ -35,14 +35,14 @@ def test_replaced_workers_keep_requiring_authentication(tmp_path: Path) -> None:
     with running(tmp_path, access=file, workers=2) as server:
         assert statuses(server) == {grpc.StatusCode.OK}
         token = new_token(file, "old", "--allocate", "*")
-        wait_until(lambda: len(log_events(server, "access_reloaded")) == 2)
+        wait_until(lambda: len(log_events(server, "access_reloaded")) == 2, seconds=60)
         assert statuses(server) == {grpc.StatusCode.UNAUTHENTICATED}
         assert statuses(server, token) == {grpc.StatusCode.OK}
         replace(file, QUOTA)
-        wait_until(lambda: len(log_events(server, "access_reloaded")) == 4)
+        wait_until(lambda: len(log_events(server, "access_reloaded")) == 4, seconds=60)
         for line in log_events(server, "worker_started"):
             os.kill(line["pid"], signal.SIGKILL)
-        wait_until(lambda: len(log_events(server, "worker_started")) == 4)
-        wait_until(lambda: allocate_status(server, "") != grpc.StatusCode.UNAVAILABLE)
+        wait_until(lambda: len(log_events(server, "worker_started")) == 4, seconds=60)
+        wait_until(lambda: allocate_status(server, "") != grpc.StatusCode.UNAVAILABLE, seconds=60)
         assert statuses(server) == {grpc.StatusCode.UNAUTHENTICATED}
         assert server.stop() == 0

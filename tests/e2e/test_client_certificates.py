@@ -101,7 +101,9 @@ def test_an_expired_certificate_is_refused_on_resumption(tmp_path: Path, authent
             request = pb.StreamRangesRequest(sequence="orders", total_id_count=10**9, chunk_id_count=1)
             messages = stub.StreamRanges(request, timeout=60)
             next(messages)
-            wait_until(lambda: place.answer(shown)[0] == grpc.StatusCode.UNAVAILABLE, "the handshake refuses it")
+            wait_until(
+                lambda: place.answer(shown)[0] == grpc.StatusCode.UNAVAILABLE, "the handshake refuses it", seconds=60
+            )
             for ended in (
                 place.answer(shown, tickets),
                 answer_of(lambda: allocate(channel)),

@@ -62,8 +62,8 @@ def test_a_revocation_is_retried_without_descriptors(tmp_path: Path) -> None:
         new = new_token(tmp_path / "next.toml", "new", "--allocate", "*")
         with exhausted(server):
             (tmp_path / "next.toml").replace(file)
-            wait_until(lambda: bool(log_events(server, "access_not_reloaded")))
-        wait_until(lambda: bool(log_events(server, "access_reloaded")))
+            wait_until(lambda: bool(log_events(server, "access_not_reloaded")), seconds=60)
+        wait_until(lambda: bool(log_events(server, "access_reloaded")), seconds=60)
         assert allocate_status(server, old) == UNAUTHENTICATED
         assert allocate_status(server, new) == OK
         [failed, *_] = log_events(server, "access_not_reloaded")
@@ -76,13 +76,13 @@ def test_a_renewal_is_retried_without_descriptors(tmp_path: Path) -> None:
     with running(tmp_path, **files.flags) as server:
         idle = len(descriptors(server))
         before, _ = files.shown(server)
-        wait_until(lambda: len(descriptors(server)) <= idle)
+        wait_until(lambda: len(descriptors(server)) <= idle, seconds=60)
         with exhausted(server, left=1):  # for the connection
             written = files.write()
             assert files.shown(server)[0] == before
             [failed] = log_events(server, "certificates_not_reloaded")
             assert "Too many open files" in failed["error"]
-        wait_until(lambda: files.shown(server)[0] == written)
+        wait_until(lambda: files.shown(server)[0] == written, seconds=60)
         assert log_events(server, "certificates_reloaded")
 
 
@@ -97,17 +97,17 @@ def test_an_empty_access_file_rejects_everyone(tmp_path: Path, content: str | No
             file.unlink()
         else:
             put(file, content)
-        wait_until(lambda: allocate_status(server, token) == UNAUTHENTICATED)
-        wait_until(lambda: len(log_events(server, "access_empty")) == workers)
+        wait_until(lambda: allocate_status(server, token) == UNAUTHENTICATED, seconds=60)
+        wait_until(lambda: len(log_events(server, "access_empty")) == workers, seconds=60)
         assert {allocate_status(server, token) for _ in range(4)} == {UNAUTHENTICATED}
         assert allocate_status(server, "") == UNAUTHENTICATED
         if workers > 1:  # a worker that starts now
             [first, *_] = log_events(server, "worker_started")
             os.kill(first["pid"], signal.SIGKILL)
-            wait_until(lambda: len(log_events(server, "worker_started")) == 3)
+            wait_until(lambda: len(log_events(server, "worker_started")) == 3, seconds=60)
             assert {allocate_status(server, token) for _ in range(4)} == {UNAUTHENTICATED}
         token = new_token(file, "new", "--allocate", "*")
-        wait_until(lambda: allocate_status(server, token) == OK)
+        wait_until(lambda: allocate_status(server, token) == OK, seconds=60)
 
 
 def test_removing_an_access_file_of_quotas_rejects_everyone(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_removing_an_access_file_of_quotas_rejects_everyone(tmp_path: Path) -> N
     with running(tmp_path, access=file) as server:
         assert allocate_status(server, "") == OK
         file.unlink()
-        wait_until(lambda: allocate_status(server, "") == UNAUTHENTICATED)
+        wait_until(lambda: allocate_status(server, "") == UNAUTHENTICATED, seconds=60)
 
 
 # Makes the terminal on standard output the controlling terminal, as a shell does, and executes the command.
@@ -177,7 +177,7 @@ def test_under_nohup_the_server_outlives_its_terminal(tmp_path: Path, workers: i
     """A server that ignores SIGHUP at startup survives its terminal."""
     with in_terminal(tmp_path, "SIG_IGN", workers=workers) as (server, terminal):
         os.close(terminal)
-        wait_until(lambda: len(log_events(server, "reloading")) >= workers)
+        wait_until(lambda: len(log_events(server, "reloading")) >= workers, seconds=60)
         assert server.stop() == 0
 
 
@@ -193,14 +193,14 @@ def test_sighup_reloads_access_and_certificates(tmp_path: Path, workers: int) ->
             return all(len(log_events(server, event)) == times * workers for event in events)
 
         server.send(signal.SIGHUP)
-        wait_until(lambda: reloaded(1))
+        wait_until(lambda: reloaded(1), seconds=60)
         server.send(signal.SIGHUP)
-        wait_until(lambda: reloaded(2))
+        wait_until(lambda: reloaded(2), seconds=60)
         files.key.write_text("no key")
         server.send(signal.SIGHUP)
-        wait_until(lambda: len(log_events(server, "certificates_not_reloaded")) == workers)
+        wait_until(lambda: len(log_events(server, "certificates_not_reloaded")) == workers, seconds=60)
         written = files.write()
         server.send(signal.SIGHUP)
-        wait_until(lambda: len(log_events(server, "certificates_reloaded")) == 3 * workers)
+        wait_until(lambda: len(log_events(server, "certificates_reloaded")) == 3 * workers, seconds=60)
         assert files.shown(server)[0] == written
         assert server.stop() == 0

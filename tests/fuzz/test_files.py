@@ -260,7 +260,7 @@ NODE_LOG = b'{"event": "burned", "sequence": "orders", "ids": 3, "cause": "crash
     ids=["rows", "rows1", "lines", "export", "node"],
 )
 def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], bytes], tried: str) -> None:
-    """A log with any content is verified or refused as NoLog."""
+    """A log with any content is verified, or rejected with InvalidFile."""
     valid = st.just(content())
     file, other = folder / "one.log", LOG.write(folder / "other.jsonl")
     odd: list[Any] = [*ODD_TEXTS, None, 0, 1, -1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 1.5, [], {}]

@@ -82,7 +82,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], object], what: str = "the condition", seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], what: str = "the condition", seconds: float = 30) -> None:
     """Polls a condition until it holds, and fails after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -32,16 +32,16 @@ def expand_run(first: str, step: int, count: int) -> list[str]:
     """Expand a run of document ids.
 
     Args:
-        first: The first id: a prefix of 12 characters, then the serial in 16 hexadecimal digits.
+        first: The first id: the 12 characters that the ids share, then the serial in 16 hexadecimal digits.
         step: The distance between serials, at least 1.
         count: The number of ids.
     """
-    prefix, serial = first[:12], int(first[12:], 16)
+    shared, serial = first[:12], int(first[12:], 16)
     doc_ids: list[str] = []
     while len(doc_ids) < count:
         block, offset = divmod(serial, 4096)
-        shared = f"{prefix}{block:013x}"
+        leading = f"{shared}{block:013x}"
         suffixes = _SUFFIXES[offset : offset + step * (count - len(doc_ids)) : step]
-        doc_ids += [shared + suffix for suffix in suffixes]
+        doc_ids += [leading + suffix for suffix in suffixes]
         serial += step * len(suffixes)
     return doc_ids

@@ -201,5 +201,6 @@ class Pool:
         if self._late_ranges >= MAX_LATE_RANGES:
             self._late_ranges = 0
             raise DeadlineExceeded(
-                f"{MAX_LATE_RANGES} ranges of sequence {self._sequence!r} in a row had expired on arrival"
+                f"{MAX_LATE_RANGES} ranges of sequence {self._sequence!r} in a row had expired on arrival; "
+                "check the latency to the server, or raise its lease_ttl"
             )

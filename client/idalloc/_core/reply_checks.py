@@ -38,8 +38,8 @@ MIN_TIME, MAX_TIME = -62_135_596_800, 253_402_300_799
 
 # How many characters of a text an error quotes.
 _QUOTED_LENGTH = 60
-# The length of the prefix that the document ids of a server process share; the serial follows.
-_PREFIX_LENGTH = 12
+# The 12 characters that the document ids of a server process share; the serial follows.
+_SHARED_LENGTH = 12
 _MAX_SERIAL = 2**64 - 1
 _DOC_ID = re.compile(r"[0-9a-f]{28}")
 _PERIOD = re.compile(r"[0-9]{4}(-[0-9]{2}(-[0-9]{2})?)?")
@@ -129,7 +129,7 @@ class ChunkChecker:
     def __init__(self, request: StreamRequest) -> None:
         self.missing = request.total_id_count
         self._request = request
-        self._last: tuple[str, Any] | None = None  # the last message's period or prefix, and its last id
+        self._last: tuple[str, Any] | None = None  # the last message's period or shared characters, and its last id
 
     def check(self, reply: pb.StreamRangesResponse | pb.StreamDocIdsResponse) -> int:
         """Check the next message as ``check_chunk`` does, and that its ids come after those of the previous message."""
@@ -140,11 +140,11 @@ class ChunkChecker:
         elif reply.runs:
             first = reply.runs[0].first_doc_id
             self._check_order(
-                reply, "runs[0].first_doc_id", first[:_PREFIX_LENGTH], first, _last_doc_id(reply.runs[-1]), 1
+                reply, "runs[0].first_doc_id", first[:_SHARED_LENGTH], first, _last_doc_id(reply.runs[-1]), 1
             )
         else:
             first = reply.doc_ids[0]
-            self._check_order(reply, "doc_ids[0]", first[:_PREFIX_LENGTH], first, reply.doc_ids[-1], 1)
+            self._check_order(reply, "doc_ids[0]", first[:_SHARED_LENGTH], first, reply.doc_ids[-1], 1)
         self.missing -= count
         return count
 
@@ -212,7 +212,7 @@ def _check_doc_ids(reply: DocIds, min_count: int, max_count: int, view: int) -> 
             raise _invalid_doc_id(reply, f"runs[{number}].first_doc_id", first)
         if first <= last:
             raise protocol_error(reply, f"runs[{number}].first_doc_id", f"is {quote(first)}", f"an id after {last}")
-        if step < 1 or int(first[_PREFIX_LENGTH:], 16) + (more - 1) * step > _MAX_SERIAL:
+        if step < 1 or int(first[_SHARED_LENGTH:], 16) + (more - 1) * step > _MAX_SERIAL:
             raise protocol_error(
                 reply, f"runs[{number}].step", f"is {step}", f"at least 1, and {more} serials below 2^64"
             )
@@ -224,8 +224,8 @@ def _check_doc_ids(reply: DocIds, min_count: int, max_count: int, view: int) -> 
 
 
 def _last_doc_id(run: pb.DocIdRun) -> str:
-    serial = int(run.first_doc_id[_PREFIX_LENGTH:], 16) + (run.id_count - 1) * run.step
-    return f"{run.first_doc_id[:_PREFIX_LENGTH]}{serial:016x}"
+    serial = int(run.first_doc_id[_SHARED_LENGTH:], 16) + (run.id_count - 1) * run.step
+    return f"{run.first_doc_id[:_SHARED_LENGTH]}{serial:016x}"
 
 
 def _check_doc_id_texts(reply: DocIds, min_count: int, max_count: int) -> int:

@@ -60,20 +60,20 @@ def update_node_request(
     prefix: int | None, auto_increment_offset: int | None, auto_increment_increment: int | None, persist: bool
 ) -> UpdateNodeRequest:
     """Return a request that changes the settings that are not None."""
-    settings = {
+    arguments = {
         "prefix": prefix,
         "auto_increment_offset": auto_increment_offset,
         "auto_increment_increment": auto_increment_increment,
     }
-    paths = [name for name, value in settings.items() if value is not None]
-    if not paths:
+    settings = {name: value for name, value in arguments.items() if value is not None}
+    if not settings:
         raise ValueError("nothing to change: no setting was given")
     node = Node(
-        prefix=prefix or 0,
-        auto_increment_offset=auto_increment_offset or 0,
-        auto_increment_increment=auto_increment_increment or 0,
+        prefix=settings.get("prefix", 0),
+        auto_increment_offset=settings.get("auto_increment_offset", 0),
+        auto_increment_increment=settings.get("auto_increment_increment", 0),
     )
-    return UpdateNodeRequest(node=node, update_mask=FieldMask(paths=paths), persist=persist)
+    return UpdateNodeRequest(node=node, update_mask=FieldMask(paths=list(settings)), persist=persist)
 
 
 def doc_ids_request(

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from idalloc._core import errors
 from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, ServerUnreachable, Unavailable
 from idalloc._core.reply_checks import check_duration
-from idalloc._core.tls_errors import find_tls_error
+from idalloc._core.tls_errors import find_tls_failure
 
 DOMAIN = "idalloc"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -98,9 +98,9 @@ def _without_details(code: grpc.StatusCode, message: str, target: str, retry_aft
     kind = _BY_CODE.get(code, IdallocError)
     reason = None if code in _BY_CODE else code.name
     if kind in _NO_ANSWER:
-        if tls_error := find_tls_error(message):
-            message = f"no answer from {target}: {tls_error.description} ({message})"
-            return kind(message, code=code, metadata={"tls": tls_error.kind})
+        if tls_failure := find_tls_failure(message):
+            message = f"no answer from {target}: {tls_failure.description} ({message})"
+            return kind(message, code=code, metadata={"tls": tls_failure.kind})
         message = f"no answer from {target}: {message}"
     elif code is grpc.StatusCode.UNIMPLEMENTED:
         message = f"{target} does not implement this method; it may run an older idalloc or another service: {message}"

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 
-class TlsError(NamedTuple):
+class TlsFailure(NamedTuple):
     """The cause of a TLS failure.
 
     Attributes:
@@ -22,7 +22,7 @@ _CAUSES = (
     (
         r"Hostname Verification Check failed|is not in peer certificate",
         "name",
-        "the server's certificate is not valid for the target's name",
+        "the server's certificate is not valid for the expected name",
     ),
     (r"WRONG_VERSION_NUMBER|HTTP_REQUEST", "plaintext", "the server does not use TLS"),
     (r"ALERT|CERTIFICATE_REQUIRED", "refused", "the server rejected the client's certificate"),
@@ -36,9 +36,9 @@ _CAUSES = (
 )
 
 
-def find_tls_error(message: str) -> TlsError | None:
+def find_tls_failure(message: str) -> TlsFailure | None:
     """Return the TLS failure that a gRPC error message reports, or None if it reports none."""
     for pattern, kind, description in _CAUSES:
         if re.search(pattern, message, re.DOTALL):
-            return TlsError(kind, description)
+            return TlsFailure(kind, description)
     return None

@@ -56,8 +56,8 @@ RECORD, NAME = 1, 2
 RISING, DOC_IDS = 1, 2
 # The separator of sequence and period in a name, as in the store.
 PERIOD_SEPARATOR = "\x1f"
-# The length of a document id's name in rows. Its unsigned serial is stored less the offset.
-HEAD = 12
+# The 12 characters that the ids of a run share, their name in rows. The unsigned serial is stored less the offset.
+SHARED_LENGTH = 12
 SERIAL_OFFSET = 2**63
 
 # The largest distance between serials: MySQL's maximum of auto_increment_increment.
@@ -68,7 +68,7 @@ _ORDERING_RISING = 2
 
 
 class Run(NamedTuple):
-    """Document ids that share a prefix, with serials at one distance."""
+    """Document ids that share their first 12 characters, with evenly spaced serials."""
 
     first: str
     step: int
@@ -126,10 +126,10 @@ class BinaryEncoder:
         rows = []
         self._new = set()
         for first, step, id_count in runs:
-            head, serial = first[:HEAD], int(first[HEAD:], 16) - SERIAL_OFFSET
-            if head not in self._written and head not in self._new:
-                rows.append(self._name_rows(head))
-            content = (RECORD, DOC_IDS, 0, self._numbers[head], 0, 0, serial, step, id_count, asked, answered, b"")
+            shared, serial = first[:SHARED_LENGTH], int(first[SHARED_LENGTH:], 16) - SERIAL_OFFSET
+            if shared not in self._written and shared not in self._new:
+                rows.append(self._name_rows(shared))
+            content = (RECORD, DOC_IDS, 0, self._numbers[shared], 0, 0, serial, step, id_count, asked, answered, b"")
             rows.append(_row(CONTENT.pack(*content)))
         return b"".join(rows)
 
@@ -188,10 +188,10 @@ def to_runs(texts: Iterable[str]) -> list[Run]:
     """Group document ids into runs, in their order."""
     runs: list[Run] = []
     for text in texts:
-        head, serial = text[:HEAD], int(text[HEAD:], 16)
-        if runs and runs[-1].first[:HEAD] == head:
+        shared, serial = text[:SHARED_LENGTH], int(text[SHARED_LENGTH:], 16)
+        if runs and runs[-1].first[:SHARED_LENGTH] == shared:
             first, step, id_count = runs[-1]
-            first_serial = int(first[HEAD:], 16)
+            first_serial = int(first[SHARED_LENGTH:], 16)
             if id_count == 1 and 0 < serial - first_serial <= _MAX_STEP:
                 step = serial - first_serial
             if serial == first_serial + id_count * step:

@@ -115,7 +115,7 @@ class Client(BaseClient):
     ) -> range:
         """Allocate n ids in one contiguous range. They belong to the caller for ever.
 
-        The numbers of a sequence with a reset repeat in each period; use ``allocate_texts``, whose texts contain it.
+        The numbers of a sequence with a reset repeat in each period; ``allocate_texts`` returns texts with the period.
 
         If a reply is lost, a retry, by gRPC or by the caller, allocates another range, and the first one is a gap. To
         avoid the gap, pass a request id: the server records the reply before it sends it, which costs one write to the
@@ -194,7 +194,7 @@ class Client(BaseClient):
 
         If the stream breaks, for example because the server restarts, the client requests the missing ids again, for
         half a minute without progress. So there may be more ranges than total / chunk, and any of them may be short.
-        The iterator is for one thread. To stop early leaves a gap.
+        The iterator is for one thread. Stopping early leaves a gap.
 
         Args:
             sequence: The sequence's name, as in ``allocate_range``.

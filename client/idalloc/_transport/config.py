@@ -78,7 +78,7 @@ class ChannelConfig:
         self.options: list[tuple[str, str | int]] = []
         if server_name:
             if credentials is None:
-                raise ChannelConfigError("server_name", "requires TLS: set ca, cert or credentials, too")
+                raise ChannelConfigError("server_name", "requires TLS: set tls, ca or cert (or credentials), too")
             self.options.append(("grpc.default_authority", server_name))
         elif "," in target:
             # By default gRPC sends the whole list as the authority, which some servers reject.
@@ -170,7 +170,7 @@ def read_channel_arguments(
         given, missing = ("cert", "key") if cert else ("key", "cert")
         raise ChannelConfigError(missing, f"must be given with {given}")
     if token and token_file:
-        raise ChannelConfigError("token_file", "cannot be combined with token")
+        raise ChannelConfigError("token_file", "cannot be combined with token (IDALLOC_TOKEN); set one of them")
     credentials = _load_credentials(ca, cert, key) if tls or ca or cert else None
     if token_file:
         token = read_token(token_file)
@@ -284,7 +284,7 @@ def _read(setting: str, file: str | os.PathLike[str]) -> bytes:
     except OSError as error:
         name = os.fspath(file)
         if name.startswith("idalloc_") or "-----BEGIN " in name:  # a secret in place of its file
-            name = "this path, which looks like the secret itself"
+            name = "this path, which looks like the secret itself (give the path of a file that contains it)"
         raise ChannelConfigError(setting, f"cannot read {name}: {error.strerror}") from None
 
 

@@ -93,5 +93,5 @@ def _report(error: Exception, args: Sequence[str]) -> int:
 
 
 def _fail(line: str, code: int) -> int:
-    _output.write_error(line)
+    _output.write_stderr(line)
     return code

@@ -43,8 +43,7 @@ def bench(
     sequence: Annotated[str, typer.Option(metavar="NAME", help="The sequence to allocate from.")] = "bench",
     id_count: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="Ids per unary call.")] = 1,
     total_ids: Annotated[
-        int | None,
-        typer.Option(metavar="N", parser=parse_count, help="Ids per stream; default: 100,000."),
+        int | None, typer.Option(metavar="N", parser=parse_count, help="Ids per stream; default: 100,000.")
     ] = None,
     chunk: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="Ids per message of a stream.")] = 10_000,
     concurrency: Annotated[
@@ -93,7 +92,7 @@ def bench(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "hdrh":
             raise
-        _output.write_error("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'")
+        _output.write_stderr("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'")
         raise typer.Exit(2) from error
     plan = _plan.Plan(
         target,

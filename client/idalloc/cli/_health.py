@@ -42,9 +42,9 @@ def health(
         _output.write_lines([status])
     if not as_json:
         for name, error in failing.items():
-            _output.write_error(f"{name}: NOT_SERVING: {error}")
+            _output.write_stderr(f"{name}: NOT_SERVING: {error}")
     if status != "SERVING":
-        _output.write_error(f"{status}: {service or 'the server'} at {target}")
+        _output.write_stderr(f"{status}: {service or 'the server'} at {target}")
         raise typer.Exit(1)
 
 

@@ -55,13 +55,13 @@ Texts = Annotated[
 def _warn_of_periods(periods: Iterable[str]) -> None:
     """Warn that numbers repeat in other periods of a sequence with a reset."""
     for period in filter(None, periods):
-        _output.write_error(f"ids of period {period}; other periods repeat these numbers: --texts adds the period")
+        _output.write_stderr(f"ids of period {period}; other periods repeat these numbers: --texts adds the period")
 
 
 def _report_created(reply: "AllocateRangeResponse | StreamRangesResponse", sequence: str) -> None:
     """Report a sequence that the call created: its name may be mistyped."""
     if reply.created:
-        _output.write_error(f"created sequence {sequence!r}")
+        _output.write_stderr(f"created sequence {sequence!r}")
 
 
 # The server's limit on document ids in one message.

@@ -26,7 +26,7 @@ def parse_seconds(text: str) -> float:
     """Parse a positive duration, such as 500ms, 30s or 2m, into seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
     if match is None or float(match[1]) == 0:
-        raise typer.BadParameter(f"must be a positive duration such as 500ms, 30s or 2m, not {text}")
+        raise typer.BadParameter(f"must be a positive duration such as 500ms, 30s or 2m, not {text!r}")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -35,7 +35,7 @@ def integer_parser(minimum: int, maximum: int) -> Callable[[str | int], int]:
 
     def parse(text: str | int) -> int:
         if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not minimum <= int(text) <= maximum:
-            raise typer.BadParameter(f"must be a whole number from {minimum} to {maximum}, not {text}")
+            raise typer.BadParameter(f"must be a whole number from {minimum} to {maximum}, not {text!r}")
         return int(text)
 
     return parse
@@ -44,7 +44,7 @@ def integer_parser(minimum: int, maximum: int) -> Callable[[str | int], int]:
 def parse_count(text: str | int) -> int:
     """Parse a number of ids. A default is passed as an integer."""
     if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not 1 <= int(text) < 2**63:
-        raise typer.BadParameter(f"must be a whole number from 1 to 2^63-1, not {text}")
+        raise typer.BadParameter(f"must be a whole number from 1 to 2^63-1, not {text!r}")
     return int(text)
 
 
@@ -155,7 +155,7 @@ def set_global_options(
     """Store the global options in the context, and warn of unknown environment variables."""
     if not is_plugin(context.invoked_subcommand):  # the server rejects unknown variables itself
         for warning in unknown_variables(os.environ):
-            _output.write_error(warning)
+            _output.write_stderr(warning)
     credentials = CredentialOptions(tls, ca, cert, key, server_name, token_file, insecure)
     context.obj = GlobalOptions(server or DEFAULT_TARGET, timeout or "5s", credentials)
 

@@ -28,7 +28,7 @@ def write_columns(cells: Iterable[str]) -> None:
     sys.stdout.write("\t".join(map(escaped, cells)) + "\n")
 
 
-def write_error(message: str) -> None:
+def write_stderr(message: str) -> None:
     """Print a message as one line on standard error."""
     sys.stderr.write(_encodable(escaped(" ".join(message.split())), sys.stderr) + "\n")
 
@@ -136,7 +136,7 @@ def wait(seconds: float) -> None:
     end = time.monotonic() + seconds
     if not sys.stderr.isatty():
         if seconds > 1:
-            write_error(f"waiting {seconds:.0f} s until the change is effective on all nodes (skip with --no-wait)")
+            write_stderr(f"waiting {seconds:.0f} s until the change is effective on all nodes (skip with --no-wait)")
         time.sleep(max(0.0, seconds))
         return
     from rich.console import Console

@@ -104,5 +104,5 @@ def _invalid_url() -> typer.BadParameter:
 
 
 def _failure(message: str, code: int) -> typer.Exit:
-    _output.write_error(message)
+    _output.write_stderr(message)
     return typer.Exit(code)

@@ -53,7 +53,7 @@ def _load(entry_point: EntryPoint) -> Any:
     try:
         loaded = entry_point.load()
     except ModuleNotFoundError as error:
-        _output.write_error(
+        _output.write_stderr(
             f"idalloc {entry_point.name} needs the server, and {error.name} is missing: pip install 'idalloc[server]'"
         )
         raise typer.Exit(2) from error

@@ -44,7 +44,7 @@ def _parse_number_or_default(text: str | int) -> int | str:
 
 def _parse_int64(text: str | int, rule: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,19}", str(text)) or not -(2**63) <= int(text) < 2**63:
-        raise typer.BadParameter(f"{rule}, not {text}")
+        raise typer.BadParameter(f"{rule}, not {text!r}")
     return int(text)
 
 
@@ -54,14 +54,14 @@ def _reject_change(_: str) -> str:
 
 def _parse_label(text: str) -> str:
     if text and not re.fullmatch(r"[^=]+=.*", text):
-        raise typer.BadParameter(f"must have the form KEY=VALUE, not {text}")
+        raise typer.BadParameter(f"must have the form KEY=VALUE, not {text!r}")
     return text
 
 
 def _choice_option(name: str, text: str) -> Any:
     def parse(text: str) -> str:
         if text not in CHOICES[name]:
-            raise typer.BadParameter(f"must be one of {', '.join(CHOICES[name])}, not {text}")
+            raise typer.BadParameter(f"must be one of {', '.join(CHOICES[name])}, not {text!r}")
         return text
 
     choices = CHOICES[name]
@@ -262,7 +262,7 @@ def advance(
             smallest = client.sequences.get(name).step < 0
             past = _past_table.query_last_id(past_table, smallest=smallest, timeout=client.timeout)
         if past is None:
-            _output.write_error(f"no id in {past_table.relation if past_table else ''}: nothing to do")
+            _output.write_stderr(f"no id in {past_table.relation if past_table else ''}: nothing to do")
             return
         change = client.sequences.advance(name, past, period=period, etag=etag)
     _finish(change, no_wait=no_wait, as_json=as_json)
@@ -306,4 +306,4 @@ def _finish(change: "Change", *, no_wait: bool, as_json: bool, wait: Callable[[f
         _sequence_output.write_sequence(change.sequence, change.effective_time)
     if _sequence_output.is_exhausted(change.sequence):
         period = f" in {change.sequence.period}" if change.sequence.period else ""
-        _output.write_error(f"{change.sequence.name} is exhausted{period}: no id is left")
+        _output.write_stderr(f"{change.sequence.name} is exhausted{period}: no id is left")

@@ -24,7 +24,7 @@ def explain(error: Any, args: Sequence[str]) -> str:
     if option and any(param.name == "count" for param in context.command.params):
         negative = next((arg for arg in args if re.fullmatch(r"-[0-9]+", arg)), "")
         if negative and option == negative[:2]:
-            return f"Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not {negative}"
+            return f"Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not {negative!r}"
         if _COUNT_OPTIONS.fullmatch(option):
             usage = " ".join(name.upper() for name in _argument_names(context.command))
             return f"No such option: {option}; COUNT is an argument: {context.command_path} {usage}"

@@ -32,12 +32,12 @@ def verify(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "numpy":
             raise
-        _output.write_error("idalloc verify needs the package numpy: pip install 'idalloc[verify]'")
+        _output.write_stderr("idalloc verify needs the package numpy: pip install 'idalloc[verify]'")
         raise typer.Exit(2) from error
     try:
         verdict = _verdict.verify(files)
     except _logs.InvalidFile as error:
-        _output.write_error(f"idalloc: {error}")
+        _output.write_stderr(f"idalloc: {error}")
         raise typer.Exit(2) from error
     _output.write_report(_output.to_json(_verdict.to_json(verdict)) if as_json else _verdict.to_text(verdict))
     if verdict.findings.any:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from idalloc._issued_log import format as _log
 from idalloc.verify._columns import Bits, factorize
 from idalloc.verify._logs import COMMON, HALF, MAX_HEADER, ROW, InvalidFile, Log, Rows, TruncatedHeader
-from idalloc.verify._names import Names, begins_name, is_head, is_name
+from idalloc.verify._names import Names, begins_name, is_name, is_shared_part
 from idalloc.verify._strict_json import parse
 
 _ROW_FORMAT_1 = np.dtype([*COMMON, ("request_head", "<u8")])
@@ -126,13 +126,13 @@ class BinaryLog(Log):
             return False
         if not whole:
             return True
-        if not is_name(text) and not is_head(text):
+        if not is_name(text) and not is_shared_part(text):
             self._add_malformed(f"the name in row {row} is not a sequence, a period or a part of document ids")
             return False
         number = int(rows["name"][0])
         numbers = (
             self._names.number(text) if is_name(text) else -1,
-            self._names.number(text, doc_ids=True) if is_head(text) else -1,
+            self._names.number(text, doc_ids=True) if is_shared_part(text) else -1,
         )
         if self._numbers.get(number, numbers) != numbers:
             self._add_malformed(f"the name in row {row} has the number of another name")

@@ -151,8 +151,8 @@ class Messages:
     def disordered(self, late: Record, records: list[Record]) -> str:
         """Return the message for a record that does not follow one that was answered before it was asked for."""
         start = self.identifier(late.name, late.first)
-        text = f"{start} is out of order: it was asked for after a later id was answered: {self.record(late)}"
-        return "; ".join([text, *map(self.record, records[:1])])
+        text = f"{start} is out of order: it was asked for after the same or a later id was answered"
+        return "; ".join([f"{text}: {self.record(late)}", *map(self.record, records[:1])])
 
     def overlap(self, name: int, generations: tuple[int, int], numbers: tuple[int, int], records: list[Record]) -> str:
         """Return the message for a generation that does not follow an older one."""

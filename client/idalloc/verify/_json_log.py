@@ -59,8 +59,8 @@ class JsonLog(Log):
             text = record["doc_id"]
             if keys != _DOC_ID_KEYS or not _DOC_ID.fullmatch(text):
                 raise ValueError("is not a record of document ids")
-            name, flags = self._names.number(text[: _log.HEAD], doc_ids=True), _log.DOC_IDS
-            first, generation, node = int(text[_log.HEAD :], 16) - _log.SERIAL_OFFSET, 0, 0
+            name, flags = self._names.number(text[: _log.SHARED_LENGTH], doc_ids=True), _log.DOC_IDS
+            first, generation, node = int(text[_log.SHARED_LENGTH :], 16) - _log.SERIAL_OFFSET, 0, 0
         else:
             if not _RANGE_KEYS <= keys <= _ALL_RANGE_KEYS:
                 raise ValueError("is not a record of a range")

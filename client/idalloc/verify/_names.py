@@ -3,13 +3,13 @@
 import re
 from functools import lru_cache
 
-from idalloc._issued_log.format import HEAD, PERIOD_SEPARATOR
+from idalloc._issued_log.format import PERIOD_SEPARATOR, SHARED_LENGTH
 
 # The limits of the server: the name of a sequence, a period, and the shared part of document ids.
 _MAX_BYTES = 255
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _PERIOD = re.compile(r"[0-9]{4}(-[0-9]{2}){0,2}")
-_HEAD = re.compile(f"[0-9a-f]{{{HEAD}}}")
+_SHARED = re.compile(f"[0-9a-f]{{{SHARED_LENGTH}}}")
 
 
 @lru_cache(maxsize=2**16)
@@ -44,9 +44,9 @@ def begins_name(text: str) -> bool:
     return _CONTROL.search(text.replace(PERIOD_SEPARATOR, "", 1)) is None
 
 
-def is_head(text: str) -> bool:
+def is_shared_part(text: str) -> bool:
     """Return whether a text is the shared part of document ids."""
-    return _HEAD.fullmatch(text) is not None
+    return _SHARED.fullmatch(text) is not None
 
 
 class Names:

@@ -328,8 +328,8 @@ class _ExportLimits:
         if name & 1:
             start = self._exported.claims.get(int(text[:4], 16))
             return "any claim in the export" if start is None else f"the exported claim of its prefix, {start}"
-        values = self._exported.last_values.get(text)
-        return f"the exported last value, {', '.join(map(str, values))}" if values else "the export: no counter"
+        values = ", ".join(map(str, self._exported.last_values.get(text, ())))
+        return f"the exported last value, {values}" if values else "the export, which has no counter for it"
 
     def _find(self, name: int, down: bool) -> int | None:
         text = self._names.text(name)

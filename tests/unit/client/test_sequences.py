@@ -196,10 +196,13 @@ def test_uuids_are_generated_in_several_calls(server: FakeServer, call: Call) ->
 
 
 def test_update_node(server: FakeServer, call: Call) -> None:
-    """update_node changes the settings that are given, and no other."""
+    """update_node changes the settings that are given, and no other; it rejects values that are no integers."""
     assert call(lambda client: client.update_node(prefix=0, auto_increment_offset=3)).prefix == 0
     node = call(lambda client: client.node())
     assert (node.prefix, node.auto_increment_offset, node.version) == (0, 3, "1.2.3")
+    with pytest.raises(TypeError):
+        call(lambda client: client.update_node(prefix=""))
+    assert len(server.requests["UpdateNode"]) == 1
 
 
 def test_ids_rejects_a_sequence_with_a_reset(server: FakeServer, call: Call) -> None:

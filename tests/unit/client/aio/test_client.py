@@ -32,11 +32,11 @@ def test_both_clients_have_the_same_methods() -> None:
     """Both clients have the same public methods and parameters."""
 
     def methods(kind: type) -> dict[str, list[str]]:
-        public = {name: getattr(kind, name) for name in vars(kind) if not name.startswith("_")}
+        public = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
         return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
 
     assert methods(idalloc.Client) == methods(idalloc.aio.Client)
-    assert "allocate_range" in methods(idalloc.Client)
+    assert {"allocate_range", "close"} <= methods(idalloc.Client).keys()
 
 
 async def test_each_method_returns_its_ids(client: idalloc.aio.Client) -> None:

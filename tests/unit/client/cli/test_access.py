@@ -140,7 +140,8 @@ def test_command_line_overrides_environment(
         run("node")
         assert server.authorizations["GetNode"] == [BEARER, "Bearer another"]
         environment.setenv("IDALLOC_TOKEN_FILE", str(token_file))
-        assert "'--token-file': cannot be combined with token" in run.error_line(2, "node")
+        line = run.error_line(2, "node")
+        assert "'--token-file': cannot be combined with token (IDALLOC_TOKEN); set one of them" in line
         run("--token-file", token_file, "node")
         environment.delenv("IDALLOC_TOKEN")
         run("node")
@@ -169,7 +170,7 @@ def test_tls_errors_are_one_line_with_a_hint(
         hint = "enable TLS with --tls or --ca, or pass a client certificate with --cert and --key"
         assert cause_and_hint(server) == closed + hint
     with serving(credentials=certificates.server("idalloc.example.org")) as server:
-        name = "the server's certificate is not valid for the target's name; "
+        name = "the server's certificate is not valid for the expected name; "
         hint = "pass a name in its certificate with --server-name"
         assert cause_and_hint(server, "--ca", certificates.ca) == name + hint
         assert run("--ca", certificates.ca, "--server-name", "idalloc.example.org", "--server", server.target, "health")

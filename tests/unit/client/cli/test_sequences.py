@@ -1,6 +1,7 @@
 """`idalloc sequences`: the requests that it sends and what it prints."""
 
 import json
+import shlex
 import sys
 import time
 from typing import Any
@@ -188,11 +189,16 @@ def test_wait_shows_progress_bar_on_terminal(monkeypatch: pytest.MonkeyPatch) ->
         ("sequences create a --step 1.5", "--step"),
         ("sequences create a --start 9223372036854775808", "--start"),
         ("sequences create a --kind odd", "--kind"),
+        ("sequences create a --kind ''", "'--kind': must be one of counter, timestamp-ms, timestamp-us, not ''"),
         ("sequences create a --label b", "--label"),
         ("sequences advance a", "--past"),
-        ("sequences advance a --past default", "'--past': must be a whole number of 64 bits, not default (see"),
-        ("sequences advance a --past abc", "'--past': must be a whole number of 64 bits, not abc (see"),
-        ("sequences create a --step abc", "'--step': must be a whole number of 64 bits, or the word default, not abc"),
+        ("sequences advance a --past default", "'--past': must be a whole number of 64 bits, not 'default' (see"),
+        ("sequences advance a --past abc", "'--past': must be a whole number of 64 bits, not 'abc' (see"),
+        (
+            "sequences create a --step abc",
+            "'--step': must be a whole number of 64 bits, or the word default, not 'abc'",
+        ),
+        ("sequences advance a --past ''", "'--past': must be a whole number of 64 bits, not '' (see"),
         ("sequences update a --kind counter", "'--kind': cannot be changed after creation"),
         ("sequences update a --reset never", "'--reset': cannot be changed after creation"),
         ("sequences update a --time-zone UTC", "'--time-zone': cannot be changed after creation"),
@@ -210,7 +216,7 @@ def test_wait_shows_progress_bar_on_terminal(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_usage_error_names_argument_and_exits_with_2(server: FakeServer, capsys: Any, line: str, named: str) -> None:
     """A usage error names the argument; nothing is sent."""
-    assert cli.main(line.split()) == 2
+    assert cli.main(shlex.split(line)) == 2
     assert named in "".join(capsys.readouterr())
     assert not server.requests
 

@@ -87,11 +87,11 @@ def test_invalid_server_variable_is_named(environment: pytest.MonkeyPatch, capsy
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("allocate orders -3", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -3"),
-        ("allocate orders -30 --json", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -30"),
-        ("allocate orders x", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not x"),
-        ("docid -1", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -1"),
-        ("uuid -25", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not -25"),
+        ("allocate orders -3", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not '-3'"),
+        ("allocate orders -30 --json", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not '-30'"),
+        ("allocate orders x", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not 'x'"),
+        ("docid -1", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not '-1'"),
+        ("uuid -25", "Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not '-25'"),
         ("allocate orders --count 3", "No such option: --count; COUNT is an argument: idalloc allocate SEQUENCE COUNT"),
         ("allocate orders --count=3", "No such option: --count; COUNT is an argument: idalloc allocate SEQUENCE COUNT"),
         ("allocate orders -n 3", "No such option: -n; COUNT is an argument: idalloc allocate SEQUENCE COUNT"),

@@ -173,8 +173,8 @@ def test_texts_of_document_ids_survive_a_round_trip(encoding: str, serials: list
     assert all(record.step > 0 for record in logged.records)
 
 
-def test_texts_at_one_distance_are_one_record(path: Path) -> None:
-    """Texts of document ids at one distance are one record."""
+def test_evenly_spaced_texts_are_one_record(path: Path) -> None:
+    """Texts of document ids with evenly spaced serials are one record."""
     log = IssuedLog(path)
     texts = [f"0007674b2a01{serial:016x}" for serial in range(3, 10_003, 10)]
     log.doc_ids(pb.GenerateDocIdResponse(doc_ids=texts), log.now())

@@ -158,7 +158,7 @@ async def test_a_client_sends_its_certificate(certificates: Certificates) -> Non
     [
         ("untrusted", ("127.0.0.1",), "is signed by an untrusted CA"),
         ("expired", ("127.0.0.1",), "has expired"),
-        ("name", ("idalloc.example.org",), "is not valid for the target's name"),
+        ("name", ("idalloc.example.org",), "is not valid for the expected name"),
         ("plaintext", (), "the server does not use TLS"),
         ("closed", ("127.0.0.1",), "it may require TLS"),
     ],
@@ -204,7 +204,7 @@ async def test_server_name_overrides_the_targets_name(certificates: Certificates
                 assert client.node().prefix == 7
             async with idalloc.aio.Client(target, credentials=certificates.trust, server_name=name) as other:
                 assert (await other.node()).prefix == 7
-    with pytest.raises(ValueError, match="server_name: requires TLS"):
+    with pytest.raises(ValueError, match="server_name: requires TLS: set tls, ca or cert"):
         idalloc.Client("127.0.0.1:1", server_name=name)
 
 

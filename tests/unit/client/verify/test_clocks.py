@@ -31,7 +31,7 @@ def test_logs_of_format_1_are_read(tmp_path: Path, name: str) -> None:
 
 @FORMATS
 def test_logs_of_format_1_have_no_common_clock(tmp_path: Path, name: str) -> None:
-    """P5: times of two logs are compared only if both have the offset of their clocks."""
+    """Times of two logs are compared only if both have the offset of their clocks."""
     early, late = Planted(11, 10, 0, 1, node=7), Planted(1, 10, 2, 3, node=7)
     old = PlantedLog([early], form=1).write(tmp_path / name)
     new = PlantedLog([late]).write(tmp_path / f"new-{name}")
@@ -43,7 +43,7 @@ def test_logs_of_format_1_have_no_common_clock(tmp_path: Path, name: str) -> Non
 @FORMATS
 @pytest.mark.parametrize("offset", [-50, 50])
 def test_order_is_checked_on_the_machines_clock(tmp_path: Path, name: str, offset: int) -> None:
-    """P5: times of several time namespaces are converted to the machine's clock."""
+    """Times of several time namespaces are converted to the machine's clock."""
     here = PlantedLog([Planted(11, 10, 100, 101, node=7)]).write(tmp_path / name)
     record = Planted(1, 10, 110 + offset, 111 + offset, node=7)
     late = PlantedLog([record], boot_offset=offset).write(tmp_path / f"late-{name}")
@@ -53,7 +53,7 @@ def test_order_is_checked_on_the_machines_clock(tmp_path: Path, name: str, offse
 
 
 def test_boot_id_is_case_insensitive(tmp_path: Path) -> None:
-    """P5: two spellings of a boot id are one machine."""
+    """Two spellings of a boot id are one machine."""
     early = PlantedLog([Planted(11, 10, 0, 1, node=7)]).write(tmp_path / "1.log")
     late = PlantedLog([Planted(1, 10, 2, 3, node=7)], boot_id=BOOT_ID.upper()).write(tmp_path / "2.log")
     assert findings_of(early, late) == {"disordered": 1}
@@ -72,7 +72,7 @@ log.range(pb.AllocateRangeRequest(sequence="orders"), reply, log.now())
 
 @pytest.mark.parametrize("form", ["log", "jsonl"])
 def test_logs_of_real_time_namespaces_are_in_order(tmp_path: Path, form: str) -> None:
-    """P5: a container with a boot clock of its own raises no false alarm, and hides no disorder."""
+    """A container with a boot clock of its own raises no false alarm, and hides no disorder."""
     unshare = ["unshare", *(["--user", "--map-root-user"] if os.getuid() else []), "--time", "--boottime", "86400"]
     if shutil.which("unshare") is None or subprocess.run([*unshare, "--fork", "true"], check=False).returncode:
         pytest.skip("time namespaces cannot be created here")
@@ -91,7 +91,7 @@ def test_times_at_the_ends_of_int64_do_not_overflow(tmp_path: Path, name: str, f
 
 
 def test_log_header_has_the_clock_offset(tmp_path: Path) -> None:
-    """P5: a client's header has the offset of its time namespace, or null."""
+    """A client's header has the offset of its time namespace, or null."""
     log = IssuedLog(tmp_path / "a.jsonl")
     log.range(pb.AllocateRangeRequest(sequence="a"), pb.AllocateRangeResponse(), log.now())
     header = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])
@@ -104,7 +104,7 @@ HIDE_TIME_NAMESPACE = 'mount -t tmpfs none /proc/$$/ns && touch /proc/$$/ns/uts 
 
 
 def test_kernel_without_time_namespaces_has_one_clock(tmp_path: Path) -> None:
-    """P5: on kernels without time namespaces, all logs have one boot clock."""
+    """On kernels without time namespaces, all logs have one boot clock."""
     unshare = [
         "unshare",
         *(["--user", "--map-root-user"] if os.getuid() else []),

@@ -12,7 +12,7 @@ from idalloc.verify._columns import factorize
 @pytest.mark.parametrize("end", ["lowest", "highest"])
 @pytest.mark.parametrize("width", [1, 5, 9, 200, 100_000])
 def test_equal_values_get_equal_codes(kind: Any, end: str, width: int) -> None:
-    """P1: values of every type and range, up to both ends of 64 bits, get the index of their equal."""
+    """Values of every type and range, up to both ends of 64 bits, get the index of their equal."""
     limits = np.iinfo(kind)
     width = min(width, limits.max)
     maximum = width if end == "lowest" and limits.min == 0 else limits.min + width if end == "lowest" else limits.max
@@ -23,6 +23,6 @@ def test_equal_values_get_equal_codes(kind: Any, end: str, width: int) -> None:
 
 
 def test_empty_column_has_no_codes() -> None:
-    """P1: an empty column has no distinct values."""
+    """An empty column has no distinct values."""
     distinct, places = factorize(np.empty(0, np.uint32))
     assert (len(distinct), len(places)) == (0, 0)

@@ -38,7 +38,7 @@ def test_id_without_exported_counter_is_found(verifier: VerifyCommand, rows: lis
     """P2: an id of a sequence without an exported counter is a finding."""
     verifier.log(Planted(1, 1))
     verifier.export(*rows)
-    verifier.finds("orders: 1 is beyond the export: no counter", beyond=1)
+    verifier.finds("orders: 1 is beyond the export, which has no counter for it: 1", beyond=1)
 
 
 @pytest.mark.parametrize("claims", [[], [(0, 0x6B017BCE)], [(1, 0x7B017BCE)]])

@@ -70,7 +70,7 @@ def test_unreadable_path_is_one_line_and_exits_with_2(tmp_path: Path, capsys: py
 
 
 def test_file_names_are_escaped(tmp_path: Path) -> None:
-    """P1: the report escapes what the terminal cannot show."""
+    """The report escapes what the terminal cannot show."""
     path = PlantedLog([RECORD, RECORD]).write(tmp_path / "\udcff\u00e9.log")
     for flags in ([], ["--json"]):
         code = "import sys; from idalloc.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -80,7 +80,7 @@ def test_file_names_are_escaped(tmp_path: Path) -> None:
 
 
 def test_temporary_folder_failure_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: a failing temporary folder is an error with a message."""
+    """A failing temporary folder is an error with a message."""
     log = PlantedLog([Planted(number * 7, 1) for number in range(50)]).write(tmp_path / "a.log")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(InvalidFile, match="cannot be read to their end"):

@@ -41,7 +41,7 @@ sys.exit(main(["verify", *sys.argv[2:]]))
 
 
 def test_high_numbers_of_names_cost_no_memory(tmp_path: Path) -> None:
-    """P1: the memory for names grows with the file's size, not with their numbers."""
+    """The memory for names grows with the file's size, not with their numbers."""
     numbers = [2**shift for shift in range(10, 32)] + [2**32 - 1]
     names = [row(kind=2, name=number, count=10) + checked(f"{number:010}".encode()) for number in numbers]
     fields = {"generation": 1, "first": 1, "step": 1, "count": 3, "asked": BOOT_TIME, "answered": BOOT_TIME + 1}
