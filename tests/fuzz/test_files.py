@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idalloc.verify._logs import InvalidFile
-from idalloc.verify._runs import Limits
+from idalloc.verify._runs import MemoryLimits
 from idalloc.verify._verdict import to_json, to_text, verify
 from idalloc_server import config
 from idalloc_server.auth import access_file
@@ -282,11 +282,11 @@ def test_any_log_is_verified_or_refused(folder: Path, content: Callable[[], byte
         lambda fields: json.dumps(record | fields).encode() + b"\n"
     )
     wild = st.binary(max_size=64) | st.tuples(valid, st.binary(max_size=200) | lines).map(b"".join)
-    tiny = st.sampled_from([Limits(1, 1, 1), Limits(7, 3, 4), Limits()])
+    tiny = st.sampled_from([MemoryLimits(1, 1, 1), MemoryLimits(7, 3, 4), MemoryLimits()])
 
     @tries(40, shares=5)
     @given(mutated(valid) | wild, tiny)
-    def check(damaged: bytes, limits: Limits) -> None:
+    def check(damaged: bytes, limits: MemoryLimits) -> None:
         TRIED[tried] += 1
         file.write_bytes(damaged)
         with suppress(InvalidFile):

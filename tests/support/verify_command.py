@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from idalloc.cli import main
-from idalloc.verify._runs import Limits
+from idalloc.verify._runs import MemoryLimits
 from idalloc.verify._verdict import verify
 from tests.support.planted_logs import Planted, PlantedLog
 
@@ -65,7 +65,7 @@ def counter(sequence: str, last_value: int | None, **more: Any) -> dict[str, Any
     return {"sequence": sequence, "last_value": value, "generation": "1", **more}
 
 
-def findings_of(*paths: Path, limits: Limits | None = None) -> dict[str, int]:
+def findings_of(*paths: Path, limits: MemoryLimits | None = None) -> dict[str, int]:
     """Verify files, and return the counts of findings above 0."""
     found = verify(paths, limits).findings
     counts = {"twice": found.twice, "disordered": found.disordered, "beyond": found.beyond}

@@ -17,7 +17,7 @@ from idalloc.verify._files import Exported, Files
 from idalloc.verify._logs import HALF, MAX_MESSAGES, MAX_TIME, Log, Rows
 from idalloc.verify._names import Names
 from idalloc.verify._order import Calls, Groups, OrderChecker
-from idalloc.verify._runs import Limits, Runs
+from idalloc.verify._runs import MemoryLimits, Runs
 from idalloc.verify._spans import Duplicates, Spans, count_shared, merged
 
 Tags: TypeAlias = npt.NDArray[np.uint64]
@@ -89,7 +89,7 @@ class Proof:
         stall: The longest time between two consecutive replies of one log, in nanoseconds.
     """
 
-    def __init__(self, files: Files, limits: Limits) -> None:
+    def __init__(self, files: Files, limits: MemoryLimits) -> None:
         self.findings = Findings()
         self.records = 0
         self.ids: defaultdict[int, int] = defaultdict(int)

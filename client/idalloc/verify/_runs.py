@@ -14,8 +14,8 @@ from idalloc.verify._spans import SPAN, Duplicates, Spans, concatenated, merged
 _NAME_AND_LOW = np.dtype([("name", "<i8"), ("low", "<i8")])
 
 
-class Limits(NamedTuple):
-    """Limits of what is held in memory at a time.
+class MemoryLimits(NamedTuple):
+    """MemoryLimits of what is held in memory at a time.
 
     Attributes:
         records: The records of all logs together.
@@ -60,7 +60,7 @@ class Runs:
         duplicates: Where the ids that merged spans share are counted.
     """
 
-    def __init__(self, limits: Limits, duplicates: Duplicates) -> None:
+    def __init__(self, limits: MemoryLimits, duplicates: Duplicates) -> None:
         self._limits = limits
         self._duplicates = duplicates
         self._parts: list[Spans] = []

@@ -12,7 +12,7 @@ from idalloc.verify._files import Exported, read_files
 from idalloc.verify._logs import InvalidFile
 from idalloc.verify._names import Names
 from idalloc.verify._proof import Extent, ExtentKey, Findings, Proof
-from idalloc.verify._runs import Limits
+from idalloc.verify._runs import MemoryLimits
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Verdict:
     exported: bool
 
 
-def verify(paths: Iterable[Path], limits: Limits | None = None) -> Verdict:
+def verify(paths: Iterable[Path], limits: MemoryLimits | None = None) -> Verdict:
     """Verify logs of issued ids, with exports and logs of nodes, in any order.
 
     Raises:
@@ -85,7 +85,7 @@ def verify(paths: Iterable[Path], limits: Limits | None = None) -> Verdict:
     start = time.monotonic()
     names = Names()
     files = read_files(paths, names)
-    proof = Proof(files, limits or Limits())
+    proof = Proof(files, limits or MemoryLimits())
     try:
         proof.run()
     except OSError as error:  # of a log, or of the temporary folder

@@ -12,7 +12,7 @@ import pytest
 
 from idalloc.cli import main
 from idalloc.verify._logs import InvalidFile
-from idalloc.verify._runs import Limits
+from idalloc.verify._runs import MemoryLimits
 from idalloc.verify._verdict import verify
 from tests.support.planted_logs import Planted, PlantedLog, checked
 
@@ -84,7 +84,7 @@ def test_temporary_folder_failure_is_an_error(tmp_path: Path, monkeypatch: pytes
     log = PlantedLog([Planted(number * 7, 1) for number in range(50)]).write(tmp_path / "a.log")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(InvalidFile, match="cannot be read to their end"):
-        verify([log], Limits(1, 1, 1))
+        verify([log], MemoryLimits(1, 1, 1))
 
 
 @pytest.mark.parametrize(

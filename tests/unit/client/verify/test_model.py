@@ -10,7 +10,7 @@ import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from idalloc.verify._runs import Limits
+from idalloc.verify._runs import MemoryLimits
 from idalloc.verify._verdict import verify
 from tests.support.planted_logs import Planted, PlantedLog
 
@@ -69,7 +69,7 @@ def orderly(draw: st.DrawFn) -> list[Planted]:
 
 LOGS = st.lists(st.lists(records(), max_size=12) | orderly(), min_size=1, max_size=4)
 SMALL_LIMITS = st.builds(
-    Limits, st.sampled_from([1, 2, 7, 1000]), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 4, 1000])
+    MemoryLimits, st.sampled_from([1, 2, 7, 1000]), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 4, 1000])
 )
 
 
@@ -143,8 +143,8 @@ def write(folder: Path, logs: list[list[Planted]]) -> list[Path]:
 
 @pytest.mark.timeout(300)  # it writes and reads many files
 @given(LOGS, SMALL_LIMITS)
-@example([[Planted(1, 3, 0, 1, "up", node=1), Planted(1, 1, 5, 6, "up", node=1)]], Limits(1, 1, 1))
-def test_verifier_equals_a_model_of_every_id(logs: list[list[Planted]], limits: Limits) -> None:
+@example([[Planted(1, 3, 0, 1, "up", node=1), Planted(1, 1, 5, 6, "up", node=1)]], MemoryLimits(1, 1, 1))
+def test_verifier_equals_a_model_of_every_id(logs: list[list[Planted]], limits: MemoryLimits) -> None:
     """P1: the verifier finds what a model of every id finds; with little memory it may miss only order."""
     expected = model(logs)
     with tempfile.TemporaryDirectory() as folder:
@@ -175,4 +175,4 @@ def test_order_is_checked_across_batches(tmp_path: Path) -> None:
     paths = write(tmp_path / "x", logs)
     assert model(logs).disordered == 3  # `ahead` is behind its node's last range, and `behind` is behind `ahead`
     for records in (1, 16, 64, 1000):
-        assert verify(paths, Limits(records, 1000, 1000)).findings.disordered == 3
+        assert verify(paths, MemoryLimits(records, 1000, 1000)).findings.disordered == 3

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc.verify._runs import Limits
+from idalloc.verify._runs import MemoryLimits
 from tests.support.planted_logs import Planted, PlantedLog
 from tests.support.verify_command import findings_of, messages_of
 
@@ -33,8 +33,8 @@ def test_request_ids_equal_in_one_half_are_different(tmp_path: Path, name: str) 
         Planted(1, 2, request_id=REQUEST, step=3),
     ],
 )
-@pytest.mark.parametrize("limits", [Limits(), Limits(1, 1, 1)])
-def test_retry_must_equal_the_first_reply(tmp_path: Path, name: str, other: Planted, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [MemoryLimits(), MemoryLimits(1, 1, 1)])
+def test_retry_must_equal_the_first_reply(tmp_path: Path, name: str, other: Planted, limits: MemoryLimits) -> None:
     """P7: another range, direction or generation under the same request id is a duplicate."""
     log = PlantedLog([Planted(1, 4, request_id=REQUEST), other, Planted(9, 1)]).write(tmp_path / name)
     assert findings_of(log, limits=limits)["twice"] >= 1
