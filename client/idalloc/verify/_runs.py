@@ -15,7 +15,7 @@ _NAME_AND_LOW = np.dtype([("name", "<i8"), ("low", "<i8")])
 
 
 class MemoryLimits(NamedTuple):
-    """MemoryLimits of what is held in memory at a time.
+    """How much is held in memory at a time.
 
     Attributes:
         records: The records of all logs together.
