@@ -15,10 +15,8 @@ BANNED = re.compile(
     r"|where\s+nothing\s+is\s+said)\b",
     re.IGNORECASE,
 )
-# Recorded, generated or locked files, the changelog of what was, others' text, and the list itself.
-EXCEPTED = re.compile(
-    r"\.(jsonl|binpb|svg)$|_pb2|^requirements/|^third_party/|^LICENSE$|^CHANGELOG\.md$|^scripts/lint_words\.py$"
-)
+# Recorded, generated or locked files, others' text, and the list itself.
+EXCEPTED = re.compile(r"\.(jsonl|binpb|svg)$|_pb2|^requirements/|^third_party/|^LICENSE$|^scripts/lint_words\.py$")
 LONGEST_TEST_NAME = 60
 
 
