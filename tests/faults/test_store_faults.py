@@ -43,7 +43,10 @@ class TestUnderLoad:
 
             for kind in sorted(ANY_STATEMENT):
                 goal = proxied.injected[kind] + 1
-                proxied.inject(kind, share=1.0 if kind in ("hang", "refused") else 0.4, late=1.2, twice=0.2)
+                if kind == "refused":
+                    scenario.wait_until(partial(refuse, proxied, goal), "an open connection to reset")
+                else:
+                    proxied.inject(kind, share=1.0 if kind == "hang" else 0.4, late=1.2, twice=0.2)
                 time.sleep(scenario.pick(1.2, HANG_SECONDS) if kind == "hang" else scenario.pick(0.1, 6))
                 scenario.wait_until(partial(has_injected, proxied, kind, goal), kind)
             proxied.inject(*(ANY_STATEMENT - {"refused", "hang"}), share=0.3, late=2)
@@ -197,6 +200,15 @@ def test_a_hanging_store_causes_no_errors_on_shared_sequences(scenario: Scenario
 def has_injected(proxied: ProxiedCrate, kind: str, goal: int) -> bool:
     """Whether the proxy has injected this number of faults."""
     return proxied.injected[kind] >= goal
+
+
+def refuse(proxied: ProxiedCrate, goal: int) -> bool:
+    """Refuses connections, and returns whether open ones were reset; a node that is refused opens none."""
+    if proxied.injected["refused"] < goal:
+        proxied.inject()
+        time.sleep(0.5)
+        proxied.inject("refused")
+    return has_injected(proxied, "refused", goal)
 
 
 def count_injected(nodes: list[Server]) -> Counter[str]:
