@@ -30,11 +30,12 @@ run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 test: lint type gen-check ## everything that has to pass (ARGS="-k name" goes to pytest)
 	$(bin)/pytest -n 2 -m 'not mysql' $(ARGS)
 
-lint: .venv/ready ## ruff, import-linter, words, buf
+lint: .venv/ready ## ruff, import-linter, words, sizes, buf
 	$(bin)/ruff check --quiet
 	$(bin)/ruff format --check --quiet
 	$(bin)/lint-imports --no-logo --cache-dir .build/importlinter
 	$(bin)/python scripts/lint_words.py
+	$(bin)/python scripts/lint_sizes.py
 	$(bin)/buf lint protos
 	$(bin)/buf format --diff --exit-code protos
 	$(bin)/buf breaking protos --against protos/baseline.binpb
@@ -59,6 +60,9 @@ fuzz: .venv/ready ## random and damaged input for RPCs, files and the X Protocol
 
 soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat; adds to docs/faults.md
 	$(bin)/pytest -s tests/faults/test_soak.py --soak 600 --document docs/faults.md $(ARGS)
+
+trace: .venv/ready ## what each request runs: Python calls, functions, files, store transactions; the size of the code
+	@$(bin)/python scripts/trace_calls.py $(ARGS) 2>/dev/null
 
 load: .venv/ready ## measure speed and memory
 	$(bin)/python -m tests.load.run $(ARGS)
@@ -128,4 +132,4 @@ endef
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test lint type format test-mysql load bench-peers bench-growth faults fuzz soak gen gen-check generated go-prefix baseline lock image clean
+.PHONY: help run test lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated go-prefix baseline lock image clean

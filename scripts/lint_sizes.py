@@ -1,0 +1,55 @@
+"""Refuses functions over 60 lines and files over 400 lines in server/ and client/; generated code is left out.
+
+``make lint`` runs it: ``python scripts/lint_sizes.py`` in the repository. It prints a line for each finding.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCES = ("server", "client")
+GENERATED = (Path("client/idalloc/v1"), Path("client/idalloc/xprotocol"))
+MAX_FUNCTION_LINES = 60
+MAX_FILE_LINES = 400
+
+
+def source_files(root: Path) -> list[Path]:
+    """Returns the files of server/ and client/, by their paths in the repository, without generated code."""
+    files = (file.relative_to(root) for source in SOURCES for file in (root / source).rglob("*.py"))
+    return sorted(file for file in files if not any(file.is_relative_to(folder) for folder in GENERATED))
+
+
+def line_count(text: str) -> int:
+    """Returns the number of lines, as ``wc -l`` counts them."""
+    return text.count("\n")
+
+
+def long_functions(file: Path, text: str) -> Iterator[str]:
+    """Yields a finding for each function that is too long; its docstring counts, its decorators do not."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                yield f"{file}:{node.lineno}: {node.name} has {lines} lines, at most {MAX_FUNCTION_LINES}"
+
+
+def long_files(file: Path, text: str) -> Iterator[str]:
+    """Yields a finding if the file is too long."""
+    lines = line_count(text)
+    if lines > MAX_FILE_LINES:
+        yield f"{file}: {lines} lines, at most {MAX_FILE_LINES}"
+
+
+def findings(root: Path) -> Iterator[str]:
+    """Yields what is too long in the repository at ``root``."""
+    for file in source_files(root):
+        text = (root / file).read_text()
+        yield from long_files(file, text)
+        yield from long_functions(file, text)
+
+
+if __name__ == "__main__":
+    found = [*findings(Path())]
+    print(*found, sep="\n", end="\n" if found else "")
+    sys.exit(bool(found))
