@@ -5,7 +5,7 @@
 # The oldest supported Python is the one that the tests run on, so it is looked for first. Each is tried, not only
 # found: a version manager's placeholder is on the PATH also for a Python that is not there.
 PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3.14 python3,\
-  $(shell $(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(python))))
+  $(shell $(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $(python))))
 UV ?= uv
 IMAGE ?= idalloc
 ARGS ?=
@@ -62,7 +62,7 @@ soak: .venv/ready ## ten minutes under load: memory, descriptors and threads sta
 	$(bin)/pytest -s tests/faults/test_soak.py --soak 600 --document docs/faults.md $(ARGS)
 
 trace: .venv/ready ## what each request runs: Python calls, functions, files, store transactions; the size of the code
-	@$(bin)/python scripts/trace_calls.py $(ARGS) 2>/dev/null
+	@$(bin)/python scripts/trace_calls.py $(ARGS)
 
 load: .venv/ready ## measure speed and memory
 	$(bin)/python -m tests.load.run $(ARGS)
@@ -111,9 +111,9 @@ clean: ## remove everything that make makes
 
 # $(call venv,FOLDER,REQUIREMENTS): a fresh virtual environment with exactly the locked versions.
 define venv
-@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
   echo 'idalloc needs Python 3.11 or newer: install it, or say where it is: make PYTHON=/path/to/python' >&2; exit 1; }
-@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+@$(PYTHON) -c 'import ensurepip, venv' || { \
   echo '$(PYTHON) cannot make virtual environments: apt install python3-venv' >&2; exit 1; }
 @echo 'Installing $(2) into $(1) (once for each change of it)'
 @$(PYTHON) -m venv --clear $(1)
