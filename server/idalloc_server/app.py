@@ -269,13 +269,19 @@ class _Node:
             asyncio.get_running_loop().add_signal_handler(number, self._mode.stop_requested.set)
         try:
             async with asyncio.TaskGroup() as tasks:
-                jobs = (self._start_timestamps.run(), self._allocator.run(), self._request_ids.run())
+                jobs = (
+                    self._start_timestamps.keep_prefix(),
+                    self._allocator.close_idle_sequences(),
+                    self._request_ids.prune_answers(),
+                )
                 monitors = [
                     self._mode.report_counts(self._counts),
                     watch_burned(self._allocator.burned.pop_new),
                     self._access_control.log_totals(),
-                    self._calls.failed.run(),
-                    self._allocator.store_health.run(lambda error: self._health.set_store_serving(serving=not error)),
+                    self._calls.failed.log_failures(),
+                    self._allocator.store_health.evaluate_every_second(
+                        lambda error: self._health.set_store_serving(serving=not error)
+                    ),
                     self._reload(),
                 ]
                 if self._files.access:
@@ -371,10 +377,10 @@ class _Node:
         # Concurrently, so that none delays the others. The first two need no ids from the allocator any more.
         try:
             await asyncio.gather(
-                self._sequence_service.close(),
-                self._request_ids.close(),
-                self._allocator.close(),
-                self._doc_ids.close(),
+                self._sequence_service.finish_changes(),
+                self._request_ids.finish_recording(),
+                self._allocator.return_leases(),
+                self._doc_ids.cancel_claims(),
             )
         finally:  # after a timeout, burn what is left
             self._request_ids.abandon()

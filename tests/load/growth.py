@@ -145,7 +145,7 @@ async def count_store_calls(path: Path, warm_up: float, seconds: float) -> list[
     async def node(count: int, allocator: Allocator, until: float) -> None:
         begin = due = clock.boot()
         while due < until:
-            taken = allocator.take(f"nodes-{count}", 1)
+            taken = allocator.allocate_from_lease(f"nodes-{count}", 1)
             if taken is None:
                 await allocator.allocate(f"nodes-{count}", 1)
             if due >= begin + warm_up:
@@ -167,7 +167,7 @@ async def count_store_calls(path: Path, warm_up: float, seconds: float) -> list[
         writes = counted.grants[f"nodes-{count}"] - before.get(f"nodes-{count}", 0)
         row = (writes / seconds, writes / seconds / count, issued[count] / seconds)
         rows.append((f"{count}", *(document.number(value) for value in row), f"{waited[count]:,}"))
-        await asyncio.gather(*(one.close() for one in several))
+        await asyncio.gather(*(one.return_leases() for one in several))
     await counted.close()
     return rows
 

@@ -167,4 +167,4 @@ async def serving(
             health=health,
         )
     await server.stop(None)
-    await doc_ids.close()
+    await doc_ids.cancel_claims()

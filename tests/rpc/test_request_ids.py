@@ -91,7 +91,7 @@ async def test_retry_after_a_new_generation_is_burned(served: Served) -> None:
     """P5: ids recorded under an older generation are REQUEST_ID_BURNED."""
     await served.ids.AllocateRange(request())
     served.store.rows["orders"].generation += 1
-    await served.allocator.forget("orders")
+    await served.allocator.drop_lease("orders")
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(request())
     details = details_of(failed.value)

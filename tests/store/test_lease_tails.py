@@ -39,7 +39,7 @@ class Node:
 
     def issue(self, count: int) -> None:
         """Takes ids from the lease."""
-        taken = self._lease.take(count, now=0.0)
+        taken = self._lease.issue(count, now=0.0)
         assert taken is not None
         self.issued += range(taken.first_id, taken.last_id + 1)
 

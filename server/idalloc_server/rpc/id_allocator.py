@@ -71,7 +71,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         count = self._check_count("id_count", request.id_count, default=1, most=most)
         if request.request_id:
             return await self._allocate_idempotent(request, count)
-        id_range = self._allocator.take(request.sequence, count)
+        id_range = self._allocator.allocate_from_lease(request.sequence, count)
         reply = pb.AllocateRangeResponse()
         if id_range is None:
             id_range = await self._allocator.allocate(request.sequence, count)
@@ -93,7 +93,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         chunk = self._check_count("chunk_id_count", request.chunk_id_count, default=DEFAULT_CHUNK, most=most)
         while left:
             count = min(chunk, left)
-            id_range = self._allocator.take(request.sequence, count)
+            id_range = self._allocator.allocate_from_lease(request.sequence, count)
             reply = pb.StreamRangesResponse()
             if id_range is None:
                 id_range = await self._allocator.allocate(request.sequence, count)
@@ -145,7 +145,9 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         request_id = request.request_id.lower()
         if not _UUID.fullmatch(request_id) or request_id == _NIL_UUID:
             raise InvalidRequest("request_id", "must be a UUID of 36 characters other than the nil UUID")
-        id_range, prefix = await self._request_ids.allocate(request.sequence, count, request_id, self._doc_ids.prefix)
+        id_range, prefix = await self._request_ids.allocate_once(
+            request.sequence, count, request_id, self._doc_ids.prefix
+        )
         has_period = id_range.sequence.reset != Reset.NEVER
         reply = pb.AllocateRangeResponse()
         self._fill(reply, id_range if has_period else id_range._replace(period=""))
@@ -198,7 +200,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
 
     async def _generate(self, count: int, request: pb.GenerateDocIdRequest | pb.StreamDocIdsRequest) -> list[DocIdRun]:
         offset, increment = request.auto_increment_offset, request.auto_increment_increment
-        runs = self._doc_ids.take(count, offset, increment)
+        runs = self._doc_ids.generate_from_memory(count, offset, increment)
         if runs is None:
             runs = await self._doc_ids.generate(count, offset, increment)
         return runs

@@ -102,7 +102,7 @@ class FailedCalls:
             named = {"reason": reason} if reason else {}
             failed_log.warning("calls_failed", method=method, code=code, **named, count=count, why=why)
 
-    async def run(self) -> None:
+    async def log_failures(self) -> None:
         """Log every second, until cancelled."""
         while True:
             await asyncio.sleep(1)

@@ -97,7 +97,7 @@ async def test_recipe_clients_and_idalloc_share_a_sequence(opener: Opener) -> No
     try:
         taken = list(itertools.chain(*await asyncio.gather(*(ranges(node, RANGES, running) for node in nodes))))
         for node in nodes:
-            await node.close()
+            await node.return_leases()
     finally:
         stop.set()
         await asyncio.gather(*running)

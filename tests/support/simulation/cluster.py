@@ -80,18 +80,18 @@ class SimulatedCluster(RuleBasedStateMachine):
 
     async def _allocate(self, node: Node, name: str, id_count: int) -> None:
         request = self.promises.record_request(node, name, id_count, self.world.now)
-        taken = node.allocator.take(name, id_count) or await node.allocator.allocate(name, id_count)
+        taken = node.allocator.allocate_from_lease(name, id_count) or await node.allocator.allocate(name, id_count)
         self.promises.record_reply(request, taken, self.world.now)
 
     async def _allocate_once(self, node: Node, name: str, id_count: int, request_id: str) -> None:
         node.took_requests = True
         request = self.promises.record_request(node, name, id_count, self.world.now, request_id)
-        taken, _ = await node.request_ids.allocate(name, id_count, request_id, 0)
+        taken, _ = await node.request_ids.allocate_once(name, id_count, request_id, 0)
         self.promises.record_reply(request, taken, self.world.now)
 
     async def _make_doc_ids(self, node: Node, id_count: int, offset: int, increment: int) -> None:
         assert node.doc_ids
-        runs = node.doc_ids.take(id_count, offset, increment)
+        runs = node.doc_ids.generate_from_memory(id_count, offset, increment)
         if runs is None:
             runs = await node.doc_ids.generate(id_count, offset, increment)
         self.promises.record_doc_ids(node, runs, id_count)

@@ -90,12 +90,16 @@ class Node:
     async def start(self) -> None:
         """Claims a start timestamp, and starts the background tasks."""
         self.doc_ids = DocIdGenerator(self.start_timestamps, await self.start_timestamps.start())
-        for job in (self.start_timestamps.run(), self.allocator.run(), self.request_ids.run()):
+        for job in (
+            self.start_timestamps.keep_prefix(),
+            self.allocator.close_idle_sequences(),
+            self.request_ids.prune_answers(),
+        ):
             self._jobs.append(self.loop.create_task(job))
 
     def drop_idle_sequences(self) -> None:
         """Starts a task that drops idle sequences, as the background task does periodically."""
-        job = self.loop.create_task(self.allocator.drop_idle_sequences())
+        job = self.loop.create_task(self.allocator.check_idle_sequences())
         self._jobs.append(job)
         job.add_done_callback(self._jobs.remove)
 
@@ -110,7 +114,10 @@ class Node:
             async with asyncio.timeout(RELEASE_SECONDS):
                 try:
                     await asyncio.gather(
-                        self.service.close(), self.request_ids.close(), self.allocator.close(), self.doc_ids.close()
+                        self.service.finish_changes(),
+                        self.request_ids.finish_recording(),
+                        self.allocator.return_leases(),
+                        self.doc_ids.cancel_claims(),
                     )
                 finally:
                     self.request_ids.abandon()

@@ -50,10 +50,10 @@ class TestChange:
     ) -> None:
         """All settings of a request change at once; the serial continues."""
         doc_ids = await started(store, clock)
-        assert doc_ids.take(1)[0].first == 1  # type: ignore[index]
+        assert doc_ids.generate_from_memory(1)[0].first == 1  # type: ignore[index]
         node = await update(doc_ids, prefix=7, auto_increment_offset=5, auto_increment_increment=10)
         assert (node.prefix, node.auto_increment_offset, node.auto_increment_increment) == (7, 5, 10)
-        (run,) = doc_ids.take(2)  # type: ignore[misc]
+        (run,) = doc_ids.generate_from_memory(2)  # type: ignore[misc]
         assert (run.prefix, run.first, run.step, run.timestamp) == (7, 5, 10, node.start_timestamp)
 
     async def test_update_mask_can_set_prefix_0(self, store: MemoryStore, clock: FakeClock) -> None:
@@ -125,7 +125,7 @@ class TestChange:
         second = asyncio.create_task(doc_ids.change(prefix=2, offset=2))
         await asyncio.sleep(0.01)
         first.cancel()  # Its change continues.
-        assert doc_ids.take(1)[0].prefix == 0  # type: ignore[index]
+        assert doc_ids.generate_from_memory(1)[0].prefix == 0  # type: ignore[index]
         gate.set()
         await second
         assert (doc_ids.prefix, doc_ids.offset) == (2, 2)
@@ -148,7 +148,7 @@ class TestChange:
         store.hold("claim_start")
         change = asyncio.create_task(doc_ids.change(prefix=7))
         await asyncio.sleep(0.01)
-        await doc_ids.close()
+        await doc_ids.cancel_claims()
         with pytest.raises(ServerDraining):
             await change
         with pytest.raises(ServerDraining):

@@ -231,10 +231,10 @@ class SequenceService:
         check_name(name, "name")
         row, _ = await self._run_to_completion(name, self._change(name, etag, change_token, plan))
         which = period or period_at(row.sequence, self._clock.wall())
-        self._allocator.rates.forget(name_of_period(name, which) if which else name)  # The skipped ids are not usage.
+        self._allocator.rates.discard(name_of_period(name, which) if which else name)  # The skipped ids are not usage.
         return await self._result(row, which)
 
-    async def close(self) -> None:
+    async def finish_changes(self) -> None:
         """Waits for changes that outlived their callers."""
         if self._changes:
             await asyncio.wait(self._changes)
@@ -356,9 +356,9 @@ class SequenceService:
         try:
             done = await change
         except StoreFailure:
-            await self._allocator.forget(name)  # The change may have been applied.
+            await self._allocator.drop_lease(name)  # The change may have been applied.
             raise
-        await self._allocator.forget(name)
+        await self._allocator.drop_lease(name)
         return done
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:

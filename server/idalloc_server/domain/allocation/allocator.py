@@ -85,12 +85,12 @@ class Allocator:
         """The number of sequences with ids in memory."""
         return sum(sequence_allocator.has_lease for sequence_allocator in self._sequence_allocators.values())
 
-    def take(self, sequence: str, count: int) -> IdRange | None:
+    def allocate_from_lease(self, sequence: str, count: int) -> IdRange | None:
         """Takes ``count`` ids, at least 1, from memory; None if ``allocate`` must wait for the store."""
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is None or os.getpid() != self._pid:
             return None
-        return sequence_allocator.take(count)
+        return sequence_allocator.issue_from_lease(count)
 
     async def allocate(self, sequence: str, count: int) -> IdRange:
         """Takes one contiguous range, waiting for the store if the lease has too few ids.
@@ -114,11 +114,11 @@ class Allocator:
             StoreWentBackwards: The store is behind what this process saw of the sequence.
         """
         sequence_allocator = self._get_or_add(sequence)
-        taken = sequence_allocator.take(count)
+        taken = sequence_allocator.issue_from_lease(count)
         if taken is not None:
             return taken
         try:
-            return await sequence_allocator.allocate(count)
+            return await sequence_allocator.issue_after_refill(count)
         except SequenceHasReset:
             if (
                 isinstance(sequence_allocator, SequenceAllocator)
@@ -144,38 +144,38 @@ class Allocator:
         proof = sequence_allocator.proof() or await sequence_allocator.renew_proof()
         return LeaseProof(proof.generation, proof.sequence, proof.expires_at)
 
-    async def forget(self, sequence: str) -> None:
+    async def drop_lease(self, sequence: str) -> None:
         """Drops this node's lease after a change of the sequence: later calls wait for the store.
 
         Waits for a refill in progress. Also retries a sequence whose store went backwards.
         """
         sequence_allocator = self._sequence_allocators.get(sequence)
         if sequence_allocator is not None:
-            await sequence_allocator.forget()
+            await sequence_allocator.drop_after_change()
 
     def generation_seen(self, sequence: str) -> int:
         """Returns the newest generation that a write of this node returned for a sequence, or 0."""
         return self._high_water_marks.generation(sequence)
 
-    async def run(self) -> None:
+    async def close_idle_sequences(self) -> None:
         """Closes idle sequences, which gives their unused ids back. Runs until cancelled."""
         while True:
             await asyncio.sleep(self._allocation_config.lease_ttl / IDLE_CHECKS_PER_LEASE_TTL)
-            await self.drop_idle_sequences()
+            await self.check_idle_sequences()
 
-    async def drop_idle_sequences(self) -> None:
+    async def check_idle_sequences(self) -> None:
         """Closes the sequences that issued nothing since the last call."""
         names = list(self._sequence_allocators)
         for start in range(0, len(names), IDLE_CHECK_BATCH):
             await self._close_sequences(self._pop_idle(names[start : start + IDLE_CHECK_BATCH]))
             await asyncio.sleep(0)
 
-    async def close(self) -> None:
+    async def return_leases(self) -> None:
         """Closes all sequences, which gives their unused ids back. Nothing may be taken afterwards."""
         # Removed before the first await: a later call gets an allocator of its own.
         allocators = self._pop_all()
         try:
-            await self._close_sequences([*self._closing, *allocators])  # also idle ones that ``run`` had not closed
+            await self._close_sequences([*self._closing, *allocators])  # also idle ones in progress
         finally:  # empty unless this was cancelled
             self._abandon_closing()
 
@@ -229,7 +229,7 @@ class Allocator:
             while sequence_allocators:
                 sequence_allocator = sequence_allocators.popleft()
                 try:
-                    await sequence_allocator.close()
+                    await sequence_allocator.return_lease()
                 finally:
                     self._closing.discard(sequence_allocator)
 

@@ -1,7 +1,7 @@
 """A lease: ids that the store granted to this process, and the time when they expire (P4).
 
 A lease expires at ``Lease.expires_at``: ``lease_ttl`` seconds after the start of the last successful write that granted
-ids or renewed it (``SequenceAllocator._grant``), on ``Clock.boot``. ``Lease.take`` issues nothing from then on.
+ids or renewed it (``SequenceAllocator._grant``), on ``Clock.boot``. ``Lease.issue`` issues nothing from then on.
 ``SequenceAllocator`` drops a lease earlier when the sequence has a new generation, and gives it back when idle.
 """
 
@@ -74,7 +74,7 @@ class Lease:
         """Returns whether the lease has expired at ``now``, in ``Clock.boot`` seconds."""
         return now >= self.expires_at
 
-    def take(self, count: int, now: float) -> IdRange | None:
+    def issue(self, count: int, now: float) -> IdRange | None:
         """Takes ids from the first range; None if it has fewer than ``count``, or the lease has expired.
 
         A ``count`` of 0 returns lease metadata: an empty range.

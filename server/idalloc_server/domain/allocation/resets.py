@@ -92,18 +92,18 @@ class ResettingSequenceAllocator:
         """The allocators of all periods, then that of the sequence's own row."""
         return [*self._period_allocators.values(), self._parent]
 
-    def take(self, count: int) -> IdRange | None:
-        """See ``SequenceAllocator.take``."""
-        proof = self._parent.take(0)
+    def issue_from_lease(self, count: int) -> IdRange | None:
+        """See ``SequenceAllocator.issue_from_lease``."""
+        proof = self._parent.issue_from_lease(0)
         if proof is None:
             return None
         period_allocator = self._period_allocators.get(self._current_period(proof.sequence))
         if period_allocator is None or period_allocator.generation != proof.generation:
-            return self._parent.take(count) if proof.sequence.reset == Reset.NEVER else None
-        taken = period_allocator.take(count)
+            return self._parent.issue_from_lease(count) if proof.sequence.reset == Reset.NEVER else None
+        taken = period_allocator.issue_from_lease(count)
         return taken if taken is None else _limit_expiry(taken, proof)
 
-    async def allocate(self, count: int) -> IdRange:
+    async def issue_after_refill(self, count: int) -> IdRange:
         """Takes ids, waiting for the store.
 
         Raises:
@@ -112,13 +112,15 @@ class ResettingSequenceAllocator:
         for _ in range(_ATTEMPTS):
             proof = self.proof() or await self.renew_proof()
             if proof.sequence.reset == Reset.NEVER:  # the store went backwards, and has another sequence now
-                return self._parent.take(count) or await self._parent.allocate(count)
+                return self._parent.issue_from_lease(count) or await self._parent.issue_after_refill(count)
             period_allocator = self._current_allocator(proof)
             if period_allocator.generation > proof.generation:
                 proof = await self._renew_proof_of(period_allocator.generation)
                 period_allocator = self._current_allocator(proof)
             is_current = period_allocator.generation == proof.generation
-            taken = (period_allocator.take(count) if is_current else None) or await period_allocator.allocate(count)
+            taken = (
+                period_allocator.issue_from_lease(count) if is_current else None
+            ) or await period_allocator.issue_after_refill(count)
             valid = await self._validate(taken)
             if valid is not None:
                 return valid
@@ -137,9 +139,9 @@ class ResettingSequenceAllocator:
                 period_allocator.drop(BurnCause.GENERATION)
             raise
 
-    async def forget(self) -> None:
-        """See ``SequenceAllocator.forget``."""
-        await asyncio.gather(*(allocator.forget() for allocator in self.allocators))
+    async def drop_after_change(self) -> None:
+        """See ``SequenceAllocator.drop_after_change``."""
+        await asyncio.gather(*(allocator.drop_after_change() for allocator in self.allocators))
 
     def pop_idle(self) -> list[SequenceAllocator]:
         """Removes and returns the periods that issued nothing since the last call; the caller closes them."""

@@ -89,13 +89,13 @@ class SequenceAllocator:
         """The generation of the lease; 0 before the first one."""
         return self._lease.generation
 
-    def take(self, count: int) -> IdRange | None:
-        """Takes ids from the lease; None if ``allocate`` must wait for the store.
+    def issue_from_lease(self, count: int) -> IdRange | None:
+        """Takes ids from the lease; None if ``issue_after_refill`` must wait for the store.
 
         Starts a refill if few ids are left, or if the lease is due for renewal.
         """
         now, lease, reserve = self._clock.boot(), self._lease, self._reserve
-        taken = lease.take(count, now) or self._take_from_later_range(count, now)
+        taken = lease.issue(count, now) or self._take_from_later_range(count, now)
         if taken is not None:
             if count > reserve.largest_call:
                 reserve.largest_call = count
@@ -103,7 +103,7 @@ class SequenceAllocator:
                 self._start_refill()
         return taken
 
-    async def allocate(self, count: int) -> IdRange:
+    async def issue_after_refill(self, count: int) -> IdRange:
         """Takes ids, waiting for the refill in progress or a new one.
 
         Raises:
@@ -134,11 +134,11 @@ class SequenceAllocator:
 
     def proof(self) -> IdRange | None:
         """Returns lease metadata, as an empty range, or None if the lease has expired."""
-        return self.take(0)
+        return self.issue_from_lease(0)
 
     async def renew_proof(self) -> IdRange:
         """Returns lease metadata after a renewal in the store."""
-        return await self.allocate(0)
+        return await self.issue_after_refill(0)
 
     def pop_created(self) -> bool:
         """Returns, once, whether this node created the sequence."""
@@ -150,14 +150,14 @@ class SequenceAllocator:
         last, self._last_activity = self._last_activity, (self._writes, self._lease.left)
         return not self._refill and not self._waiters and not self._went_backwards and last == self._last_activity
 
-    async def forget(self) -> None:
+    async def drop_after_change(self) -> None:
         """Drops the lease after a change of the sequence, and that of a refill in progress."""
         if self._refill:
             await asyncio.wait([self._refill])
         self.drop(BurnCause.GENERATION)
         self._went_backwards = None
 
-    async def close(self) -> None:
+    async def return_lease(self) -> None:
         """Waits for the refill, then gives the unused tail back to the store."""
         try:
             while self._refill:
@@ -195,7 +195,7 @@ class SequenceAllocator:
         if self._remaining < PREFETCH_SHARE or now >= self._lease.expires_at:
             return None
         self._skip_to(count)
-        return self._lease.take(count, now)
+        return self._lease.issue(count, now)
 
     def _skip_to(self, count: int) -> None:
         skipped = self._lease.skip_to(count)
@@ -354,7 +354,7 @@ class SequenceAllocator:
             else:
                 if remaining and not at_bound:  # the last ids of a sequence are not skipped
                     self._skip_to(count)
-                taken = self._lease.take(count, now)
+                taken = self._lease.issue(count, now)
                 if taken is not None:
                     answer.set_result(taken)
                 elif not at_bound or self._lease.is_expired(now):

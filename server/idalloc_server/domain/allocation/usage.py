@@ -46,7 +46,7 @@ class UsageRates:
         if len(self._seen) > MAX_RATES:
             del self._seen[next(iter(self._seen))]
 
-    def forget(self, name: str) -> None:
+    def discard(self, name: str) -> None:
         """Discards the observations of a counter that an operator moved."""
         self._seen.pop(name, None)
 

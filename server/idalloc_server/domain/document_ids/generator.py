@@ -198,7 +198,7 @@ class DocIdGenerator:
         """The timestamp of the ids issued now, in seconds since 1970."""
         return self._start.timestamp
 
-    def take(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun] | None:
+    def generate_from_memory(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun] | None:
         """Issues ids without waiting (``Document_id_generator::generate``, ``count`` times).
 
         Args:
@@ -232,7 +232,7 @@ class DocIdGenerator:
         return runs
 
     async def generate(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun]:
-        """Issues ids as ``take`` does, and claims the next start timestamp if the serial overflows.
+        """Issues ids as ``generate_from_memory`` does, and claims the next start timestamp if the serial overflows.
 
         Concurrent callers share one claim. A cancelled caller gets no ids and does not cancel the claim.
 
@@ -240,9 +240,9 @@ class DocIdGenerator:
             InvalidRequest: An argument is out of range.
             DocIdTimestampRefused: The next start timestamp does not fit in an id.
             StoreUnavailable: The claim failed (the next call retries it), or this process is a fork.
-            ServerDraining: ``close`` was called.
+            ServerDraining: ``cancel_claims`` was called.
         """
-        while (runs := self.take(count, offset, increment)) is None:
+        while (runs := self.generate_from_memory(count, offset, increment)) is None:
             await self._wait_for_claim()
         return runs
 
@@ -270,7 +270,7 @@ class DocIdGenerator:
             DocIdTimestampRefused: The clock is wrong, or the new prefix has no start timestamp left.
             PrefixInUse: Another node uses the new prefix, and ``prefix_conflict`` is refuse.
             StoreUnavailable: No start timestamp could be claimed.
-            ServerDraining: ``close`` was called.
+            ServerDraining: ``cancel_claims`` was called.
         """
         _check_ranges(prefix, offset, increment)
         if self._closed:
@@ -288,7 +288,7 @@ class DocIdGenerator:
         """Stops issuing in the child of a fork, since the parent uses the start timestamp."""
         self._pid = fork.NO_PROCESS
 
-    async def close(self) -> None:
+    async def cancel_claims(self) -> None:
         """Cancels a claim or change in progress, and refuses new ones."""
         self._closed = True
         if tasks := {*self._changes, *([self._claim] if self._claim else [])}:

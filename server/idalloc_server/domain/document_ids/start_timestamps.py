@@ -135,7 +135,7 @@ class StartTimestamps:
         self._claimed[start.prefix] = start.timestamp
         return start
 
-    async def run(self) -> None:
+    async def keep_prefix(self) -> None:
         """Sends heartbeats for the prefix to the store until cancelled."""
         failing = False
         while True:

@@ -97,7 +97,7 @@ class IdempotentAllocator:
         self._has_warned = False
         self._answers = AnswerLog(store, store_timeout)
 
-    async def allocate(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[IdRange, int]:
+    async def allocate_once(self, sequence: str, count: int, request_id: str, prefix: int) -> tuple[IdRange, int]:
         """Allocates ids, or returns those of an earlier call with the same request id.
 
         A call that is cancelled before it has ids takes none. If it is cancelled after that, its answer is recorded for
@@ -146,7 +146,7 @@ class IdempotentAllocator:
         self._undelivered.discard(call)
         return taken, recorded_prefix
 
-    async def close(self) -> None:
+    async def finish_recording(self) -> None:
         """Waits for answers that are still being recorded for cancelled callers."""
         if self._calls:
             await asyncio.wait([call.task for call in self._calls.values()])
@@ -157,7 +157,7 @@ class IdempotentAllocator:
         for call in list(self._undelivered):
             self._burn(call, BurnCause.CANCELLED if call.task.done() else BurnCause.UNKNOWN_OUTCOME)
 
-    async def run(self) -> None:
+    async def prune_answers(self) -> None:
         """Removes answers whose window has passed, in batches, until cancelled."""
         while True:
             try:
@@ -222,7 +222,7 @@ class IdempotentAllocator:
     async def _allocate_and_record(self, call: _Call) -> tuple[IdRange, int]:
         request = call.request
         try:
-            taken = self._allocator.take(request.sequence, request.id_count)
+            taken = self._allocator.allocate_from_lease(request.sequence, request.id_count)
             if taken is None:
                 taken = await self._allocator.allocate(request.sequence, request.id_count)
         except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
@@ -272,7 +272,7 @@ class IdempotentAllocator:
         _check_same_request(request, recorded)
         if recorded.generation > proof.generation:
             # This node has not seen the change that began the generation, so its settings are outdated.
-            await self._allocator.forget(recorded.sequence)
+            await self._allocator.drop_lease(recorded.sequence)
             proof = await self._prove_generation(recorded)
         if recorded.generation != proof.generation:
             raise _burned(recorded)

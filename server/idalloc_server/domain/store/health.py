@@ -43,7 +43,7 @@ class StoreHealth:
             _log.info("store_recovered")
         self._failures, self._has_succeeded = 0, False
 
-    async def run(self, report: Callable[[str], None]) -> None:
+    async def evaluate_every_second(self, report: Callable[[str], None]) -> None:
         """Evaluates once a second until cancelled, and passes ``error`` to ``report`` each time."""
         while True:
             await asyncio.sleep(1)

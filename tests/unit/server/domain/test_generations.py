@@ -27,7 +27,7 @@ PAST = 89
 
 async def take(node: Allocator, count: int) -> int:
     """Returns the first id of a range."""
-    return (node.take("t", count) or await node.allocate("t", count)).first_id
+    return (node.allocate_from_lease("t", count) or await node.allocate("t", count)).first_id
 
 
 async def by_advance(store: MemoryStore, clock: FakeClock) -> float:
@@ -130,7 +130,7 @@ async def test_no_tail_is_given_back_past_imported_counters(sequence: Sequence, 
     importer = Importer(store, clock)
     await importer.run(read_export(lines))
     assert bool(importer.problems) == bool(lower_by)
-    await node.close()
+    await node.return_leases()
     assert importer.effective_at is not None
     clock.advance(importer.effective_at - clock.wall())
     assert await take(other, 1) > imported

@@ -111,7 +111,7 @@ async def test_setting_the_clock_back_keeps_marks_of_later_periods(
     clock.wall_seconds -= 86_400.0
     await node.take("s")
     for _ in range(3):
-        await node.allocator.drop_idle_sequences()
+        await node.allocator.check_idle_sequences()
     clock.wall_seconds += 86_400.0
     store.rows = {name: row for name, row in store.rows.items() if name in lost}
     with pytest.raises(StoreWentBackwards):
@@ -132,7 +132,7 @@ async def test_ids_of_a_replaced_reset_are_counted_as_burned(store: MemoryStore,
         clock.advance(0.5)
     for _ in range(4):
         clock.advance(70.0)
-        await old.allocator.drop_idle_sequences()
-    await old.allocator.close()
+        await old.allocator.check_idle_sequences()
+    await old.allocator.return_leases()
     counted = sum(old.allocator.burned.by_cause.values())
     assert (store.rows["s"].last_value or 0) - before <= issued + counted

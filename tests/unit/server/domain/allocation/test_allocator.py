@@ -39,7 +39,7 @@ async def test_first_grant_is_just_what_was_requested(allocator: Allocator, stor
 
 async def test_leases_grow_with_use(allocator: Allocator, store: MemoryStore) -> None:
     """Leases grow with use, so that 10,000 ids take fewer than 20 writes."""
-    taken = [allocator.take("orders", 1) or await allocator.allocate("orders", 1) for _ in range(10_000)]
+    taken = [allocator.allocate_from_lease("orders", 1) or await allocator.allocate("orders", 1) for _ in range(10_000)]
     assert ids(*taken) == list(range(1, 10_001))
     assert len(store.calls_of("grant")) < 20
 
@@ -227,7 +227,7 @@ class TestCancelling:
         gone.cancel()
         gate.set()
         await asyncio.sleep(0.01)
-        assert allocator.take("orders", 10) is not None
+        assert allocator.allocate_from_lease("orders", 10) is not None
 
     async def test_ids_of_a_caller_cancelled_after_serving_are_burned(
         self, allocator: Allocator, monkeypatch: pytest.MonkeyPatch

@@ -62,9 +62,9 @@ async def test_no_id_is_issued_twice_under_random_faults(plan: list[tuple[Any, .
         elif kind == "wait":
             clock.advance(arguments[0])
         elif kind == "idle":
-            await nodes[arguments[0]].drop_idle_sequences()
+            await nodes[arguments[0]].check_idle_sequences()
         elif kind == "stop":
-            await nodes[arguments[0]].close()
+            await nodes[arguments[0]].return_leases()
         elif kind == "crash":
             nodes[arguments[0]] = Allocator(store, clock, CONFIG)
             issued[arguments[0]] = []

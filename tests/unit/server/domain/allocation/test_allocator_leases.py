@@ -45,7 +45,7 @@ class TestWentBackwards:
         store.rows["orders"].last_value = 3
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("orders", 10_000)
-        assert allocator.take("orders", 1) is None
+        assert allocator.allocate_from_lease("orders", 1) is None
         assert allocator.burned.by_cause[BurnCause.WENT_BACKWARDS] > 0
 
     @pytest.mark.usefixtures("seen")
@@ -53,8 +53,8 @@ class TestWentBackwards:
         self, allocator: Allocator, store: MemoryStore
     ) -> None:
         """P3: the high-water mark outlives the allocator of an idle sequence."""
-        await allocator.drop_idle_sequences()
-        await allocator.drop_idle_sequences()
+        await allocator.check_idle_sequences()
+        await allocator.check_idle_sequences()
         store.rows["orders"].last_value = 99
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("orders", 1)
@@ -65,7 +65,7 @@ class TestWentBackwards:
     ) -> None:
         """P3: a counter that moved back by this node's own tail is accepted."""
         await allocator.allocate("orders", 1)  # prefetches ids
-        await allocator.close()
+        await allocator.return_leases()
         assert store.rows["orders"].last_value == 101
         assert (await allocator.allocate("orders", 1)).first_id == 102
 
@@ -91,7 +91,7 @@ class TestExpiry:
         held = (store.rows["orders"].last_value or 0) - 2
         assert held > 0
         clock.advance(CONFIG.lease_ttl)
-        assert allocator.take("orders", 1) is None
+        assert allocator.allocate_from_lease("orders", 1) is None
         assert (await allocator.allocate("orders", 1)).first_id == 3 + held
         assert allocator.burned.by_cause == {BurnCause.EXPIRED: held}
 
@@ -130,7 +130,7 @@ class TestExpiry:
         last_value = store.rows["orders"].last_value
         for _ in range(10):
             clock.advance(CONFIG.lease_ttl / 2)
-            assert allocator.take("orders", 1) is not None
+            assert allocator.allocate_from_lease("orders", 1) is not None
             await asyncio.sleep(0.01)
         assert store.rows["orders"].last_value == last_value
         assert not allocator.burned.by_cause
@@ -145,15 +145,15 @@ class TestExpiry:
         store.down = True
         calls = len(store.calls)
         for _ in range(50):
-            assert allocator.take("orders", 1) is not None
+            assert allocator.allocate_from_lease("orders", 1) is not None
             await asyncio.sleep(0)
         assert len(store.calls) - calls == 1  # not retried at once
         store.down = False
         clock.advance(2)
-        assert allocator.take("orders", 1) is not None
+        assert allocator.allocate_from_lease("orders", 1) is not None
         await asyncio.sleep(0.01)
         clock.advance(CONFIG.lease_ttl * 0.9)
-        assert allocator.take("orders", 1) is not None
+        assert allocator.allocate_from_lease("orders", 1) is not None
 
     async def test_a_new_generation_ends_the_lease_of_the_old_one(
         self, allocator: Allocator, store: MemoryStore, clock: FakeClock
@@ -166,7 +166,7 @@ class TestExpiry:
         assert held > 0
         row.generation, row.last_value = row.generation + 1, 1_000_000
         clock.advance(CONFIG.lease_ttl / 2)
-        allocator.take("orders", 1)
+        allocator.allocate_from_lease("orders", 1)
         await asyncio.sleep(0.01)
         taken = await allocator.allocate("orders", 1)
         assert (taken.generation, taken.first_id) == (row.generation, 1_000_001)
@@ -186,7 +186,7 @@ class TestTails:
         for _ in range(5):
             await allocator.allocate("orders", 100)
         assert (store.rows["orders"].last_value or 0) > 500
-        await allocator.close()
+        await allocator.return_leases()
         assert store.rows["orders"].last_value == 500
         assert not allocator.burned.by_cause
         assert (await Allocator(store, clock, CONFIG).allocate("orders", 1)).first_id == 501
@@ -199,7 +199,7 @@ class TestTails:
             await allocator.allocate("orders", 100)
         held = (store.rows["orders"].last_value or 0) - 500
         other = await Allocator(store, clock, CONFIG).allocate("orders", 1)
-        await allocator.close()
+        await allocator.return_leases()
         assert store.rows["orders"].last_value == other.last_id
         assert allocator.burned.by_cause == {BurnCause.NOT_RETURNED: held}
 
@@ -208,7 +208,7 @@ class TestTails:
         for _ in range(5):
             await allocator.allocate("orders", 100)
         store.next("give_back", lost_reply())
-        await allocator.close()
+        await allocator.return_leases()
         assert (await allocator.allocate("orders", 1)).first_id == 501
 
     async def test_idle_sequences_are_closed_and_busy_ones_stay(self, allocator: Allocator, store: MemoryStore) -> None:
@@ -216,9 +216,9 @@ class TestTails:
         for name in ("idle", "busy"):
             for _ in range(3):
                 await allocator.allocate(name, 10)
-        await allocator.drop_idle_sequences()
+        await allocator.check_idle_sequences()
         await allocator.allocate("busy", 1)
-        await allocator.drop_idle_sequences()
+        await allocator.check_idle_sequences()
         assert set(allocator._sequence_allocators) == {"busy"}
         assert store.rows["idle"].last_value == 30
         assert (await allocator.allocate("idle", 1)).first_id == 31
@@ -226,8 +226,8 @@ class TestTails:
     async def test_names_used_once_leave_no_allocator(self, allocator: Allocator) -> None:
         """Sequences used once are closed when idle, and use no memory afterwards."""
         await asyncio.gather(*(allocator.allocate(f"s{n}", 1) for n in range(2_000)))
-        await allocator.drop_idle_sequences()
-        await allocator.drop_idle_sequences()
+        await allocator.check_idle_sequences()
+        await allocator.check_idle_sequences()
         assert not allocator._sequence_allocators
 
 
@@ -243,7 +243,7 @@ class TestFork:
             outcome = b"took"
             os.getpid = lambda: parent  # pids repeat, as 1 does in every container: only the hook helps
             try:
-                if allocator.take("orders", 1) is None:
+                if allocator.allocate_from_lease("orders", 1) is None:
                     allocator.allocate("orders", 1).send(None)
             except StoreUnavailable:
                 outcome = b"refused"
@@ -254,7 +254,7 @@ class TestFork:
         assert os.read(reader, 10) == b"refused"
         os.close(reader)
         os.close(writer)
-        assert allocator.take("orders", 1) is not None
+        assert allocator.allocate_from_lease("orders", 1) is not None
 
     async def test_another_pid_is_rejected_without_the_fork_hook(
         self, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
@@ -263,7 +263,7 @@ class TestFork:
         for _ in range(5):
             await allocator.allocate("orders", 10)
         monkeypatch.setattr(os, "getpid", lambda: -5)
-        assert allocator.take("orders", 1) is None
+        assert allocator.allocate_from_lease("orders", 1) is None
         with pytest.raises(StoreUnavailable):
             await allocator.allocate("orders", 1)
 
@@ -273,8 +273,8 @@ async def test_a_counter_behind_its_mark_is_not_advanced(store: MemoryStore, clo
     much, little = Allocator(store, clock, CONFIG), Allocator(store, clock, CONFIG)
     await little.allocate("orders", 10)
     await much.allocate("orders", 100_000)
-    await little.close()
-    await much.close()
+    await little.return_leases()
+    await much.return_leases()
     store.rows["orders"].last_value = 5
     with pytest.raises(StoreWentBackwards):
         await much.allocate("orders", 1_000)

@@ -66,7 +66,7 @@ async def test_a_renewal_does_not_revive_a_burned_tail(
     held = await node.warm_up()
     await other.issue(50)
     await renew(node, clock)  # it returns the row's newest version
-    await node.close()
+    await node.return_leases()
     assert store.rows["s"].last_value == other.issued[-1]
     assert node.burned.by_cause == {BurnCause.NOT_RETURNED: held - 1}
     await other.issue(1)
@@ -79,7 +79,7 @@ async def test_a_tail_is_given_back_after_a_renewal(node: Node, store: MemorySto
     """P2: a renewal without grants of other nodes keeps the tail returnable."""
     await node.warm_up()
     await renew(node, clock)
-    await node.close()
+    await node.return_leases()
     assert store.rows["s"].last_value == node.issued[-1]
     assert not node.burned.by_cause
 
@@ -93,7 +93,7 @@ async def test_a_tail_that_another_node_has_seen_is_burned(
     await renew(other, clock)  # reads the counter after the tail; it must not find a lower value later
     await node.issue(1)
     await asyncio.sleep(0.01)  # renewed as well
-    await node.close()
+    await node.return_leases()
     assert node.burned.by_cause == {BurnCause.NOT_RETURNED: held - 1}
     await other.issue(100)
     await node.issue(1)
@@ -114,7 +114,7 @@ async def test_a_tail_is_given_back_as_far_as_no_other_node_saw(
     while len(store.calls_of("grant")) == before:  # until a refill adds to the lease
         await node.issue(1)
         await asyncio.sleep(0.001)
-    await node.close()
+    await node.return_leases()
     assert seen <= (store.rows["s"].last_value or 0)
     await other.issue(100)  # does not raise StoreWentBackwards
     assert len({*node.issued, *other.issued}) == len(node.issued) + len(other.issued)
@@ -146,9 +146,9 @@ async def test_a_late_close_does_not_lower_a_newer_mark(
     monkeypatch.setattr(allocator_module, "CLOSE_CONCURRENCY", 1)
     await node.warm_up("first")
     await node.warm_up()
-    await node.drop_idle_sequences()
+    await node.check_idle_sequences()
     gate = store.hold("give_back")
-    drop = asyncio.create_task(node.drop_idle_sequences())
+    drop = asyncio.create_task(node.check_idle_sequences())
     await asyncio.sleep(0.01)
     await node.issue(500)  # by a new allocator, while the old one waits for "first"
     gate.set()
@@ -172,8 +172,8 @@ async def test_a_corrupt_row_does_not_stop_other_closes(node: Node, store: Memor
     for name in ("a", "b", "c"):
         await node.warm_up(name)
     store.next("give_back", Fault(applied=0, error=SequenceInvalid("a", "its last_value is NULL")))
-    await node.drop_idle_sequences()
-    await node.drop_idle_sequences()
+    await node.check_idle_sequences()
+    await node.check_idle_sequences()
     assert not node._sequence_allocators
     assert len(store.calls_of("give_back")) == 3
 
@@ -202,7 +202,7 @@ class TestCounting:
             store.hold("give_back")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await node.close()
+                await node.return_leases()
         assert node.burned_ids == sum(held)
 
     async def test_tails_queued_behind_a_stalled_one_are_counted(
@@ -214,7 +214,7 @@ class TestCounting:
         store.hold("give_back")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await node.close()
+                await node.return_leases()
         assert node.burned_ids == sum(held)
 
     async def test_a_refill_that_a_stop_interrupted_is_counted(self, node: Node, store: MemoryStore) -> None:
@@ -227,7 +227,7 @@ class TestCounting:
         gone.cancel()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await node.close()
+                await node.return_leases()
         moved = (store.rows["s"].last_value or 0) - (before or 0)
         assert moved >= 1_000
         assert node.burned_ids == moved + held

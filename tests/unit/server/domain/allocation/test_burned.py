@@ -105,8 +105,8 @@ class TestBurning:
         sequence = Sequence(format="{year}-{value:06d}", max_value=999_999, reset=reset)
         make(store, "invoices", sequence)
         request_ids = IdempotentAllocator(allocator, store, clock, node="a", window=3600.0, store_timeout=2.0)
-        await request_ids.allocate("invoices", 5, REQUEST_ID, 0)
-        await request_ids.allocate("invoices", 5, REQUEST_ID, 0)
+        await request_ids.allocate_once("invoices", 5, REQUEST_ID, 0)
+        await request_ids.allocate_once("invoices", 5, REQUEST_ID, 0)
         period = "" if reset == Reset.NEVER else period_at(sequence, clock.wall())
         assert new(allocator.burned) == [("invoices", period, BurnCause.REPEATED, 5)]
 

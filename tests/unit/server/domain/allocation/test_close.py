@@ -33,7 +33,7 @@ async def test_a_change_in_progress_is_completed(store: MemoryStore, clock: Fake
     service = SequenceService(store, clock, Allocator(store, clock, CONFIG), store_timeout=5.0)
     gate = store.hold("create")
     await cancel(asyncio.create_task(service.create("orders", {}, service.change_token("", b"1"))), store, "create")
-    closing = asyncio.create_task(service.close())
+    closing = asyncio.create_task(service.finish_changes())
     await asyncio.sleep(0.01)
     assert not closing.done()
     gate.set()
@@ -47,8 +47,8 @@ async def test_a_record_in_progress_is_stored(store: MemoryStore, clock: FakeClo
         Allocator(store, clock, CONFIG), store, clock, node="n", window=3600.0, store_timeout=5.0
     )
     gate = store.hold("record")
-    await cancel(asyncio.create_task(request_ids.allocate("orders", 3, "r", 0)), store, "record")
-    closing = asyncio.create_task(request_ids.close())
+    await cancel(asyncio.create_task(request_ids.allocate_once("orders", 3, "r", 0)), store, "record")
+    closing = asyncio.create_task(request_ids.finish_recording())
     await asyncio.sleep(0.01)
     assert not closing.done()
     gate.set()
@@ -66,7 +66,7 @@ async def test_abandoned_leases_are_counted(store: MemoryStore, clock: FakeClock
     await allocator.allocate("orders", 1)
     allocator.abandon()
     assert allocator.burned.by_cause == {BurnCause.NOT_RETURNED: (store.rows["orders"].last_value or 0) - 2}
-    assert allocator.take("orders", 1) is None
+    assert allocator.allocate_from_lease("orders", 1) is None
 
 
 async def test_an_abandoned_record_is_counted_once(store: MemoryStore, clock: FakeClock) -> None:
@@ -74,11 +74,11 @@ async def test_an_abandoned_record_is_counted_once(store: MemoryStore, clock: Fa
     allocator = Allocator(store, clock, CONFIG)
     request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0, store_timeout=5.0)
     gate = store.hold("record")
-    await cancel(asyncio.create_task(request_ids.allocate("orders", 3, "r", 0)), store, "record")
+    await cancel(asyncio.create_task(request_ids.allocate_once("orders", 3, "r", 0)), store, "record")
     request_ids.abandon()
     assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: 3}
     gate.set()
-    await request_ids.close()
+    await request_ids.finish_recording()
     assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: 3}
 
 
@@ -112,7 +112,7 @@ class TestInFlight:
         await allocator.allocate("orders", 1)
         await allocator.allocate("orders", 1)
         gate = store.hold("give_back")
-        closing = asyncio.create_task(allocator.close())
+        closing = asyncio.create_task(allocator.return_leases())
         await until(lambda: store.calls_of("give_back"))
         allocator.abandon()
         held = {BurnCause.NOT_RETURNED: (store.rows["orders"].last_value or 0) - 2}
@@ -137,7 +137,7 @@ class TestInFlight:
         """P9: a caller with a request id that has not resumed gets no ids that abandon has counted."""
         allocator = Allocator(store, clock, CONFIG)
         request_ids = IdempotentAllocator(allocator, store, clock, node="n", window=3600.0, store_timeout=5.0)
-        caller = asyncio.create_task(request_ids.allocate("orders", 3, "r", 0))
+        caller = asyncio.create_task(request_ids.allocate_once("orders", 3, "r", 0))
         await until(lambda: request_ids._calls)
         request_ids._calls["r"].task.add_done_callback(lambda _: request_ids.abandon())
         with pytest.raises(ServerDraining):
@@ -154,13 +154,13 @@ class TestInFlight:
             make(store, name, Sequence(min_lease_size=100))
             await allocator.allocate(name, 1)
             await allocator.allocate(name, 1)
-        await allocator.drop_idle_sequences()
+        await allocator.check_idle_sequences()
         store.hold("give_back")
-        dropping = asyncio.create_task(allocator.drop_idle_sequences())
+        dropping = asyncio.create_task(allocator.check_idle_sequences())
         await until(lambda: store.calls_of("give_back"))
         dropping.cancel()
         await asyncio.wait({dropping})
-        await allocator.close()
+        await allocator.return_leases()
         values = sorted(store.rows[name].last_value or 0 for name in ("first", "second", "third"))
         assert values[:2] == [2, 2]
         assert allocator.burned.by_cause == {BurnCause.NOT_RETURNED: values[2] - 2}

@@ -28,7 +28,7 @@ def limited(store: MemoryStore, clock: FakeClock, most: int, *, creates: bool = 
 
 async def close_idle(allocator: Allocator) -> None:
     for _ in range(2):
-        await allocator.drop_idle_sequences()
+        await allocator.check_idle_sequences()
 
 
 async def test_a_name_beyond_the_limit_is_rejected(store: MemoryStore, clock: FakeClock) -> None:

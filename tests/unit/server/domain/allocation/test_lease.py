@@ -74,7 +74,7 @@ def test_a_lease_holds_the_granted_ids_that_were_not_taken(step: int, moves: lis
             assert not skipped or lease.next_range_size >= count
         else:
             contiguous = held[:count] == [held[0] + step * n for n in range(count)] if held else False
-            taken = lease.take(count, now=99.9)
+            taken = lease.issue(count, now=99.9)
             assert (taken is not None) == contiguous
             if taken is not None:
                 assert list(range(taken.first_id, taken.last_id + step, step)) == held[:count]
@@ -94,8 +94,8 @@ def test_nothing_is_taken_from_an_expired_lease() -> None:
     """P4: an expired lease issues nothing."""
     lease = Lease()
     lease.add(Grant(10, 10, Sequence(), 0, 3, (1, 1, 3), 1), expires_at=50.0)
-    assert lease.take(1, now=50.0) is None
-    taken = lease.take(1, now=49.9)
+    assert lease.issue(1, now=50.0) is None
+    taken = lease.issue(1, now=49.9)
     assert taken is not None
     assert (taken.first_id, taken.generation, taken.expires_at) == (1, 3, 50.0)
 
@@ -112,12 +112,12 @@ def test_a_renewal_extends_the_lease_without_new_ids() -> None:
 def test_an_empty_lease_returns_metadata_until_it_expires() -> None:
     """take(0) returns lease metadata until the lease expires, even if no ids are left."""
     lease = Lease("2026")
-    assert lease.take(0, now=0.0) is None
+    assert lease.issue(0, now=0.0) is None
     lease.add(Grant(10, 0, Sequence(max_value=10), 0, 3, (1, 1, 3), 1), expires_at=50.0)
-    taken = lease.take(0, now=49.9)
+    taken = lease.issue(0, now=49.9)
     assert taken is not None
     assert (taken.id_count, taken.generation, taken.sequence, taken.period) == (0, 3, Sequence(max_value=10), "2026")
-    assert lease.take(0, now=50.0) is None
+    assert lease.issue(0, now=50.0) is None
 
 
 def test_an_unexpected_value_is_a_foreign_write() -> None:

@@ -31,7 +31,7 @@ class Load:
         """Makes ``rate`` calls a second; returns how many of them waited for the store."""
         waited = 0
         for _ in range(int(seconds * rate)):
-            taken = self.allocator.take("s", count)
+            taken = self.allocator.allocate_from_lease("s", count)
             if taken is None:
                 waited += 1
                 call = asyncio.create_task(self.allocator.allocate("s", count))

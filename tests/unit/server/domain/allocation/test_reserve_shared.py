@@ -39,7 +39,7 @@ class Nodes:
         for _ in range(int(seconds * RATE)):
             for node, allocator in enumerate(self.allocators):
                 size = next(self._sizes[node])
-                taken = allocator.take("s", size)
+                taken = allocator.allocate_from_lease("s", size)
                 if taken is None:
                     waited += 1
                     taken = await allocator.allocate("s", size)
@@ -54,7 +54,7 @@ class Nodes:
         refused = 0
         for _ in range(int(seconds * RATE)):
             for node, allocator in enumerate(self.allocators):
-                taken = allocator.take("s", next(self._sizes[node]))
+                taken = allocator.allocate_from_lease("s", next(self._sizes[node]))
                 if taken is None:
                     refused += 1
                 else:
@@ -109,7 +109,7 @@ async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStor
     writes = len(store.calls)
     taken = 0
     store.down = True
-    while (range_taken := allocator.take("s", 7)) is not None:
+    while (range_taken := allocator.allocate_from_lease("s", 7)) is not None:
         taken += range_taken.id_count
         await asyncio.sleep(0)
     left = sequence_allocator._lease.left  # type: ignore[union-attr]

@@ -32,7 +32,7 @@ def nodes(store: MemoryStore, clock: FakeClock) -> list[Allocator]:
 
 
 async def issue(node: Allocator, count: int, name: str = "s") -> tuple[str, list[int]]:
-    taken = node.take(name, count) or await node.allocate(name, count)
+    taken = node.allocate_from_lease(name, count) or await node.allocate(name, count)
     return taken.period, ids(taken)
 
 
@@ -89,7 +89,7 @@ async def test_ids_come_from_memory_and_both_rows_are_renewed(
         await issue(nodes[0], 100)
     for _ in range(6):
         clock.advance(CONFIG.lease_ttl / 2)
-        taken = nodes[0].take("s", 1)
+        taken = nodes[0].allocate_from_lease("s", 1)
         assert taken is not None
         assert clock.boot() < taken.expires_at <= clock.boot() + CONFIG.lease_ttl / 2
         await asyncio.sleep(0.001)
@@ -107,13 +107,13 @@ async def test_a_new_generation_ends_the_leases_of_periods(
     await revise(store)
     await issue(nodes[1], 1)  # opens the period's counter in the new generation
     until = (await nodes[0].proof("s")).expires_at
-    taken = nodes[0].take("s", 1)
+    taken = nodes[0].allocate_from_lease("s", 1)
     assert taken is not None
     assert taken.expires_at <= until
     clock.advance(CONFIG.lease_ttl / 2)
-    nodes[0].take("s", 1)
+    nodes[0].allocate_from_lease("s", 1)
     await asyncio.sleep(0.001)
-    assert nodes[0].take("s", 1) is None
+    assert nodes[0].allocate_from_lease("s", 1) is None
     fresh = await nodes[0].allocate("s", 1)
     assert fresh.generation == 2
     assert fresh.first_id > taken.last_id
@@ -130,7 +130,7 @@ async def test_a_new_generation_applies_to_an_unopened_period(
     clock.advance(CONFIG.lease_ttl / 2)
     await nodes[0].proof("s")  # renews the lease of the sequence only
     await asyncio.sleep(0.001)
-    assert nodes[0].take("s", 1) is None
+    assert nodes[0].allocate_from_lease("s", 1) is None
     assert (await nodes[0].allocate("s", 1)).generation == 2
 
 
@@ -142,7 +142,7 @@ async def test_without_a_lease_proof_nothing_is_issued(
         await issue(nodes[0], 100)
     store.down = True
     clock.advance(CONFIG.lease_ttl)
-    assert nodes[0].take("s", 1) is None
+    assert nodes[0].allocate_from_lease("s", 1) is None
     with pytest.raises(StoreUnavailable):
         await nodes[0].allocate("s", 1)
 
@@ -165,8 +165,8 @@ async def test_a_recreated_sequence_continues_its_periods(nodes: list[Allocator]
     for _ in range(6):
         await issue(nodes[0], 10)
     await revise(store, deleted=True)
-    await nodes[0].forget("s")
-    assert nodes[0].take("s", 1) is None
+    await nodes[0].drop_lease("s")
+    assert nodes[0].allocate_from_lease("s", 1) is None
     with pytest.raises(SequenceDeleted):
         await nodes[0].allocate("s", 1)
     await revise(store)
@@ -185,7 +185,7 @@ async def test_a_missing_period_counter_is_detected(
     assert counter not in store.rows
     await store.open_period(counter, DAILY, 1_000, 2)
     await revise(store)
-    await nodes[0].forget("s")
+    await nodes[0].drop_lease("s")
     assert (await issue(nodes[0], 1))[1] == [1_001]
 
 
@@ -198,11 +198,11 @@ async def test_allocators_of_ended_periods_are_closed(
     clock.advance(120.0)
     for _ in range(3):
         await issue(nodes[0], 1)
-        await nodes[0].drop_idle_sequences()
+        await nodes[0].check_idle_sequences()
     assert store.rows[name_of_period("s", "2026-12-31")].last_value == 60  # the tail was given back
     assert nodes[0].generation_seen(name_of_period("s", "2027-01-01")) == 1
     for _ in range(4):
-        await nodes[0].drop_idle_sequences()
+        await nodes[0].check_idle_sequences()
     assert not nodes[0]._sequence_allocators
     assert await issue(nodes[0], 1) == ("2027-01-01", [4])
     clock.advance(86_400.0)
@@ -214,7 +214,7 @@ async def test_a_stop_gives_all_tails_back(nodes: list[Allocator], store: Memory
     """P2: a stop gives the tails of all periods back."""
     for _ in range(6):
         await issue(nodes[0], 10)
-    await nodes[0].close()
+    await nodes[0].return_leases()
     assert store.rows[name_of_period("s", "2026-12-31")].last_value == 60
     assert not nodes[0].burned.by_cause
 
@@ -226,7 +226,7 @@ async def test_an_interrupted_advance_is_completed_by_a_node(
     issued = [(await issue(nodes[0], 3))[1], (await issue(nodes[1], 3))[1]]
     await store.open_period(name_of_period("s", "2026-12-31"), DAILY, 50, 2)
     for node in nodes:
-        await node.forget("s")
+        await node.drop_lease("s")
     with pytest.raises(StoreUnavailable, match="being changed"):
         await issue(nodes[0], 1)
     assert store.rows["s"].generation == 1
@@ -255,15 +255,15 @@ async def test_a_day_that_repeats_during_its_close_is_closed_again(
     await use(30)
     clock.advance(120.0)  # past midnight
     assert await use(30) == {"2027-01-01"}
-    await nodes[0].drop_idle_sequences()
+    await nodes[0].check_idle_sequences()
     gate = store.hold("give_back")
     await use(1)
-    closing = asyncio.create_task(nodes[0].drop_idle_sequences())
+    closing = asyncio.create_task(nodes[0].check_idle_sequences())
     await asyncio.sleep(0.01)
     clock.wall_seconds -= 120.0
     assert await use(30) == {"2026-12-31"}
     gate.set()
     await closing
     for _ in range(3):
-        await nodes[0].drop_idle_sequences()
+        await nodes[0].check_idle_sequences()
     assert nodes[0].lease_count == 0

@@ -64,7 +64,7 @@ async def test_a_call_after_a_reply_gets_larger_ids(
         nonlocal answered
         least = answered
         try:
-            taken = ids(node.take("s", count) or await node.allocate("s", count))
+            taken = ids(node.allocate_from_lease("s", count) or await node.allocate("s", count))
         except StoreUnavailable:
             return
         values = [value * (1 if sequence.step > 0 else -1) for value in taken]
@@ -85,7 +85,7 @@ async def test_a_call_after_a_reply_gets_larger_ids(
             if fault in ("back", "on"):
                 clock.advance(-0.005 if fault == "back" else 0.003)
             elif fault == "stop":
-                await nodes[node].forget("s")
+                await nodes[node].drop_lease("s")
             task = calls.create_task(call(nodes[node], count))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -140,7 +140,7 @@ async def test_ids_of_cancelled_callers_are_given_back(allocator: Allocator, sto
 async def test_no_ids_are_held_in_memory(allocator: Allocator, store: MemoryStore) -> None:
     """A rising sequence holds no ids in memory."""
     for n in range(30):
-        assert allocator.take("s", 1) is None
+        assert allocator.allocate_from_lease("s", 1) is None
         assert (await allocator.allocate("s", 1)).last_id == n + 1 == store.rows["s"].last_value
     assert allocator.lease_count == 0
 
@@ -153,7 +153,7 @@ async def test_a_sequence_that_becomes_rising_drops_old_leases(store: MemoryStor
         await node.allocate("s", 10)
     store.rows["s"].sequence = RISING
     store.rows["s"].generation += 1
-    await node.forget("s")
+    await node.drop_lease("s")
     higher = await other.allocate("s", 1)
     assert (await node.allocate("s", 1)).first_id > higher.last_id
     assert node.burned.by_cause[BurnCause.GENERATION] > 0

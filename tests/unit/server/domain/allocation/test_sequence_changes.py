@@ -40,11 +40,11 @@ class TestTombstone:
         """P5: the next renewal after a deletion ends the lease; the first use creates no new sequence."""
         await warm(allocator)
         await revise(store, deleted=True)
-        assert allocator.take("s", 1) is not None  # the deletion is effective later
+        assert allocator.allocate_from_lease("s", 1) is not None  # the deletion is effective later
         clock.advance(CONFIG.lease_ttl / 2)
-        allocator.take("s", 1)
+        allocator.allocate_from_lease("s", 1)
         await asyncio.sleep(0.001)
-        assert allocator.take("s", 1) is None
+        assert allocator.allocate_from_lease("s", 1) is None
         assert allocator.burned.by_cause[BurnCause.GENERATION] > 0
         for _ in range(2):
             with pytest.raises(SequenceDeleted):
@@ -57,7 +57,7 @@ class TestTombstone:
         """P5: a sequence that is created again continues after its last id."""
         await warm(allocator)
         await revise(store, deleted=True)
-        await allocator.forget("s")
+        await allocator.drop_lease("s")
         with pytest.raises(SequenceDeleted):
             await allocator.allocate("s", 1)
         counter = store.rows["s"].last_value
@@ -116,11 +116,11 @@ class TestRecovery:
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("s", 10_000)
         row.last_value = 3
-        await allocator.forget("s")
+        await allocator.drop_lease("s")
         with pytest.raises(StoreWentBackwards):
             await allocator.allocate("s", 1)
         row.last_value = right
-        await allocator.forget("s")
+        await allocator.drop_lease("s")
         assert (await allocator.allocate("s", 1)).first_id == (right or 0) + 1
 
 
@@ -129,8 +129,8 @@ class TestForget:
         """P5: after forget no ids of the earlier lease are issued."""
         await warm(allocator)
         await revise(store, at_least=10_000)
-        await allocator.forget("s")
-        assert allocator.take("s", 1) is None
+        await allocator.drop_lease("s")
+        assert allocator.allocate_from_lease("s", 1) is None
         taken = await allocator.allocate("s", 1)
         assert (taken.first_id, taken.generation) == (10_001, store.rows["s"].generation)
 
@@ -140,13 +140,13 @@ class TestForget:
         gate = store.hold("grant")
         gone = asyncio.create_task(allocator.allocate("s", 10_000))
         await asyncio.sleep(0.001)
-        forgetting = asyncio.create_task(allocator.forget("s"))
+        forgetting = asyncio.create_task(allocator.drop_lease("s"))
         await asyncio.sleep(0.001)
         gone.cancel()
         assert not forgetting.done()
         gate.set()
         await forgetting
-        assert allocator.take("s", 1) is None
+        assert allocator.allocate_from_lease("s", 1) is None
 
     async def test_forget_returns_under_constant_load(self, allocator: Allocator) -> None:
         """P5: forget returns while callers arrive all the time."""
@@ -160,14 +160,14 @@ class TestForget:
         async with asyncio.timeout(1.0):
             for _ in range(5):
                 await asyncio.sleep(0.001)
-                await allocator.forget("s")
+                await allocator.drop_lease("s")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def test_forget_of_an_unused_name_does_nothing(self, allocator: Allocator) -> None:
         """P5: forget of a name without a lease does nothing."""
-        await allocator.forget("s")
+        await allocator.drop_lease("s")
         assert allocator.generation_seen("s") == 0
 
 
@@ -193,13 +193,13 @@ class TestLeaseSizes:
         await allocator.allocate("s", 3)
         await allocator.allocate("s", 3)
         assert [call.arguments[1] for call in store.calls_of("grant")] == [3, 500]
-        assert allocator.take("s", 497) is not None
+        assert allocator.allocate_from_lease("s", 497) is not None
 
     async def test_max_lease_size(self, allocator: Allocator, store: MemoryStore) -> None:
         """A refill prefetches at most max_lease_size ids."""
         make(store, "s", Sequence(max_lease_size=10))
         for _ in range(300):
-            allocator.take("s", 7) or await allocator.allocate("s", 7)
+            allocator.allocate_from_lease("s", 7) or await allocator.allocate("s", 7)
         assert max(int(str(call.arguments[1])) for call in store.calls_of("grant")) == 17
 
     async def test_min_lease_size_keeps_the_share_of_the_remaining_ids(
@@ -208,7 +208,7 @@ class TestLeaseSizes:
         """min_lease_size does not raise the limit of a thousandth of the remaining ids."""
         make(store, "s", Sequence(min_lease_size=500, max_value=5_000))
         for _ in range(100):
-            allocator.take("s", 1) or await allocator.allocate("s", 1)
+            allocator.allocate_from_lease("s", 1) or await allocator.allocate("s", 1)
         assert (store.rows["s"].last_value or 0) <= 105
 
 
@@ -257,19 +257,19 @@ async def test_two_nodes_issue_every_id_up_to_the_bound(
             before = store.rows["s"].last_value or 0
             store.next("grant", lost_reply())
             try:
-                issued += ids(nodes[node].take("s", count) or await nodes[node].allocate("s", count))
+                issued += ids(nodes[node].allocate_from_lease("s", count) or await nodes[node].allocate("s", count))
             except StoreOutcomeUnknown:
                 lost += abs((store.rows["s"].last_value or 0) - before) // abs(step)
             store._faults.clear()
             continue
         try:
-            issued += ids(nodes[node].take("s", count) or await nodes[node].allocate("s", count))
+            issued += ids(nodes[node].allocate_from_lease("s", count) or await nodes[node].allocate("s", count))
         except SequenceExhausted:
             continue
     for allocator in nodes:
         while True:
             try:
-                issued += ids(allocator.take("s", 1) or await allocator.allocate("s", 1))
+                issued += ids(allocator.allocate_from_lease("s", 1) or await allocator.allocate("s", 1))
             except SequenceExhausted:
                 break
     everything = [start + step * n for n in range(total)]

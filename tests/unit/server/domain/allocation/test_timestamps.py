@@ -89,7 +89,7 @@ async def test_concurrent_callers_share_writes(nodes: list[Allocator], store: Me
     await nodes[0].allocate("s", 1)
     await asyncio.gather(*(nodes[0].allocate("s", 1) for _ in range(500)))
     assert len(store.calls_of("grant_timestamps")) <= 3
-    assert nodes[0].take("s", 1) is None
+    assert nodes[0].allocate_from_lease("s", 1) is None
 
 
 async def test_a_wrong_clock_does_not_block_other_nodes(

@@ -135,7 +135,7 @@ class TestArithmetic:
 
     def test_a_million_ids_are_two_runs(self) -> None:
         """A batch has few runs, however large it is."""
-        runs = running(MemoryStore(), 0).take(1_000_000, offset=10, increment=3)
+        runs = running(MemoryStore(), 0).generate_from_memory(1_000_000, offset=10, increment=3)
         assert runs == [DocIdRun(0, NOW, 3, 3, 3), DocIdRun(0, NOW, 10, 3, 999_997)]
 
     @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ class TestArithmetic:
     )
     def test_a_constant_step_is_one_run(self, offset: int, increment: int, first: int) -> None:
         """A batch with a constant step is one run."""
-        runs = running(MemoryStore(), 0).take(1_000_000, offset, increment)
+        runs = running(MemoryStore(), 0).generate_from_memory(1_000_000, offset, increment)
         assert runs == [DocIdRun(0, NOW, first, increment, 1_000_000)]
 
 
@@ -167,20 +167,20 @@ class TestSettings:
     async def test_all_callers_share_the_serial(self) -> None:
         """All callers share one serial, whatever their offset and increment, as in MySQL."""
         doc_ids = await started(MemoryStore())
-        assert serials(doc_ids.take(11))[-1] == 0x0B
-        assert serials(doc_ids.take(2, increment=256)) == [0x101, 0x201]
-        assert serials(doc_ids.take(2, offset=128, increment=256)) == [0x280, 0x380]
-        assert serials(doc_ids.take(1)) == [0x381]  # as recorded from MySQL
+        assert serials(doc_ids.generate_from_memory(11))[-1] == 0x0B
+        assert serials(doc_ids.generate_from_memory(2, increment=256)) == [0x101, 0x201]
+        assert serials(doc_ids.generate_from_memory(2, offset=128, increment=256)) == [0x280, 0x380]
+        assert serials(doc_ids.generate_from_memory(1)) == [0x381]  # as recorded from MySQL
 
     async def test_zero_means_the_nodes_setting(self) -> None:
         """An offset or increment of 0 is the node's, which may change."""
         doc_ids = await started(MemoryStore())
         doc_ids.offset, doc_ids.increment = 3, 10
-        assert serials(doc_ids.take(2)) == [3, 13]
-        assert serials(doc_ids.take(1, offset=5)) == [15]
-        assert serials(doc_ids.take(1, increment=1)) == [16]
+        assert serials(doc_ids.generate_from_memory(2)) == [3, 13]
+        assert serials(doc_ids.generate_from_memory(1, offset=5)) == [15]
+        assert serials(doc_ids.generate_from_memory(1, increment=1)) == [16]
         doc_ids.increment = 100
-        assert serials(doc_ids.take(1)) == [103]
+        assert serials(doc_ids.generate_from_memory(1)) == [103]
 
     @pytest.mark.parametrize(
         ("count", "offset", "increment", "field"),
@@ -200,9 +200,9 @@ class TestSettings:
         """An argument out of range names its field and issues nothing."""
         doc_ids = await started(MemoryStore())
         with pytest.raises(InvalidRequest) as refusal:
-            doc_ids.take(count, offset, increment)
+            doc_ids.generate_from_memory(count, offset, increment)
         assert refusal.value.field == field
-        assert serials(doc_ids.take(1, 65_535, 65_535)) == [65_535]
+        assert serials(doc_ids.generate_from_memory(1, 65_535, 65_535)) == [65_535]
 
     async def test_a_new_prefix_gets_its_own_start_timestamp(self) -> None:
         """P6: a new prefix gets its own start timestamp, and the serial continues."""
@@ -210,12 +210,12 @@ class TestSettings:
         doc_ids = await started(store)
         before = texts(await doc_ids.generate(3))
         await doc_ids.change(prefix=255)
-        after = texts(doc_ids.take(1))
+        after = texts(doc_ids.generate_from_memory(1))
         assert after == [f"00ff{NOW:08x}{4:016x}"]
         assert store.prefixes[255].last_start == NOW
         assert [store.prefixes[prefix].holder for prefix in (0, 255)] == ["", "me"]
         await doc_ids.change(prefix=0)
-        back = texts(doc_ids.take(1))
+        back = texts(doc_ids.generate_from_memory(1))
         assert back > before
         assert back == [f"0000{NOW + 1:08x}{5:016x}"]
 
@@ -225,9 +225,9 @@ class TestOverflow:
         """P6: a call that overflows issues nothing before the next start timestamp is claimed."""
         store = MemoryStore()
         doc_ids = running(store, MAX_SERIAL - 2)
-        assert doc_ids.take(3) is None
+        assert doc_ids.generate_from_memory(3) is None
         assert store.calls == []
-        assert serials(doc_ids.take(2)) == [MAX_SERIAL - 1, MAX_SERIAL]
+        assert serials(doc_ids.generate_from_memory(2)) == [MAX_SERIAL - 1, MAX_SERIAL]
 
     async def test_claims_a_timestamp_and_restarts_at_the_offset(self) -> None:
         """After an overflow ids continue under a later timestamp, at the caller's offset."""
@@ -257,7 +257,7 @@ class TestOverflow:
         gate = store.hold("claim_start")
         callers = [asyncio.create_task(doc_ids.generate(10)) for _ in range(1000)]
         await asyncio.sleep(0.01)
-        assert doc_ids.take(1) is None  # must not overtake the waiting callers
+        assert doc_ids.generate_from_memory(1) is None  # must not overtake the waiting callers
         gate.set()
         answers = [texts(await caller) for caller in callers]
         assert len(store.calls_of("claim_start")) == 1
@@ -289,7 +289,7 @@ class TestOverflow:
             await asyncio.wait_for(doc_ids.generate(1), 0.01)
         gate.set()
         await asyncio.sleep(0.01)
-        assert texts(doc_ids.take(1)) == [f"0000{NOW + 1:08x}{1:016x}"]
+        assert texts(doc_ids.generate_from_memory(1)) == [f"0000{NOW + 1:08x}{1:016x}"]
 
     async def test_a_failed_claim_fails_its_callers_and_is_retried(self) -> None:
         """A failed claim fails its callers; the next call claims again."""
@@ -312,7 +312,10 @@ class TestOverflow:
         doc_ids = running(store, MAX_SERIAL - 2, timestamp=2**32 - 1)
         with pytest.raises(DocIdTimestampRefused, match="prefix 0 has no start timestamp"):
             await doc_ids.generate(3)
-        assert texts(doc_ids.take(2)) == ["0000fffffffffffffffffffffffe", "0000ffffffffffffffffffffffff"]
+        assert texts(doc_ids.generate_from_memory(2)) == [
+            "0000fffffffffffffffffffffffe",
+            "0000ffffffffffffffffffffffff",
+        ]
         with pytest.raises(DocIdTimestampRefused):
             await doc_ids.generate(1)
         assert store.calls == []
@@ -331,7 +334,7 @@ class TestOverflow:
         doc_ids = running(store, MAX_SERIAL)
         waiting = asyncio.create_task(doc_ids.generate(1))
         await asyncio.sleep(0.01)
-        await doc_ids.close()
+        await doc_ids.cancel_claims()
         with pytest.raises(ServerDraining):
             await waiting
         with pytest.raises(ServerDraining):

@@ -56,7 +56,7 @@ async def heartbeats(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Sends heartbeats without a pause between them."""
     monkeypatch.setattr(start_timestamps_module, "HEARTBEAT_SECONDS", 0)
-    task = asyncio.create_task(start_timestamps.run())
+    task = asyncio.create_task(start_timestamps.keep_prefix())
     yield task
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -237,7 +237,7 @@ class TestHeartbeats:
 
     async def test_heartbeats_have_an_interval(self, store: MemoryStore, clock: FakeClock) -> None:
         """The first heartbeat waits for one interval."""
-        task = asyncio.create_task(start_timestamps_of(store, clock).run())
+        task = asyncio.create_task(start_timestamps_of(store, clock).keep_prefix())
         await asyncio.sleep(0.05)
         assert store.calls == []
         task.cancel()

@@ -43,7 +43,7 @@ from tests.support.fake_store import FakeClock, MemoryStore
 
 starts = StartTimestamps(MemoryStore(), FakeClock(), prefix=0, holder="me", max_clock_skew=1)
 doc_ids = DocIdGenerator(starts, StartTimestamp(0, 1))
-assert doc_ids.take(1)
+assert doc_ids.generate_from_memory(1)
 parent = os.getpid()
 for pid_is_reused in (False, True):
     child = os.fork()
@@ -51,12 +51,12 @@ for pid_is_reused in (False, True):
         if pid_is_reused:
             os.getpid = lambda: parent
         try:
-            doc_ids.take(1)
+            doc_ids.generate_from_memory(1)
         except StoreUnavailable as refusal:
             os._exit(7 if "is a fork" in str(refusal) else 8)
         os._exit(9)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(doc_ids.take(1)[0].first)
+print(doc_ids.generate_from_memory(1)[0].first)
 """
         answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
         assert answer.stdout.split() == ["7", "7", "2"], answer.stderr
@@ -64,11 +64,11 @@ print(doc_ids.take(1)[0].first)
     async def test_a_fork_unseen_by_python_issues_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """P8: a fork that Python does not notice issues no ids."""
         doc_ids = await started(MemoryStore())
-        assert doc_ids.take(1)
+        assert doc_ids.generate_from_memory(1)
         child = os.getpid() + 1
         monkeypatch.setattr(os, "getpid", lambda: child)
         with pytest.raises(StoreUnavailable, match="this process is a fork"):
-            doc_ids.take(1)
+            doc_ids.generate_from_memory(1)
         with pytest.raises(StoreUnavailable, match="this process is a fork"):
             await doc_ids.generate(1)
 
@@ -84,7 +84,7 @@ class TestMysqlDuplicates:
             store = SqliteStore(tmp_path / "ids.db", FakeClock(wall=clock))
             await store.open()
             doc_ids = await started(store, clock)
-            ids += texts(doc_ids.take(len(issued)))
+            ids += texts(doc_ids.generate_from_memory(len(issued)))
             await store.close()  # as after a kill: the prefix is not released
         assert ids[0] == issued_by_mysql[0]
         assert ids == sorted(set(ids))
@@ -95,7 +95,7 @@ class TestMysqlDuplicates:
         for clock in (NOW, NOW - 3600, NOW - 7200, NOW + 10):
             store = SqliteStore(tmp_path / "ids.db", FakeClock(wall=clock))
             await store.open()
-            ids += texts((await started(store, clock)).take(5))
+            ids += texts((await started(store, clock)).generate_from_memory(5))
             await store.close()
         assert ids == sorted(set(ids))
         assert ids[-1].startswith(f"0000{NOW + 10:08x}")
@@ -106,7 +106,7 @@ class TestMysqlDuplicates:
         for store in stores:
             await store.open()
         processes = await asyncio.gather(*(started(store, holder=f"node {n}") for n, store in enumerate(stores)))
-        ids = [text for process in processes for text in texts(process.take(100))]
+        ids = [text for process in processes for text in texts(process.generate_from_memory(100))]
         assert len(set(ids)) == 800
         for store in stores:
             await store.close()
@@ -117,8 +117,8 @@ class TestMysqlDuplicates:
         one = await started(store, prefix=1, holder="one")
         two = await started(store, prefix=2, holder="two")
         assert one.start_timestamp == two.start_timestamp  # as in MySQL
-        ids = texts(one.take(10))
+        ids = texts(one.generate_from_memory(10))
         await two.change(prefix=1)
-        ids += texts(two.take(10))
-        ids += texts(one.take(10))
+        ids += texts(two.generate_from_memory(10))
+        ids += texts(one.generate_from_memory(10))
         assert len(set(ids)) == 30

@@ -30,7 +30,7 @@ class Node:
         )
 
     async def take(self, count: int = 5, request_id: str = ONE, sequence: str = "orders", prefix: int = 7) -> IdRange:
-        taken, _ = await self.request_ids.allocate(sequence, count, request_id, prefix)
+        taken, _ = await self.request_ids.allocate_once(sequence, count, request_id, prefix)
         return taken
 
     async def refused(self, count: int = 5, request_id: str = ONE, sequence: str = "orders") -> Refusal:
@@ -72,4 +72,4 @@ async def warm(node: Node) -> None:
     """Allocates until the node holds a lease, so that the next ids need no store call."""
     for _ in range(5):
         await node.allocator.allocate("orders", 100)
-    assert node.allocator.take("orders", 1)
+    assert node.allocator.allocate_from_lease("orders", 1)

@@ -62,9 +62,9 @@ async def test_recorded_answers_share_writes(store: MemoryStore, clock: FakeCloc
         Allocator(store, clock, CONFIG), store, clock, node="n", window=3600.0, store_timeout=CONFIG.store_timeout
     )
     numbers = iter(range(1_000_000))
-    await request_ids.allocate("s", 1, "first", 0)
+    await request_ids.allocate_once("s", 1, "first", 0)
     before = len(store.calls_of("record"))
     store.calls.clear()
     assert before == 1
-    completed = await drive(store, "record", callers, lambda: request_ids.allocate("s", 1, f"r{next(numbers)}", 0))
+    completed = await drive(store, "record", callers, lambda: request_ids.allocate_once("s", 1, f"r{next(numbers)}", 0))
     assert completed >= callers * (ROUNDS - 2)

@@ -29,7 +29,7 @@ class TestPruning:
         ]
         await store.record(many)
         store.next("forget_recorded", unreachable())
-        task = asyncio.create_task(node.request_ids.run())
+        task = asyncio.create_task(node.request_ids.prune_answers())
         await until(lambda: store.calls_of("newest_recorded"))
         await asyncio.sleep(0)
         clock.advance(1.0)

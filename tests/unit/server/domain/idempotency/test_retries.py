@@ -117,10 +117,10 @@ class TestRetry:
     ) -> None:
         """P7: a retry gets the date and prefix of the first answer's texts."""
         store.rows["dated"] = Row(Sequence(format="{year}-{prefix}-{value:06d}"), 0)
-        first = await node.request_ids.allocate("dated", 1, ONE, 7)
+        first = await node.request_ids.allocate_once("dated", 1, ONE, 7)
         clock.advance(170.0)
         clock.wall_seconds += 86_400 * 365
-        again = await other_node.request_ids.allocate("dated", 1, ONE, 8)
+        again = await other_node.request_ids.allocate_once("dated", 1, ONE, 8)
         assert first[0].period == again[0].period == "2023-11-14"
         assert first[1] == again[1] == 7
 
@@ -162,7 +162,7 @@ class TestChangedSequence:
         """P5: a retry after a change of the sequence gets no ids of the old generation."""
         await node.take(5)
         settings_changed(store)
-        await node.allocator.forget("orders")
+        await node.allocator.drop_lease("orders")
         refusal = await node.refused(5)
         assert isinstance(refusal, RequestIdBurned)
         assert "1 to 5" in str(refusal)
@@ -205,7 +205,7 @@ class TestChangedSequence:
         await node.take(5)
         settings_changed(store)
         store.rows["orders"].deleted = True
-        await node.allocator.forget("orders")
+        await node.allocator.drop_lease("orders")
         assert isinstance(await node.refused(5), RequestIdBurned)
         assert isinstance(await node.refused(5, OTHER), SequenceDeleted)
 

@@ -27,7 +27,7 @@ async def test_a_failed_refill_without_callers_is_reported() -> None:
         await node.allocate("orders", 10)
     clock.advance(70)  # more than a third of the lease TTL: renewal is due
     store.next("grant", rejected())
-    assert node.take("orders", 1) is not None
+    assert node.allocate_from_lease("orders", 1) is not None
     await settle()
     with structlog.testing.capture_logs() as logs:
         node.store_health.evaluate()
@@ -35,7 +35,7 @@ async def test_a_failed_refill_without_callers_is_reported() -> None:
     assert node.store_health.error == "the store rejected the statement"
     assert [(line["event"], line["count"]) for line in logs] == [("store_fails", 1)]
     clock.advance(2)
-    assert node.take("orders", 1) is not None
+    assert node.allocate_from_lease("orders", 1) is not None
     await settle()
     with structlog.testing.capture_logs() as logs:
         node.store_health.evaluate()
