@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Unauthenticated,
         Unavailable,
     )
+    from idalloc._core.types import Node, ParsedId, Range, Sequence, SequenceChange
     from idalloc._sync.client import Client
     from idalloc._sync.ids import Ids
 
@@ -54,13 +55,18 @@ __all__ = [
     "Ids",
     "InternalError",
     "InvalidRequest",
+    "Node",
+    "ParsedId",
     "PermissionDenied",
     "PrefixInUse",
     "ProtocolError",
     "QuotaExceeded",
+    "Range",
     "RequestIdBurned",
     "RequestIdReused",
+    "Sequence",
     "SequenceAheadOfClock",
+    "SequenceChange",
     "SequenceChanged",
     "SequenceExhausted",
     "SequenceExists",
@@ -78,6 +84,9 @@ __all__ = [
 ]
 
 
+_TYPES = ("Node", "ParsedId", "Range", "Sequence", "SequenceChange")
+
+
 def __getattr__(name: str) -> Any:
     # Imported on first use, because `idalloc health` needs none of it, and the server only `idalloc.v1`.
     if name == "__version__":
@@ -86,7 +95,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "aio":
         return import_module("idalloc.aio")
-    module = {"Client": "idalloc._sync.client", "Ids": "idalloc._sync.ids"}.get(name, "idalloc._core.errors")
+    modules = {
+        "Client": "idalloc._sync.client",
+        "Ids": "idalloc._sync.ids",
+        **dict.fromkeys(_TYPES, "idalloc._core.types"),
+    }
+    module = modules.get(name, "idalloc._core.errors")
     return getattr(import_module(module), name)
 
 

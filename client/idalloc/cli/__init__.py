@@ -21,8 +21,6 @@ _TLS_HINTS = {
     "untrusted": "pass the certificate of its CA with --ca",
     "name": "pass a name in its certificate with --server-name",
     "plaintext": "omit --tls, --ca and --cert",
-    "closed": "enable TLS with --tls or --ca, or pass a client certificate with --cert and --key",
-    "refused": "pass a client certificate that it accepts with --cert and --key",
 }
 
 app = typer.Typer(

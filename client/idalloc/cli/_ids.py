@@ -10,7 +10,7 @@ from idalloc.cli import _output
 from idalloc.cli._options import Json, Log, Server, Timeout, connect, integer_parser, parse_count, parse_count_or_zero
 
 if TYPE_CHECKING:
-    from idalloc.v1.id_allocator_pb2 import AllocateRangeResponse, StreamRangesResponse
+    from idalloc import Range
 
 Sequence = Annotated[str, typer.Argument(metavar="SEQUENCE", help="The sequence's name.")]
 Count = Annotated[int, typer.Argument(metavar="COUNT", parser=parse_count, help="The number of ids.")]
@@ -58,7 +58,7 @@ def _warn_of_periods(periods: Iterable[str]) -> None:
         _output.write_stderr(f"ids of period {period}; other periods repeat these numbers: --texts adds the period")
 
 
-def _report_created(reply: "AllocateRangeResponse | StreamRangesResponse", sequence: str) -> None:
+def _report_created(reply: "Range", sequence: str) -> None:
     """Report a sequence that the call created: its name may be mistyped."""
     if reply.created:
         _output.write_stderr(f"created sequence {sequence!r}")
@@ -66,6 +66,8 @@ def _report_created(reply: "AllocateRangeResponse | StreamRangesResponse", seque
 
 # The server's limit on document ids in one message.
 MAX_DOC_IDS_PER_MESSAGE = 10_000
+# The most UUIDs in a call.
+MAX_UUIDS_PER_CALL = 10_000
 
 
 def allocate(
@@ -89,21 +91,16 @@ def allocate(
     standard error, unless the server's setting auto_create_sequences is off. To choose the settings of a sequence,
     create it first with `idalloc sequences create`.
     """
-    from idalloc._core.conversions import to_range
-    from idalloc._core.requests import range_request
-    from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
-
     _check_exclusive(context, ranges, texts)
-    view = RANGE_VIEW_TEXTS if texts else RANGE_VIEW_BASIC
     with connect(context, server, timeout, log) as client:
-        reply = client._allocate(range_request(sequence, count, request_id=request_id, view=view))
+        reply = client.allocate_range(sequence, count, request_id=request_id, texts=texts)
     _report_created(reply, sequence)
     if as_json:
-        _output.write_json(reply)
+        _output.write_json(reply.to_dict())
     elif texts:
         _output.write_lines(reply.texts)
     else:
-        _output.write_range(to_range(reply), as_range=ranges)
+        _output.write_range(reply.ids, as_range=ranges)
         _warn_of_periods([reply.period])
 
 
@@ -126,31 +123,20 @@ def stream(
     The command resumes a stream that breaks, on any server that answers. With --json it prints an object on a line
     for each range. --timeout limits the whole stream, and only if given after the command's name.
     """
-    from idalloc._core.conversions import to_range
-    from idalloc._core.requests import stream_ranges_request
-    from idalloc.v1.id_allocator_pb2 import RANGE_VIEW_BASIC, RANGE_VIEW_TEXTS
-
     _check_exclusive(context, ranges, texts)
-    view = RANGE_VIEW_TEXTS if texts else RANGE_VIEW_BASIC
     periods: dict[str, None] = {}
     with connect(context, server, timeout, log) as client, _output.progress(total) as advance:
-        replies = client._stream(
-            lambda stubs: stubs.ids.StreamRanges,
-            stream_ranges_request(sequence, chunk, view),
-            lambda reply: reply,
-            total,
-            client.timeout if timeout else None,
-        )
-        for reply in replies:
+        limit = client.timeout if timeout else None
+        for reply in client.stream_ranges(sequence, total, chunk, texts=texts, timeout=limit):
             _report_created(reply, sequence)
             if as_json:
-                _output.write_json(reply, one_line=True)
+                _output.write_json(reply.to_dict(), one_line=True)
             elif texts:
                 _output.write_lines(reply.texts)
             else:
-                _output.write_range(to_range(reply), as_range=ranges)
+                _output.write_range(reply.ids, as_range=ranges)
                 periods[reply.period] = None
-            advance(reply.range.id_count)
+            advance(reply.id_count)
     _warn_of_periods(periods)
 
 
@@ -169,29 +155,22 @@ def docid(
     More than 10,000 ids come as a stream, which the command resumes if it breaks; with --json it prints an object on
     a line for each batch.
     """
-    from idalloc._core.requests import doc_ids_request, stream_doc_ids_request
-    from idalloc.v1.id_allocator_pb2 import DOC_ID_VIEW_IDS
-
     with connect(context, server, timeout, log) as client:
-        if count <= MAX_DOC_IDS_PER_MESSAGE and as_json:
-            request = doc_ids_request(count, offset, increment, DOC_ID_VIEW_IDS)
-            _output.write_json(client._generate(request))
-        elif count <= MAX_DOC_IDS_PER_MESSAGE:
-            _output.write_lines(client.doc_ids(count, offset=offset, increment=increment))
-        else:
-            with _output.progress(count) as advance:
-                for reply in client._stream(
-                    lambda stubs: stubs.ids.StreamDocIds,
-                    stream_doc_ids_request(0, offset, increment, DOC_ID_VIEW_IDS),
-                    lambda reply: reply,
-                    count,
-                    client.timeout if timeout else None,
-                ):
-                    if as_json:
-                        _output.write_json(reply, one_line=True)
-                    else:
-                        _output.write_lines(reply.doc_ids)
-                    advance(len(reply.doc_ids))
+        if count <= MAX_DOC_IDS_PER_MESSAGE:
+            _write_batch("docIds", client.doc_ids(count, offset=offset, increment=increment), as_json)
+            return
+        limit = client.timeout if timeout else None
+        with _output.progress(count) as advance:
+            for batch in client.stream_doc_ids(count, offset=offset, increment=increment, timeout=limit):
+                _write_batch("docIds", batch, as_json, one_line=True)
+                advance(len(batch))
+
+
+def _write_batch(name: str, texts: list[str], as_json: bool, *, one_line: bool = False) -> None:
+    if as_json:
+        _output.write_json({name: texts}, one_line=one_line)
+    else:
+        _output.write_lines(texts)
 
 
 def uuids(
@@ -206,16 +185,10 @@ def uuids(
 
     The server sends 10,000 at a time; with --json the command prints an object on a line for each batch.
     """
-    from idalloc._core.requests import MAX_UUIDS_PER_CALL, uuid_requests
-    from idalloc.v1.id_allocator_pb2 import UUID_VIEW_TEXT
-
     with connect(context, server, timeout) as client:
-        for request in uuid_requests(count, version, UUID_VIEW_TEXT):
-            reply = client._call(lambda stubs: stubs.ids.GenerateUuid, request)
-            if as_json:
-                _output.write_json(reply, one_line=count > MAX_UUIDS_PER_CALL)
-            else:
-                _output.write_lines(reply.uuids)
+        for made in range(0, count, MAX_UUIDS_PER_CALL):
+            batch = client.uuids(min(MAX_UUIDS_PER_CALL, count - made), version)
+            _write_batch("uuids", list(map(str, batch)), as_json, one_line=count > MAX_UUIDS_PER_CALL)
 
 
 def parse(
@@ -230,6 +203,6 @@ def parse(
     with connect(context, server, timeout) as client:
         parts = client.parse_id(sequence, text)
     if as_json:
-        _output.write_json(parts)
+        _output.write_json(parts.to_dict())
     else:
         _output.write_fields(parts)

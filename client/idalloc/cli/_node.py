@@ -19,7 +19,7 @@ def node_group(context: typer.Context, server: Server = None, timeout: Timeout =
     with connect(context, server, timeout) as client:
         node = client.node()
     if as_json:
-        _output.write_json(node)
+        _output.write_json(node.to_dict())
     else:
         _output.write_fields(node)
 
@@ -57,6 +57,6 @@ def set_(
             persist=persist,
         )
     if as_json:
-        _output.write_json(node)
+        _output.write_json(node.to_dict())
     else:
         _output.write_fields(node)

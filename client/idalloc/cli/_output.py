@@ -5,12 +5,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from dataclasses import fields
+from typing import Any, TextIO
 
 from idalloc._core.text import escaped
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
 # The number of ids in one write.
 IDS_PER_WRITE = 50_000
@@ -42,11 +40,9 @@ def write_range(ids: range, *, as_range: bool) -> None:
         _write_lines(map(str, ids[start : start + IDS_PER_WRITE]))
 
 
-def write_json(message: "Message", *, one_line: bool = False) -> None:
-    """Print a message in proto3's JSON mapping."""
-    from google.protobuf.json_format import MessageToJson
-
-    sys.stdout.write(MessageToJson(message, indent=None if one_line else 2, ensure_ascii=True) + "\n")
+def write_json(content: Any, *, one_line: bool = False) -> None:
+    """Print a reply as ASCII JSON."""
+    sys.stdout.write(json.dumps(content, indent=None if one_line else 2) + "\n")
 
 
 def to_json(content: Any) -> str:
@@ -59,14 +55,10 @@ def write_report(text: str) -> None:
     sys.stdout.write(_encodable(text, sys.stdout))
 
 
-def write_fields(message: "Message") -> None:
-    """Print the fields of a message without submessages. Unset fields and empty texts are omitted."""
-    fields = (
-        (field.name.replace("_", " "), str(getattr(message, field.name)))
-        for field in message.DESCRIPTOR.fields
-        if not field.has_presence or message.HasField(field.name)
-    )
-    write_pairs((name, value) for name, value in fields if value)
+def write_fields(reply: Any) -> None:
+    """Print the fields of a dataclass. Those without a value are omitted."""
+    values = ((field.name.replace("_", " "), getattr(reply, field.name)) for field in fields(reply))
+    write_pairs((name, str(value)) for name, value in values if value not in (None, ""))
 
 
 def write_pairs(pairs: Iterable[tuple[str, str]]) -> None:

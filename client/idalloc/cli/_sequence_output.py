@@ -2,21 +2,22 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from idalloc.cli import _output
 
 if TYPE_CHECKING:
-    from google.protobuf.timestamp_pb2 import Timestamp
+    from datetime import datetime
 
-    from idalloc.v1.sequences_pb2 import Sequence
+    from idalloc import Sequence
 
 COLUMNS = ("name", "last value", "used", "rate", "exhausted", "settings")
 # The default max_value: the largest id that CrateDB stores.
 MAX_ID = 2**63 - 2
 
 
-def write_sequence(sequence: "Sequence", effective_time: "Timestamp | None" = None) -> None:
+def write_sequence(sequence: "Sequence", effective_time: "datetime | None" = None) -> None:
     """Print the fields of a sequence, and when a change of it becomes effective on all nodes."""
     pairs = list(_fields(sequence))
     if effective_time is not None:
@@ -27,7 +28,7 @@ def write_sequence(sequence: "Sequence", effective_time: "Timestamp | None" = No
 def write_table(sequences: Iterable["Sequence"]) -> None:
     """Print sequences: as a table on a terminal, else one on a line with columns separated by tabs."""
     if sys.stdout.isatty():
-        rows = [("dim" if each.HasField("delete_time") else "", _columns(each)) for each in sequences]
+        rows = [("dim" if each.delete_time else "", _columns(each)) for each in sequences]
         if rows:
             _output.write_table(COLUMNS, ("last value", "used", "rate"), rows)
         else:
@@ -39,18 +40,18 @@ def write_table(sequences: Iterable["Sequence"]) -> None:
 
 def is_exhausted(sequence: "Sequence") -> bool:
     """Return whether no id is left. A sequence without a last value is unused, or its stored row is corrupt."""
-    return sequence.remaining == 0 and sequence.HasField("last_value") and not sequence.HasField("delete_time")
+    return sequence.remaining == 0 and sequence.last_value is not None and not sequence.delete_time
 
 
-def moment(time: "Timestamp") -> str:
+def moment(time: "datetime") -> str:
     """Format a point in time in UTC, to the second (RFC 3339)."""
-    return f"{time.ToDatetime():%Y-%m-%dT%H:%M:%SZ}"
+    return f"{time:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _columns(sequence: "Sequence") -> tuple[str, ...]:
     return (
         sequence.name,
-        str(sequence.last_value) if sequence.HasField("last_value") else "",
+        "" if sequence.last_value is None else str(sequence.last_value),
         _percent(sequence.used_ratio),
         _rate(sequence.ids_per_second),
         _exhausted(sequence),
@@ -61,45 +62,36 @@ def _columns(sequence: "Sequence") -> tuple[str, ...]:
 def _exhausted(sequence: "Sequence") -> str:
     if is_exhausted(sequence):
         return "exhausted"
-    return moment(sequence.exhaust_time) if sequence.HasField("exhaust_time") else ""
+    return moment(sequence.exhaust_time) if sequence.exhaust_time else ""
 
 
 def _changed_settings(sequence: "Sequence") -> Iterator[str]:
     """Yield the settings that differ from the defaults."""
-    from idalloc._core.sequences import enum_text
-
-    if sequence.HasField("delete_time"):
+    if sequence.delete_time:
         yield f"deleted {moment(sequence.delete_time)}"
-    kind = enum_text("kind", sequence.kind)
+    kind = sequence.kind
     if kind not in ("", "counter"):
         yield kind
-    if sequence.step not in (0, 1):
+    if sequence.step not in (None, 0, 1):
         yield f"step {sequence.step}"
-    bounds = (sequence.min_value, sequence.max_value) if sequence.HasField("max_value") else (1, MAX_ID)
+    bounds = (sequence.min_value, sequence.max_value) if sequence.max_value is not None else (1, MAX_ID)
     if bounds != (1, MAX_ID):
         yield f"{bounds[0]}…{bounds[1]}"
-    if enum_text("ordering", sequence.ordering) == "rising" and kind in ("", "counter"):
+    if sequence.ordering == "rising" and kind in ("", "counter"):
         yield "rising"
     if sequence.format:
         yield sequence.format
-    reset = enum_text("reset", sequence.reset)
-    if reset not in ("", "never"):
-        yield f"{reset} in {sequence.time_zone or 'UTC'}"
+    if sequence.reset not in ("", "never"):
+        yield f"{sequence.reset} in {sequence.time_zone or 'UTC'}"
     for key, value in sorted(sequence.labels.items()):
         yield f"{key}={value}"
 
 
 def _fields(sequence: "Sequence") -> Iterator[tuple[str, str]]:
     """Yield the names and texts of all fields that are set."""
-    from google.protobuf.timestamp_pb2 import Timestamp
-
-    from idalloc._core.sequences import enum_text
-
     formatters = {"used_ratio": _percent, "ids_per_second": _rate}
-    for field in sequence.DESCRIPTOR.fields:
+    for field in fields(sequence):
         value = getattr(sequence, field.name)
-        if field.has_presence and not sequence.HasField(field.name):  # type: ignore[arg-type]
-            continue
         if field.name == "exhaust_time" and is_exhausted(sequence):
             continue  # the server sends the present time
         name = {"used_ratio": "used", "ids_per_second": "rate"}.get(field.name, field.name.replace("_", " "))
@@ -108,12 +100,12 @@ def _fields(sequence: "Sequence") -> Iterator[tuple[str, str]]:
         elif field.name == "labels":
             for key, label in sorted(value.items()):
                 yield "label", f"{key}={label}"
-        elif isinstance(value, Timestamp):
-            yield name, moment(value)
-        elif field.enum_type is not None:
-            if value:
-                yield name, enum_text(field.name, value)
-        elif field.has_presence or field.name in ("remaining", "generation") or value:
+        elif field.name.endswith("_time"):
+            if value is not None:
+                yield name, moment(value)
+        elif field.name in ("remaining", "generation") or value not in (None, ""):
+            if value == 0 and field.name in ("min_lease_size", "max_lease_size"):
+                continue
             yield name, str(value)
             if field.name == "remaining" and is_exhausted(sequence):
                 yield "exhausted", "yes"

@@ -10,9 +10,7 @@ from idalloc.cli import _output, _past_table, _sequence_output
 from idalloc.cli._options import Json, Server, Timeout, connect, set_group_options
 
 if TYPE_CHECKING:
-    from idalloc.v1.sequences_pb2 import AdvanceSequenceResponse, DeleteSequenceResponse, UpdateSequenceResponse
-
-    Change = AdvanceSequenceResponse | DeleteSequenceResponse | UpdateSequenceResponse
+    from idalloc import SequenceChange
 
 app = typer.Typer(no_args_is_help=True, help="Create, show, change, advance and delete sequences.")
 app.callback()(set_group_options)
@@ -130,12 +128,10 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List sequences: a table on a terminal, else one on a line with columns separated by tabs."""
-    from idalloc.v1.sequences_pb2 import ListSequencesResponse
-
     with connect(context, server, timeout) as client:
         sequences = list(client.sequences.list(prefix, show_deleted=show_deleted))
     if as_json:
-        _output.write_json(ListSequencesResponse(sequences=sequences))
+        _output.write_json({"sequences": [each.to_dict() for each in sequences]} if sequences else {})
     else:
         _sequence_output.write_table(sequences)
 
@@ -169,7 +165,7 @@ def create(
     with connect(context, server, timeout) as client:
         sequence = client.sequences.create(name, **settings)
     if as_json:
-        _output.write_json(sequence)
+        _output.write_json(sequence.to_dict())
     else:
         _sequence_output.write_sequence(sequence)
 
@@ -187,7 +183,7 @@ def show(
     with connect(context, server, timeout) as client:
         sequence = client.sequences.get(name, period)
     if as_json:
-        _output.write_json(sequence)
+        _output.write_json(sequence.to_dict())
     else:
         _sequence_output.write_sequence(sequence)
 
@@ -259,7 +255,7 @@ def advance(
         raise typer.BadParameter("give either --past or --past-table", context)
     with connect(context, server, timeout) as client:
         if past_table is not None:
-            smallest = client.sequences.get(name).step < 0
+            smallest = (client.sequences.get(name).step or 1) < 0
             past = _past_table.query_last_id(past_table, smallest=smallest, timeout=client.timeout)
         if past is None:
             _output.write_stderr(f"no id in {past_table.relation if past_table else ''}: nothing to do")
@@ -296,12 +292,14 @@ def _settings(context: typer.Context) -> dict[str, Any]:
 _TEXTS = ("description", "format", "time_zone")
 
 
-def _finish(change: "Change", *, no_wait: bool, as_json: bool, wait: Callable[[float], None] = _output.wait) -> None:
+def _finish(
+    change: "SequenceChange", *, no_wait: bool, as_json: bool, wait: Callable[[float], None] = _output.wait
+) -> None:
     """Wait until a change is effective on all nodes, and print it."""
     if not no_wait:
-        wait(change.effective_delay.ToTimedelta().total_seconds())
+        wait(change.effective_delay.total_seconds())
     if as_json:
-        _output.write_json(change)
+        _output.write_json(change.to_dict())
     else:
         _sequence_output.write_sequence(change.sequence, change.effective_time)
     if _sequence_output.is_exhausted(change.sequence):
