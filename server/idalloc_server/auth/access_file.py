@@ -33,7 +33,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 # The form of the tokens that `idalloc token new` makes.
 _TOKEN = re.compile(r"idalloc_[\w-]{43}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# Errors do not show a longer unknown key, since it may be a token or its SHA-256. The longest known key has 16 characters.
+# Errors do not show a longer unknown key: it may be a token, or its SHA-256. The longest known key has 16 characters.
 _LONGEST_SHOWN_KEY = 20
 # The state of a file that changes with its content: inode, size, mtime and ctime; empty if the file is missing.
 _State = tuple[int, ...]

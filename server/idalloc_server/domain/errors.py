@@ -19,7 +19,7 @@
     x PermissionDenied
     x WorkerFailed              an internal error of the server
     * StoreFailure            the store did not execute the statement
-        x StoreRefused          permanent until an operator acts
+        x StoreRefused          the store answered with an error that lasts until an operator acts
         * StoreUnavailable      transient; also Retryable
     * Retryable               the same call may succeed later
         x ServerDraining
@@ -27,7 +27,7 @@
         x QuotaExceeded
         * StoreUnavailable
             x StoreUnreachable      nothing was sent
-            x StoreRejected         the store answered with an error; nothing was applied
+            x StoreAnsweredError    the store answered with an error that may end by itself; nothing was applied
             x StoreOutcomeUnknown   the statement may have been applied, or may yet be
 * StartRefused                the process must not start; names the setting to change
     x FileUnreadable            a retry may succeed
@@ -330,7 +330,10 @@ class StoreFailure(Refusal):
 
 
 class StoreRefused(StoreFailure):
-    """The store rejects the statement until an operator acts; the message names the next step. Nothing was applied."""
+    """The store answered with an error that lasts until an operator acts. Nothing was applied.
+
+    The message names the next step.
+    """
 
     reason = "STORE_REFUSED"
 
@@ -345,8 +348,8 @@ class StoreUnreachable(StoreUnavailable):
     """No connection could be made; nothing was sent."""
 
 
-class StoreRejected(StoreUnavailable):
-    """The store answered with an error; nothing was applied."""
+class StoreAnsweredError(StoreUnavailable):
+    """The store answered with an error that may end by itself; nothing was applied."""
 
 
 class StoreOutcomeUnknown(StoreUnavailable):
