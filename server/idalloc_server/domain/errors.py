@@ -1,4 +1,4 @@
-"""The errors of the domain: why a call, or the start of the process, is refused.
+"""The errors of the domain: why a call, or the start of the process, is refused. ``error_reasons`` has their status.
 
 * Refusal                     a call is refused; ``reason`` is a value of ``idalloc.v1.ErrorReason``
     x InvalidRequest
@@ -110,7 +110,7 @@ class SequenceExists(Refusal):
     reason = "SEQUENCE_EXISTS"
 
     def __init__(self, sequence: str) -> None:
-        super().__init__(f"sequence {sequence!r} already exists", sequence=sequence)
+        super().__init__(f"sequence {sequence!r} already exists; choose another name", sequence=sequence)
 
 
 class SequenceChanged(Refusal):
@@ -267,7 +267,7 @@ class ServerDraining(Retryable):
     reason = "SERVER_DRAINING"
 
     def __init__(self) -> None:
-        super().__init__("the server is stopping")
+        super().__init__("the server is stopping; try again: another server, or this one after its restart, answers")
 
 
 class SequenceAheadOfClock(Retryable):
@@ -282,11 +282,13 @@ class SequenceAheadOfClock(Retryable):
     reason = "SEQUENCE_AHEAD_OF_CLOCK"
 
     def __init__(self, sequence: str, ahead: float, max_clock_skew: float) -> None:
+        retry_after = max(ahead - max_clock_skew, 0.001)
         super().__init__(
-            f"sequence {sequence!r} would be {ahead:.3f} s ahead of the clock; max_clock_skew is {max_clock_skew:g} s",
+            f"sequence {sequence!r} would be {ahead:.3f} s ahead of the clock; max_clock_skew is {max_clock_skew:g} s; "
+            f"try again in {retry_after:.3f} s",
             sequence=sequence,
         )
-        self.retry_after = max(ahead - max_clock_skew, 0.001)
+        self.retry_after = retry_after
 
 
 class QuotaExceeded(Retryable):
