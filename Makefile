@@ -22,7 +22,7 @@ lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
   --custom-compile-command 'make lock' $(ARGS)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
@@ -88,6 +88,9 @@ generated: .venv-gen/ready
 	@$(protoc) --grpc_python_out=.build/gen --mypy_grpc_out=quiet:.build/gen $(services)
 	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/v1/
 
+docs-reference: .venv/ready ## write docs/reference/ from the protos and the code
+	$(bin)/python scripts/errors_reference.py
+
 go-prefix: ## write GO_PREFIX into the protos (GO_PREFIX=…)
 	@sed -E -i.old 's#^(option go_package = ").*(/idalloc/(xprotocol/)?v1;)#\1$(GO_PREFIX)\2#' $(protos) && rm $(protos:%=%.old)
 
@@ -132,4 +135,4 @@ endef
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated go-prefix baseline lock image clean
+.PHONY: help run test lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs-reference go-prefix baseline lock image clean

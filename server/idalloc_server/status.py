@@ -8,35 +8,13 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from idalloc_server.domain.error_reasons import ERROR_REASONS
 from idalloc_server.domain.errors import InvalidRequest, QuotaExceeded, Refusal, Retryable
 
 DOMAIN = "idalloc"
 PUSHBACK = "grpc-retry-pushback-ms"
 LONGEST_PUSHBACK_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 365 * 86_400.0
-
-CODES = {
-    "INVALID_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
-    "SEQUENCE_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
-    "SEQUENCE_EXHAUSTED": grpc.StatusCode.OUT_OF_RANGE,
-    "SEQUENCE_INVALID": grpc.StatusCode.FAILED_PRECONDITION,
-    "STORE_UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
-    "STORE_REFUSED": grpc.StatusCode.FAILED_PRECONDITION,
-    "STORE_WENT_BACKWARDS": grpc.StatusCode.FAILED_PRECONDITION,
-    "SERVER_DRAINING": grpc.StatusCode.UNAVAILABLE,
-    "DOC_ID_TIMESTAMP_REFUSED": grpc.StatusCode.FAILED_PRECONDITION,
-    "SEQUENCE_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
-    "SEQUENCE_CHANGED": grpc.StatusCode.ABORTED,
-    "SEQUENCE_AHEAD_OF_CLOCK": grpc.StatusCode.UNAVAILABLE,
-    "PREFIX_IN_USE": grpc.StatusCode.FAILED_PRECONDITION,
-    "REQUEST_ID_REUSED": grpc.StatusCode.ALREADY_EXISTS,
-    "REQUEST_ID_BURNED": grpc.StatusCode.ABORTED,
-    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
-    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
-    "QUOTA_EXCEEDED": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "TOO_MANY_SEQUENCES": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "INTERNAL": grpc.StatusCode.INTERNAL,
-}
 
 
 class Status(NamedTuple):
@@ -83,7 +61,7 @@ def _status(
     details: list[Message],
     trailers: list[tuple[str, str | bytes]],
 ) -> Status:
-    code = CODES[reason]
+    code = grpc.StatusCode[ERROR_REASONS[reason].status]
     info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata)
     status = status_pb2.Status(code=code.value[0], message=message)
     for detail in (info, *details):

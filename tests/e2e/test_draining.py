@@ -24,7 +24,10 @@ from tests.support.processes import running
 from tests.support.server_calls import log_events
 
 CALLERS, CONNECTIONS = 64, 8
-STOPPING = (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+STOPPING = (
+    grpc.StatusCode.UNAVAILABLE,
+    "the server is stopping; try again: another server, or this one after its restart, answers",
+)
 NO_ERROR = 0
 transports = pytest.mark.parametrize("transport", ["grpcio", "native"])
 

@@ -69,7 +69,7 @@ def test_clock_changes_take_effect_at_once(control: NodeControl) -> None:
         ("later", "StoreOutcomeUnknown", 3),
         ("twice", "6", 6),
         ("again", "3", 6),
-        ("rejected", "StoreRejected", 0),
+        ("rejected", "StoreAnsweredError", 0),
         ("unreachable", "StoreUnreachable", 0),
     ],
 )

@@ -11,8 +11,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from idalloc.v1 import error_reason_pb2, node_pb2
 from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc_server import status
 from idalloc_server.domain import errors
+from idalloc_server.domain.error_reasons import ERROR_REASONS
 from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.telemetry.metrics import MAX_CAUSES
 from tests.rpc.conftest import Served, until
@@ -26,7 +26,7 @@ def test_every_error_reason_has_a_status_code() -> None:
         name.removeprefix("ERROR_REASON_")
         for name in error_reason_pb2.DESCRIPTOR.enum_types_by_name["ErrorReason"].values_by_name
     }
-    assert set(status.CODES) == declared - {"UNSPECIFIED"}
+    assert set(ERROR_REASONS) == declared - {"UNSPECIFIED"}
 
 
 def test_every_refusal_has_an_error_reason() -> None:
@@ -38,7 +38,7 @@ def test_every_refusal_has_an_error_reason() -> None:
 
     refusals = leaves(errors.Refusal)
     assert len(refusals) >= 9
-    assert {refusal.reason for refusal in refusals} == set(status.CODES)
+    assert {refusal.reason for refusal in refusals} == set(ERROR_REASONS)
 
 
 async def test_get_node_describes_the_node(served: Served) -> None:

@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import Refusal, SequenceDeleted, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
+from idalloc_server.domain.errors import (
+    Refusal,
+    SequenceDeleted,
+    StoreAnsweredError,
+    StoreOutcomeUnknown,
+    StoreUnreachable,
+)
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Reset, Sequence
 from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision
 from idalloc_server.domain.store.records import Row as StoredRow
@@ -74,7 +80,8 @@ def unreachable() -> Fault:
 
 def rejected(code: int = 5000, http_status: int = 500) -> Fault:
     """The store answers with an error; nothing is applied."""
-    return Fault(applied=0, error=StoreRejected("the store rejected the statement", code=code, http_status=http_status))
+    error = StoreAnsweredError("the store rejected the statement", code=code, http_status=http_status)
+    return Fault(applied=0, error=error)
 
 
 def lost_request() -> Fault:

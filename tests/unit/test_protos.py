@@ -1,10 +1,10 @@
 """The protos can be compiled elsewhere: Go packages share a path, and Google's imported file is included."""
 
-import json
 import re
 from importlib.metadata import version
 from importlib.resources import files
 
+from scripts.errors_reference import read_proto
 from tests.support.paths import ROOT
 
 GOOGLEAPIS = ROOT / "third_party" / "googleapis"
@@ -37,12 +37,9 @@ def test_go_packages_share_one_prefix() -> None:
 
 def test_each_error_reason_has_an_example() -> None:
     """Each reason has an example as the server sends it, with the metadata keys that its comment lists."""
-    proto = (ROOT / "protos/idalloc/v1/error_reason.proto").read_text()
-    reasons = re.findall(r"((?:  //.*\n)+)  ERROR_REASON_(\w+) = [1-9]", proto)
-    assert len(reasons) == 20
-    for comment, reason in reasons:
-        lines = [line.removeprefix("  //") for line in comment.splitlines()]
-        example = json.loads("".join(line for line in lines if line.startswith("   ")))
-        assert (example["reason"], example["domain"]) == (reason, "idalloc")
-        listed = re.search(r"Metadata: (.*?)\.(?= |$)", re.sub(r" \([^)]*\)", "", "".join(lines)))
-        assert set(example["metadata"]) == (set(listed[1].split(", ")) if listed else set())
+    comments = read_proto()
+    assert len(comments) == 20
+    for reason, comment in comments.items():
+        assert (comment.example["reason"], comment.example["domain"]) == (reason, "idalloc")
+        listed = re.sub(r" \([^)]*\)", "", comment.metadata)
+        assert set(comment.example["metadata"]) == (set(listed.split(", ")) if listed else set())

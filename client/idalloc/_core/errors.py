@@ -48,6 +48,12 @@ class IdallocError(Exception):
     default_reason: ClassVar[str] = "UNKNOWN"
     default_code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
 
+    def __init_subclass__(cls, *, reason: str = "", code: grpc.StatusCode | None = None) -> None:
+        """Set the default reason and status code of the class, or keep its parent's."""
+        super().__init_subclass__()
+        cls.default_reason = reason or cls.default_reason
+        cls.default_code = code or cls.default_code
+
     def __init__(
         self,
         message: str = "",
@@ -64,11 +70,8 @@ class IdallocError(Exception):
         self.retry_after = retry_after
 
 
-class InvalidRequest(IdallocError):
+class InvalidRequest(IdallocError, reason="INVALID_REQUEST", code=grpc.StatusCode.INVALID_ARGUMENT):
     """A field of the request is invalid. No ids were taken."""
-
-    default_reason = "INVALID_REQUEST"
-    default_code = grpc.StatusCode.INVALID_ARGUMENT
 
     @property
     def field(self) -> str:
@@ -76,18 +79,12 @@ class InvalidRequest(IdallocError):
         return self.metadata.get("field", "")
 
 
-class SequenceNotFound(IdallocError):
-    """The sequence does not exist, and the server does not create sequences on first use."""
-
-    default_reason = "SEQUENCE_NOT_FOUND"
-    default_code = grpc.StatusCode.NOT_FOUND
+class SequenceNotFound(IdallocError, reason="SEQUENCE_NOT_FOUND", code=grpc.StatusCode.NOT_FOUND):
+    """The sequence does not exist, and the server does not create sequences on first use; or it was deleted."""
 
 
-class SequenceExhausted(IdallocError):
+class SequenceExhausted(IdallocError, reason="SEQUENCE_EXHAUSTED", code=grpc.StatusCode.OUT_OF_RANGE):
     """The sequence has fewer ids left than requested. No ids were taken; a smaller request may succeed."""
-
-    default_reason = "SEQUENCE_EXHAUSTED"
-    default_code = grpc.StatusCode.OUT_OF_RANGE
 
     @property
     def remaining(self) -> int:
@@ -100,32 +97,20 @@ class SequenceExhausted(IdallocError):
         return _count(self.metadata, "largest_range")
 
 
-class SequenceInvalid(IdallocError):
+class SequenceInvalid(IdallocError, reason="SEQUENCE_INVALID", code=grpc.StatusCode.FAILED_PRECONDITION):
     """The sequence's row in the store is corrupt."""
 
-    default_reason = "SEQUENCE_INVALID"
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
 
-
-class TooManySequences(IdallocError):
+class TooManySequences(IdallocError, reason="TOO_MANY_SEQUENCES", code=grpc.StatusCode.RESOURCE_EXHAUSTED):
     """The server process serves as many sequences as its setting max_sequences allows. Nothing was changed."""
 
-    default_reason = "TOO_MANY_SEQUENCES"
-    default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-
-class SequenceExists(IdallocError):
+class SequenceExists(IdallocError, reason="SEQUENCE_EXISTS", code=grpc.StatusCode.ALREADY_EXISTS):
     """A sequence of that name exists."""
 
-    default_reason = "SEQUENCE_EXISTS"
-    default_code = grpc.StatusCode.ALREADY_EXISTS
 
-
-class SequenceChanged(IdallocError):
+class SequenceChanged(IdallocError, reason="SEQUENCE_CHANGED", code=grpc.StatusCode.ABORTED):
     """The sequence was changed after its etag was read, or during the update. Read it again."""
-
-    default_reason = "SEQUENCE_CHANGED"
-    default_code = grpc.StatusCode.ABORTED
 
     @property
     def etag(self) -> str:
@@ -133,63 +118,42 @@ class SequenceChanged(IdallocError):
         return self.metadata.get("etag", "")
 
 
-class RequestIdReused(IdallocError):
+class RequestIdReused(IdallocError, reason="REQUEST_ID_REUSED", code=grpc.StatusCode.ALREADY_EXISTS):
     """The request_id was used before for another request. Nothing was changed."""
 
-    default_reason = "REQUEST_ID_REUSED"
-    default_code = grpc.StatusCode.ALREADY_EXISTS
 
-
-class RequestIdBurned(IdallocError):
+class RequestIdBurned(IdallocError, reason="REQUEST_ID_BURNED", code=grpc.StatusCode.ABORTED):
     """The ids that an earlier call with this request_id took may no longer be issued.
 
     If the reply to that call arrived, its ids stay valid. If the reply was lost, the ids are burned: allocate others
     under a new request_id. ``metadata`` has their ``first_id`` and ``last_id``.
     """
 
-    default_reason = "REQUEST_ID_BURNED"
-    default_code = grpc.StatusCode.ABORTED
 
-
-class PrefixInUse(IdallocError):
+class PrefixInUse(IdallocError, reason="PREFIX_IN_USE", code=grpc.StatusCode.FAILED_PRECONDITION):
     """Another live node holds the prefix, and the server does not allow sharing it. Nothing was changed."""
 
-    default_reason = "PREFIX_IN_USE"
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
 
-
-class StoreRefused(IdallocError):
+class StoreRefused(IdallocError, reason="STORE_REFUSED", code=grpc.StatusCode.FAILED_PRECONDITION):
     """The server's store rejects the statement until an operator acts. Do not retry; the message names the next step.
 
     ``metadata`` has the store's own ``code`` and ``http_status``, if it returned them.
     """
 
-    default_reason = "STORE_REFUSED"
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
 
-
-class StoreWentBackwards(IdallocError):
+class StoreWentBackwards(IdallocError, reason="STORE_WENT_BACKWARDS", code=grpc.StatusCode.FAILED_PRECONDITION):
     """The store is behind a state that the server saw before: it was restored from a backup, or lost data."""
 
-    default_reason = "STORE_WENT_BACKWARDS"
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
 
-
-class DocIdTimestampRefused(IdallocError):
+class DocIdTimestampRefused(IdallocError, reason="DOC_ID_TIMESTAMP_REFUSED", code=grpc.StatusCode.FAILED_PRECONDITION):
     """No start timestamp for document ids can be claimed."""
 
-    default_reason = "DOC_ID_TIMESTAMP_REFUSED"
-    default_code = grpc.StatusCode.FAILED_PRECONDITION
 
-
-class InternalError(IdallocError):
+class InternalError(IdallocError, reason="INTERNAL", code=grpc.StatusCode.INTERNAL):
     """The server has a bug; its log has the details."""
 
-    default_reason = "INTERNAL"
-    default_code = grpc.StatusCode.INTERNAL
 
-
-class ProtocolError(IdallocError):
+class ProtocolError(IdallocError, reason="PROTOCOL_ERROR", code=grpc.StatusCode.INTERNAL):
     """The reply violates the service's contract, for example with ids that were not requested.
 
     None of its ids is returned to the caller or written to the log of issued ids; they remain a gap. The client does
@@ -197,60 +161,39 @@ class ProtocolError(IdallocError):
     value and the expected value. ``metadata`` has the ``field``.
     """
 
-    default_reason = "PROTOCOL_ERROR"
-    default_code = grpc.StatusCode.INTERNAL
 
-
-class Unauthenticated(IdallocError):
+class Unauthenticated(IdallocError, reason="UNAUTHENTICATED", code=grpc.StatusCode.UNAUTHENTICATED):
     """The call carries no token or client certificate, or one that the server does not know."""
 
-    default_reason = "UNAUTHENTICATED"
-    default_code = grpc.StatusCode.UNAUTHENTICATED
 
-
-class PermissionDenied(IdallocError):
+class PermissionDenied(IdallocError, reason="PERMISSION_DENIED", code=grpc.StatusCode.PERMISSION_DENIED):
     """The caller lacks the required role. ``metadata`` has the identity, role and sequence."""
 
-    default_reason = "PERMISSION_DENIED"
-    default_code = grpc.StatusCode.PERMISSION_DENIED
 
-
-class Unavailable(IdallocError):
+class Unavailable(IdallocError, reason="UNAVAILABLE", code=grpc.StatusCode.UNAVAILABLE):
     """The same call may succeed later. Ids that this call took are never issued to another caller."""
 
-    default_reason = "UNAVAILABLE"
-    default_code = grpc.StatusCode.UNAVAILABLE
 
-
-class StoreUnavailable(Unavailable):
+class StoreUnavailable(Unavailable, reason="STORE_UNAVAILABLE"):
     """The server's store is down or too slow, or rejects the statement temporarily."""
 
-    default_reason = "STORE_UNAVAILABLE"
 
-
-class ServerDraining(Unavailable):
+class ServerDraining(Unavailable, reason="SERVER_DRAINING"):
     """The server is shutting down. Another server, or this one after its restart, serves the call."""
 
-    default_reason = "SERVER_DRAINING"
 
-
-class QuotaExceeded(Unavailable):
+class QuotaExceeded(Unavailable, reason="QUOTA_EXCEEDED", code=grpc.StatusCode.RESOURCE_EXHAUSTED):
     """The call exceeds the rate limit of the caller or of the sequence. No ids were taken.
 
     The same call may succeed after ``retry_after`` seconds. Streams and ``ids()`` wait and retry by themselves.
     """
 
-    default_reason = "QUOTA_EXCEEDED"
-    default_code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-
-class SequenceAheadOfClock(Unavailable):
+class SequenceAheadOfClock(Unavailable, reason="SEQUENCE_AHEAD_OF_CLOCK"):
     """A timestamp sequence is further ahead of the clock than the server allows."""
 
-    default_reason = "SEQUENCE_AHEAD_OF_CLOCK"
 
-
-class ServerUnreachable(Unavailable):
+class ServerUnreachable(Unavailable, reason="SERVER_UNREACHABLE"):
     """The service did not answer: no server listens on the target, the connection broke, or TLS failed.
 
     If TLS failed, ``metadata["tls"]`` is the cause: ``untrusted`` (CA of the server's certificate), ``expired``
@@ -259,14 +202,9 @@ class ServerUnreachable(Unavailable):
     client's certificate), or ``unusable`` (the client's credentials).
     """
 
-    default_reason = "SERVER_UNREACHABLE"
 
-
-class DeadlineExceeded(IdallocError):
+class DeadlineExceeded(IdallocError, reason="DEADLINE_EXCEEDED", code=grpc.StatusCode.DEADLINE_EXCEEDED):
     """No answer within the timeout. Ids that this call took are never issued to another caller."""
-
-    default_reason = "DEADLINE_EXCEEDED"
-    default_code = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def _count(metadata: Mapping[str, str], name: str) -> int:

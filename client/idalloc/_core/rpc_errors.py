@@ -12,34 +12,16 @@ from idalloc._core import errors
 from idalloc._core.errors import DeadlineExceeded, IdallocError, ProtocolError, ServerUnreachable, Unavailable
 from idalloc._core.reply_checks import check_duration
 from idalloc._core.tls_errors import find_tls_failure
+from idalloc.v1.error_reason_pb2 import ErrorReason
 
 DOMAIN = "idalloc"
 DETAILS_KEY = "grpc-status-details-bin"
 
 _BY_REASON: dict[str, type[IdallocError]] = {
     kind.default_reason: kind
-    for kind in (
-        errors.InvalidRequest,
-        errors.SequenceNotFound,
-        errors.SequenceExhausted,
-        errors.SequenceInvalid,
-        errors.StoreUnavailable,
-        errors.StoreRefused,
-        errors.StoreWentBackwards,
-        errors.ServerDraining,
-        errors.DocIdTimestampRefused,
-        errors.InternalError,
-        errors.SequenceExists,
-        errors.SequenceChanged,
-        errors.SequenceAheadOfClock,
-        errors.TooManySequences,
-        errors.RequestIdReused,
-        errors.RequestIdBurned,
-        errors.PrefixInUse,
-        errors.Unauthenticated,
-        errors.PermissionDenied,
-        errors.QuotaExceeded,
-    )
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, IdallocError)
+    if f"ERROR_REASON_{kind.default_reason}" in ErrorReason.keys()  # noqa: SIM118 - it is no mapping
 }
 # Of errors without the service's details: gRPC's own, or a proxy's.
 _BY_CODE: dict[grpc.StatusCode, type[IdallocError]] = {

@@ -25,8 +25,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
     """Not used."""
     ERROR_REASON_INVALID_REQUEST: _ErrorReason.ValueType  # 1
-    """A field of the request is invalid; google.rpc.BadRequest names the field and its rule. Status INVALID_ARGUMENT.
-    Nothing was allocated; correct the request. Metadata: field.
+    """A field of the request is invalid; google.rpc.BadRequest names the field and its rule. Nothing was allocated.
+    Status INVALID_ARGUMENT with BadRequest. Metadata: field.
 
       {"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {"field": "id_count"}}
     """
@@ -37,8 +37,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
       {"reason": "SEQUENCE_NOT_FOUND", "domain": "idalloc", "metadata": {"sequence": "orders"}}
     """
     ERROR_REASON_SEQUENCE_EXHAUSTED: _ErrorReason.ValueType  # 3
-    """The request asks for more ids than the sequence has left. Status OUT_OF_RANGE. Metadata: sequence, remaining (how
-    many ids this node can still give), largest_range (how many of them in one range). Nothing was allocated.
+    """The request asks for more ids than the sequence has left. Nothing was allocated. Status OUT_OF_RANGE. Metadata:
+    sequence, remaining (how many ids this node can still give), largest_range (how many of them in one range).
 
       {"reason": "SEQUENCE_EXHAUSTED", "domain": "idalloc",
        "metadata": {"sequence": "orders", "remaining": "7", "largest_range": "7"}}
@@ -50,24 +50,24 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
       {"reason": "SEQUENCE_INVALID", "domain": "idalloc", "metadata": {"sequence": "orders"}}
     """
     ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 5
-    """The store is down, too slow, or refused the statement for now: it may recover by itself. Status UNAVAILABLE with
-    RetryInfo. Metadata: code, http_status (the store's own, where it gave one). Ids may have been burned, none was
-    issued twice.
+    """The store is down, too slow, or refused the statement for now: it may recover by itself. Ids may have been burned,
+    none was issued twice. Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it
+    gave one).
 
       {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5031", "http_status": "503"}}
     """
     ERROR_REASON_STORE_WENT_BACKWARDS: _ErrorReason.ValueType  # 6
-    """The store is behind what this node saw before: it was restored from an older copy, or lost data. Status
-    FAILED_PRECONDITION. Metadata: sequence, seen, found. The node issues no more ids of this sequence until it is
-    advanced past the highest id in use (AdvanceSequence).
+    """The store is behind what this node saw before: it was restored from an older copy, or lost data. The node issues no
+    more ids of this sequence until it is advanced past the highest id in use (AdvanceSequence). Status
+    FAILED_PRECONDITION. Metadata: sequence, seen, found.
 
       {"reason": "STORE_WENT_BACKWARDS", "domain": "idalloc",
        "metadata": {"sequence": "orders", "seen": "value 2000 in generation 1",
                     "found": "value 1000 in generation 1"}}
     """
     ERROR_REASON_SERVER_DRAINING: _ErrorReason.ValueType  # 7
-    """The server is stopping. Status UNAVAILABLE with RetryInfo; another node, or this one after its restart, serves the
-    call.
+    """The server is stopping. Another node, or this one after its restart, serves the call. Status UNAVAILABLE with
+    RetryInfo.
 
       {"reason": "SERVER_DRAINING", "domain": "idalloc", "metadata": {}}
     """
@@ -89,21 +89,21 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
       {"reason": "SEQUENCE_EXISTS", "domain": "idalloc", "metadata": {"sequence": "orders"}}
     """
     ERROR_REASON_SEQUENCE_CHANGED: _ErrorReason.ValueType  # 11
-    """The sequence was changed after the etag was read, or others changed it repeatedly during this call. Status ABORTED.
-    Metadata: sequence, etag (the present one). Nothing was changed; read the sequence again.
+    """The sequence was changed after the etag was read, or others changed it repeatedly during this call. Nothing was
+    changed. Status ABORTED. Metadata: sequence, etag (the present one).
 
       {"reason": "SEQUENCE_CHANGED", "domain": "idalloc", "metadata": {"sequence": "orders", "etag": "\\"3\\""}}
     """
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 12
-    """The request_id was used before, for another request. Status ALREADY_EXISTS. Metadata: request_id. Nothing was done.
+    """The request_id was used before, for another request. Nothing was done. Status ALREADY_EXISTS. Metadata: request_id.
 
       {"reason": "REQUEST_ID_REUSED", "domain": "idalloc",
        "metadata": {"request_id": "5f2d4c0e-6a57-4d0f-9a43-1c9a5a7d3b11"}}
     """
     ERROR_REASON_REQUEST_ID_BURNED: _ErrorReason.ValueType  # 13
-    """The server cannot repeat the ids that it allocated under this request_id, since the sequence was changed in between.
-    Status ABORTED. Metadata: request_id, first_id, last_id. If the first reply arrived, its ids belong to its caller.
-    If it was lost, they are burned: allocate others under a new request_id.
+    """The server cannot repeat the ids that it allocated under this request_id, since the sequence was changed in
+    between. If the first reply arrived, its ids belong to its caller. If it was lost, they are burned. Status ABORTED.
+    Metadata: request_id, first_id, last_id.
 
       {"reason": "REQUEST_ID_BURNED", "domain": "idalloc", "metadata":
        {"request_id": "5f2d4c0e-6a57-4d0f-9a43-1c9a5a7d3b11", "first_id": "101", "last_id": "110"}}
@@ -115,45 +115,45 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
       {"reason": "SEQUENCE_AHEAD_OF_CLOCK", "domain": "idalloc", "metadata": {"sequence": "events"}}
     """
     ERROR_REASON_PREFIX_IN_USE: _ErrorReason.ValueType  # 15
-    """Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Status
-    FAILED_PRECONDITION. Metadata: prefix, holder. Nothing was changed.
+    """Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Nothing was changed.
+    Status FAILED_PRECONDITION. Metadata: prefix, holder.
 
       {"reason": "PREFIX_IN_USE", "domain": "idalloc", "metadata": {"prefix": "7", "holder": "db1 10.0.0.7:50051"}}
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 16
     """The server requires authentication, and the call has no token and no client certificate, more than one token, or an
-    unknown one. Status UNAUTHENTICATED. Nothing was done.
+    unknown one. Nothing was done. Status UNAUTHENTICATED.
 
       {"reason": "UNAUTHENTICATED", "domain": "idalloc", "metadata": {}}
     """
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 17
-    """The caller is authenticated and lacks the role that the method requires, or lacks it for this sequence. Status
-    PERMISSION_DENIED. Metadata: identity, role (allocate, read or admin), sequence (if the method has one). Nothing was
-    done.
+    """The caller is authenticated and lacks the role that the method requires, or lacks it for this sequence. Nothing was
+    done. Status PERMISSION_DENIED. Metadata: identity, role (allocate, read or admin), sequence (if the method has
+    one).
 
       {"reason": "PERMISSION_DENIED", "domain": "idalloc",
        "metadata": {"identity": "billing", "role": "admin", "sequence": "orders"}}
     """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 18
     """A quota is used up for now: of the caller, of all callers of a sequence, or of a host that sent too many unknown
-    tokens. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as "identity:billing",
-    "sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
+    tokens. Nothing was done. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
+    "identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit.
 
       {"reason": "QUOTA_EXCEEDED", "domain": "idalloc",
        "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}
     """
     ERROR_REASON_STORE_REFUSED: _ErrorReason.ValueType  # 19
     """The store refused the statement, and refuses it again until an operator acts: its table is blocked, closed or
-    missing, a privilege is missing, a constraint is violated, its file is read-only or corrupt. Status
-    FAILED_PRECONDITION; a retry does not help. The message has the store's own error and the next step for the
-    operator. Metadata: code, http_status (the store's own, where it gave one). The statement was not applied.
+    missing, a privilege is missing, a constraint is violated, its file is read-only or corrupt. The message has the
+    store's own error and the next step for the operator. The statement was not applied. Status FAILED_PRECONDITION.
+    Metadata: code, http_status (the store's own, where it gave one).
 
       {"reason": "STORE_REFUSED", "domain": "idalloc", "metadata": {"code": "4007", "http_status": "400"}}
     """
     ERROR_REASON_TOO_MANY_SEQUENCES: _ErrorReason.ValueType  # 20
     """This server process has served as many sequences since its start as its setting max_sequences allows (default
-    1,000,000), and this is another one. Status RESOURCE_EXHAUSTED; the same call to the same process fails until the
-    setting is raised and the server restarted. Metadata: sequence, max_sequences. Nothing was done.
+    1,000,000), and this is another one. Nothing was done. The same call to the same process fails until the setting is
+    raised and the server restarted. Status RESOURCE_EXHAUSTED. Metadata: sequence, max_sequences.
 
       {"reason": "TOO_MANY_SEQUENCES", "domain": "idalloc",
        "metadata": {"sequence": "orders", "max_sequences": "1000000"}}
@@ -161,14 +161,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed: the values of google.rpc.ErrorInfo.reason in the domain "idalloc". In ErrorInfo the name has no
-    prefix, as in "SEQUENCE_EXHAUSTED". Each value below states the gRPC status, the metadata keys and an example.
+    prefix, as in "SEQUENCE_EXHAUSTED". Each value below states its meaning, the gRPC status, the metadata keys and an
+    example. docs/reference/errors.md adds whether a retry helps, the next step and the Python client's exception.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Not used."""
 ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 1
-"""A field of the request is invalid; google.rpc.BadRequest names the field and its rule. Status INVALID_ARGUMENT.
-Nothing was allocated; correct the request. Metadata: field.
+"""A field of the request is invalid; google.rpc.BadRequest names the field and its rule. Nothing was allocated.
+Status INVALID_ARGUMENT with BadRequest. Metadata: field.
 
   {"reason": "INVALID_REQUEST", "domain": "idalloc", "metadata": {"field": "id_count"}}
 """
@@ -179,8 +180,8 @@ NOT_FOUND. Metadata: sequence.
   {"reason": "SEQUENCE_NOT_FOUND", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 """
 ERROR_REASON_SEQUENCE_EXHAUSTED: ErrorReason.ValueType  # 3
-"""The request asks for more ids than the sequence has left. Status OUT_OF_RANGE. Metadata: sequence, remaining (how
-many ids this node can still give), largest_range (how many of them in one range). Nothing was allocated.
+"""The request asks for more ids than the sequence has left. Nothing was allocated. Status OUT_OF_RANGE. Metadata:
+sequence, remaining (how many ids this node can still give), largest_range (how many of them in one range).
 
   {"reason": "SEQUENCE_EXHAUSTED", "domain": "idalloc",
    "metadata": {"sequence": "orders", "remaining": "7", "largest_range": "7"}}
@@ -192,24 +193,24 @@ FAILED_PRECONDITION. Metadata: sequence.
   {"reason": "SEQUENCE_INVALID", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 """
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 5
-"""The store is down, too slow, or refused the statement for now: it may recover by itself. Status UNAVAILABLE with
-RetryInfo. Metadata: code, http_status (the store's own, where it gave one). Ids may have been burned, none was
-issued twice.
+"""The store is down, too slow, or refused the statement for now: it may recover by itself. Ids may have been burned,
+none was issued twice. Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it
+gave one).
 
   {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5031", "http_status": "503"}}
 """
 ERROR_REASON_STORE_WENT_BACKWARDS: ErrorReason.ValueType  # 6
-"""The store is behind what this node saw before: it was restored from an older copy, or lost data. Status
-FAILED_PRECONDITION. Metadata: sequence, seen, found. The node issues no more ids of this sequence until it is
-advanced past the highest id in use (AdvanceSequence).
+"""The store is behind what this node saw before: it was restored from an older copy, or lost data. The node issues no
+more ids of this sequence until it is advanced past the highest id in use (AdvanceSequence). Status
+FAILED_PRECONDITION. Metadata: sequence, seen, found.
 
   {"reason": "STORE_WENT_BACKWARDS", "domain": "idalloc",
    "metadata": {"sequence": "orders", "seen": "value 2000 in generation 1",
                 "found": "value 1000 in generation 1"}}
 """
 ERROR_REASON_SERVER_DRAINING: ErrorReason.ValueType  # 7
-"""The server is stopping. Status UNAVAILABLE with RetryInfo; another node, or this one after its restart, serves the
-call.
+"""The server is stopping. Another node, or this one after its restart, serves the call. Status UNAVAILABLE with
+RetryInfo.
 
   {"reason": "SERVER_DRAINING", "domain": "idalloc", "metadata": {}}
 """
@@ -231,21 +232,21 @@ ERROR_REASON_SEQUENCE_EXISTS: ErrorReason.ValueType  # 10
   {"reason": "SEQUENCE_EXISTS", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 """
 ERROR_REASON_SEQUENCE_CHANGED: ErrorReason.ValueType  # 11
-"""The sequence was changed after the etag was read, or others changed it repeatedly during this call. Status ABORTED.
-Metadata: sequence, etag (the present one). Nothing was changed; read the sequence again.
+"""The sequence was changed after the etag was read, or others changed it repeatedly during this call. Nothing was
+changed. Status ABORTED. Metadata: sequence, etag (the present one).
 
   {"reason": "SEQUENCE_CHANGED", "domain": "idalloc", "metadata": {"sequence": "orders", "etag": "\\"3\\""}}
 """
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 12
-"""The request_id was used before, for another request. Status ALREADY_EXISTS. Metadata: request_id. Nothing was done.
+"""The request_id was used before, for another request. Nothing was done. Status ALREADY_EXISTS. Metadata: request_id.
 
   {"reason": "REQUEST_ID_REUSED", "domain": "idalloc",
    "metadata": {"request_id": "5f2d4c0e-6a57-4d0f-9a43-1c9a5a7d3b11"}}
 """
 ERROR_REASON_REQUEST_ID_BURNED: ErrorReason.ValueType  # 13
-"""The server cannot repeat the ids that it allocated under this request_id, since the sequence was changed in between.
-Status ABORTED. Metadata: request_id, first_id, last_id. If the first reply arrived, its ids belong to its caller.
-If it was lost, they are burned: allocate others under a new request_id.
+"""The server cannot repeat the ids that it allocated under this request_id, since the sequence was changed in
+between. If the first reply arrived, its ids belong to its caller. If it was lost, they are burned. Status ABORTED.
+Metadata: request_id, first_id, last_id.
 
   {"reason": "REQUEST_ID_BURNED", "domain": "idalloc", "metadata":
    {"request_id": "5f2d4c0e-6a57-4d0f-9a43-1c9a5a7d3b11", "first_id": "101", "last_id": "110"}}
@@ -257,45 +258,45 @@ more ids than there are milliseconds or microseconds. Status UNAVAILABLE with Re
   {"reason": "SEQUENCE_AHEAD_OF_CLOCK", "domain": "idalloc", "metadata": {"sequence": "events"}}
 """
 ERROR_REASON_PREFIX_IN_USE: ErrorReason.ValueType  # 15
-"""Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Status
-FAILED_PRECONDITION. Metadata: prefix, holder. Nothing was changed.
+"""Another live node holds the prefix, and the server's setting prefix_conflict is "refuse". Nothing was changed.
+Status FAILED_PRECONDITION. Metadata: prefix, holder.
 
   {"reason": "PREFIX_IN_USE", "domain": "idalloc", "metadata": {"prefix": "7", "holder": "db1 10.0.0.7:50051"}}
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 16
 """The server requires authentication, and the call has no token and no client certificate, more than one token, or an
-unknown one. Status UNAUTHENTICATED. Nothing was done.
+unknown one. Nothing was done. Status UNAUTHENTICATED.
 
   {"reason": "UNAUTHENTICATED", "domain": "idalloc", "metadata": {}}
 """
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 17
-"""The caller is authenticated and lacks the role that the method requires, or lacks it for this sequence. Status
-PERMISSION_DENIED. Metadata: identity, role (allocate, read or admin), sequence (if the method has one). Nothing was
-done.
+"""The caller is authenticated and lacks the role that the method requires, or lacks it for this sequence. Nothing was
+done. Status PERMISSION_DENIED. Metadata: identity, role (allocate, read or admin), sequence (if the method has
+one).
 
   {"reason": "PERMISSION_DENIED", "domain": "idalloc",
    "metadata": {"identity": "billing", "role": "admin", "sequence": "orders"}}
 """
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 18
 """A quota is used up for now: of the caller, of all callers of a sequence, or of a host that sent too many unknown
-tokens. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as "identity:billing",
-"sequence:orders", "host:10.0.0.7"), quota, limit. Nothing was done.
+tokens. Nothing was done. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
+"identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit.
 
   {"reason": "QUOTA_EXCEEDED", "domain": "idalloc",
    "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}
 """
 ERROR_REASON_STORE_REFUSED: ErrorReason.ValueType  # 19
 """The store refused the statement, and refuses it again until an operator acts: its table is blocked, closed or
-missing, a privilege is missing, a constraint is violated, its file is read-only or corrupt. Status
-FAILED_PRECONDITION; a retry does not help. The message has the store's own error and the next step for the
-operator. Metadata: code, http_status (the store's own, where it gave one). The statement was not applied.
+missing, a privilege is missing, a constraint is violated, its file is read-only or corrupt. The message has the
+store's own error and the next step for the operator. The statement was not applied. Status FAILED_PRECONDITION.
+Metadata: code, http_status (the store's own, where it gave one).
 
   {"reason": "STORE_REFUSED", "domain": "idalloc", "metadata": {"code": "4007", "http_status": "400"}}
 """
 ERROR_REASON_TOO_MANY_SEQUENCES: ErrorReason.ValueType  # 20
 """This server process has served as many sequences since its start as its setting max_sequences allows (default
-1,000,000), and this is another one. Status RESOURCE_EXHAUSTED; the same call to the same process fails until the
-setting is raised and the server restarted. Metadata: sequence, max_sequences. Nothing was done.
+1,000,000), and this is another one. Nothing was done. The same call to the same process fails until the setting is
+raised and the server restarted. Status RESOURCE_EXHAUSTED. Metadata: sequence, max_sequences.
 
   {"reason": "TOO_MANY_SEQUENCES", "domain": "idalloc",
    "metadata": {"sequence": "orders", "max_sequences": "1000000"}}

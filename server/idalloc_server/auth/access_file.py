@@ -33,6 +33,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 # The form of the tokens that `idalloc token new` makes.
 _TOKEN = re.compile(r"idalloc_[\w-]{43}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Errors do not show a longer unknown key: it may be a token, or its SHA-256. The longest known key has 16 characters.
+_LONGEST_SHOWN_KEY = 20
 # The state of a file that changes with its content: inode, size, mtime and ctime; empty if the file is missing.
 _State = tuple[int, ...]
 _log = structlog.get_logger("idalloc")
@@ -246,7 +248,7 @@ def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPol
         raise StartRefused("access", f"{path} is not TOML: {_position_of(error)}") from None
     for name, value in tables.items():
         if name not in ("identity", "quota"):
-            raise StartRefused("access", f"{path}: unknown table {name!r}; write [[identity]] or [[quota]]")
+            raise StartRefused("access", f"{path}: unknown table {_shown_key(name)}; write [[identity]] or [[quota]]")
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             raise StartRefused(
                 "access", f"{path}: {name!r} must be an array of tables; write [[{name}]] with two brackets"
@@ -275,15 +277,20 @@ def _parse_entries(kind: type[Any], table: str, tables: dict[str, Any], path: st
             entries.append(kind(**values))
         except ValidationError as error:
             first = error.errors(include_input=False)[0]
-            message = first["msg"].removeprefix("Value error, ")
+            message, location = first["msg"].removeprefix("Value error, "), first["loc"]
             if first["type"] == "extra_forbidden":
-                message = f"unknown key; known keys: {', '.join(kind.model_fields)}"
+                message = f"unknown key {_shown_key(str(location[0]))}; known keys: {', '.join(kind.model_fields)}"
+                location = ()
             if first["type"] == "tuple_type":
                 message = 'must be a list, such as ["…"]'
-            keys = [f"{part}: " if isinstance(part, str) else f"number {part + 1}: " for part in first["loc"]]
+            keys = [f"{part}: " if isinstance(part, str) else f"number {part + 1}: " for part in location]
             where = f"{path}: {_describe(table, number, values)}: {''.join(keys)}"
             raise StartRefused("access", f"{where}{message[:1].lower()}{message[1:]}") from None
     return entries
+
+
+def _shown_key(key: str) -> str:
+    return repr(key) if len(key) <= _LONGEST_SHOWN_KEY else f"of {len(key)} characters"
 
 
 def _describe(table: str, number: int, values: dict[str, Any]) -> str:

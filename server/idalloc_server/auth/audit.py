@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from idalloc_server.domain.change_events import ChangedSettings, listening
+from idalloc_server.domain.error_reasons import ERROR_REASONS
 from idalloc_server.domain.errors import Refusal
-from idalloc_server.status import CODES
 from idalloc_server.telemetry.logs import audit_log, refused_log
 
 # The most different records that are counted within one second; further ones are counted together.
@@ -29,7 +29,7 @@ class Audit:
         """Record one rejected call."""
         call = {"identity": identity, "peer": peer, "method": method}
         named = {} if sequence is None else {"sequence": sequence}
-        refused_log.info("audit", **call, **named, **_outcome(refusal), why=str(refusal))
+        refused_log.info("audit", **call, **named, **_outcome(refusal.reason), why=str(refusal))
 
     def count_rejected(self, refusal: Refusal, *, identity: str | None, method: str, subject: str) -> None:
         """Count a rejected call of which there may be many; ``log_totals`` records the counts."""
@@ -42,7 +42,7 @@ class Audit:
         """Record the calls counted since the last call of this method."""
         counts, self._counts = self._counts, Counter()
         for (identity, method, reason, subject), count in counts.items():
-            outcome = {"code": CODES[reason].name, "reason": reason}
+            outcome = _outcome(reason)
             refused_log.info("audit", identity=identity, method=method, subject=subject, **outcome, count=count)
 
     @contextmanager
@@ -53,7 +53,7 @@ class Audit:
             try:
                 yield
             except Refusal as refusal:
-                record.write(**_outcome(refusal), why=str(refusal))
+                record.write(**_outcome(refusal.reason), why=str(refusal))
                 raise
             except Exception:
                 record.write(code="INTERNAL", reason="INTERNAL")
@@ -81,5 +81,5 @@ class _AdminCallRecord:
         audit_log.info("audit", **self._call, **self._changes, **outcome)
 
 
-def _outcome(refusal: Refusal) -> dict[str, str]:
-    return {"code": CODES[refusal.reason].name, "reason": refusal.reason}
+def _outcome(reason: str) -> dict[str, str]:
+    return {"code": ERROR_REASONS[reason].status, "reason": reason}

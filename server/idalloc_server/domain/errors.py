@@ -1,4 +1,4 @@
-"""The errors of the domain: why a call, or the start of the process, is refused.
+"""The errors of the domain: why a call, or the start of the process, is refused. ``error_reasons`` has their status.
 
 * Refusal                     a call is refused; ``reason`` is a value of ``idalloc.v1.ErrorReason``
     x InvalidRequest
@@ -19,7 +19,7 @@
     x PermissionDenied
     x WorkerFailed              an internal error of the server
     * StoreFailure            the store did not execute the statement
-        x StoreRefused          permanent until an operator acts
+        x StoreRefused          the store answered with an error that lasts until an operator acts
         * StoreUnavailable      transient; also Retryable
     * Retryable               the same call may succeed later
         x ServerDraining
@@ -27,7 +27,7 @@
         x QuotaExceeded
         * StoreUnavailable
             x StoreUnreachable      nothing was sent
-            x StoreRejected         the store answered with an error; nothing was applied
+            x StoreAnsweredError    the store answered with an error that may end by itself; nothing was applied
             x StoreOutcomeUnknown   the statement may have been applied, or may yet be
 * StartRefused                the process must not start; names the setting to change
     x FileUnreadable            a retry may succeed
@@ -110,7 +110,7 @@ class SequenceExists(Refusal):
     reason = "SEQUENCE_EXISTS"
 
     def __init__(self, sequence: str) -> None:
-        super().__init__(f"sequence {sequence!r} already exists", sequence=sequence)
+        super().__init__(f"sequence {sequence!r} already exists; choose another name", sequence=sequence)
 
 
 class SequenceChanged(Refusal):
@@ -267,7 +267,7 @@ class ServerDraining(Retryable):
     reason = "SERVER_DRAINING"
 
     def __init__(self) -> None:
-        super().__init__("the server is stopping")
+        super().__init__("the server is stopping; try again: another server, or this one after its restart, answers")
 
 
 class SequenceAheadOfClock(Retryable):
@@ -282,11 +282,13 @@ class SequenceAheadOfClock(Retryable):
     reason = "SEQUENCE_AHEAD_OF_CLOCK"
 
     def __init__(self, sequence: str, ahead: float, max_clock_skew: float) -> None:
+        retry_after = max(ahead - max_clock_skew, 0.001)
         super().__init__(
-            f"sequence {sequence!r} would be {ahead:.3f} s ahead of the clock; max_clock_skew is {max_clock_skew:g} s",
+            f"sequence {sequence!r} would be {ahead:.3f} s ahead of the clock; max_clock_skew is {max_clock_skew:g} s; "
+            f"try again in {retry_after:.3f} s",
             sequence=sequence,
         )
-        self.retry_after = max(ahead - max_clock_skew, 0.001)
+        self.retry_after = retry_after
 
 
 class QuotaExceeded(Retryable):
@@ -330,7 +332,10 @@ class StoreFailure(Refusal):
 
 
 class StoreRefused(StoreFailure):
-    """The store rejects the statement until an operator acts; the message names the next step. Nothing was applied."""
+    """The store answered with an error that lasts until an operator acts. Nothing was applied.
+
+    The message names the next step.
+    """
 
     reason = "STORE_REFUSED"
 
@@ -345,8 +350,8 @@ class StoreUnreachable(StoreUnavailable):
     """No connection could be made; nothing was sent."""
 
 
-class StoreRejected(StoreUnavailable):
-    """The store answered with an error; nothing was applied."""
+class StoreAnsweredError(StoreUnavailable):
+    """The store answered with an error that may end by itself; nothing was applied."""
 
 
 class StoreOutcomeUnknown(StoreUnavailable):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from idalloc_server.domain.errors import StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreRejected
+from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.store.cratedb.answers import read_answer
 
 STATEMENT = 'UPDATE "ids"."sequences" SET last_value = 1 WHERE name = $1'
@@ -68,14 +68,14 @@ def test_a_refusal_names_the_next_step(status: int, code: int, message: str, ste
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (403, 4037, StoreRejected),  # a disk without room
-        (409, 4091, StoreRejected),
-        (409, 4092, StoreRejected),
-        (429, 4290, StoreRejected),
-        (404, 4041, StoreRejected),  # the host may be starting
-        (404, 4045, StoreRejected),
-        (401, None, StoreRejected),
-        (404, None, StoreRejected),  # of a proxy
+        (403, 4037, StoreAnsweredError),  # a disk without room
+        (409, 4091, StoreAnsweredError),
+        (409, 4092, StoreAnsweredError),
+        (429, 4290, StoreAnsweredError),
+        (404, 4041, StoreAnsweredError),  # the host may be starting
+        (404, 4045, StoreAnsweredError),
+        (401, None, StoreAnsweredError),
+        (404, None, StoreAnsweredError),  # of a proxy
         (408, None, StoreOutcomeUnknown),
         (500, 5000, StoreOutcomeUnknown),
         (500, 5002, StoreOutcomeUnknown),

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from idalloc_server.domain.errors import StoreFailure, StoreRejected, StoreUnreachable
+from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreUnreachable
 from tests.store.cratedb.conftest import ADD, MakeHttp, last_value
 from tests.support.cratedb.emulator import CrateEmulator
 
@@ -109,7 +109,7 @@ class TestCredentials:
         assert crate.authorization is not None
         assert await make_http(crate.host, authorization=crate.authorization).write(ADD, 1, "s") == [[1]]
         for wrong in (None, "Bearer x"):
-            with pytest.raises(StoreRejected, match="password authentication failed") as caught:
+            with pytest.raises(StoreAnsweredError, match="password authentication failed") as caught:
                 await make_http(crate.host, authorization=wrong).write(ADD, 1, "s")
             assert (caught.value.code, caught.value.http_status) == (None, 401)
         assert last_value(crate) == 1

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused, StoreRejected, StoreUnreachable
+from idalloc_server.domain.errors import StoreAnsweredError, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
 from tests.store.cratedb.conftest import ADD, READ, MakeHttp, last_value
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 
@@ -222,7 +222,7 @@ class TestReads:
         with pytest.raises(StoreUnreachable, match="did not answer"):
             await http.read(READ, "s")
         crate.inject(Fault("error", status=500, code=5005, times=2))
-        with pytest.raises(StoreRejected) as caught:
+        with pytest.raises(StoreAnsweredError) as caught:
             await http.read(READ, "s")
         assert (caught.value.code, caught.value.http_status) == (5005, 500)
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreRejected, StoreUnreachable
+from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.cratedb.http import CrateHttp, HostTimeouts
 from idalloc_server.store.cratedb.store import CrateStore
@@ -116,7 +116,7 @@ class TestRunningServer:
         store = await cluster.open()
         await store.create(requested_row("s"))
         await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = true)')
-        with pytest.raises(StoreRejected, match="read-only / allow delete"):
+        with pytest.raises(StoreAnsweredError, match="read-only / allow delete"):
             await store.grant("s", 10, 1000)
         await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = false)')
         granted = await store.grant("s", 10, 1000)
@@ -248,7 +248,7 @@ class TestStart:
         """A start on a full disk is rejected, not refused: it succeeds when there is room."""
         await cluster.open()
         await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = true)')
-        with pytest.raises(StoreRejected, match="read-only / allow delete"):
+        with pytest.raises(StoreAnsweredError, match="read-only / allow delete"):
             await cluster.open()
         await cluster.sql('ALTER TABLE {}sequences SET ("blocks.read_only_allow_delete" = false)')
         await cluster.open()
@@ -257,7 +257,7 @@ class TestStart:
 class TestUnauthorized:
     """A starting node answers 401 to a right password; a restarted CrateDB did so for 8 s."""
 
-    @pytest.mark.parametrize(("start", "error"), [(60.0, StoreRejected), (0.0, StoreRefused)])
+    @pytest.mark.parametrize(("start", "error"), [(60.0, StoreAnsweredError), (0.0, StoreRefused)])
     async def test_a_lasting_401_is_refused(
         self, emulator: CrateEmulator, start: float, error: type[Exception]
     ) -> None:
@@ -285,7 +285,7 @@ class TestUnauthorized:
                 Fault("error", status=404, code=4041, message="RelationUnknown[Relation 'ids.sequences' unknown]"),
                 Fault("error", match="sequences", status=401, code=0, message="password authentication failed"),
             )
-            with pytest.raises(StoreRejected, match="password authentication failed"):
+            with pytest.raises(StoreAnsweredError, match="password authentication failed"):
                 await use()
             assert await use() is None
         await store.close()

@@ -3,7 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from idalloc_server.domain.errors import StartRefused, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
+from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.cratedb.schema import check_version
 from idalloc_server.store.urls import open_store
@@ -174,9 +174,9 @@ class TestUnavailableCluster:
 
     @pytest.mark.parametrize("match", ["sys.nodes", "information_schema"])
     async def test_a_failing_cluster_is_retryable(self, emulator: CrateEmulator, store: Store, match: str) -> None:
-        """A start on a cluster that answers 500 raises StoreRejected, not StartRefused."""
+        """A start on a cluster that answers 500 raises StoreAnsweredError, not StartRefused."""
         emulator.inject(Fault("error", status=500, code=5000, times=-1, match=match))
-        with pytest.raises(StoreRejected):
+        with pytest.raises(StoreAnsweredError):
             await store.open()
 
     async def test_a_failed_create_table_is_retryable(self, emulator: CrateEmulator, store: Store) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from idalloc_server.domain.errors import StartRefused, StoreRefused, StoreRejected
+from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
 from idalloc_server.store.sqlite.errors import failure_of
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import execute
@@ -54,12 +54,12 @@ class TestRunningServer:
             (sqlite3.SQLITE_CORRUPT_INDEX, StoreRefused),
             (sqlite3.SQLITE_NOTADB, StoreRefused),
             (sqlite3.SQLITE_CONSTRAINT_NOTNULL, StoreRefused),
-            (sqlite3.SQLITE_FULL, StoreRejected),
-            (sqlite3.SQLITE_IOERR_WRITE, StoreRejected),
-            (sqlite3.SQLITE_BUSY_SNAPSHOT, StoreRejected),
-            (sqlite3.SQLITE_LOCKED, StoreRejected),
-            (sqlite3.SQLITE_NOMEM, StoreRejected),
-            (sqlite3.SQLITE_CANTOPEN, StoreRejected),
+            (sqlite3.SQLITE_FULL, StoreAnsweredError),
+            (sqlite3.SQLITE_IOERR_WRITE, StoreAnsweredError),
+            (sqlite3.SQLITE_BUSY_SNAPSHOT, StoreAnsweredError),
+            (sqlite3.SQLITE_LOCKED, StoreAnsweredError),
+            (sqlite3.SQLITE_NOMEM, StoreAnsweredError),
+            (sqlite3.SQLITE_CANTOPEN, StoreAnsweredError),
         ],
     )
     def test_a_recoverable_error_is_not_refused(self, path: Path, code: int, kind: type[Exception]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRefused, StoreRejected
+from idalloc_server.domain.errors import StoreAnsweredError, StoreOutcomeUnknown, StoreRefused
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import last_granted, pragma
@@ -22,7 +22,7 @@ class TestFailures:
         """STORE_UNAVAILABLE: a lock that outlasts the busy timeout rejects the grant; the next one succeeds."""
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreRejected, match="database is locked") as caught:
+        with pytest.raises(StoreAnsweredError, match="database is locked") as caught:
             await store.grant("s", 5, 1000)
         assert caught.value.code == sqlite3.SQLITE_BUSY
         other.execute("ROLLBACK")
@@ -38,11 +38,11 @@ class TestFailures:
         other.close()
 
     async def test_a_busy_database_at_the_start_is_retryable(self, path: Path, clock: FakeClock) -> None:
-        """A start on a locked database raises StoreRejected, not StartRefused."""
+        """A start on a locked database raises StoreAnsweredError, not StartRefused."""
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         store = SqliteStore(path, clock, busy_timeout=0.05)
-        with pytest.raises(StoreRejected, match="locked"):
+        with pytest.raises(StoreAnsweredError, match="locked"):
             await store.open()
         other.close()
         await store.open()
@@ -52,7 +52,7 @@ class TestFailures:
         """STORE_UNAVAILABLE: a full disk rejects writes until there is room."""
         pages = await store._run(lambda: pragma(store, "page_count"))
         await store._run(lambda: pragma(store, f"max_page_count = {pages}"))
-        with pytest.raises(StoreRejected, match="full") as caught:
+        with pytest.raises(StoreAnsweredError, match="full") as caught:
             for number in range(10_000):
                 await store.create(new_row(f"{number:0255}"))
         assert caught.value.code == sqlite3.SQLITE_FULL
@@ -72,11 +72,11 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("statement", "code", "expected"),
         [
-            ("BEGIN", sqlite3.SQLITE_IOERR_READ, StoreRejected),
-            ("UPDATE", sqlite3.SQLITE_IOERR_WRITE, StoreRejected),
+            ("BEGIN", sqlite3.SQLITE_IOERR_READ, StoreAnsweredError),
+            ("UPDATE", sqlite3.SQLITE_IOERR_WRITE, StoreAnsweredError),
             ("COMMIT", sqlite3.SQLITE_IOERR_FSYNC, StoreOutcomeUnknown),
             ("COMMIT", sqlite3.SQLITE_FULL, StoreOutcomeUnknown),
-            ("COMMIT", sqlite3.SQLITE_BUSY, StoreRejected),
+            ("COMMIT", sqlite3.SQLITE_BUSY, StoreAnsweredError),
         ],
     )
     async def test_only_a_failed_commit_is_unknown(
@@ -93,7 +93,7 @@ class TestFailures:
 
     async def test_a_value_beyond_64_bits_is_rejected(self, store: SqliteStore) -> None:
         """P1: a value that is too large for SQLite is rejected, not rounded."""
-        with pytest.raises(StoreRejected):
+        with pytest.raises(StoreAnsweredError):
             await store.create(new_row("t", Sequence(start=-(2**63), min_value=-(2**63))))
         assert await store.grant("t", 1, 1000) is None
 
@@ -129,7 +129,7 @@ class TestThread:
         while not waiting.done():
             await asyncio.sleep(0.005)
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        with pytest.raises(StoreRejected):
+        with pytest.raises(StoreAnsweredError):
             await waiting
         other.close()
         assert longest < 0.15

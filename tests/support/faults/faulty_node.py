@@ -31,7 +31,7 @@ from idalloc._issued_log.log import IssuedLog
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server import app
 from idalloc_server.domain.clock import Clock, SystemClock
-from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreRejected, StoreUnreachable
+from idalloc_server.domain.errors import Refusal, StoreAnsweredError, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.store.urls import open_store
@@ -126,7 +126,7 @@ class FaultyStore:
     async def _fail(self, fault: StoreFault, apply: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         match fault.kind:
             case "rejected":
-                raise StoreRejected("injected: 503", http_status=503)
+                raise StoreAnsweredError("injected: 503", http_status=503)
             case "unreachable":
                 raise StoreUnreachable("injected: no connection")
             case "failed":

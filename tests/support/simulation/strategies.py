@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from idalloc_server.domain.errors import StoreOutcomeUnknown, StoreRejected, StoreUnreachable
+from idalloc_server.domain.errors import StoreAnsweredError, StoreOutcomeUnknown, StoreUnreachable
 from tests.support.simulation.store_connection import StoreFault
 
 FAR = 10**12
@@ -21,7 +21,7 @@ METHODS = st.sampled_from(
 FAULTS = st.sampled_from(
     [
         StoreFault(applied=0, error=StoreUnreachable),
-        StoreFault(applied=0, error=StoreRejected),
+        StoreFault(applied=0, error=StoreAnsweredError),
         StoreFault(applied=0, error=StoreOutcomeUnknown),
         StoreFault(error=StoreOutcomeUnknown),
         StoreFault(error=StoreOutcomeUnknown),

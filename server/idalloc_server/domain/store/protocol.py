@@ -19,7 +19,7 @@ class Store(Protocol):
     Every write is sent once. A write without an answer may have been applied any number of times, or may be applied
     later; every write is designed so that this only burns ids.
 
-    Every method raises ``StoreFailure``: ``StoreUnreachable`` or ``StoreRejected`` if nothing was applied,
+    Every method raises ``StoreFailure``: ``StoreUnreachable`` or ``StoreAnsweredError`` if nothing was applied,
     ``StoreOutcomeUnknown`` if that is uncertain, ``StoreRefused`` if an operator must act. Calls may run concurrently
     and do not block the event loop.
     """

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from idalloc_server.domain.errors import (
+    StoreAnsweredError,
     StoreFailure,
     StoreOutcomeUnknown,
     StoreRefused,
-    StoreRejected,
     StoreUnreachable,
 )
 
@@ -56,7 +56,7 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
 
     Raises:
         StoreRefused: The statement was not applied, and fails again until an operator acts.
-        StoreRejected: The statement was not applied, and a retry may succeed.
+        StoreAnsweredError: The statement was not applied, and a retry may succeed.
         StoreOutcomeUnknown: The statement may have been applied.
     """
     code: int | None = None
@@ -73,8 +73,8 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
     # which one may have reached the shard.
     if not 400 <= status < 500 or status == _HTTP_REQUEST_TIMEOUT:
         raise StoreOutcomeUnknown(message, code=code, http_status=status)
-    rejected = StoreRejected(message, code=code, http_status=status)
-    raise rejected if may_be_starting(rejected) or _may_recover(rejected) else refused(rejected, statement)
+    failure = StoreAnsweredError(message, code=code, http_status=status)
+    raise failure if may_be_starting(failure) or _may_recover(failure) else refused(failure, statement)
 
 
 def may_be_starting(error: StoreFailure) -> bool:
@@ -90,18 +90,18 @@ def is_unauthorized(error: StoreFailure) -> bool:
     return error.http_status == _HTTP_UNAUTHORIZED and error.code is None
 
 
-def refused(rejected: StoreFailure, statement: str) -> StoreRefused:
+def refused(failure: StoreFailure, statement: str) -> StoreRefused:
     """Returns the error as one that needs an operator, with the next step."""
     found = _TABLE.search(statement)
-    message = f"{rejected}; {_next_step(rejected, found[0] if found else 'the table')}"
-    return StoreRefused(message, code=rejected.code, http_status=rejected.http_status)
+    message = f"{failure}; {_next_step(failure, found[0] if found else 'the table')}"
+    return StoreRefused(message, code=failure.code, http_status=failure.http_status)
 
 
 def read_failure(failure: StoreFailure) -> StoreFailure:
     """Returns the failure of a read. A read changes nothing, so its outcome is never unknown."""
     if not isinstance(failure, StoreOutcomeUnknown):
         return failure
-    kind = StoreUnreachable if failure.http_status is None else StoreRejected
+    kind = StoreUnreachable if failure.http_status is None else StoreAnsweredError
     return kind(str(failure), code=failure.code, http_status=failure.http_status)
 
 
@@ -124,29 +124,29 @@ def one_line(what: object) -> str:
     return text if len(text) <= _MAX_MESSAGE_LENGTH else text[:_MAX_MESSAGE_LENGTH] + "…"
 
 
-def _may_recover(rejected: StoreRejected) -> bool:
+def _may_recover(failure: StoreAnsweredError) -> bool:
     # An answer without a code is from a proxy in front of CrateDB, which may be starting.
     return (
-        rejected.code is None
-        or rejected.code in (_DISK_NEARLY_FULL, *_CONFLICT)
-        or rejected.http_status == _HTTP_TOO_MANY_REQUESTS
+        failure.code is None
+        or failure.code in (_DISK_NEARLY_FULL, *_CONFLICT)
+        or failure.http_status == _HTTP_TOO_MANY_REQUESTS
     )
 
 
-def _next_step(rejected: StoreFailure, table: str) -> str:
-    text = str(rejected)
-    if is_unauthorized(rejected):
+def _next_step(failure: StoreFailure, table: str) -> str:
+    text = str(failure)
+    if is_unauthorized(failure):
         return "check the user and the password or jwt of the setting store, then restart this server"
     if found := _PRIVILEGE.search(text):
         schema = table.partition(".")[0]
         return f'run GRANT {found[1]} ON SCHEMA {schema} TO "{found[2]}"'
-    if rejected.code in _TABLE_UNKNOWN:
+    if failure.code in _TABLE_UNKNOWN:
         return f"restore {table}, or grant the user DQL and DML on its schema"
-    if rejected.code == _COLUMN_UNKNOWN:
+    if failure.code == _COLUMN_UNKNOWN:
         return f"restore that column of {table}: a restart of this server adds it, but without its values"
-    if rejected.code in _TABLE_BLOCKED and "closed" in text:
+    if failure.code in _TABLE_BLOCKED and "closed" in text:
         return f"run ALTER TABLE {table} OPEN"
-    if rejected.code in _TABLE_BLOCKED:
+    if failure.code in _TABLE_BLOCKED:
         blocks = ", ".join(f'"blocks.{name}" = false' for name in ("read", "write", "read_only"))
         return f"run ALTER TABLE {table} SET ({blocks})"
     if found := _CONSTRAINT.search(text):

@@ -14,10 +14,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import aiohttp
 
 from idalloc_server.domain.errors import (
+    StoreAnsweredError,
     StoreFailure,
     StoreOutcomeUnknown,
     StoreRefused,
-    StoreRejected,
     StoreUnreachable,
 )
 from idalloc_server.store.cratedb import answers
@@ -127,7 +127,7 @@ class CrateHttp:
 
         Raises:
             StoreUnreachable: The write was sent to no host.
-            StoreRejected: The write was not applied, and a retry may succeed.
+            StoreAnsweredError: The write was not applied, and a retry may succeed.
             StoreRefused: The write was not applied, and fails again until an operator acts.
             StoreOutcomeUnknown: The write was sent and may have been applied.
         """
@@ -152,7 +152,7 @@ class CrateHttp:
 
         Raises:
             StoreUnreachable: No host answered.
-            StoreRejected: A host answered with an error, and a retry may succeed.
+            StoreAnsweredError: A host answered with an error, and a retry may succeed.
             StoreRefused: A host answered with an error that lasts until an operator acts.
         """
         return await self._read(_sql(statement, arguments))
@@ -162,7 +162,7 @@ class CrateHttp:
 
         Raises:
             StoreUnreachable: No host answered.
-            StoreRejected: A host answered with an error, or is not CrateDB.
+            StoreAnsweredError: A host answered with an error, or is not CrateDB.
         """
         return await self._read(_VERSION_REQUEST)
 
@@ -186,7 +186,7 @@ class CrateHttp:
                 except StoreUnreachable:
                     if not hosts_left:
                         raise
-                except StoreRejected as error:
+                except StoreAnsweredError as error:
                     if not may_be_starting(error):
                         raise
                     if not hosts_left:
@@ -210,7 +210,7 @@ class CrateHttp:
                 except TimeoutError:
                     silent.append(host)
                 except StoreFailure as error:
-                    if isinstance(error, StoreRejected | StoreRefused) and not may_be_starting(error):
+                    if isinstance(error, StoreAnsweredError | StoreRefused) and not may_be_starting(error):
                         raise
                     failure = error
             # The read itself may be slow: the most preferred silent host gets it again, without a limit.
@@ -239,7 +239,7 @@ class CrateHttp:
         try:
             await self._probe(host)
             answer = await self._send(host, request)
-        except (StoreRejected, StoreRefused) as again:
+        except (StoreAnsweredError, StoreRefused) as again:
             if is_unauthorized(again):  # the host restarted again
                 raise (
                     again if isinstance(again, StoreRefused) else self._refused_if_lasting(again, request.statement)

@@ -7,7 +7,13 @@ without the privilege DDL can start if the tables are complete.
 import re
 from collections.abc import Mapping
 
-from idalloc_server.domain.errors import StartRefused, StoreFailure, StoreOutcomeUnknown, StoreRefused, StoreRejected
+from idalloc_server.domain.errors import (
+    StartRefused,
+    StoreAnsweredError,
+    StoreFailure,
+    StoreOutcomeUnknown,
+    StoreRefused,
+)
 from idalloc_server.store.cratedb import checks
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.cratedb.tables import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, Table
@@ -28,7 +34,7 @@ async def set_up(http: CrateHttp, schema: str) -> None:
     """
     try:
         check_version(await http.version())
-    except (StoreRejected, StoreRefused) as error:
+    except (StoreAnsweredError, StoreRefused) as error:
         if error.http_status is not None and error.http_status >= 500:
             raise
         raise StartRefused("store", f"check the host, the user and the password or jwt of the URL: {error}") from error
@@ -58,7 +64,7 @@ async def _count_nodes(http: CrateHttp) -> int | None:
     """Checks every node's version; returns the number of nodes, or None if the user may not see them."""
     try:
         rows = await http.read("SELECT version['number'] FROM sys.nodes")
-    except (StoreRejected, StoreRefused) as error:
+    except (StoreAnsweredError, StoreRefused) as error:
         if error.http_status is not None and error.http_status >= 500:
             raise
         return None
@@ -79,7 +85,7 @@ async def _create_missing(http: CrateHttp, schema: str, table: Table) -> None:
         for statement in missing:
             try:
                 await http.write(statement)
-            except (StoreRejected, StoreRefused, StoreOutcomeUnknown) as error:
+            except (StoreAnsweredError, StoreRefused, StoreOutcomeUnknown) as error:
                 failure = error
     if isinstance(failure, StoreOutcomeUnknown):
         raise failure

@@ -3,7 +3,7 @@
 import sqlite3
 from pathlib import Path
 
-from idalloc_server.domain.errors import StoreFailure, StoreRefused, StoreRejected
+from idalloc_server.domain.errors import StoreAnsweredError, StoreFailure, StoreRefused
 
 _RESTORE = "stop all servers of the file, and restore it from a backup or an export"
 # Errors that last until an operator acts. All others (busy, full disk, I/O error, out of memory) may recover.
@@ -23,7 +23,7 @@ def failure_of(path: Path, error: sqlite3.Error | OverflowError) -> StoreFailure
     message = f"SQLite at {path}: {error}"
     next_step = _NEXT_STEPS.get(code(error) & 0xFF)
     if next_step is None:
-        return StoreRejected(message, code=code(error))
+        return StoreAnsweredError(message, code=code(error))
     return StoreRefused(f"{message}; {next_step}", code=code(error))
 
 

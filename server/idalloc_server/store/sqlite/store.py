@@ -12,9 +12,9 @@ from typing import TypeVar
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import (
     StartRefused,
+    StoreAnsweredError,
     StoreOutcomeUnknown,
     StoreRefused,
-    StoreRejected,
     StoreUnreachable,
     StoreWentBackwards,
 )
@@ -219,7 +219,7 @@ class SqliteStore:
                 f"the file {error.filename} cannot be examined: {error.strerror}; let the user of this server read it"
             ) from error
         except OSError as error:
-            raise StoreRejected(f"the file {error.filename} cannot be examined: {error.strerror}") from error
+            raise StoreAnsweredError(f"the file {error.filename} cannot be examined: {error.strerror}") from error
         else:
             self._commit(db)
         finally:
@@ -235,7 +235,7 @@ class SqliteStore:
         try:
             db.execute("COMMIT")
         except sqlite3.Error as error:
-            kind = StoreRejected if is_busy(error) else StoreOutcomeUnknown
+            kind = StoreAnsweredError if is_busy(error) else StoreOutcomeUnknown
             raise kind(f"SQLite at {self._path}, at the commit: {error}", code=code(error)) from error
 
     def _open(self) -> None:
@@ -245,7 +245,7 @@ class SqliteStore:
             self._connection, self._files = schema.connect(self._path, self._busy_timeout)
         except (OSError, sqlite3.Error) as error:
             if is_busy(error):
-                raise StoreRejected(f"SQLite at {self._path}: {error}", code=code(error)) from error
+                raise StoreAnsweredError(f"SQLite at {self._path}: {error}", code=code(error)) from error
             why = error.strerror if isinstance(error, OSError) else error
             raise StartRefused(
                 "store",

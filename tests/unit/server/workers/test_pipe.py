@@ -12,7 +12,7 @@ from idalloc_server.domain.errors import (
     SequenceAheadOfClock,
     ServerDraining,
     StartRefused,
-    StoreRejected,
+    StoreAnsweredError,
     WorkerFailed,
 )
 from idalloc_server.workers.pipe import Pipe, decode_error, encode_error
@@ -55,7 +55,7 @@ async def test_incomplete_message_is_dropped() -> None:
         SequenceAheadOfClock("orders", 5.0, 1.0),
         ServerDraining(),
         WorkerFailed("worker 2 did not answer"),
-        StoreRejected("SQLite: busy", code=5),
+        StoreAnsweredError("SQLite: busy", code=5),
         StartRefused("store", "is none"),
     ],
     ids=lambda error: type(error).__name__,

@@ -12,8 +12,8 @@ from idalloc_server.domain.errors import (
     DocIdTimestampRefused,
     InvalidRequest,
     ServerDraining,
+    StoreAnsweredError,
     StoreOutcomeUnknown,
-    StoreRejected,
     StoreUnavailable,
 )
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, rejected, unreachable
@@ -299,7 +299,7 @@ class TestOverflow:
         waiting = await asyncio.gather(*(doc_ids.generate(1) for _ in range(5)), return_exceptions=True)
         assert all(isinstance(failure, StoreUnavailable) for failure in waiting)
         assert len(store.calls_of("claim_start")) == 1
-        with pytest.raises(StoreRejected):
+        with pytest.raises(StoreAnsweredError):
             await doc_ids.generate(1)
         with pytest.raises(StoreOutcomeUnknown):
             await doc_ids.generate(1)

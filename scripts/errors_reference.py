@@ -1,0 +1,134 @@
+"""Writes docs/reference/errors.md: what each error means, whether a retry helps, and the next step.
+
+``make docs-reference`` runs it. The meaning, the metadata and the example are from error_reason.proto, the status and
+the next step from the server's ``domain.error_reasons``, the retry from the server's classes, the rest from the client.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+from idalloc._core import errors as client_errors
+from idalloc._core.errors import IdallocError
+from idalloc_server.domain import errors as server_errors
+from idalloc_server.domain.error_reasons import ERROR_REASONS
+from idalloc_server.domain.errors import Refusal, Retryable
+from idalloc_server.status import LONGEST_PUSHBACK_SECONDS
+
+ROOT = Path(__file__).parent.parent
+PROTO = ROOT / "protos/idalloc/v1/error_reason.proto"
+PAGE = ROOT / "docs/reference/errors.md"
+
+_VALUE = re.compile(r"((?:  //.*\n)+)  ERROR_REASON_(\w+) = [1-9]")
+_COMMENT = re.compile(
+    r"(?P<meaning>.+) Status (?P<status>[A-Z_]+)(?: with (?P<details>[^.]+))?\.(?: Metadata: (?P<metadata>.+)\.)?"
+)
+
+_HEAD = f"""\
+# Errors
+
+<!-- Written by `make docs-reference`; change error_reason.proto, domain/error_reasons.py or the client's errors. -->
+
+A call that fails ends with a `google.rpc.Status`. Its details have a `google.rpc.ErrorInfo` with a reason, the domain
+`idalloc`, and metadata: the values in the message, as strings. This page has a section for each reason of
+[error_reason.proto](../../protos/idalloc/v1/error_reason.proto), with the `ErrorInfo` as JSON.
+
+A retry is always safe; at worst it leaves a gap. Where this page says that a retry helps, the details have a
+`google.rpc.RetryInfo`: wait for its `retry_delay`. gRPC's own retry policy reads the trailer `grpc-retry-pushback-ms`
+instead, which has the same delay; beyond {LONGEST_PUSHBACK_SECONDS:g} s it is -1, and the policy does not retry.
+
+The Python client raises an exception of a class of its own for each reason. All classes derive from
+`idalloc.IdallocError`; those where a retry helps derive from `idalloc.Unavailable`.
+"""
+_TAIL = """\
+## Errors of the Python client
+
+These exceptions do not come from the service. Their `reason` is not in error_reason.proto.
+
+| class | reason | gRPC status | meaning |
+|---|---|---|---|
+"""
+
+
+class ProtoComment(NamedTuple):
+    """The comment of a reason in error_reason.proto.
+
+    Attributes:
+        meaning: What the reason means.
+        status: The name of the gRPC status code.
+        details: The details besides ErrorInfo; empty for none.
+        metadata: The keys of the metadata, with explanations; empty for none.
+        example: The ErrorInfo of an error.
+    """
+
+    meaning: str
+    status: str
+    details: str
+    metadata: str
+    example: dict[str, Any]
+
+
+def read_proto() -> dict[str, ProtoComment]:
+    """Returns the comment of each reason."""
+    found = {}
+    for block, reason in _VALUE.findall(PROTO.read_text()):
+        lines = [line.removeprefix("  //") for line in block.splitlines()]
+        text = " ".join(line.strip() for line in lines if not line.startswith("   ")).strip()
+        comment = _COMMENT.fullmatch(text)
+        if not comment:
+            raise ValueError(f"{reason}: must read 'meaning. Status X. Metadata: keys.', not {text!r}")
+        example = json.loads("".join(line for line in lines if line.startswith("   ")))
+        found[reason] = ProtoComment(**comment.groupdict(default=""), example=example)
+    return found
+
+
+def is_retryable(reason: str) -> bool:
+    """Returns whether the server's class of a reason is Retryable."""
+    kinds = (kind for kind in _classes(server_errors, Refusal) if getattr(kind, "reason", "") == reason)
+    return issubclass(next(kinds), Retryable)
+
+
+def exceptions() -> dict[str, type[IdallocError]]:
+    """Returns the client's classes by reason."""
+    return {kind.default_reason: kind for kind in _classes(client_errors, IdallocError)}
+
+
+def page() -> str:
+    """Returns the page."""
+    comments, classes = read_proto(), exceptions()
+    sections = [_HEAD, *(_section(reason, comments[reason], classes[reason]) for reason in sorted(comments))]
+    rows = [
+        f"| `{kind.__name__}` | `{reason}` | {kind.default_code.name} | {_summary(kind)} |"
+        for reason, kind in classes.items()
+        if reason not in comments and kind is not IdallocError
+    ]
+    return "\n".join([*sections, _TAIL + "\n".join(rows)]) + "\n"
+
+
+def _section(reason: str, comment: ProtoComment, kind: type[IdallocError]) -> str:
+    rows = {
+        "gRPC status": f"{ERROR_REASONS[reason].status}{comment.details and f' with {comment.details}'}",
+        "retry": "yes, after the delay in `RetryInfo`" if is_retryable(reason) else "no",
+        "next step": ERROR_REASONS[reason].next_step,
+        "metadata": comment.metadata or "none",
+        "Python": f"`idalloc.{kind.__name__}`: {_summary(kind)}",
+    }
+    table = "\n".join(f"| {name} | {text} |" for name, text in rows.items())
+    example = json.dumps(comment.example, indent=2)
+    return f"## `{reason}`\n\n{fill(comment.meaning, 120)}\n\n| | |\n|---|---|\n{table}\n\n```json\n{example}\n```\n"
+
+
+def _summary(kind: type[IdallocError]) -> str:
+    return (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "`")
+
+
+def _classes(module: Any, base: type[Any]) -> Iterator[type[Any]]:
+    return (kind for kind in vars(module).values() if inspect.isclass(kind) and issubclass(kind, base))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

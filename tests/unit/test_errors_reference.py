@@ -1,0 +1,53 @@
+"""The server's errors, the client's exceptions, error_reason.proto and docs/reference/errors.md agree."""
+
+import re
+
+import grpc
+import pytest
+
+import idalloc
+from idalloc.v1.error_reason_pb2 import ErrorReason
+from idalloc_server.domain.error_reasons import ERROR_REASONS
+from scripts.errors_reference import PAGE, exceptions, is_retryable, page, read_proto
+from tests.support.paths import ROOT
+
+REASONS = [name.removeprefix("ERROR_REASON_") for name, number in ErrorReason.items() if number]
+
+
+def test_the_page_is_what_the_script_writes() -> None:
+    """docs/reference/errors.md is up to date; if not, run `make docs-reference`."""
+    assert PAGE.read_text() == page()
+
+
+def test_each_reason_has_an_entry() -> None:
+    """Each reason of error_reason.proto has a documented comment, and one entry in the server's table."""
+    assert set(read_proto()) == set(REASONS)
+    assert set(ERROR_REASONS) == set(REASONS)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_proto_and_client_agree_with_the_server(reason: str) -> None:
+    """The comment's status and RetryInfo, and the client's default code and parent, are the server's."""
+    status, comment, kind = ERROR_REASONS[reason].status, read_proto()[reason], exceptions()[reason]
+    assert comment.status == status
+    assert ("RetryInfo" in comment.details) == is_retryable(reason)
+    assert kind.default_code is grpc.StatusCode[status]
+    assert issubclass(kind, idalloc.Unavailable) == is_retryable(reason)
+    assert getattr(idalloc, kind.__name__) is kind
+    assert kind.__name__.upper() == reason.replace("_", "") + ("ERROR" if reason == "INTERNAL" else "")
+
+
+def test_links_of_next_steps_lead_somewhere() -> None:
+    """Each link to the runbook names one of its headings."""
+    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = re.findall(r"\(\.\./runbook\.md#([^)]*)\)", page())
+    assert links
+    assert set(links) <= anchors
+
+
+def test_the_readme_states_the_same_statuses() -> None:
+    """The reasons in the README's table have the server's status."""
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert rows
+    assert {reason: ERROR_REASONS[reason].status for reason, _ in rows} == dict(rows)
