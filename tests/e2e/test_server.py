@@ -263,7 +263,13 @@ class TestStopping:
             request = pb.StreamDocIdsRequest(total_id_count=10**9, view=pb.DOC_ID_VIEW_IDS)
             stream = id_allocator(channel).StreamDocIds(request)
             next(stream)
-            time.sleep(0.5)
+            ids = [0]
+
+            def is_blocked() -> bool:
+                ids.append(int(id_allocator(channel).GenerateDocId(pb.GenerateDocIdRequest()).doc_ids[0], 16))
+                return ids[-1] == ids[-2] + 1  # the stream took none in between
+
+            wait_until(is_blocked)
             assert server.stop(timeout=10) == 0
             stream.cancel()
 

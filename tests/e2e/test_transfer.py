@@ -26,6 +26,7 @@ from idalloc_server.store.sqlite.store import SqliteStore
 from tests.e2e.test_crate import Crate
 from tests.e2e.test_fencing import LEASE, fill_lease
 from tests.support.processes import IDALLOC, Server, environment, running
+from tests.support.waiting import hold_for
 
 # The table of CrateDB's guide.
 RECIPE = (
@@ -304,6 +305,6 @@ def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: Seque
         asked_at, late = 0.0, 0
         while asked_at < effective_at:
             asked_at, late = time.time(), client.allocate_range("orders")[0]
-            time.sleep(0.02)
+            hold_for(0.02, "the sequence stays in use")
         assert late not in in_use
         assert found

@@ -9,7 +9,7 @@ POLL_SECONDS = 0.01
 TURNS = 100_000
 
 
-def wait_until(condition: Callable[[], object], what: str = "the condition", seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], what: str = "the condition", seconds: float = 40) -> None:
     """Poll a condition until it holds, and fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -17,12 +17,14 @@ def wait_until(condition: Callable[[], object], what: str = "the condition", sec
         time.sleep(POLL_SECONDS)
 
 
-async def until(condition: Callable[[], object], what: str = "the condition", seconds: float = 60) -> None:
+async def until(condition: Callable[[], object], what: str = "the condition", seconds: float = 40) -> None:
     """Poll a condition until it holds, and fail after ``seconds``; the event loop runs meanwhile."""
     deadline = time.monotonic() + seconds
+    turns = 0
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        await asyncio.sleep(POLL_SECONDS)
+        turns += 1
+        await asyncio.sleep(0 if turns < 100 else POLL_SECONDS)  # most conditions need no other process
 
 
 async def settle() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 import idalloc
 from idalloc import cli
 from idalloc._core.reply_checks import CHECKS
+from tests.support.waiting import hold_for
 from tests.support.wrong_replies import (
     SERVICES,
     WRONG_REPLIES,
@@ -284,7 +284,7 @@ def test_ids_time_out_if_each_error_leaves_one_id_less() -> None:
         if request.id_count < 256:
             return reply(ids(1, request.id_count))
         refused.append(request.id_count)
-        time.sleep(0.02)
+        hold_for(0.02, "the server's latency")
         left = {"largest_range": str(request.id_count - 1)}
         raise ErrorReply("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, metadata=left)
 
