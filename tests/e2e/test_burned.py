@@ -74,6 +74,7 @@ def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
         assert allocate(channel, 1).first_id == last_id + 6
 
 
+@pytest.mark.test_long
 def test_ids_of_a_lease_that_expired_in_a_pause_are_logged(tmp_path: Path) -> None:
     """P9: ids of a lease that expired while the process was paused are logged as expired."""
     stopped, issued = threading.Event(), list[pb.IdRange]()

@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 CONFIGURATIONS = sorted((ROOT / "examples" / "ghz").glob("*.json"))
 
 # Go may have to compile the tools first.
-pytestmark = [pytest.mark.ghz, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ghz, pytest.mark.timeout(400), pytest.mark.test_long]
 
 
 def installed_tool(name: str, package: str) -> str:

@@ -174,6 +174,7 @@ def idalloc_while_in_use(client: Client, *arguments: str) -> tuple[int, str]:
     return issued, output
 
 
+@pytest.mark.test_long
 def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
     """P5: `export --retire` ends all leases, also of a paused node, before it reads."""
     store = f"sqlite://{tmp_path}/ids.db"
@@ -274,6 +275,7 @@ def test_a_move_includes_the_start_timestamps(tmp_path: Path) -> None:
     assert min(starts) > max(old)
 
 
+@pytest.mark.test_long
 @pytest.mark.parametrize("settings", [{}, {"reset": "yearly", "format": "{year}-{value}"}], ids=["plain", "period"])
 def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: SequenceSettings) -> None:
     """P5: an import with equal counters after a restore ends the leases of live nodes."""
