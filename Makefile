@@ -27,15 +27,19 @@ help: ## list the targets
 run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
-test: lint type gen-check ## everything that has to pass (ARGS="-k name" goes to pytest)
-	$(bin)/pytest -n 2 -m 'not mysql' $(ARGS)
+test: lint type gen-check ## what protects a change, in under 5 minutes (ARGS="-k name" goes to pytest)
+	$(bin)/pytest -n 2 -m 'not mysql and not test_long' $(ARGS)
 
-lint: .venv/ready ## ruff, import-linter, words, sizes, buf
+test-long: .venv/ready ## what `test` leaves out because it is long by nature; both must pass
+	$(bin)/pytest -n 2 -m test_long $(ARGS)
+
+lint: .venv/ready ## ruff, import-linter, words, sizes, waits of tests, buf
 	$(bin)/ruff check --quiet
 	$(bin)/ruff format --check --quiet
 	$(bin)/lint-imports --no-logo --cache-dir .build/importlinter
 	$(bin)/python scripts/lint_words.py
 	$(bin)/python scripts/lint_sizes.py
+	$(bin)/python scripts/lint_waits.py
 	$(bin)/buf lint protos
 	$(bin)/buf format --diff --exit-code protos
 	$(bin)/buf breaking protos --against protos/baseline.binpb
@@ -135,4 +139,4 @@ endef
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs-reference go-prefix baseline lock image clean
+.PHONY: help run test test-long lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs-reference go-prefix baseline lock image clean

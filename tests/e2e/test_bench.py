@@ -11,6 +11,8 @@ from tests.e2e.test_ghz import ghz  # noqa: F401  # a fixture
 from tests.support.paths import ROOT
 from tests.support.processes import IDALLOC, Server, environment, running
 
+pytestmark = pytest.mark.test_long  # it runs for seconds
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

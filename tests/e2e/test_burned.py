@@ -3,7 +3,6 @@
 import signal
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -17,6 +16,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.support.processes import Server, running
 from tests.support.server_calls import connect, get_node, log_events, wait_until
+from tests.support.waiting import hold_for
 
 REQUEST_ID = "11111111-1111-4111-8111-111111111111"
 SHORT = {"lease_ttl": "4s", "outage_reserve": "1s", "store_timeout": "2500ms"}
@@ -74,6 +74,7 @@ def test_ids_of_a_cancelled_call_are_logged(tmp_path: Path) -> None:
         assert allocate(channel, 1).first_id == last_id + 6
 
 
+@pytest.mark.test_long
 def test_ids_of_a_lease_that_expired_in_a_pause_are_logged(tmp_path: Path) -> None:
     """P9: ids of a lease that expired while the process was paused are logged as expired."""
     stopped, issued = threading.Event(), list[pb.IdRange]()
@@ -88,7 +89,7 @@ def test_ids_of_a_lease_that_expired_in_a_pause_are_logged(tmp_path: Path) -> No
         try:
             wait_until(lambda: len(issued) >= 100)
             server.send(signal.SIGSTOP)
-            time.sleep(4.5)  # longer than a lease
+            hold_for(4.5, "the lease ends during the pause")
             before = len(issued)
             server.send(signal.SIGCONT)
             wait_until(lambda: len(issued) >= before + 10)

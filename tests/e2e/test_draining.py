@@ -5,9 +5,8 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from idalloc.v1 import id_allocator_pb2_grpc
 from tests.support import http2
 from tests.support.processes import running
 from tests.support.server_calls import log_events
+from tests.support.waiting import hold_for, until
 
 CALLERS, CONNECTIONS = 64, 8
 STOPPING = (
@@ -87,12 +87,6 @@ async def test_64_calls_in_flight_are_served_or_refused(tmp_path: Path, transpor
     assert [text for _, text in load.ended if "Cancelling" in text] == []
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - another process does it
-            await asyncio.sleep(0.02)
-
-
 @transports
 async def test_callers_of_a_draining_worker_are_not_cancelled(tmp_path: Path, transport: str) -> None:
     """A worker that drains alone refuses calls with UNAVAILABLE, and cancels none."""
@@ -134,7 +128,7 @@ def replies(connection: socket.socket) -> Iterator[bytes]:
             if kind in (http2.DATA, http2.GOAWAY):
                 yield bytes([kind]) + payload
             while at_end and pings:
-                time.sleep(0.5)  # a server that does not wait has closed the connection by then
+                hold_for(0.5, "a server that does not wait closes the connection")
                 connection.sendall(http2.frame(http2.PING, http2.ACK, 0, pings.pop()))
     assert at_end
 

@@ -1,15 +1,16 @@
 """Two server processes on one store: changes through one hold on the other, also after a pause."""
 
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 import idalloc
 from tests.support.processes import running
+from tests.support.waiting import hold_for
 
 LEASE = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
 
@@ -22,6 +23,11 @@ def fill_lease(client: idalloc.Client, sequence: str) -> int:
     return last
 
 
+def wait_until_effective(change: Any) -> None:
+    hold_for(change.effective_delay.ToTimedelta().total_seconds(), "leases from before the change end")
+
+
+@pytest.mark.test_long
 def test_a_resumed_node_issues_nothing_below_an_advance(tmp_path: Path) -> None:
     """P5: a node paused past its lease issues nothing at or below another node's advance."""
     with (
@@ -35,7 +41,7 @@ def test_a_resumed_node_issues_nothing_below_an_advance(tmp_path: Path) -> None:
         try:
             advanced = quick.sequences.advance("orders", past=1_000_000)
             assert issued < 1_000_000
-            time.sleep(advanced.effective_delay.ToTimedelta().total_seconds())
+            wait_until_effective(advanced)
             after = quick.allocate_range("orders", 5)
             assert after[0] > 1_000_000
         finally:
@@ -45,6 +51,7 @@ def test_a_resumed_node_issues_nothing_below_an_advance(tmp_path: Path) -> None:
         assert not set(late) & set(after)
 
 
+@pytest.mark.test_long
 def test_calls_during_a_pause_get_no_ids_below_an_advance(tmp_path: Path) -> None:
     """P4: calls that wait for a paused node get no ids from before the pause."""
     with (
@@ -59,12 +66,13 @@ def test_calls_during_a_pause_get_no_ids_below_an_advance(tmp_path: Path) -> Non
         try:
             waiting = [threads.submit(slow.allocate_range, "orders", 1) for _ in range(8)]
             advanced = quick.sequences.advance("orders", past=1_000_000)
-            time.sleep(advanced.effective_delay.ToTimedelta().total_seconds())
+            wait_until_effective(advanced)
         finally:
             first.send(signal.SIGCONT)
         assert all(answer.result()[0] > 1_000_000 for answer in waiting)
 
 
+@pytest.mark.test_long
 def test_a_client_pool_drops_ids_from_before_an_advance(tmp_path: Path) -> None:
     """P5: a client's pool returns no ids from before an advance once that is effective."""
     with (
@@ -76,12 +84,13 @@ def test_a_client_pool_drops_ids_from_before_an_advance(tmp_path: Path) -> None:
         ids = pooling.ids("orders")
         stock = [next(ids) for _ in range(2_000)]  # enough for prefetched ranges
         advanced = other.sequences.advance("orders", past=1_000_000)
-        time.sleep(advanced.effective_delay.ToTimedelta().total_seconds())
+        wait_until_effective(advanced)
         later = [next(ids) for _ in range(2_000)]
         assert max(stock) < 1_000_000 < min(later)
         assert later == sorted(set(later))
 
 
+@pytest.mark.test_long
 def test_a_recreated_sequence_continues_on_every_node(tmp_path: Path) -> None:
     """P5: a deleted sequence ends on every node, and continues beyond its last id when re-created."""
     with (
@@ -92,7 +101,7 @@ def test_a_recreated_sequence_continues_on_every_node(tmp_path: Path) -> None:
     ):
         issued = fill_lease(one, "orders")
         deleted = other.sequences.delete("orders")
-        time.sleep(deleted.effective_delay.ToTimedelta().total_seconds())
+        wait_until_effective(deleted)
         for client in (one, other):
             with pytest.raises(idalloc.SequenceNotFound) as refused:
                 client.allocate_range("orders", 1)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +13,12 @@ from grpc_health.v1 import health_pb2
 from idalloc.v1 import id_allocator_pb2, node_pb2, sequences_pb2
 from tests.support.paths import ROOT
 from tests.support.processes import Server, running
+from tests.support.waiting import wait_until
 
 CONFIGURATIONS = sorted((ROOT / "examples" / "ghz").glob("*.json"))
 
 # Go may have to compile the tools first.
-pytestmark = [pytest.mark.ghz, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ghz, pytest.mark.timeout(400), pytest.mark.test_long]
 
 
 def installed_tool(name: str, package: str) -> str:
@@ -108,8 +108,7 @@ def test_shutdown_cancels_no_call(ghz: str, tmp_path: Path, call: str, transport
         command = [ghz, "--insecure", f"--call=idalloc.v1.IdAllocatorService/{call}", f"--data={json.dumps(data)}"]
         command += [*options, server.address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as load:
-            while '"event": "calls"' not in server.log.read_text() and load.poll() is None:
-                time.sleep(0.05)
+            wait_until(lambda: '"event": "calls"' in server.log.read_text() or load.poll() is not None)
             assert server.stop() == 0
             report, errors = load.communicate(timeout=60)
     assert load.returncode == 0, errors

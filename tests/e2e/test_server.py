@@ -157,6 +157,7 @@ class TestServing:
                 stream.cancel()
 
 
+@pytest.mark.test_long
 class TestCrashing:
     def test_a_stream_ended_by_sigkill_repeats_no_id(self, tmp_path: Path) -> None:
         """P1: no id of a stream that SIGKILL ended is issued again."""
@@ -263,7 +264,13 @@ class TestStopping:
             request = pb.StreamDocIdsRequest(total_id_count=10**9, view=pb.DOC_ID_VIEW_IDS)
             stream = id_allocator(channel).StreamDocIds(request)
             next(stream)
-            time.sleep(0.5)
+            ids = [0]
+
+            def is_blocked() -> bool:
+                ids.append(int(id_allocator(channel).GenerateDocId(pb.GenerateDocIdRequest()).doc_ids[0], 16))
+                return ids[-1] == ids[-2] + 1  # the stream took none in between
+
+            wait_until(is_blocked)
             assert server.stop(timeout=10) == 0
             stream.cancel()
 

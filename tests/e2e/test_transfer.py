@@ -26,6 +26,7 @@ from idalloc_server.store.sqlite.store import SqliteStore
 from tests.e2e.test_crate import Crate
 from tests.e2e.test_fencing import LEASE, fill_lease
 from tests.support.processes import IDALLOC, Server, environment, running
+from tests.support.waiting import hold_for
 
 # The table of CrateDB's guide.
 RECIPE = (
@@ -173,6 +174,7 @@ def idalloc_while_in_use(client: Client, *arguments: str) -> tuple[int, str]:
     return issued, output
 
 
+@pytest.mark.test_long
 def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
     """P5: `export --retire` ends all leases, also of a paused node, before it reads."""
     store = f"sqlite://{tmp_path}/ids.db"
@@ -273,6 +275,7 @@ def test_a_move_includes_the_start_timestamps(tmp_path: Path) -> None:
     assert min(starts) > max(old)
 
 
+@pytest.mark.test_long
 @pytest.mark.parametrize("settings", [{}, {"reset": "yearly", "format": "{year}-{value}"}], ids=["plain", "period"])
 def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: SequenceSettings) -> None:
     """P5: an import with equal counters after a restore ends the leases of live nodes."""
@@ -304,6 +307,6 @@ def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: Seque
         asked_at, late = 0.0, 0
         while asked_at < effective_at:
             asked_at, late = time.time(), client.allocate_range("orders")[0]
-            time.sleep(0.02)
+            hold_for(0.02, "the sequence stays in use")
         assert late not in in_use
         assert found

@@ -22,7 +22,11 @@ CLIENT = Path(idalloc.__file__).parents[1]
 WORKERS = 3
 
 # uWSGI may have to be compiled first.
-pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="no uWSGI here"), pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="no uWSGI here"),
+    pytest.mark.timeout(400),
+    pytest.mark.test_long,
+]
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from tests.support.server_calls import (
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+@pytest.mark.test_long
 class TestDying:
     def test_a_killed_worker_is_replaced(self, tmp_path: Path) -> None:
         """P1: a killed worker is replaced, calls go on, and no id is repeated."""

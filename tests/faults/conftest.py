@@ -1,4 +1,4 @@
-"""Fault scenarios: `make test` runs a short form of each, `make faults` the long one and writes docs/faults.md."""
+"""Fault scenarios: `make test-long` runs a short form of each, `make faults` the long one and writes docs/faults.md."""
 
 import os
 import random
@@ -14,6 +14,7 @@ from tests.support.faults.scenario import Scenario
 # Time limits of a scenario, whose processes share few cores.
 SHORT_SECONDS = 240
 LONG_SECONDS = 900
+FOLDER = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--document", type=Path, metavar="FILE", help="write what the scenarios found as Markdown")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     full = config.getoption("--full", False) or config.getoption("--soak", None)
     if not full:  # the short form has one variant of each scenario
@@ -29,6 +31,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
     for item in items:
+        if FOLDER in item.path.parents:  # real processes that are killed, paused, filled up and restarted
+            item.add_marker(pytest.mark.test_long)
         if item.get_closest_marker("scenario"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS if full else SHORT_SECONDS), append=False)
 

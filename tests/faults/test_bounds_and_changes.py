@@ -1,7 +1,6 @@
 """The last ids before a bound, and changes of a sequence, under load on several nodes."""
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import idalloc
 from tests.support.faults.issued_ranges import IssuedRange, boot_time_ns, read_ranges
 from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.processes import Server
+from tests.support.waiting import hold_for
 
 LEASES = {"lease_ttl": "1s", "store_timeout": "400ms", "outage_reserve": "400ms"}
 # Minimum lease size: a node's ids outlast a change.
@@ -82,7 +82,7 @@ def test_last_ids_before_a_bound_are_issued_exactly_once(scenario: Scenario, end
         summaries = []
         for caller in callers:
             scenario.wait_until(lambda: clients[0].sequences.get("last").remaining == 0, "its end", within=600)
-            time.sleep(1)  # for the last replies: the ids of a reply without a caller are burned
+            hold_for(1, "the last replies arrive: the ids of a reply without a caller are burned")
             summaries.append(caller.stop())
         drain(clients)
         for client in clients:
@@ -164,7 +164,7 @@ class Changes:
     def recreate(self) -> None:
         """Deletes and re-creates: no ids in between, and higher ids afterwards."""
         since = self._wait_until_effective(self._next().delete("orders"))
-        time.sleep(0.2)
+        hold_for(0.2, "the sequence stays deleted")
         until = boot_time_ns()
         issued = self.issued()
         assert not [each for each in issued if since <= each.asked and each.answered < until]
@@ -179,7 +179,7 @@ class Changes:
         return self._nodes[self._made % len(self._nodes)].sequences
 
     def _wait_until_effective(self, reply: Any) -> int:
-        time.sleep(max(0.0, reply.effective_delay.ToTimedelta().total_seconds()))
+        hold_for(reply.effective_delay.ToTimedelta().total_seconds(), "leases from before the change end")
         return boot_time_ns()
 
     def _later(self, since: int) -> list[IssuedRange]:

@@ -4,7 +4,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -22,6 +21,7 @@ from tests.faults.test_restored import LEASES, PAUSE, last_record, wait_until_al
 from tests.support.faults.scenario import Scenario
 from tests.support.faults.store_copies import run_cli
 from tests.support.processes import Server, environment, serve_command
+from tests.support.waiting import hold_for
 
 TITLE = "what a disk does under SQLite"
 # A lease that outlasts the fault.
@@ -211,7 +211,7 @@ def test_a_damaged_file_is_restored_by_the_runbook(
     if words:
         wait_until_all_are_refused(scenario, clients)
     else:
-        time.sleep(1)  # SQLite may notice meanwhile
+        hold_for(1, "SQLite may notice meanwhile")
     # As in the runbook: stop all nodes, remove the damaged files, and advance before clients call.
     assert [node.stop() for node in nodes] == [0, 0]
     for piece in (file, *(file.with_name(file.name + beside) for beside in ("-wal", "-shm"))):

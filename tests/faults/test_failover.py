@@ -20,6 +20,7 @@ from tests.support.cratedb.cluster import HARM_COMMAND, URL, CrateCluster, Proxi
 from tests.support.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
 from tests.support.faults.workload import longest_stall, start_callers, start_steady_caller, stop_all, wait_for_reserve
 from tests.support.processes import Server
+from tests.support.waiting import hold_for
 
 HOSTS = 3
 # Measured time for which writes hang after the primary was killed, and after it was paused.
@@ -63,7 +64,7 @@ class TestSimulatedFailover:
                 for host in survivors:
                     proxied.inject("hang", host=host, twice=TWICE)
                 proxied.inject("refused", host=lost)
-                time.sleep(KILLED_SECONDS)
+                hold_for(KILLED_SECONDS, "the cluster elects another primary")
                 # For a moment reads fail while writes succeed.
                 for host in survivors:
                     proxied.inject("disconnected", host=host)
@@ -111,11 +112,11 @@ class TestSimulatedFailover:
             proxied.inject("hang", host=0, twice=TWICE)
             for host in range(1, HOSTS):
                 proxied.inject("stuck", host=host, twice=TWICE)
-            time.sleep(hang)
+            hold_for(hang, "the primary is paused")
             # Another copy was promoted; the paused host still does not answer.
             for host in range(1, HOSTS):
                 proxied.inject(host=host)
-            time.sleep(hang / 2)
+            hold_for(hang / 2, "the host is still paused")
             # The host resumes, and executes the statements that it received meanwhile.
             harmed = proxied.inject(host=0)
             scenario.count_faults()
@@ -232,7 +233,7 @@ def wait_for_shared_reserve(scenario: Scenario, nodes: list[Server], callers: li
 
         def has_reserve() -> bool:
             began, before = time.monotonic(), issued()
-            time.sleep(2)
+            hold_for(2, "the rate is measured")
             rate = (issued() - before) / (time.monotonic() - began)
             held = client.sequences.get("shared").last_value - issued() - burned()
             return held > RESERVE_SECONDS * rate

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ import idalloc
 from tests.support.faults.issued_ranges import ReservedPort
 from tests.support.faults.scenario import SHORT_LEASES, ClientProcess, Scenario
 from tests.support.processes import Server
+from tests.support.waiting import hold_for
 
 ALL_KINDS = "ranges,once,ids,stream,docids,texts"
 # Errors that an application may get while a server is down.
@@ -62,7 +62,7 @@ def test_ids_of_a_killed_node_are_not_issued_again(
     ]
     for _ in range(scenario.pick(2, 30)):
         scenario.wait_for_records(clients, 10)
-        time.sleep(rng.uniform(0, 0.3))
+        hold_for(rng.uniform(0, 0.3), "until a random moment")
         victim = rng.randrange(len(nodes))
         assert nodes[victim].stop(signal.SIGKILL) == -signal.SIGKILL
         scenario.count_faults()
@@ -86,7 +86,7 @@ def test_ids_of_a_killed_worker_are_not_issued_again(scenario: Scenario, rng: ra
     alive = worker_pids(server)
     for _ in range(scenario.pick(2, 40)):
         scenario.wait_for_records(clients, 10)
-        time.sleep(rng.uniform(0, 0.3))
+        hold_for(rng.uniform(0, 0.3), "until a random moment")
         known = len(worker_pids(server))
         victim = alive.pop(rng.randrange(workers))
         os.kill(victim, signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_a_restarted_client_gets_new_ids(scenario: Scenario, rng: random.Random)
     for turn in range(scenario.pick(2, 30)):
         client = start(turn)
         scenario.wait_for_records([client, staying], 10)
-        time.sleep(rng.uniform(0, 0.3))
+        hold_for(rng.uniform(0, 0.3), "until a random moment")
         client.kill()
         scenario.count_faults()
         killed += client.records

@@ -94,7 +94,7 @@ async def test_each_kind_of_fault_has_its_documented_effect(
             assert time.monotonic() - began >= 0.2
         if kind == "later":
             assert await last_value(store) == 0
-            await asyncio.sleep(0.5)
+            await asyncio.wait(store._late)
         assert await last_value(store) == counter
         assert (await store.grant("orders", 3, 1000)).last_value == counter + 3  # the fault applied once
     finally:

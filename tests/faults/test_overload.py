@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from tests.support.faults.resources import ResourceMonitor
 from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.faults.workload import longest_stall
 from tests.support.processes import Server, environment
+from tests.support.waiting import hold_for
 
 pytestmark = pytest.mark.parametrize("transport", ["grpcio", "native"])
 
@@ -171,7 +171,7 @@ def test_two_thousand_concurrent_callers_are_served(overload: Overload) -> None:
     overload.scenario.count_faults(processes * callers)
     overload.scenario.wait_for_records(crowd, 2 * callers)
     overload.scenario.wait_for_records([overload.bystander], 20)
-    time.sleep(overload.scenario.pick(0, 10))
+    hold_for(overload.scenario.pick(0, 10), "the crowd calls")
     summaries = [client.stop() for client in crowd]
     assert not [summary.messages for summary in summaries if summary.errors]
     assert all(summary.calls > callers for summary in summaries)
@@ -189,7 +189,7 @@ def test_slow_readers_delay_nobody_and_use_bounded_memory(overload: Overload) ->
     for _ in range(2):
         with overload.attack("slow_readers", readers) as attack:
             overload.scenario.count_faults(readers)
-            time.sleep(overload.scenario.pick(0.5, 5))
+            hold_for(overload.scenario.pick(0.5, 5), "the streams stay unread")
             assert attack.seen["opened"] == attack.end() == readers
         assert overload.watch.peak.descriptors >= overload.watch.before.descriptors + readers
         overload.assert_memory(READER_MB * readers)

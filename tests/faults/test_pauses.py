@@ -1,7 +1,6 @@
 """A node is paused by SIGSTOP past its lease while others serve: after SIGCONT it issues none of the ids it held."""
 
 import signal
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from tests.support.faults.issued_ranges import IssuedRange, boot_time_ns, read_r
 from tests.support.faults.node_control import FaultKind, NodeControl, injected_faults
 from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.processes import Server
+from tests.support.waiting import hold_for
 
 LEASE_SECONDS = 1.5
 LEASES = {"lease_ttl": f"{LEASE_SECONDS}s", "store_timeout": "500ms", "outage_reserve": "500ms"}
@@ -61,7 +61,7 @@ def highest_id(clients: Sequence[ClientProcess]) -> int:
 def advance_and_wait(client: idalloc.Client, past: int) -> int:
     """Advances orders past a value, waits until that is effective, and returns the boot time in nanoseconds."""
     advanced = client.sequences.advance("orders", past)
-    time.sleep(max(0.0, advanced.effective_delay.ToTimedelta().total_seconds()))
+    hold_for(advanced.effective_delay.ToTimedelta().total_seconds(), "leases from before the advance end")
     return boot_time_ns()
 
 
@@ -83,7 +83,7 @@ def resume(node: Server, client: idalloc.Client, past: int) -> None:
     """Resumes a node while calls wait for it, and asserts that they get no id at or below ``past``."""
     with ThreadPoolExecutor(WAITING) as pool:
         waiting = [pool.submit(client.allocate_range, "orders", 10) for _ in range(WAITING)]
-        time.sleep(0.3)  # until they are sent
+        hold_for(0.3, "the calls are sent to a process that does not run")
         assert not any(call.done() for call in waiting)
         node.send(signal.SIGCONT)
         assert [ids for call in waiting if (ids := call.result())[0] <= past] == []
@@ -116,7 +116,7 @@ def test_a_resumed_node_issues_nothing_from_before_the_pause(scenario: Scenario)
                 past = highest_id(everyone) + AHEAD
                 since = advance_and_wait(client, past)
             else:
-                time.sleep(LEASE_SECONDS)
+                hold_for(LEASE_SECONDS, "the lease ends during the pause")
             resumed = boot_time_ns()
             assert resumed - stopped >= LEASE_SECONDS * 1e9
             resume(paused, waiting, past)

@@ -1,6 +1,5 @@
 """The store is restored from an older copy under live nodes, and repaired as in the runbook (P3)."""
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,6 +11,7 @@ from idalloc._issued_log.format import ROW
 from tests.support.faults.scenario import ClientProcess, Scenario
 from tests.support.faults.store_copies import CopiedStore, copied_store, run_cli, values_before_restore
 from tests.support.processes import Server
+from tests.support.waiting import hold_for
 
 TITLE = "the store restored from an older copy"
 NAMES = {"sqlit": "SQLite", "crate": "the CrateDB emulator"}
@@ -67,7 +67,7 @@ def wait_until_all_nodes_write(scenario: Scenario, clients: list[ClientProcess])
     A node renews a lease in use after a third of its life.
     """
     for _ in range(2):  # first some node moves the counter past the copy, then the others see it
-        time.sleep(LEASE_SECONDS)
+        hold_for(LEASE_SECONDS, "each node renews its lease")
         scenario.wait_for_records(clients, more=5)
 
 
@@ -75,7 +75,7 @@ def export_at_rest(scenario: Scenario) -> Path:
     """Exports the store when it no longer changes; a refill may follow the last call."""
     while True:
         export = scenario.export()
-        time.sleep(LEASE_SECONDS)
+        hold_for(LEASE_SECONDS, "a lease ends that a refill may still follow")
         if scenario.export().read_bytes() == export.read_bytes():
             return export
 

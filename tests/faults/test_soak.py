@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.faults.resources import Resources, read_resources
 from tests.support.faults.scenario import Scenario
+from tests.support.waiting import hold_for
 
 ALL_KINDS = "ranges,ids,stream,docids,texts,once"
 # Short enough that idle sequences are dropped many times during a soak.
@@ -57,7 +58,7 @@ def test_memory_descriptors_and_threads_stay_flat(scenario: Scenario, pytestconf
     samples: list[dict[str, Resources]] = []
     times: list[float] = []
     for turn in range(SAMPLES):
-        time.sleep(max(0.0, began + (turn + 1) * seconds / SAMPLES - time.monotonic()))
+        hold_for(began + (turn + 1) * seconds / SAMPLES - time.monotonic(), "the next sample")
         times.append(time.monotonic() - began)
         samples.append({name: read_resources(pid) for name, pid in pids.items()})
     print(_table(times, samples))

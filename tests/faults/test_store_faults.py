@@ -17,6 +17,7 @@ from tests.support.faults.node_control import FaultKind, NodeControl, injected_f
 from tests.support.faults.scenario import SHORT_LEASES, Scenario
 from tests.support.faults.workload import longest_stall, start_callers, start_steady_caller, stop_all, wait_for_reserve
 from tests.support.processes import Server
+from tests.support.waiting import hold_for
 
 # Measured time for which a CrateDB with a paused node hangs.
 HANG_SECONDS = 32
@@ -47,10 +48,12 @@ class TestUnderLoad:
                     scenario.wait_until(partial(refuse, proxied, goal), "an open connection to reset")
                 else:
                     proxied.inject(kind, share=1.0 if kind == "hang" else 0.4, late=1.2, twice=0.2)
-                time.sleep(scenario.pick(1.2, HANG_SECONDS) if kind == "hang" else scenario.pick(0.1, 6))
+                hold_for(
+                    scenario.pick(1.2, HANG_SECONDS) if kind == "hang" else scenario.pick(0.1, 6), "the store fails"
+                )
                 scenario.wait_until(partial(has_injected, proxied, kind, goal), kind)
             proxied.inject(*(ANY_STATEMENT - {"refused", "hang"}), share=0.3, late=2)
-            time.sleep(scenario.pick(0.5, 60))
+            hold_for(scenario.pick(0.5, 60), "the store fails")
             counts = proxied.inject()
 
             errors = stop_all(scenario, callers, nodes)
@@ -78,12 +81,12 @@ class TestUnderLoad:
             while time.monotonic() < until or count_injected(nodes)[kind] == 0:
                 for control in controls:
                     control.inject(kind, *METHODS, times=rng.randint(1, 3), seconds=rng.uniform(0, 2))
-                time.sleep(0.1)
+                hold_for(0.1, "calls of the store fail")
                 for control in controls:
                     control.clear_faults()
         for control in controls:
             control.inject("late", seconds=scenario.pick(1.5, HANG_SECONDS))
-        time.sleep(scenario.pick(1.5, HANG_SECONDS))
+        hold_for(scenario.pick(1.5, HANG_SECONDS), "the store hangs")
         for control in controls:
             control.clear_faults()
 
@@ -131,9 +134,9 @@ def test_a_hanging_store_causes_no_errors_for_a_sequence_in_use(scenario: Scenar
         wait_for_reserve(scenario, node, caller, 1.25 * hang)
         begun = caller.records
         hang_store()
-        time.sleep(hang / 2)
+        hold_for(hang / 2, "the store hangs")
         before = caller.records
-        time.sleep(hang / 2)
+        hold_for(hang / 2, "the store hangs")
         after = caller.records
         hung = resume_store()
         scenario.wait_for_records([caller], 50)
@@ -181,7 +184,7 @@ def test_a_hanging_store_causes_no_errors_on_shared_sequences(scenario: Scenario
     begun = [caller.records for caller in callers]
     for control in controls:
         control.inject("late", seconds=hang)
-    time.sleep(hang)
+    hold_for(hang, "the store hangs")
     scenario.count_faults()
     stalls = [longest_stall(caller, since) for caller, since in zip(callers, begun, strict=True)]
     for control in controls:
@@ -206,7 +209,7 @@ def refuse(proxied: ProxiedCrate, goal: int) -> bool:
     """Refuses connections, and returns whether open ones were reset; a node that is refused opens none."""
     if proxied.injected["refused"] < goal:
         proxied.inject()
-        time.sleep(0.5)
+        hold_for(0.5, "the node opens a connection")
         proxied.inject("refused")
     return has_injected(proxied, "refused", goal)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -41,6 +40,7 @@ from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.support.fake_store import MemoryStore
 from tests.support.identities import ACCESS
+from tests.support.waiting import until as until
 
 MAX_IDS_PER_CALL = 100_000
 
@@ -81,15 +81,6 @@ async def secured(transport: str) -> AsyncIterator[Served]:
     """A server that requires authentication."""
     async with serving(transport, ACCESS) as server:
         yield server
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds, for 20 seconds at most."""
-    async with asyncio.timeout(20):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

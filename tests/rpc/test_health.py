@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from idalloc_server.rpc import health
 from tests.rpc.conftest import Served
 from tests.support import http2
+from tests.support.waiting import settle
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICES = {"", "idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "idalloc.v1.SequenceService"}
@@ -101,7 +102,7 @@ async def test_number_of_watches_is_bounded(
                 await anext(aiter(stub.Watch(check_request(), timeout=20)))
                 break
             except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.02)
+                await settle()
 
 
 async def test_large_watch_request_is_rejected(stub: Any) -> None:

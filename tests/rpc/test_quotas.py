@@ -21,6 +21,7 @@ from idalloc_server.domain.sequences.patterns import Patterns
 from tests.rpc.conftest import MAX_IDS_PER_CALL, Served, serving, until
 from tests.support.fake_store import FakeClock
 from tests.support.rpc_errors import Details, details_of
+from tests.support.waiting import hold_for_async
 
 SECRET = "planted-secret"
 
@@ -202,7 +203,7 @@ async def test_stream_waits_for_its_quota(metered: Served, clock: FakeClock) -> 
     replies = aiter(metered.ids.StreamRanges(request, **call_options("billing")))
     received = [await anext(replies)]
     waiting = asyncio.ensure_future(anext(replies))
-    await asyncio.sleep(0.5)
+    await hold_for_async(0.2, "a stream that does not wait sends its next message")
     assert not waiting.done()
     assert (await error_of_allocate(metered, "billing")).info.reason == "QUOTA_EXCEEDED"
     while True:

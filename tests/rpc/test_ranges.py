@@ -17,6 +17,7 @@ from tests.rpc.conftest import MAX_IDS_PER_CALL, Served
 from tests.support.fake_store import Fault
 from tests.support.memory_rows import Row
 from tests.support.rpc_errors import details_of
+from tests.support.waiting import until
 
 
 def create(served: Served, name: str, sequence: Sequence) -> None:
@@ -162,10 +163,7 @@ async def test_cancelled_stream_burns_at_most_one_chunk(served: Served) -> None:
             stream.cancel()
             break
     method = served.metrics.method("/idalloc.v1.IdAllocatorService/StreamRanges")
-    for _ in range(500):
-        if method.handled.total():
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: method.handled.total())
     assert method.handled == {"CANCELLED": 1}
     assert served.allocator.burned.by_cause[BurnCause.CANCELLED] in (0, 1_000)
     burned = list(served.allocator.burned.pop_new())
@@ -290,7 +288,7 @@ async def test_call_past_its_deadline_takes_no_ids(served: Served) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders", id_count=50), timeout=0.1)
     assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.sleep(0.1)
+    await until(lambda: served.metrics.in_flight == 0)
     gate.set()
     reply = await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
     assert reply.range.first_id == 2

@@ -1,6 +1,5 @@
 """AllocateRange with a request_id on the wire."""
 
-import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -152,10 +151,7 @@ async def test_concurrent_calls_share_few_statements(served: Served) -> None:
         stubs: list[Any] = [id_allocator_pb2_grpc.IdAllocatorServiceStub(channel) for channel in channels]
         wishes = [request(request_id=f"{i:08x}-0000-4000-8000-000000000000") for i in range(300)]
         calls = [stubs[i % 3].AllocateRange(wish) for i, wish in enumerate(wishes)]
-        for _ in range(1_000):
-            if served.metrics.in_flight == 300:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: served.metrics.in_flight == 300)
         gate.set()
         replies = [await call for call in calls]
     assert sorted(reply.range.first_id for reply in replies) == list(range(1, 1_501, 5))

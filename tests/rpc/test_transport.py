@@ -20,6 +20,7 @@ from idalloc_server.grpc_types import Context
 from idalloc_server.listen import transport as transports
 from tests.rpc.conftest import Served
 from tests.support.rpc_errors import details_of
+from tests.support.waiting import hold_for_async
 
 # More than the threads of an event loop's executor, which has 32 at most.
 READERS = min(32, (os.cpu_count() or 1) + 4) + 4
@@ -37,7 +38,7 @@ async def until_stalled(served: Served, streams: int) -> None:
         if method.started == streams and now == before + 1:
             return
         before = now
-        await asyncio.sleep(0.2)
+        await hold_for_async(0.2, "a stream that is not blocked takes ids")
 
 
 class TestSlowReaders:

@@ -30,6 +30,7 @@ from idalloc_server.domain.store.retention import RecordPosition, Retention
 from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
 from idalloc_server.store.bounds import advance_counter, ids_left, timestamp_grant
 from tests.support.memory_rows import PrefixRow, RecordedRow, Row
+from tests.support.waiting import hold_for_async
 
 T = TypeVar("T")
 Rows = list[StoredRow]
@@ -239,7 +240,7 @@ class MemoryStore:
             raise StoreUnreachable("the store is down")
         faults = self._faults[method]
         fault = faults.popleft() if faults else Fault()
-        await asyncio.sleep(fault.delay)  # also 0: a real store always yields to other tasks
+        await hold_for_async(fault.delay, "the store's latency; also 0: a real store always yields to other tasks")
         if fault.before:
             await fault.before.wait()
         answers = [apply() for _ in range(fault.applied)]

@@ -11,6 +11,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.waiting import wait_until
+
 # The installed command.
 IDALLOC = str(Path(sys.executable).with_name("idalloc"))
 
@@ -45,10 +47,7 @@ class Server:
         """Try to pause once; resume the server and return False if it holds the lock."""
         self.send(signal.SIGSTOP)
         # One of its threads may still run for a moment and take the lock.
-        deadline = time.monotonic() + 60
-        while not self._is_stopped():
-            assert time.monotonic() < deadline, "the server did not stop"
-            time.sleep(0.01)
+        wait_until(self._is_stopped, "the server did not stop")
         with closing(sqlite3.connect(database, isolation_level=None, timeout=2)) as file:
             try:
                 file.execute("BEGIN IMMEDIATE")

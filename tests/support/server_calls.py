@@ -2,8 +2,7 @@
 
 import json
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import grpc
 
 from idalloc.v1 import id_allocator_pb2_grpc, node_pb2, node_pb2_grpc
 from tests.support.processes import Server, environment, serve_command
+from tests.support.waiting import wait_until as wait_until
 
 
 def connect(server: Server) -> grpc.Channel:
@@ -80,11 +80,3 @@ def is_running(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
-
-
-def wait_until(condition: Callable[[], object], what: str = "the condition", seconds: float = 30) -> None:
-    """Polls a condition until it holds, and fails after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)

@@ -12,6 +12,7 @@ from crate import client as crate_client
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.urls import open_store
 from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.waiting import hold_for_async
 
 GUIDE_TABLE = "(name TEXT PRIMARY KEY, last_value BIGINT)"
 COLUMNS = ("last_value", "step", "min_value", "max_value", "generation", "lease_ms")
@@ -156,7 +157,7 @@ class CrateBackend:
 
     async def advance(self, seconds: float) -> None:
         if self._advance is None:
-            await asyncio.sleep(seconds)
+            await hold_for_async(seconds, "the clock of a real CrateDB")
         else:
             self._advance(seconds)
 
@@ -179,7 +180,7 @@ class CrateBackend:
             )
             if rows:
                 return int(rows[0][0])
-            await asyncio.sleep(0.001)
+            await hold_for_async(0.001, "before the client's retry")
 
     async def close(self) -> None:
         for table in ("sequences", "start_timestamps", "allocations"):

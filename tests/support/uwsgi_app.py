@@ -6,7 +6,6 @@ A request waits until every worker has one, so that concurrent requests reach al
 import json
 import os
 import threading
-import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import idalloc
 from idalloc.ext.sqlalchemy import idalloc_default
+from tests.support.waiting import hold_for, wait_until
 
 FOLDER = Path(os.environ["RECEIVED_FOLDER"])
 WORKERS = int(os.environ["WORKERS"])
@@ -39,15 +39,13 @@ def write(name: str) -> None:
 
 write("master")
 # A fork that Python does not notice may hang while other threads run.
-while threading.active_count() > 1:
-    time.sleep(0.01)
-time.sleep(0.1)
+wait_until(lambda: threading.active_count() == 1)
+hold_for(0.1, "gRPC's own threads, which Python does not count, end")
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
     """Handles a request."""
     write(f"worker-{os.getpid()}")
-    while len(list(FOLDER.glob("worker-*.json"))) < WORKERS:
-        time.sleep(0.01)
+    wait_until(lambda: len(list(FOLDER.glob("worker-*.json"))) == WORKERS)
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [b"done\n"]

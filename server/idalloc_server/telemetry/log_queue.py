@@ -85,12 +85,12 @@ class LogQueue:
             if self._thread is None:
                 self._start()
 
-    def flush(self, timeout: float = FLUSH_SECONDS) -> None:
-        """Wait until the queued lines are written, for ``timeout`` seconds at most."""
+    def flush(self) -> None:
+        """Wait until the queued lines are written, for ``FLUSH_SECONDS`` at most."""
         if self._thread is not None:
             written = threading.Event()
             self._entries.put(written)
-            written.wait(timeout)
+            written.wait(FLUSH_SECONDS)
 
     def _start(self) -> None:
         # A daemon: the interpreter does not wait for it at exit.

@@ -14,6 +14,7 @@ from idalloc_server.store.cratedb.store import CrateStore
 from tests.store.cratedb.conftest import ADD, READ, MakeHttp
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.cratedb.fake_node import PROBE, FakeNode, State
+from tests.support.waiting import hold_for_async
 
 # A silent host is noticed at once. A busy machine has enough time to answer.
 QUICK = HostTimeouts(connect=5.0, silence=0.02, probe=0.1, read=0.1)
@@ -123,7 +124,7 @@ class TestPausedHosts:
         write = asyncio.create_task(http.write(ADD, 1, "s"))
         await nodes[0].wait_for(1, "write")
         nodes[0].state = "is silent"
-        await asyncio.sleep(0.3)  # many times ``silence`` and ``probe``
+        await hold_for_async(0.3, "many times ``silence`` and ``probe``")
         nodes[0].writes_wait.set()
         assert await soon(write) == [[1]]
 
@@ -176,7 +177,7 @@ class TestReturningHosts:
         back.reads_wait.clear()
         write = asyncio.create_task(http.write(ADD, 1, "s"))
         await back.wait_for(1, "probe")
-        await asyncio.sleep(0.3)  # longer than ``probe``
+        await hold_for_async(0.3, "longer than ``probe``")
         assert back.writes == 0
         back.reads_wait.set()
         assert await soon(write) == [[1]]

@@ -9,6 +9,7 @@ import pytest
 from idalloc_server.domain.errors import StoreAnsweredError, StoreOutcomeUnknown, StoreRefused, StoreUnreachable
 from tests.store.cratedb.conftest import ADD, READ, MakeHttp, last_value
 from tests.support.cratedb.emulator import CrateEmulator, Fault
+from tests.support.waiting import hold_for_async, settle
 
 
 def closed_port() -> str:
@@ -52,7 +53,7 @@ class TestWrites:
         crate.inject(Fault(**vars(fault)))
         with pytest.raises(StoreOutcomeUnknown):
             await http.write(ADD, 5, "s")
-        await asyncio.sleep(0.02)
+        await settle()
         assert len(crate.writes()) - sent == 1
         assert last_value(crate) - before == moved
         assert await http.write(ADD, 1, "s") == [[before + moved + 1]]
@@ -109,7 +110,7 @@ class TestWrites:
             http = make_http("{}:{}".format(*server.sockets[0].getsockname()))
             for number in (1, 2, 3):
                 assert await http.write(ADD, 1, "s") == [[number]]
-                await asyncio.sleep(0.02)
+                await hold_for_async(0.02, "the connection ends")
             assert len(posts) == 3
 
     async def test_concurrent_writes_are_each_applied_once(self, crate: CrateEmulator, make_http: MakeHttp) -> None:

@@ -19,6 +19,7 @@ from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import SystemClock
 from tests.store.conftest import CRATEDB
 from tests.support.store_backends import GUIDE_TABLE, CrateBackend, Opener
+from tests.support.waiting import hold_for, hold_for_async
 
 FIRST = 41
 THREADS = 4
@@ -65,7 +66,7 @@ class RecipeClient:
             )
             if (won := cursor.fetchone()) is not None:
                 return int(won[0])
-            time.sleep(0.001 * min(tries, 10))
+            hold_for(0.001 * min(tries, 10), "before the client's retry")
         raise AssertionError
 
 
@@ -76,8 +77,7 @@ async def ranges(allocator: Allocator, at_least: int, others: "list[asyncio.Task
         if number >= at_least:
             break
         taken.append(await allocator.allocate("orders", 1 + number * 7 % 50))
-        # The recipe clients run in the meantime.
-        await asyncio.sleep(0.005)
+        await hold_for_async(0.005, "the recipe clients run in the meantime")
         assert not any(other.done() for other in others)
     return taken
 

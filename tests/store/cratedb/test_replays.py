@@ -13,6 +13,7 @@ from idalloc_server.store.urls import open_store
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock
 from tests.support.store_rows import requested_row
+from tests.support.waiting import until
 
 
 def allocation(request_id: str, first_id: int = 1) -> RecordedAllocation:
@@ -150,8 +151,7 @@ class TestReplays:
         # Between this node's SELECT and its DELETE another node deletes the record, and the id is recorded again.
         emulator.inject(Fault("delay", seconds=0.2, match="DELETE"))
         removing = asyncio.create_task(store.forget_recorded(seen, 10))
-        while not emulator.writes()[-1].startswith("DELETE"):  # noqa: ASYNC110 - the emulator has no event
-            await asyncio.sleep(0.001)
+        await until(lambda: emulator.writes()[-1].startswith("DELETE"))
         other = open_store(store.address, clock)
         assert await other.forget_recorded(seen, 10) == 1
         await other.record([allocation("r", 11)])

@@ -16,6 +16,7 @@ from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import last_granted
 from tests.support.fake_store import FakeClock
 from tests.support.store_rows import new_row
+from tests.support.waiting import until
 
 SUFFIXES = ["", "-wal", "-shm"]
 
@@ -160,8 +161,7 @@ class TestStart:
         closing = os.open(path, os.O_RDWR | os.O_CREAT)
         assert lock_offset(closing, 1)
         opening = asyncio.create_task(opened(path, clock))
-        while not beside(path, "-shm").exists() and not opening.done():  # noqa: ASYNC110 - SQLite makes it
-            await asyncio.sleep(0.001)
+        await until(lambda: beside(path, "-shm").exists() or opening.done())
         os.close(closing)
         store = await opening
         assert await last_granted(store) == 1

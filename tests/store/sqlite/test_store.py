@@ -15,6 +15,7 @@ from idalloc_server.store.sqlite.store import SqliteStore
 from tests.store.sqlite.conftest import last_granted, pragma
 from tests.support.fake_store import FakeClock
 from tests.support.store_rows import new_row
+from tests.support.waiting import hold_for_async, settle, until
 
 
 class TestFailures:
@@ -127,7 +128,7 @@ class TestThread:
         waiting = asyncio.create_task(store.grant("s", 5, 1000))
         longest, last = 0.0, time.monotonic()
         while not waiting.done():
-            await asyncio.sleep(0.005)
+            await hold_for_async(0.005, "a turn of the loop, which the transaction must not block")
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
         with pytest.raises(StoreAnsweredError):
             await waiting
@@ -140,7 +141,7 @@ class TestThread:
         blocking = asyncio.create_task(store._run(gate.wait))
         await asyncio.sleep(0)
         granting = asyncio.create_task(store.grant("s", 5, 1000))
-        await asyncio.sleep(0.01)
+        await settle()
         granting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await granting
@@ -153,7 +154,8 @@ class TestThread:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         granting = asyncio.create_task(store.grant("s", 5, 1000))
-        await asyncio.sleep(0.05)
+        await settle()
+        await until(store._thread._work_queue.empty, "the thread runs it")
         granting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await granting

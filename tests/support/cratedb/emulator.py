@@ -26,6 +26,7 @@ from aiohttp import web
 
 from tests.support.cratedb.refusals import SqlError, UnknownStatement
 from tests.support.cratedb.statements import Statements
+from tests.support.waiting import hold_for_async
 
 # SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
 _RST = struct.pack("ii", 1, 0)
@@ -168,7 +169,7 @@ class CrateEmulator:
         self, fault: Fault, request: web.Request, statement: str, args: list[Any], body: dict[str, Any]
     ) -> web.StreamResponse:
         if fault.kind == "delay":
-            await asyncio.sleep(fault.seconds)
+            await hold_for_async(fault.seconds, "the fault's delay")
             return self._execute(statement, args, body)
         if fault.kind == "duplicate":
             self._execute(statement, args, body)

@@ -20,6 +20,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from tests.support.waiting import hold_for_async
+
 # SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
 _RST = struct.pack("ii", 1, 0)
 _NO_MASTER = "ClusterBlockException[blocked by: [MASTER_NOT_DISCOVERED/2/no master];]"
@@ -106,7 +108,7 @@ class _Host:
         match kind:
             case "late":
                 answer = await self._forward(request, body)
-                await asyncio.sleep(self._proxy.rng.uniform(0, faults.late))
+                await hold_for_async(self._proxy.rng.uniform(0, faults.late), "the fault's delay")
                 return answer
             case "hang" | "stuck":
                 await released.wait()

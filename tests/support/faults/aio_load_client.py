@@ -16,6 +16,7 @@ from typing import Any
 import idalloc
 import idalloc.aio
 from tests.support.faults.load_client import DEFAULT_OPTIONS, RETRY_PAUSE
+from tests.support.waiting import hold_for_async
 
 
 def callers(client: idalloc.aio.Client, options: dict[str, Any]) -> list[Callable[[], Awaitable[int]]]:
@@ -68,11 +69,11 @@ async def main(options: dict[str, Any]) -> None:
             except idalloc.IdallocError as error:
                 errors[error.reason] += 1
                 messages.setdefault(error.reason, str(error))
-                await asyncio.sleep(RETRY_PAUSE)
+                await hold_for_async(RETRY_PAUSE, "the pause before a retry")
             else:
                 done["calls"] += 1
                 done["ids"] += got
-                await asyncio.sleep(options["pause"])
+                await hold_for_async(options["pause"], "the pause between calls")
 
     async with idalloc.aio.Client(options["target"], timeout=options["timeout"], log=options["log"]) as client:
         await asyncio.gather(*(call_in_turn(client) for _ in range(options["threads"])))

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,9 +40,8 @@ from idalloc_server.workers import supervisor, worker
 from idalloc_server.workers.pipe import Pipe
 from idalloc_server.workers.worker_process import WorkerProcess
 from tests.support.faults.node_control import ControlState, ForkResult, StoreFault, read_state
+from tests.support.waiting import hold_for_async, until
 
-# How often a node looks for a fork command.
-POLL_SECONDS = 0.02
 # A child that hangs is killed after this time.
 CHILD_SECONDS = 40
 # How often a child tries to issue ids of each kind.
@@ -138,11 +138,11 @@ class FaultyStore:
                 self._late.add(asyncio.create_task(self._apply_later(fault.seconds, apply)))
                 raise StoreOutcomeUnknown("injected: the statement is still running")
             case "late":
-                await asyncio.sleep(fault.seconds)
+                await hold_for_async(fault.seconds, "the fault's delay")
                 return await apply()
             case "slow":
                 answer = await apply()
-                await asyncio.sleep(fault.seconds)
+                await hold_for_async(fault.seconds, "the fault's delay")
                 return answer
             case "twice":
                 await apply()
@@ -156,7 +156,7 @@ class FaultyStore:
         return await asyncio.get_running_loop().create_future()  # never done
 
     async def _apply_later(self, seconds: float, apply: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        await asyncio.sleep(seconds)
+        await hold_for_async(seconds, "the fault's delay")
         with suppress(Refusal):
             await apply()
             _log.warning("applied_later")
@@ -248,10 +248,8 @@ async def fork_on_command(control: ControlFile, servicers: list[IdAllocatorServi
     """Forks this process whenever the control file requests it, while the event loop serves calls."""
     done = 0
     while True:
-        await asyncio.sleep(POLL_SECONDS)
+        await until(lambda: servicers and control.state.fork_count != done, "a command", seconds=inf)  # noqa: B023
         state = control.state
-        if done == state.fork_count or not servicers:
-            continue
         done = state.fork_count
         loop = asyncio.get_running_loop()
         if (pid := os.fork()) == 0:

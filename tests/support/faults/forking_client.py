@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import idalloc
+from tests.support.waiting import hold_for
 
 # A child that hangs ends by an alarm after this time, in seconds.
 CHILD_SECONDS = 120
@@ -148,8 +149,9 @@ def end_all(pids: list[int], patience: float) -> None:
     """Waits for children, and kills those that run longer than ``patience`` seconds."""
     deadline = time.monotonic() + patience
     for pid in pids:
+        gone = 0
         while not (gone := os.waitpid(pid, os.WNOHANG)[0]) and time.monotonic() < deadline:
-            time.sleep(0.02)
+            hold_for(0.02, "before the next look at the child")
         if not gone:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

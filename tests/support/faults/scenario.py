@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from idalloc._issued_log.format import ROW
 from tests.support.processes import IDALLOC, Server, environment, serve_command
+from tests.support.waiting import wait_until
 
 # Leases short enough to expire during a test.
 SHORT_LEASES = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
@@ -218,10 +218,7 @@ class Scenario:
 
     def wait_until(self, condition: Callable[[], bool], what: str, within: float = 60) -> None:
         """Polls a condition until it holds, and fails after ``within`` seconds."""
-        deadline = time.monotonic() + within
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {within:g} s"
-            time.sleep(0.02)
+        wait_until(condition, what, within)
 
     def wait_for_records(self, clients: list[ClientProcess], more: int = 50, within: float = 60) -> None:
         """Waits until each client has received ``more`` further ranges."""

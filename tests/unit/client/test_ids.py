@@ -1,7 +1,6 @@
 """`ids()` of the client for threads, with a fake server."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -10,6 +9,7 @@ import pytest
 
 import idalloc
 from tests.support.fake_server import FakeServer, serving
+from tests.support.waiting import hold_for, wait_until
 
 
 @pytest.fixture
@@ -22,13 +22,6 @@ def server() -> Iterator[FakeServer]:
 def client(server: FakeServer) -> Iterator[idalloc.Client]:
     with idalloc.Client(server.target) as client:
         yield client
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_ids_prefetches_growing_ranges(client: idalloc.Client, server: FakeServer) -> None:
@@ -75,7 +68,7 @@ def test_expired_ids_are_discarded(server: FakeServer, client: idalloc.Client) -
     ids = client.ids("orders")
     loop = iter(ids)
     taken = [*islice(loop, 100), next(ids)]
-    time.sleep(0.35)
+    hold_for(0.35, "the ttl of the ids ends")
     asked = sum(request.id_count for request in server.requests["AllocateRange"])
     assert asked > len(taken)
     assert next(loop) == asked + 1
@@ -132,7 +125,7 @@ def test_closing_wakes_a_thread_that_waits_for_ids(server: FakeServer) -> None:
     server.hold.clear()
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(next, ids)
-        time.sleep(0.3)
+        hold_for(0.3, "the thread waits")
         client.close()
         with pytest.raises((RuntimeError, idalloc.IdallocError)):
             waiting.result(5)

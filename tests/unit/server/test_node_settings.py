@@ -23,6 +23,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.rpc.node import NodeServicer
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
+from tests.support.waiting import settle
 
 LISTEN = "127.0.0.1:50051"
 
@@ -121,9 +122,9 @@ class TestChange:
         doc_ids = await started(store, clock)
         gate = store.hold("claim_start")
         first = asyncio.create_task(doc_ids.change(prefix=1, offset=1))
-        await asyncio.sleep(0.01)
+        await settle()
         second = asyncio.create_task(doc_ids.change(prefix=2, offset=2))
-        await asyncio.sleep(0.01)
+        await settle()
         first.cancel()  # Its change continues.
         assert doc_ids.generate_from_memory(1)[0].prefix == 0  # type: ignore[index]
         gate.set()
@@ -137,7 +138,7 @@ class TestChange:
         doc_ids._serial = MAX_SERIAL
         gate = store.hold("claim_start")
         waiting = asyncio.create_task(doc_ids.generate(1))
-        await asyncio.sleep(0.01)
+        await settle()
         await doc_ids.change(prefix=7)
         gate.set()
         assert (await waiting)[0].prefix == 7
@@ -147,7 +148,7 @@ class TestChange:
         doc_ids = await started(store, clock)
         store.hold("claim_start")
         change = asyncio.create_task(doc_ids.change(prefix=7))
-        await asyncio.sleep(0.01)
+        await settle()
         await doc_ids.cancel_claims()
         with pytest.raises(ServerDraining):
             await change

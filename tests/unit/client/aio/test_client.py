@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import time
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
@@ -10,6 +9,7 @@ import pytest
 
 import idalloc
 from tests.support.fake_server import FakeServer, serving
+from tests.support.waiting import hold_for_async, settle, until
 
 
 @pytest.fixture
@@ -86,11 +86,10 @@ async def test_closing_a_stream_cancels_it_on_the_server(server: FakeServer, cli
     stream = client.stream_ranges("orders", 10**9, 1)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
-    deadline = time.monotonic() + 10
     taken = -1
-    while taken != (taken := (await client.allocate_range("orders")).start) - 1:
-        assert time.monotonic() < deadline, "the server continues the stream"
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while taken != (taken := (await client.allocate_range("orders")).start) - 1:
+            await hold_for_async(0.02, "the server may continue the stream")
 
 
 async def test_calls_end_at_their_timeout(server: FakeServer) -> None:
@@ -127,7 +126,7 @@ async def test_expired_ids_are_discarded(server: FakeServer, client: idalloc.aio
     server.ttl = 0.3
     ids = client.ids("orders")
     assert await take(ids, 100) == list(range(1, 101))
-    await asyncio.sleep(0.35)
+    await hold_for_async(0.35, "the ttl of the ids ends")
     asked = sum(request.id_count for request in server.requests["AllocateRange"])
     assert asked > 100
     assert await anext(ids) == asked + 1
@@ -149,7 +148,7 @@ async def test_a_task_cancelled_while_waiting_takes_no_id(server: FakeServer, cl
     ids = client.ids("orders")
     server.hold.clear()
     waiting = [asyncio.create_task(anext(ids)) for _ in range(3)]
-    await asyncio.sleep(0.2)
+    await settle()
     waiting[0].cancel()
     await asyncio.wait(waiting[:1])
     server.hold.set()
@@ -166,8 +165,7 @@ async def test_a_failed_prefetch_raises_nothing(
     with pytest.raises(idalloc.InternalError):
         await anext(ids)
     assert await anext(ids) == 1
-    while len(server.requests["AllocateRange"]) < 3:  # noqa: ASYNC110  # until the prefetch is sent
-        await asyncio.sleep(0.01)
+    await until(lambda: len(server.requests["AllocateRange"]) == 3, "the prefetch is sent")
     server.fail_next("AllocateRange", "INTERNAL", grpc.StatusCode.INTERNAL)
     assert await take(ids, 50) == list(range(2, 52))
     await client.close()
@@ -195,7 +193,7 @@ async def test_closing_cancels_a_prefetch(server: FakeServer) -> None:
     assert await anext(ids) == 1
     server.hold.clear()
     waiting = asyncio.create_task(take(ids, 100))
-    await asyncio.sleep(0.2)
+    await settle()
     assert [task for task in asyncio.all_tasks() if "_fetch" in repr(task)]
     await asyncio.wait_for(client.close(), 5)
     with pytest.raises(RuntimeError, match="closed"):

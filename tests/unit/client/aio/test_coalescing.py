@@ -13,6 +13,7 @@ import pytest
 import idalloc
 from idalloc.aio._coalescing import _split
 from tests.support.fake_server import FakeServer, serving
+from tests.support.waiting import hold_for_async, until
 
 
 class Gate(threading.Event):
@@ -70,9 +71,7 @@ def start(*calls: Coroutine[Any, Any, range]) -> list[asyncio.Task[range]]:
 
 async def wait_for_held(gate: Gate, calls: int) -> None:
     """Wait until the gate holds so many calls."""
-    async with asyncio.timeout(10):
-        while gate.held != calls:  # noqa: ASYNC110  # threads of the server hold them
-            await asyncio.sleep(0.01)
+    await until(lambda: gate.held == calls, "the server's threads hold the calls")
 
 
 @asynccontextmanager
@@ -301,7 +300,7 @@ async def test_each_caller_has_its_own_timeout(server: FakeServer, gate: Gate) -
         gate.clear()
         [first] = start(client.allocate_range("orders"))
         await wait_for_held(gate, 1)
-        await asyncio.sleep(1)
+        await hold_for_async(1, "half of the timeout")
         clock = asyncio.get_running_loop().time
         began = clock()
         waiting = start(*(client.allocate_range("orders") for _ in range(2)))

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from tests.support.command_line import COMMAND, plain_environment
 from tests.support.fake_server import FakeServer
+from tests.support.waiting import wait_until
 
 
 def test_progress_bar_is_shown_on_terminal(server: FakeServer) -> None:
@@ -64,10 +64,7 @@ def test_ctrl_c_exits_with_130_without_traceback(server: FakeServer) -> None:
         if args[0] == "allocate":
             server.hold.clear()
         process = subprocess.Popen([*COMMAND, *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 30
-        while not server.authorizations[method]:
-            assert time.monotonic() < deadline, f"{method} was not called"
-            time.sleep(0.02)
+        wait_until(lambda: server.authorizations[method], f"a call of {method}")  # noqa: B023
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=10)
         assert (process.returncode, err) == (130, b"")

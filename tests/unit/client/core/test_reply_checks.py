@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 import idalloc
 from idalloc import cli
 from idalloc._core.reply_checks import CHECKS
+from tests.support.waiting import hold_for
 from tests.support.wrong_replies import (
     SERVICES,
     WRONG_REPLIES,
@@ -84,17 +84,17 @@ def callers_of(wrong: WrongReply, table: dict[str, list[T]]) -> list[T]:
     return table.get(f"{wrong.rpc} {wrong.caller}".strip(), [])
 
 
-def by_threads(target: str, way: Way, given: list[Any], log: Path | None = None) -> None:
-    with idalloc.Client(target, timeout=10, log=log) as client:
+def by_threads(target: str, way: Way, given: list[Any], log: Path | None = None, timeout: float = 10) -> None:
+    with idalloc.Client(target, timeout=timeout, log=log) as client:
         answer = way(client)
         one_by_one = answer if isinstance(answer, Iterator) else [answer]
         for each in islice(one_by_one, 1000):
             take(each, given)
 
 
-def by_asyncio(target: str, way: Way, given: list[Any], log: Path | None = None) -> None:
+def by_asyncio(target: str, way: Way, given: list[Any], log: Path | None = None, timeout: float = 10) -> None:
     async def run() -> None:
-        async with idalloc.aio.Client(target, timeout=10, log=log) as client:
+        async with idalloc.aio.Client(target, timeout=timeout, log=log) as client:
             answer = way(client)
             if not isinstance(answer, AsyncIterator):
                 take(await answer, given)
@@ -284,7 +284,7 @@ def test_ids_time_out_if_each_error_leaves_one_id_less() -> None:
         if request.id_count < 256:
             return reply(ids(1, request.id_count))
         refused.append(request.id_count)
-        time.sleep(0.02)
+        hold_for(0.02, "the server's latency")
         left = {"largest_range": str(request.id_count - 1)}
         raise ErrorReply("SEQUENCE_EXHAUSTED", grpc.StatusCode.OUT_OF_RANGE, metadata=left)
 
@@ -330,12 +330,12 @@ def test_a_stream_ignores_a_pushback_of_11_days(by: Callable[[str, Way, list[Any
 
 
 @pytest.mark.parametrize("by", [by_threads, by_asyncio])
-def test_a_call_with_a_pushback_of_11_days_ends_in_time(by: Callable[[str, Way, list[Any]], None]) -> None:
+def test_a_call_with_a_pushback_of_11_days_ends_in_time(by: Callable[..., None]) -> None:
     """A call whose retry the server delays by 11 days ends at its timeout."""
 
     def answer(_: Any) -> Any:
         raise Pushback
 
     with serving_wrong(WrongReply("a pushback of 11 days", "GetNode", answer, "")) as target:
-        error = bounded(lambda: by(target, lambda client: client.node(), []))
+        error = bounded(lambda: by(target, lambda client: client.node(), [], timeout=1))
     assert isinstance(error, idalloc.DeadlineExceeded)

@@ -17,6 +17,7 @@ from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, AccessPolicy
 from idalloc_server.auth.access_file import AccessFile, parse
 from idalloc_server.domain.errors import FileUnreadable, StartRefused
 from tests.rpc.conftest import until
+from tests.support.waiting import hold_for_async
 
 A, B = "a" * 64, "b" * 64
 SECRET = "idalloc_a-token-that-nobody-may-see"
@@ -306,7 +307,7 @@ class TestChanges:
             await asyncio.to_thread(replace_file, path, GOOD)
             await asyncio.wait_for(used.get(), 20)
             count = len(logs)
-            await asyncio.sleep(0.2)
+            await hold_for_async(0.2, "20 polls of the valid file")
             following.cancel()
         assert {line["error"] for line in logs[: count - 1]} == {logs[0]["error"]}
         assert [line["event"] for line in logs[count - 1 :]] == ["access_reloaded"]

@@ -18,6 +18,7 @@ from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_request
 from tests.support.sequence_allocators import make
+from tests.support.waiting import settle
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 DAILY = Sequence(reset=Reset.DAILY, min_lease_size=20, format="{year}{month}{day}-{value}")
@@ -60,7 +61,7 @@ async def test_a_concurrent_advance_gets_a_newer_generation(
     last = [await take(user, 1) for _ in range(30)][-1]
     gate = store.hold("open_period")
     late = asyncio.create_task(move(store, clock))
-    await asyncio.sleep(0.01)
+    await settle()
     store.next("revise", lost_request())
     earlier = SequenceService(store, clock, other, store_timeout=5.0)
     with pytest.raises(StoreUnavailable):  # it opened the counter, but did not change the sequence
@@ -73,7 +74,7 @@ async def test_a_concurrent_advance_gets_a_newer_generation(
     issued = []
     for _ in range(8):  # in constant use, so that leases are renewed
         issued.append((clock.wall(), await take(user, 1)))
-        await asyncio.sleep(0.001)
+        await settle()
         clock.advance(70.0)
     assert min(value for at, value in issued if at >= effective_at) > PAST
 
@@ -104,7 +105,7 @@ async def test_an_import_of_equal_counters_ends_leases(sequence: Sequence) -> No
     while clock.wall() < importer.effective_at:
         clock.advance(50.0)  # in constant use, so that leases are renewed
         issued = await take(user, 1)
-        await asyncio.sleep(0.001)
+        await settle()
     assert issued not in in_use
     assert issued > counter
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from idalloc_server.listen.transport import BlockedWrites
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -55,10 +56,7 @@ def test_idle_threads_end_and_start_again(writes: BlockedWrites) -> None:
         assert len(thread_names()) == 3
         released.set()
         assert all(each.result(10) for each in blocked)
-        deadline = time.monotonic() + 20
-        while len(thread_names()) > 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(thread_names()) <= 1, "the end of idle threads")
 
 
 @pytest.mark.parametrize("kept", [0, 1])

@@ -18,6 +18,8 @@ logs.configure("info", worker=3)
 log = structlog.get_logger()
 """
 FILL = """
+from idalloc_server.telemetry import log_queue
+log_queue.FLUSH_SECONDS = 0.2
 for number in range(2_000):
     log.info("filler", text="x" * 1_000)
 """

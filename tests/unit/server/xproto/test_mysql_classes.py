@@ -14,7 +14,7 @@ from tests.support.mysql import recordings
 from tests.support.paths import ROOT
 
 # The first run installs MySQL's client.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.test_long]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from idalloc_server.domain.generations import MARGIN_SECONDS
 from idalloc_server.domain.sequences.model import Reset
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import CONFIG, ids
+from tests.support.waiting import settle
 
 EFFECTIVE_IN = CONFIG.lease_ttl + MARGIN_SECONDS
 _requests = itertools.count()
@@ -31,7 +32,7 @@ class Node:
         for _ in range(8):
             taken += ids(await self.allocator.allocate(name, 10))
             clock.advance(0.1)
-            await asyncio.sleep(0.001)  # lets a background refill finish
+            await settle()  # lets a background refill finish
         assert self.allocator.lease_count
         return taken
 

@@ -8,6 +8,7 @@ from idalloc_server.domain.errors import InvalidRequest, StoreOutcomeUnknown
 from idalloc_server.domain.sequences.model import MAX_ID, Kind, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, MemoryStore, lost_request
 from tests.support.memory_rows import Row
+from tests.support.waiting import settle
 from tests.unit.server.domain.administration.conftest import EFFECTIVE_IN, Node, create_monthly, new_token, wait_until
 
 
@@ -157,7 +158,7 @@ async def test_an_update_during_an_advance_applies_to_the_period(
     assert await other.take("bills", 2) == [1, 2]
     gate = store.hold("open_period")
     advance = asyncio.create_task(node.service.advance("bills", 600, "", "", new_token()))
-    await asyncio.sleep(0.001)
+    await settle()
     changed = await other.service.update("bills", {"step": 10}, "", new_token())
     gate.set()
     advanced = await advance

@@ -1,6 +1,5 @@
 """A restored store reuses no generation that a live node saw: old leases and tails end all the same (P3)."""
 
-import asyncio
 import copy
 
 import pytest
@@ -15,6 +14,7 @@ from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.memory_rows import Row
+from tests.support.waiting import settle
 from tests.unit.server.domain.administration.conftest import Node, create_monthly, new_token
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
@@ -30,7 +30,7 @@ async def allocate_until_leased(allocator: Allocator) -> None:
     held = 0
     while held < 20:
         await allocator.allocate("s", 1)
-        await asyncio.sleep(0.0005)
+        await settle()
         sequence_allocator = allocator._sequence_allocators["s"]
         assert isinstance(sequence_allocator, SequenceAllocator)
         held = sequence_allocator._lease.left
@@ -65,7 +65,7 @@ async def test_after_a_repair_no_node_issues_ids_from_before_it(
     for _ in range(5):
         clock.advance((effective_delay + 1) / 5)
         await old.allocate("s", 1)  # in use, so that its lease is renewed
-        await asyncio.sleep(0.001)
+        await settle()
     assert (await old.allocate("s", 1)).first_id > 1_000
 
 

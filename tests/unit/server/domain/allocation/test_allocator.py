@@ -20,6 +20,7 @@ from idalloc_server.domain.errors import (
 from idalloc_server.domain.sequences.model import MAX_ID, Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, rejected, twice, unreachable
 from tests.support.sequence_allocators import CONFIG, ids, make, right_after_serving
+from tests.support.waiting import settle
 
 
 async def test_first_use_creates_the_sequence_and_starts_at_one(allocator: Allocator, store: MemoryStore) -> None:
@@ -69,7 +70,7 @@ async def test_a_thousand_callers_share_refills(allocator: Allocator, store: Mem
     await allocator.allocate("orders", 1)
     gate = store.hold("grant")
     calls = [asyncio.create_task(allocator.allocate("orders", 1 + n % 5)) for n in range(1_000)]
-    await asyncio.sleep(0.01)
+    await settle()
     before = len(store.calls_of("grant"))
     gate.set()
     taken = await asyncio.gather(*calls)
@@ -209,7 +210,7 @@ class TestCancelling:
         gate = store.hold("grant")
         gone = asyncio.create_task(allocator.allocate("orders", 10))
         stays = asyncio.create_task(allocator.allocate("orders", 1))
-        await asyncio.sleep(0.01)
+        await settle()
         gone.cancel()
         gate.set()
         assert ids(await stays) == [2]
@@ -223,10 +224,10 @@ class TestCancelling:
         await allocator.allocate("orders", 1)
         gate = store.hold("grant")
         gone = asyncio.create_task(allocator.allocate("orders", 10))
-        await asyncio.sleep(0.01)
+        await settle()
         gone.cancel()
         gate.set()
-        await asyncio.sleep(0.01)
+        await settle()
         assert allocator.allocate_from_lease("orders", 10) is not None
 
     async def test_ids_of_a_caller_cancelled_after_serving_are_burned(

@@ -11,6 +11,7 @@ from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
 from tests.support.sequence_allocators import CONFIG, ids, make, right_after_serving
+from tests.support.waiting import settle
 
 
 class TestWentBackwards:
@@ -102,7 +103,7 @@ class TestExpiry:
         await allocator.allocate("orders", 1)
         gate = store.hold("grant")
         call = asyncio.create_task(allocator.allocate("orders", 1))
-        await asyncio.sleep(0.01)
+        await settle()
         asked_at = clock.boot()
         clock.advance(30)
         gate.set()
@@ -131,7 +132,7 @@ class TestExpiry:
         for _ in range(10):
             clock.advance(CONFIG.lease_ttl / 2)
             assert allocator.allocate_from_lease("orders", 1) is not None
-            await asyncio.sleep(0.01)
+            await settle()
         assert store.rows["orders"].last_value == last_value
         assert not allocator.burned.by_cause
 
@@ -151,7 +152,7 @@ class TestExpiry:
         store.down = False
         clock.advance(2)
         assert allocator.allocate_from_lease("orders", 1) is not None
-        await asyncio.sleep(0.01)
+        await settle()
         clock.advance(CONFIG.lease_ttl * 0.9)
         assert allocator.allocate_from_lease("orders", 1) is not None
 
@@ -167,7 +168,7 @@ class TestExpiry:
         row.generation, row.last_value = row.generation + 1, 1_000_000
         clock.advance(CONFIG.lease_ttl / 2)
         allocator.allocate_from_lease("orders", 1)
-        await asyncio.sleep(0.01)
+        await settle()
         taken = await allocator.allocate("orders", 1)
         assert (taken.generation, taken.first_id) == (row.generation, 1_000_001)
         assert allocator.burned.by_cause == {BurnCause.GENERATION: held - 1}

@@ -13,6 +13,7 @@ from idalloc_server.domain.errors import SequenceExhausted, SequenceInvalid, Sto
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
 from tests.support.sequence_allocators import make
+from tests.support.waiting import settle
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 
@@ -56,7 +57,7 @@ def other(store: MemoryStore, clock: FakeClock) -> Node:
 async def renew(node: Node, clock: FakeClock) -> None:
     clock.advance(CONFIG.lease_ttl / 2)
     await node.issue(1)
-    await asyncio.sleep(0.01)
+    await settle()
 
 
 async def test_a_renewal_does_not_revive_a_burned_tail(
@@ -92,7 +93,7 @@ async def test_a_tail_that_another_node_has_seen_is_burned(
     held = await node.warm_up()
     await renew(other, clock)  # reads the counter after the tail; it must not find a lower value later
     await node.issue(1)
-    await asyncio.sleep(0.01)  # renewed as well
+    await settle()  # renewed as well
     await node.return_leases()
     assert node.burned.by_cause == {BurnCause.NOT_RETURNED: held - 1}
     await other.issue(100)
@@ -113,7 +114,7 @@ async def test_a_tail_is_given_back_as_far_as_no_other_node_saw(
     before = len(store.calls_of("grant"))
     while len(store.calls_of("grant")) == before:  # until a refill adds to the lease
         await node.issue(1)
-        await asyncio.sleep(0.001)
+        await settle()
     await node.return_leases()
     assert seen <= (store.rows["s"].last_value or 0)
     await other.issue(100)  # does not raise StoreWentBackwards
@@ -149,7 +150,7 @@ async def test_a_late_close_does_not_lower_a_newer_mark(
     await node.check_idle_sequences()
     gate = store.hold("give_back")
     drop = asyncio.create_task(node.check_idle_sequences())
-    await asyncio.sleep(0.01)
+    await settle()
     await node.issue(500)  # by a new allocator, while the old one waits for "first"
     gate.set()
     await drop
@@ -184,7 +185,7 @@ async def test_an_expired_lease_at_the_bound_is_refilled(node: Node, store: Memo
     gate = store.hold("grant")
     late = asyncio.create_task(node.issue(13))
     second = asyncio.create_task(node.issue(13))
-    await asyncio.sleep(0.01)
+    await settle()
     clock.advance(CONFIG.lease_ttl)
     gate.set()
     outcome = await asyncio.gather(late, second, return_exceptions=True)
@@ -223,7 +224,7 @@ class TestCounting:
         store.next("grant", Fault(after=asyncio.Event()))
         before = store.rows["s"].last_value
         gone = asyncio.create_task(node.issue(1_000))
-        await asyncio.sleep(0.01)
+        await settle()
         gone.cancel()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):

@@ -13,6 +13,7 @@ from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.telemetry import logs
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import CONFIG, make
+from tests.support.waiting import settle
 from tests.unit.server.domain.idempotency.conftest import until
 
 REQUEST_ID = "11111111-1111-4111-8111-111111111111"
@@ -25,7 +26,7 @@ def new(burned: BurnedIds) -> list[Burn]:
 async def use_until_prefetched(allocator: Allocator, store: MemoryStore, name: str) -> int:
     """Uses a sequence; returns how many ids the lease then has."""
     last_ids = [(await allocator.allocate(name, 100)).last_id for _ in range(5)]
-    await asyncio.sleep(0.001)
+    await settle()
     last_value = store.rows[name].last_value
     assert last_value is not None
     return last_value - last_ids[-1]

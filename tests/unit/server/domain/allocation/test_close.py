@@ -15,6 +15,7 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import make, right_after_serving
+from tests.support.waiting import settle
 from tests.unit.server.domain.idempotency.conftest import until
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
@@ -34,7 +35,7 @@ async def test_a_change_in_progress_is_completed(store: MemoryStore, clock: Fake
     gate = store.hold("create")
     await cancel(asyncio.create_task(service.create("orders", {}, service.change_token("", b"1"))), store, "create")
     closing = asyncio.create_task(service.finish_changes())
-    await asyncio.sleep(0.01)
+    await settle()
     assert not closing.done()
     gate.set()
     await closing
@@ -49,7 +50,7 @@ async def test_a_record_in_progress_is_stored(store: MemoryStore, clock: FakeClo
     gate = store.hold("record")
     await cancel(asyncio.create_task(request_ids.allocate_once("orders", 3, "r", 0)), store, "record")
     closing = asyncio.create_task(request_ids.finish_recording())
-    await asyncio.sleep(0.01)
+    await settle()
     assert not closing.done()
     gate.set()
     await closing
@@ -101,7 +102,7 @@ class TestInFlight:
         else:
             caller.cancel()
         await asyncio.wait({caller})
-        await asyncio.sleep(0.01)
+        await settle()
         assert caller.cancelled() or isinstance(caller.exception(), ServerDraining)
         assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: wanted}
 

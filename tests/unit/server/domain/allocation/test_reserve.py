@@ -10,6 +10,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, unreachable
 from tests.support.sequence_allocators import ids, make
+from tests.support.waiting import settle
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 
@@ -189,7 +190,7 @@ async def test_a_cold_sequence_serves_1000_callers_with_3_calls(store: MemorySto
         assert len(store.calls) <= 1
     for gate in gates:
         gate.set()
-        await asyncio.sleep(0.01)
+        await settle()
     taken = await asyncio.gather(*callers)
     assert len(store.calls) == 3
     assert ids(*taken) == list(range(1, 1 + sum(1 + n % 3 for n in range(1_000))))

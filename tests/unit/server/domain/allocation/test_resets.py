@@ -14,6 +14,7 @@ from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_perio
 from idalloc_server.domain.store.records import Revision
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.sequence_allocators import ids, make
+from tests.support.waiting import settle
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 VIENNA = ZoneInfo("Europe/Vienna")
@@ -92,7 +93,7 @@ async def test_ids_come_from_memory_and_both_rows_are_renewed(
         taken = nodes[0].allocate_from_lease("s", 1)
         assert taken is not None
         assert clock.boot() < taken.expires_at <= clock.boot() + CONFIG.lease_ttl / 2
-        await asyncio.sleep(0.001)
+        await settle()
     assert store.rows["s"].lease_ms == store.rows[name_of_period("s", "2026-06-01")].lease_ms == 180_000
     assert store.rows["s"].last_value == 0
     assert not nodes[0].burned.by_cause
@@ -112,7 +113,7 @@ async def test_a_new_generation_ends_the_leases_of_periods(
     assert taken.expires_at <= until
     clock.advance(CONFIG.lease_ttl / 2)
     nodes[0].allocate_from_lease("s", 1)
-    await asyncio.sleep(0.001)
+    await settle()
     assert nodes[0].allocate_from_lease("s", 1) is None
     fresh = await nodes[0].allocate("s", 1)
     assert fresh.generation == 2
@@ -129,7 +130,7 @@ async def test_a_new_generation_applies_to_an_unopened_period(
     await revise(store)
     clock.advance(CONFIG.lease_ttl / 2)
     await nodes[0].proof("s")  # renews the lease of the sequence only
-    await asyncio.sleep(0.001)
+    await settle()
     assert nodes[0].allocate_from_lease("s", 1) is None
     assert (await nodes[0].allocate("s", 1)).generation == 2
 
@@ -259,7 +260,7 @@ async def test_a_day_that_repeats_during_its_close_is_closed_again(
     gate = store.hold("give_back")
     await use(1)
     closing = asyncio.create_task(nodes[0].check_idle_sequences())
-    await asyncio.sleep(0.01)
+    await settle()
     clock.wall_seconds -= 120.0
     assert await use(30) == {"2026-12-31"}
     gate.set()

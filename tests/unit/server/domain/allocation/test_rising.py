@@ -14,6 +14,7 @@ from idalloc_server.domain.errors import SequenceExhausted, StoreUnavailable
 from idalloc_server.domain.sequences.model import Kind, Ordering, Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
+from tests.support.waiting import settle
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 RISING = Sequence(ordering=Ordering.RISING)
@@ -98,9 +99,9 @@ async def test_concurrent_callers_share_one_write(allocator: Allocator, store: M
     await allocator.allocate("s", 1)
     gate = store.hold("grant")
     first = asyncio.create_task(allocator.allocate("s", 1))
-    await asyncio.sleep(0.001)
+    await settle()
     rest = [asyncio.create_task(allocator.allocate("s", 2)) for _ in range(500)]
-    await asyncio.sleep(0.001)
+    await settle()
     assert len(store.calls_of("grant")) == 2
     gate.set()
     assert ids(await first, *await asyncio.gather(*rest)) == list(range(2, 1_003))
@@ -112,11 +113,11 @@ async def test_a_caller_that_arrives_during_a_write_waits(allocator: Allocator, 
     await allocator.allocate("s", 1)
     store.next("grant", Fault(after=(gate := asyncio.Event())))
     gone, stays = (asyncio.create_task(allocator.allocate("s", 10)) for _ in range(2))
-    await asyncio.sleep(0.001)
+    await settle()
     gone.cancel()
     other = await Allocator(store, FakeClock(), CONFIG).allocate("s", 1)  # the ids of the write in flight are lower
     late = asyncio.create_task(allocator.allocate("s", 1))
-    await asyncio.sleep(0.001)
+    await settle()
     gate.set()
     assert (await late).first_id > other.last_id
     assert (await stays).last_id < other.first_id
@@ -128,7 +129,7 @@ async def test_ids_of_cancelled_callers_are_given_back(allocator: Allocator, sto
     await allocator.allocate("s", 1)
     gate = store.hold("grant")
     calls = [asyncio.create_task(allocator.allocate("s", 10)) for _ in range(3)]
-    await asyncio.sleep(0.001)
+    await settle()
     calls[1].cancel()
     gate.set()
     taken = [answer for answer in await asyncio.gather(*calls, return_exceptions=True) if isinstance(answer, IdRange)]

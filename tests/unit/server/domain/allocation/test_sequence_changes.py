@@ -14,6 +14,7 @@ from idalloc_server.domain.sequences.model import MAX_ID, MIN_ID, Ordering, Sequ
 from idalloc_server.domain.store.records import Revision
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
 from tests.support.sequence_allocators import ids, make
+from tests.support.waiting import settle
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 
@@ -43,7 +44,7 @@ class TestTombstone:
         assert allocator.allocate_from_lease("s", 1) is not None  # the deletion is effective later
         clock.advance(CONFIG.lease_ttl / 2)
         allocator.allocate_from_lease("s", 1)
-        await asyncio.sleep(0.001)
+        await settle()
         assert allocator.allocate_from_lease("s", 1) is None
         assert allocator.burned.by_cause[BurnCause.GENERATION] > 0
         for _ in range(2):
@@ -139,9 +140,9 @@ class TestForget:
         await warm(allocator)
         gate = store.hold("grant")
         gone = asyncio.create_task(allocator.allocate("s", 10_000))
-        await asyncio.sleep(0.001)
+        await settle()
         forgetting = asyncio.create_task(allocator.drop_lease("s"))
-        await asyncio.sleep(0.001)
+        await settle()
         gone.cancel()
         assert not forgetting.done()
         gate.set()
@@ -157,9 +158,10 @@ class TestForget:
                 await allocator.allocate("s", 100_000)
 
         tasks = [asyncio.create_task(callers()) for _ in range(3)]
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(20):
             for _ in range(5):
-                await asyncio.sleep(0.001)
+                for _ in range(20):
+                    await asyncio.sleep(0)
                 await allocator.drop_lease("s")
         for task in tasks:
             task.cancel()

@@ -18,6 +18,7 @@ from idalloc_server.domain.errors import (
 )
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply, rejected, unreachable
 from tests.support.mysql import recordings
+from tests.support.waiting import settle
 
 NOW = 1_700_000_000
 
@@ -256,7 +257,7 @@ class TestOverflow:
         doc_ids = running(store, MAX_SERIAL - 5)
         gate = store.hold("claim_start")
         callers = [asyncio.create_task(doc_ids.generate(10)) for _ in range(1000)]
-        await asyncio.sleep(0.01)
+        await settle()
         assert doc_ids.generate_from_memory(1) is None  # must not overtake the waiting callers
         gate.set()
         answers = [texts(await caller) for caller in callers]
@@ -288,7 +289,7 @@ class TestOverflow:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(doc_ids.generate(1), 0.01)
         gate.set()
-        await asyncio.sleep(0.01)
+        await settle()
         assert texts(doc_ids.generate_from_memory(1)) == [f"0000{NOW + 1:08x}{1:016x}"]
 
     async def test_a_failed_claim_fails_its_callers_and_is_retried(self) -> None:
@@ -333,7 +334,7 @@ class TestOverflow:
         store.hold("claim_start")
         doc_ids = running(store, MAX_SERIAL)
         waiting = asyncio.create_task(doc_ids.generate(1))
-        await asyncio.sleep(0.01)
+        await settle()
         await doc_ids.cancel_claims()
         with pytest.raises(ServerDraining):
             await waiting

@@ -18,6 +18,7 @@ from idalloc_server.domain.document_ids.start_timestamps import (
 )
 from idalloc_server.domain.errors import DocIdTimestampRefused, StartRefused, StoreOutcomeUnknown, StoreUnavailable
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply, rejected, twice, unreachable
+from tests.support.waiting import settle
 
 NOW = 1_700_000_000
 
@@ -238,7 +239,7 @@ class TestHeartbeats:
     async def test_heartbeats_have_an_interval(self, store: MemoryStore, clock: FakeClock) -> None:
         """The first heartbeat waits for one interval."""
         task = asyncio.create_task(start_timestamps_of(store, clock).keep_prefix())
-        await asyncio.sleep(0.05)
+        await settle()
         assert store.calls == []
         task.cancel()
 

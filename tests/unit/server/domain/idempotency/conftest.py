@@ -1,8 +1,5 @@
 """Nodes that share a store, for the tests of request ids."""
 
-import asyncio
-from collections.abc import Callable
-
 import pytest
 
 from idalloc_server.domain.allocation.allocator import Allocator
@@ -13,6 +10,7 @@ from idalloc_server.domain.errors import Refusal
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore
+from tests.support.waiting import until as until
 
 ONE = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
@@ -58,14 +56,6 @@ def settings_changed(store: MemoryStore, sequence: Sequence | None = None) -> No
     row = store.rows["orders"]
     row.generation += 1
     row.sequence = sequence or row.sequence
-
-
-async def until(state: Callable[[], object]) -> None:
-    for turn in range(5_000):
-        if state():
-            return
-        await asyncio.sleep(0.001 if turn > 4_000 else 0)
-    raise AssertionError("the state was not reached")
 
 
 async def warm(node: Node) -> None:

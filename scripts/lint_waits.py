@@ -1,0 +1,36 @@
+"""Refuses tests that wait for a fixed time: they are slow on a quiet machine and fail on a busy one.
+
+``make lint`` runs it: ``python scripts/lint_waits.py`` in the repository. It prints a line for each finding.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path("tests")
+# The waits themselves; simulated time; measurements, which pace their load.
+EXCEPTED = (TESTS / "support" / "waiting.py", TESTS / "support" / "simulation", TESTS / "load")
+INSTEAD = "wait for an event (wait_until, until, settle), or name the reason (hold_for) of tests/support/waiting.py"
+
+
+def fixed_waits(file: Path, text: str) -> Iterator[str]:
+    """Yields a finding for each call of a function ``sleep``; ``sleep(0)`` only lets other tasks run."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != "sleep":
+            continue
+        if [ast.unparse(argument) for argument in node.args] != ["0"]:
+            yield f"{file}:{node.lineno}: {ast.unparse(node)}: {INSTEAD}"
+
+
+def findings() -> Iterator[str]:
+    """Yields the fixed waits of all tests."""
+    for file in sorted(TESTS.rglob("*.py")):
+        if not any(file.is_relative_to(each) for each in EXCEPTED):
+            yield from fixed_waits(file, file.read_text())
+
+
+if __name__ == "__main__":
+    found = [*findings()]
+    print(*found, sep="\n", end="\n" if found else "")
+    sys.exit(bool(found))

@@ -1,0 +1,48 @@
+"""An event loop whose clock jumps to the next timer when there is nothing else to do: timeouts and pauses take no time.
+
+Not for tests that wait for other processes, or for sockets of other threads: the loop does not see their work.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Callable
+from typing import Any
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Counts the seconds that it has not waited."""
+
+    def __init__(self) -> None:
+        self.skipped = 0.0
+        self.jobs = 0
+        super().__init__(_Selector(self))
+
+    def time(self) -> float:
+        """See ``AbstractEventLoop.time``."""
+        return super().time() + self.skipped
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """See ``AbstractEventLoop.run_in_executor``; time passes as usual while the function runs."""
+        job = super().run_in_executor(executor, func, *args)
+        self.jobs += 1
+        job.add_done_callback(self._end_job)
+        return job
+
+    def _end_job(self, _: asyncio.Future[Any]) -> None:
+        self.jobs -= 1
+
+
+class _Selector(selectors.DefaultSelector):
+    """Skips the time until the next timer, unless a file is ready or a thread works."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or self._loop.jobs:
+            return super().select(timeout)
+        ready = super().select(0)
+        if not ready:
+            self._loop.skipped += max(0.0, timeout)
+        return ready
