@@ -16,7 +16,7 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, wit
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
-from idalloc_server.grpc_types import Context
+from idalloc_server.grpc_types import Admit, Context
 from idalloc_server.xproto import notice
 
 DEFAULT_CHUNK = 10_000
@@ -42,6 +42,8 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         uuids: Generates UUIDs.
         node_id: The id of this process in its replies.
     """
+
+    descriptor = pb.DESCRIPTOR.services_by_name["IdAllocatorService"]
 
     def __init__(
         self,
@@ -81,8 +83,8 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             self._add_view(reply, view, with_date(id_range, self._clock.wall()), self._doc_ids.prefix)
         return reply
 
-    async def StreamRanges(
-        self, request: pb.StreamRangesRequest, context: Context
+    async def StreamRanges(  # type: ignore[override]
+        self, request: pb.StreamRangesRequest, context: Context, admit: Admit
     ) -> AsyncGenerator[pb.StreamRangesResponse, None]:
         """See id_allocator.proto."""
         view = request.view
@@ -93,6 +95,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         chunk = self._check_count("chunk_id_count", request.chunk_id_count, default=DEFAULT_CHUNK, most=most)
         while left:
             count = min(chunk, left)
+            await admit(count)
             id_range = self._allocator.allocate_from_lease(request.sequence, count)
             reply = pb.StreamRangesResponse()
             if id_range is None:
@@ -115,8 +118,8 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         runs = await self._generate(count, request)
         return pb.GenerateDocIdResponse(**_doc_id_fields(runs, view))
 
-    async def StreamDocIds(
-        self, request: pb.StreamDocIdsRequest, context: Context
+    async def StreamDocIds(  # type: ignore[override]
+        self, request: pb.StreamDocIdsRequest, context: Context, admit: Admit
     ) -> AsyncGenerator[pb.StreamDocIdsResponse, None]:
         """See id_allocator.proto."""
         view = _check_doc_id_view(request.view)
@@ -125,6 +128,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         chunk = self._check_count("chunk_id_count", request.chunk_id_count, default=min(DEFAULT_CHUNK, most), most=most)
         while left:
             count = min(chunk, left)
+            await admit(count)
             runs = await self._generate(count, request)
             yield pb.StreamDocIdsResponse(**_doc_id_fields(runs, view))
             left -= count
