@@ -40,7 +40,7 @@ class HealthServicer:
         certificates: Checks client certificates; None if clients present none.
     """
 
-    descriptor = health_pb2.DESCRIPTOR.services_by_name["Health"]
+    descriptor: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
     def __init__(self, services: Iterable[str], certificates: ClientCertificates | None = None) -> None:
         self._certificates = certificates

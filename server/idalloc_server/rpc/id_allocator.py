@@ -19,6 +19,8 @@ from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
 from idalloc_server.grpc_types import Admit, Context
 from idalloc_server.xproto import notice
 
+# What 0 means in id_count (auth/access_control.py charges as many), and in chunk_id_count.
+DEFAULT_ID_COUNT = 1
 DEFAULT_CHUNK = 10_000
 MAX_TEXTS_PER_MESSAGE = 10_000
 
@@ -70,7 +72,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         if view not in _RANGE_VIEWS:
             raise InvalidRequest("view", f"{view} is not a RangeView")
         most = self._max_ids_in(view) if view else self._max_ids
-        count = self._check_count("id_count", request.id_count, default=1, most=most)
+        count = self._check_count("id_count", request.id_count, most=most)
         if request.request_id:
             return await self._allocate_idempotent(request, count)
         id_range = self._allocator.allocate_from_lease(request.sequence, count)
@@ -114,7 +116,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
     async def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: Context) -> pb.GenerateDocIdResponse:
         """See id_allocator.proto."""
         view = _check_doc_id_view(request.view)
-        count = self._check_count("id_count", request.id_count, default=1, most=self._max_doc_ids_in(view))
+        count = self._check_count("id_count", request.id_count, most=self._max_doc_ids_in(view))
         runs = await self._generate(count, request)
         return pb.GenerateDocIdResponse(**_doc_id_fields(runs, view))
 
@@ -139,7 +141,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             raise InvalidRequest("version", f"must be 4 or 7, or 0 for the default, not {request.version}")
         if request.view not in _UUID_VIEWS:
             raise InvalidRequest("view", f"{request.view} is not a UuidView")
-        count = self._check_count("id_count", request.id_count, default=1, most=self._max_texts)
+        count = self._check_count("id_count", request.id_count, most=self._max_texts)
         uuids = self._uuids.v4(count) if request.version == pb.UUID_VERSION_4 else self._uuids.v7(count)
         if request.view == pb.UUID_VIEW_BYTES:
             return pb.GenerateUuidResponse(uuid_bytes=uuids)
@@ -189,7 +191,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         elif view == pb.RANGE_VIEW_NOTICE and isinstance(reply, pb.AllocateRangeResponse):
             reply.notice.CopyFrom(notice.insert_id_notice(id_range.first_id))
 
-    def _check_count(self, field: str, value: int, default: int, most: int) -> int:
+    def _check_count(self, field: str, value: int, most: int, default: int = DEFAULT_ID_COUNT) -> int:
         if not value:
             return min(default, most)
         if not 0 < value <= most:

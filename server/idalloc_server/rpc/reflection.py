@@ -28,7 +28,7 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
         calls: Answers rejected callers.
     """
 
-    descriptor = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+    descriptor: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
     def __init__(self, services: Iterable[str], access_control: AccessControl, calls: CallLayer) -> None:
         super().__init__([*services, reflection.SERVICE_NAME], pool=_MethodAwarePool())
