@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from importlib.metadata import version
 
@@ -76,7 +76,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     if signal.SIGHUP not in mode.stop_signals:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, mode.reload_requested.set)
     clock = SystemClock()
-    front = _Front(settings, mode, clock)
+    listener = _Listener(settings, mode, clock)
     store = open_store(settings.store, clock, settings.store_timeout)
     try:
         await _open(store, settings.store_timeout)
@@ -84,18 +84,18 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
             store,
             clock,
             prefix=settings.node_prefix,
-            holder=front.name,
+            holder=listener.name,
             max_clock_skew=settings.max_clock_skew,
             prefix_conflict=settings.prefix_conflict,
             store_timeout=settings.store_timeout,
         )
-        node = _Node(settings, mode, clock, store, front, start_timestamps, await start_timestamps.start())
+        node = _Node(settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start())
         if mode.shares_port:
-            front.bind()
-        welcome = f"idalloc {version('idalloc')} serves on {front.address}, store {store.address}"
-        await node.run(f"{welcome}, prefix {settings.node_prefix}")
+            listener.bind()
+        welcome = f"idalloc {version('idalloc')} serves on {listener.address}, store {store.address}"
+        await node.serve_until_stopped(f"{welcome}, prefix {settings.node_prefix}")
     finally:
-        await front.server.stop(None)
+        await listener.server.stop(None)
         await store.close()
 
 
@@ -126,7 +126,15 @@ def _allocation_config(settings: Settings) -> AllocationConfig:
     )
 
 
-class _Front:
+async def _log_every_second(*logs: Callable[[], None]) -> None:
+    """Write logs every second, until cancelled."""
+    while True:
+        await asyncio.sleep(1)
+        for log in logs:
+            log()
+
+
+class _Listener:
     """What faces the callers: the gRPC server on its address, its certificates, and access control."""
 
     def __init__(self, settings: Settings, mode: ProcessMode, clock: Clock) -> None:
@@ -183,12 +191,12 @@ class _Node:
         mode: ProcessMode,
         clock: Clock,
         store: Store,
-        front: _Front,
+        listener: _Listener,
         start_timestamps: StartTimestamps,
         start: StartTimestamp,
     ) -> None:
         self._mode = mode
-        self._front = front
+        self._listener = listener
         self._can_send_goaway = transport.can_send_goaway(settings.transport)
         self._start_timestamps = start_timestamps
         self._allocator = Allocator(store, clock, _allocation_config(settings))
@@ -198,7 +206,7 @@ class _Node:
             self._allocator,
             store,
             clock,
-            node=front.name,
+            node=listener.name,
             window=settings.request_id_window,
             store_timeout=settings.store_timeout,
         )
@@ -210,7 +218,7 @@ class _Node:
         self._calls = CallLayer(
             self._metrics,
             self._draining,
-            front.access_control,
+            listener.access_control,
             self._allocator.store_health,
             log_each=settings.log_level == "debug",
             push_back=transport.can_push_back(settings.transport),
@@ -229,15 +237,15 @@ class _Node:
             NodeServicer(self._allocator, self._doc_ids, store.address, mode.node_settings, mode.workers),
         )
         for servicer in servicers:
-            self._calls.add_service(front.server, servicer)
+            self._calls.add_service(listener.server, servicer)
         names = [each.descriptor.full_name for each in servicers]
-        self._health = HealthServicer(names, front.access_control.certificates)
-        self._health.add_to(front.server)
+        self._health = HealthServicer(names, listener.access_control.certificates)
+        self._health.add_to(listener.server)
         names.append(HealthServicer.descriptor.full_name)
-        self._reflection = AuthenticatedReflection(names, front.access_control, self._calls)
-        self._reflection.add_to(front.server)
+        self._reflection = AuthenticatedReflection(names, listener.access_control, self._calls)
+        self._reflection.add_to(listener.server)
 
-    async def run(self, welcome: str) -> None:
+    async def serve_until_stopped(self, welcome: str) -> None:
         """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once."""
         for number in self._mode.stop_signals:
             asyncio.get_running_loop().add_signal_handler(number, self._mode.stop_requested.set)
@@ -251,18 +259,17 @@ class _Node:
                 monitors = [
                     self._mode.report_counts(self._counts),
                     watch_burned(self._allocator.burned.pop_new),
-                    self._front.access_control.log_rejected_calls(),
-                    self._calls.failed.log_failures(),
+                    _log_every_second(self._listener.access_control.audit.log_totals, self._calls.failed.log),
                     self._allocator.store_health.evaluate_every_second(
                         lambda error: self._health.set_store_serving(serving=not error)
                     ),
                     self._reload(),
                 ]
-                if self._front.access_file:
-                    monitors.append(self._front.access_file.follow(self._apply_access))
+                if self._listener.access_file:
+                    monitors.append(self._listener.access_file.follow(self._apply_access))
                 background = [tasks.create_task(job) for job in (*jobs, *monitors)]
-                await self._front.server.start()
-                await self._mode.wait_all_ready(self._doc_ids, self._front.access_control, welcome)
+                await self._listener.server.start()
+                await self._mode.wait_all_ready(self._doc_ids, self._listener.access_control, welcome)
                 self._health.set_serving(serving=True)
                 self._health.set_store_serving(serving=True)  # The start used it.
                 # Exempt the long-lived objects from further collections.
@@ -282,14 +289,14 @@ class _Node:
             await self._mode.reload_requested.wait()
             self._mode.reload_requested.clear()
             _log.info("reloading")
-            if self._front.access_file:
-                self._front.access_file.reload()
-            if self._front.certificates:
-                await asyncio.to_thread(self._front.certificates.reload)
+            if self._listener.access_file:
+                self._listener.access_file.reload()
+            if self._listener.certificates:
+                await asyncio.to_thread(self._listener.certificates.reload)
 
     def _apply_access(self, access: AccessPolicy) -> None:
-        self._front.access_control.apply_policy(access)
-        if self._front.access_control.requires_authentication:
+        self._listener.access_control.apply_policy(access)
+        if self._listener.access_control.requires_authentication:
             self._mode.require_authentication()
 
     def _counts(self) -> Counts:
@@ -314,7 +321,7 @@ class _Node:
         await self._draining.wait_until_quiet(QUIET_SECONDS, timeout=min(MAX_QUIET_WAIT_SECONDS, timeout / 2))
         closing = None
         if self._can_send_goaway:
-            closing = asyncio.create_task(self._front.server.stop(remaining()))
+            closing = asyncio.create_task(self._listener.server.stop(remaining()))
             await asyncio.sleep(0)  # It has sent GOAWAY: rejections arrive after it, so their callers reconnect.
         with suppress(TimeoutError):  # The supervisor kills an unresponsive worker later.
             await asyncio.wait_for(self._mode.wait_all_closed(), MAX_QUIET_WAIT_SECONDS)
@@ -329,7 +336,7 @@ class _Node:
             await asyncio.wait({closing}, timeout=min(LAST_REPLIES_SECONDS, remaining()))
         else:
             await asyncio.sleep(QUIET_SECONDS)  # Native's stop does not wait for threads that write the last replies.
-        await self._front.server.stop(None)
+        await self._listener.server.stop(None)
         if closing:
             await closing
         # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count burned ids.
@@ -338,7 +345,7 @@ class _Node:
     async def _release(self) -> None:
         """Return unused ids to the store, and release the prefix with the last worker."""
         in_time = await self._release_in_time(self._close())
-        self._front.access_control.audit.log_totals()
+        self._listener.access_control.audit.log_totals()
         self._calls.failed.log()
         for burn in self._allocator.burned.pop_new():
             log_burned(*burn)

@@ -234,12 +234,6 @@ class AccessControl:
             self._limits.record_denied(method, context, identity, refusal, None)
         raise refusal
 
-    async def log_rejected_calls(self) -> None:
-        """Write the audit's counts of rejected calls each second until cancelled."""
-        while True:
-            await asyncio.sleep(1)
-            self.audit.log_totals()
-
 
 def _shorten(text: str) -> str:
     """Return a caller's text at a length that fits into a status or a log line. No valid name is longer."""
