@@ -6,24 +6,12 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from importlib.metadata import version
-from typing import NamedTuple
 
-import grpc
 import structlog
-from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1.health import SERVICE_NAME
 
-from idalloc.v1 import (
-    id_allocator_pb2,
-    id_allocator_pb2_grpc,
-    node_pb2,
-    node_pb2_grpc,
-    sequences_pb2,
-    sequences_pb2_grpc,
-)
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.access_file import AccessFile
@@ -44,12 +32,12 @@ from idalloc_server.listen.reservation import cannot_bind
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.listen_address import unix_path
 from idalloc_server.process_mode import ProcessMode
-from idalloc_server.rpc import reflection
-from idalloc_server.rpc.calls import RpcLayer
-from idalloc_server.rpc.decoding import decoding
+from idalloc_server.rpc.calls import CallLayer
+from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.rpc.node import NodeServicer
+from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned
@@ -71,10 +59,6 @@ SOCKET_UMASK = 0o117
 # The longest wait at a stop for the store to take unused ids back.
 RELEASE_SECONDS = 5.0
 
-_ID_ALLOCATOR = id_allocator_pb2.DESCRIPTOR.services_by_name["IdAllocatorService"]
-_NODE = node_pb2.DESCRIPTOR.services_by_name["NodeService"]
-_SEQUENCES = sequences_pb2.DESCRIPTOR.services_by_name["SequenceService"]
-_SERVICES = (_ID_ALLOCATOR.full_name, _SEQUENCES.full_name, _NODE.full_name)
 _log = structlog.get_logger("idalloc")
 
 
@@ -92,72 +76,27 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     if signal.SIGHUP not in mode.stop_signals:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, mode.reload_requested.set)
     clock = SystemClock()
-    access_file = AccessFile(settings.access) if settings.access else None
-    access_control = AccessControl(
-        clock,
-        settings.max_ids_per_call,
-        access_file.read(may_be_empty=mode.requires_authentication) if access_file else None,
-        requires_authentication=mode.requires_authentication,
-        metadata_of=transport.metadata_reader(settings.transport),
-        certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
-    )
-    transport.check(settings, authenticates=access_control.requires_authentication)
-    certificates = None
-    if settings.tls_cert:
-        certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-    credentials = certificates.credentials() if certificates else None
-    server = transport.make_server(
-        settings.transport, reuse_port=mode.shares_port, max_connection_age=settings.max_connection_age
-    )
-    mode.reserve_address(settings.listen)
-    # Bind before the store is opened, so that a port in use costs no store call. A worker binds later, since
-    # connections to its port would wait for it while other workers could answer. Its supervisor has reserved the port.
-    address = settings.listen if mode.shares_port else _bind(server, settings.listen, credentials)
+    listener = _Listener(settings, mode, clock)
     store = open_store(settings.store, clock, settings.store_timeout)
     try:
         await _open(store, settings.store_timeout)
-        name = f"{socket.gethostname()} {address}"
         start_timestamps = StartTimestamps(
             store,
             clock,
             prefix=settings.node_prefix,
-            holder=name,
+            holder=listener.name,
             max_clock_skew=settings.max_clock_skew,
             prefix_conflict=settings.prefix_conflict,
             store_timeout=settings.store_timeout,
         )
-        files = _Files(access_file, certificates)
-        node = _Node(
-            settings,
-            mode,
-            clock,
-            store,
-            server,
-            start_timestamps,
-            await start_timestamps.start(),
-            name,
-            access_control,
-            files,
-        )
+        node = _Node(settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start())
         if mode.shares_port:
-            _bind(server, address, credentials)
-        welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
-        await node.run(f"{welcome}, prefix {settings.node_prefix}")
+            listener.bind()
+        welcome = f"idalloc {version('idalloc')} serves on {listener.address}, store {store.address}"
+        await node.serve_until_stopped(f"{welcome}, prefix {settings.node_prefix}")
     finally:
-        await server.stop(None)
+        await listener.server.stop(None)
         await store.close()
-
-
-def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
-    """Bind the address and return it with the port in use; the server answers once started."""
-    before = os.umask(SOCKET_UMASK)
-    try:
-        port = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise cannot_bind(listen, error) from None
-    finally:
-        os.umask(before)
-    return listen if unix_path(listen) else f"{listen.rpartition(':')[0]}:{port}"
 
 
 async def _open(store: Store, timeout: float) -> None:
@@ -187,11 +126,60 @@ def _allocation_config(settings: Settings) -> AllocationConfig:
     )
 
 
-class _Files(NamedTuple):
-    """The files that a running server reloads."""
+async def _log_every_second(*logs: Callable[[], None]) -> None:
+    """Write logs every second, until cancelled."""
+    while True:
+        await asyncio.sleep(1)
+        for log in logs:
+            log()
 
-    access: AccessFile | None
-    certificates: Certificates | None
+
+class _Listener:
+    """What faces the callers: the gRPC server on its address, its certificates, and access control."""
+
+    def __init__(self, settings: Settings, mode: ProcessMode, clock: Clock) -> None:
+        self.access_file = AccessFile(settings.access) if settings.access else None
+        self.access_control = AccessControl(
+            clock,
+            settings.max_ids_per_call,
+            self.access_file.read(may_be_empty=mode.requires_authentication) if self.access_file else None,
+            requires_authentication=mode.requires_authentication,
+            metadata_of=transport.metadata_reader(settings.transport),
+            certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
+        )
+        transport.check(settings, authenticates=self.access_control.requires_authentication)
+        self.certificates = None
+        if settings.tls_cert:
+            self.certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        self._credentials = self.certificates.credentials() if self.certificates else None
+        self.server = transport.make_server(
+            settings.transport, reuse_port=mode.shares_port, max_connection_age=settings.max_connection_age
+        )
+        self.address = settings.listen
+        mode.reserve_address(settings.listen)
+        # Bind before the store is opened, so that a port in use costs no store call. A worker binds later, since
+        # connections to its port would wait for it while other workers could answer. Its supervisor has reserved the
+        # port.
+        if not mode.shares_port:
+            self.bind()
+        # Holds the prefix.
+        self.name = f"{socket.gethostname()} {self.address}"
+
+    def bind(self) -> None:
+        """Bind the address, and put the port in use into it; the server answers once started."""
+        listen, server = self.address, self.server
+        before = os.umask(SOCKET_UMASK)
+        try:
+            if self._credentials:
+                port = server.add_secure_port(listen, self._credentials)
+            else:
+                port = server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise cannot_bind(listen, error) from None
+        finally:
+            os.umask(before)
+        if not unix_path(listen):
+            self.address = f"{listen.rpartition(':')[0]}:{port}"
 
 
 class _Node:
@@ -203,67 +191,61 @@ class _Node:
         mode: ProcessMode,
         clock: Clock,
         store: Store,
-        server: grpc.aio.Server,
+        listener: _Listener,
         start_timestamps: StartTimestamps,
         start: StartTimestamp,
-        name: str,
-        access_control: AccessControl,
-        files: _Files,
     ) -> None:
         self._mode = mode
-        self._server = server
+        self._listener = listener
         self._can_send_goaway = transport.can_send_goaway(settings.transport)
         self._start_timestamps = start_timestamps
-        self._access_control = access_control
-        self._files = files
         self._allocator = Allocator(store, clock, _allocation_config(settings))
         offset, increment = settings.auto_increment_offset, settings.auto_increment_increment
         self._doc_ids = DocIdGenerator(start_timestamps, start, offset=offset, increment=increment)
-        self._metrics = CallMetrics()
-        self._calls = RpcLayer(
-            self._metrics,
-            access_control,
-            self._allocator.store_health,
-            log_each=settings.log_level == "debug",
-            push_back=transport.can_push_back(settings.transport),
-        )
-        self._health = HealthServicer(_SERVICES, access_control.certificates)
         self._request_ids = IdempotentAllocator(
             self._allocator,
             store,
             clock,
-            node=name,
+            node=listener.name,
             window=settings.request_id_window,
             store_timeout=settings.store_timeout,
         )
         self._sequence_service = SequenceService(
             store, clock, self._allocator, store_timeout=settings.store_timeout, max_clock_skew=settings.max_clock_skew
         )
-        self._add_servicers(settings, clock, store, start)
-
-    def _add_servicers(self, settings: Settings, clock: Clock, store: Store, start: StartTimestamp) -> None:
-        server = decoding(self._server, _SERVICES)
-        id_allocator = IdAllocatorServicer(
-            self._allocator,
-            self._doc_ids,
-            clock,
-            settings.max_ids_per_call,
-            self._request_ids,
-            UuidGenerator(clock),
-            start.node,
+        self._metrics = CallMetrics()
+        self._draining = Draining(self._metrics)
+        self._calls = CallLayer(
+            self._metrics,
+            self._draining,
+            listener.access_control,
+            self._allocator.store_health,
+            log_each=settings.log_level == "debug",
+            push_back=transport.can_push_back(settings.transport),
         )
-        self._calls.wrap(id_allocator, _ID_ALLOCATOR)
-        id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(id_allocator, server)
-        sequences = SequencesServicer(self._sequence_service)
-        self._calls.wrap(sequences, _SEQUENCES)
-        sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, server)
-        node = NodeServicer(self._allocator, self._doc_ids, store.address, self._mode.node_settings, self._mode.workers)
-        self._calls.wrap(node, _NODE)
-        node_pb2_grpc.add_NodeServiceServicer_to_server(node, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        self._reflection = reflection.enable(server, [*_SERVICES, SERVICE_NAME], self._access_control, self._calls)
+        servicers = (
+            IdAllocatorServicer(
+                self._allocator,
+                self._doc_ids,
+                clock,
+                settings.max_ids_per_call,
+                self._request_ids,
+                UuidGenerator(clock),
+                start.node,
+            ),
+            SequencesServicer(self._sequence_service),
+            NodeServicer(self._allocator, self._doc_ids, store.address, mode.node_settings, mode.workers),
+        )
+        for servicer in servicers:
+            self._calls.add_service(listener.server, servicer)
+        names = [each.descriptor.full_name for each in servicers]
+        self._health = HealthServicer(names, listener.access_control.certificates)
+        self._health.add_to(listener.server)
+        names.append(HealthServicer.descriptor.full_name)
+        self._reflection = AuthenticatedReflection(names, listener.access_control, self._calls)
+        self._reflection.add_to(listener.server)
 
-    async def run(self, welcome: str) -> None:
+    async def serve_until_stopped(self, welcome: str) -> None:
         """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once."""
         for number in self._mode.stop_signals:
             asyncio.get_running_loop().add_signal_handler(number, self._mode.stop_requested.set)
@@ -277,18 +259,17 @@ class _Node:
                 monitors = [
                     self._mode.report_counts(self._counts),
                     watch_burned(self._allocator.burned.pop_new),
-                    self._access_control.log_totals(),
-                    self._calls.failed.log_failures(),
+                    _log_every_second(self._listener.access_control.audit.log_totals, self._calls.failed.log),
                     self._allocator.store_health.evaluate_every_second(
                         lambda error: self._health.set_store_serving(serving=not error)
                     ),
                     self._reload(),
                 ]
-                if self._files.access:
-                    monitors.append(self._files.access.follow(self._apply_access))
+                if self._listener.access_file:
+                    monitors.append(self._listener.access_file.follow(self._apply_access))
                 background = [tasks.create_task(job) for job in (*jobs, *monitors)]
-                await self._server.start()
-                await self._mode.wait_all_ready(self._doc_ids, self._access_control, welcome)
+                await self._listener.server.start()
+                await self._mode.wait_all_ready(self._doc_ids, self._listener.access_control, welcome)
                 self._health.set_serving(serving=True)
                 self._health.set_store_serving(serving=True)  # The start used it.
                 # Exempt the long-lived objects from further collections.
@@ -308,14 +289,14 @@ class _Node:
             await self._mode.reload_requested.wait()
             self._mode.reload_requested.clear()
             _log.info("reloading")
-            if self._files.access:
-                self._files.access.reload()
-            if self._files.certificates:
-                await asyncio.to_thread(self._files.certificates.reload)
+            if self._listener.access_file:
+                self._listener.access_file.reload()
+            if self._listener.certificates:
+                await asyncio.to_thread(self._listener.certificates.reload)
 
     def _apply_access(self, access: AccessPolicy) -> None:
-        self._access_control.use(access)
-        if self._access_control.requires_authentication:
+        self._listener.access_control.apply_policy(access)
+        if self._listener.access_control.requires_authentication:
             self._mode.require_authentication()
 
     def _counts(self) -> Counts:
@@ -334,20 +315,20 @@ class _Node:
         _log.info("draining", calls=self._metrics.in_flight, drain_timeout=timeout)
         self._health.set_serving(serving=False)
         if self._can_send_goaway:
-            self._calls.hold()
+            self._draining.hold_new_calls()
         else:
-            self._calls.drain()
-        await self._calls.wait_until_quiet(QUIET_SECONDS, timeout=min(MAX_QUIET_WAIT_SECONDS, timeout / 2))
+            self._draining.reject_calls()
+        await self._draining.wait_until_quiet(QUIET_SECONDS, timeout=min(MAX_QUIET_WAIT_SECONDS, timeout / 2))
         closing = None
         if self._can_send_goaway:
-            closing = asyncio.create_task(self._server.stop(remaining()))
+            closing = asyncio.create_task(self._listener.server.stop(remaining()))
             await asyncio.sleep(0)  # It has sent GOAWAY: rejections arrive after it, so their callers reconnect.
         with suppress(TimeoutError):  # The supervisor kills an unresponsive worker later.
             await asyncio.wait_for(self._mode.wait_all_closed(), MAX_QUIET_WAIT_SECONDS)
-        self._calls.drain()
-        if not await self._calls.wait_for_calls(timeout=remaining(STREAMS_SHARE)):
-            self._calls.end_streams()
-            await self._calls.wait_for_calls(timeout=remaining())
+        self._draining.reject_calls()
+        if not await self._draining.wait_for_calls(timeout=remaining(STREAMS_SHARE)):
+            self._draining.end_streams()
+            await self._draining.wait_for_calls(timeout=remaining())
         self._health.end()
         self._reflection.end()
         if closing:
@@ -355,16 +336,16 @@ class _Node:
             await asyncio.wait({closing}, timeout=min(LAST_REPLIES_SECONDS, remaining()))
         else:
             await asyncio.sleep(QUIET_SECONDS)  # Native's stop does not wait for threads that write the last replies.
-        await self._server.stop(None)
+        await self._listener.server.stop(None)
         if closing:
             await closing
         # The server does not wait for the handlers that it cancels (grpc/grpc#37239); they count burned ids.
-        await self._calls.wait_for_calls(timeout=1)
+        await self._draining.wait_for_calls(timeout=1)
 
     async def _release(self) -> None:
         """Return unused ids to the store, and release the prefix with the last worker."""
         in_time = await self._release_in_time(self._close())
-        self._access_control.audit.log_totals()
+        self._listener.access_control.audit.log_totals()
         self._calls.failed.log()
         for burn in self._allocator.burned.pop_new():
             log_burned(*burn)

@@ -7,7 +7,10 @@ import grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 UnaryHandler = Callable[[Any, Context], Awaitable[Any]]
-StreamHandler = Callable[[Any, Context], AsyncGenerator[Any, None]]
+# Awaited with the number of ids in the next message of a stream, before they are taken. It waits until the caller may
+# have them, and ends the stream by raising a ``Refusal``.
+Admit = Callable[[int], Awaitable[None]]
+StreamHandler = Callable[[Any, Context, Admit], AsyncGenerator[Any, None]]
 MetadataReader = Callable[[Context], Iterable[tuple[str, Any]]]
 
 

@@ -34,7 +34,7 @@ def from_refusal(refusal: Refusal) -> Status:
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(refusal, QuotaExceeded):
         quota = error_details_pb2.QuotaFailure.Violation(
-            subject=refusal.subject, description=f"{refusal.quota} = {refusal.limit:g}"
+            subject=refusal.subject, description=f"{refusal.quota} = {refusal.limit}"
         )
         details.append(error_details_pb2.QuotaFailure(violations=[quota]))
     if isinstance(refusal, Retryable):

@@ -8,16 +8,8 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2_grpc
 
-from idalloc.v1 import (
-    id_allocator_pb2,
-    id_allocator_pb2_grpc,
-    node_pb2,
-    node_pb2_grpc,
-    sequences_pb2,
-    sequences_pb2_grpc,
-)
+from idalloc.v1 import id_allocator_pb2_grpc, node_pb2_grpc, sequences_pb2_grpc
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.auth.client_certificates import ClientCertificates
@@ -30,12 +22,12 @@ from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen.transport import can_push_back, make_server, metadata_reader
-from idalloc_server.rpc import reflection
-from idalloc_server.rpc.calls import RpcLayer
-from idalloc_server.rpc.decoding import decoding
+from idalloc_server.rpc.calls import CallLayer
+from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
 from idalloc_server.rpc.node import NodeServicer
+from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.support.fake_store import MemoryStore
@@ -58,7 +50,8 @@ class Served:
     store: MemoryStore
     allocator: Allocator
     doc_ids: DocIdGenerator
-    calls: RpcLayer
+    calls: CallLayer
+    draining: Draining
     metrics: CallMetrics
     access_control: AccessControl
     health: HealthServicer
@@ -115,26 +108,25 @@ async def serving(
         store, clock, AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
     )
     metrics = CallMetrics()
-    calls = RpcLayer(metrics, access_control, allocator.store_health, log_each=True, push_back=can_push_back(transport))
+    draining = Draining(metrics)
+    push_back = can_push_back(transport)
+    calls = CallLayer(metrics, draining, access_control, allocator.store_health, log_each=True, push_back=push_back)
     server = make_server(transport, reuse_port=False)
 
     request_ids = IdempotentAllocator(allocator, store, clock, node="here:1", window=3600.0, store_timeout=5.0)
-    services = ["idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", "idalloc.v1.SequenceService"]
-    added = decoding(server, services)
-    ids = IdAllocatorServicer(allocator, doc_ids, clock, max_ids, request_ids, UuidGenerator(clock), start.node)
-    calls.wrap(ids, id_allocator_pb2.DESCRIPTOR.services_by_name["IdAllocatorService"])
-    id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(ids, added)
-    node = NodeServicer(allocator, doc_ids, store.address)
-    calls.wrap(node, node_pb2.DESCRIPTOR.services_by_name["NodeService"])
-    node_pb2_grpc.add_NodeServiceServicer_to_server(node, added)
-    sequences = SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0))
-    calls.wrap(sequences, sequences_pb2.DESCRIPTOR.services_by_name["SequenceService"])
-    sequences_pb2_grpc.add_SequenceServiceServicer_to_server(sequences, added)
-    reflection.enable(added, services, access_control, calls)
+    servicers = (
+        IdAllocatorServicer(allocator, doc_ids, clock, max_ids, request_ids, UuidGenerator(clock), start.node),
+        NodeServicer(allocator, doc_ids, store.address),
+        SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0)),
+    )
+    for servicer in servicers:
+        calls.add_service(server, servicer)
+    services = [each.descriptor.full_name for each in servicers]
+    AuthenticatedReflection(services, access_control, calls).add_to(server)
     health = HealthServicer(services, certificates)
     health.set_serving(serving=True)
     health.set_store_serving(serving=True)
-    health_pb2_grpc.add_HealthServicer_to_server(health, added)
+    health.add_to(server)
 
     if credentials is None:
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -153,6 +145,7 @@ async def serving(
             allocator=allocator,
             doc_ids=doc_ids,
             calls=calls,
+            draining=draining,
             metrics=metrics,
             access_control=access_control,
             health=health,

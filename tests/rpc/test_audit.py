@@ -121,7 +121,7 @@ class TestSequences:
             for who in ("admin", "nobody"):
                 with pytest.raises(grpc.aio.AioRpcError):
                     await delete(b"\xff", metadata=bearer("admin") if who == "admin" else (), timeout=20)
-            secured.calls.drain()
+            secured.draining.reject_calls()
             with pytest.raises(grpc.aio.AioRpcError):
                 await delete(b"", metadata=bearer("admin"), timeout=20)
         recorded = [(line["identity"], line["reason"]) for line in audit_records(logs)]

@@ -230,7 +230,7 @@ async def test_new_policy_ends_streams_of_removed_identities(secured: Served) ->
     other = secured.ids.StreamRanges(request, metadata=bearer("narrow"))
     for each in (stream, other):
         await anext(aiter(each))
-    secured.access_control.use(AccessPolicy([identity_with_token("narrow", allocate=["mine"])]))
+    secured.access_control.apply_policy(AccessPolicy([identity_with_token("narrow", allocate=["mine"])]))
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         async with asyncio.timeout(20):
             async for _ in stream:
@@ -245,5 +245,5 @@ async def test_new_policy_ends_streams_of_removed_identities(secured: Served) ->
     path = "/idalloc.v1.IdAllocatorService/AllocateRange"
     assert await error_reason_of(secured, path, bearer("allocate")) == "UNAUTHENTICATED"
     assert await error_reason_of(secured, path, bearer("narrow")) == ""
-    secured.access_control.use(AccessPolicy())
+    secured.access_control.apply_policy(AccessPolicy())
     assert await error_reason_of(secured, path, bearer("narrow")) == "UNAUTHENTICATED"

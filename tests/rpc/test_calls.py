@@ -73,7 +73,7 @@ async def test_server_fault_is_internal_without_details(served: Served, monkeypa
     def broken(sequence: str, count: int) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(served.allocator, "take", broken)
+    monkeypatch.setattr(served.allocator, "allocate_from_lease", broken)
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
     details = details_of(failed.value)
@@ -108,7 +108,7 @@ async def test_repeated_server_fault_is_traced_once(served: Served, monkeypatch:
     def broken(sequence: str, count: int) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(served.allocator, "take", broken)
+    monkeypatch.setattr(served.allocator, "allocate_from_lease", broken)
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
             with pytest.raises(grpc.aio.AioRpcError):
@@ -123,31 +123,31 @@ async def test_draining_server_rejects_calls_and_ends_streams(served: Served) ->
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=MAX_ID, chunk_id_count=10)
     stream = served.ids.StreamRanges(request)
     received = (await anext(aiter(stream))).range.last_id
-    served.calls.drain()
+    served.draining.reject_calls()
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"))
     details = details_of(failed.value)
     assert (details.code, details.info.reason) == (grpc.StatusCode.UNAVAILABLE, "SERVER_DRAINING")
     assert details.retry.retry_delay.ToMilliseconds() > 0
-    assert not await served.calls.wait_for_calls(timeout=0.05)
-    served.calls.end_streams()
+    assert not await served.draining.wait_for_calls(timeout=0.05)
+    served.draining.end_streams()
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         async for reply in stream:
             assert reply.range.first_id > received
             received = reply.range.last_id
     assert details_of(failed.value).info.reason == "SERVER_DRAINING"
-    assert await served.calls.wait_for_calls(timeout=1)
+    assert await served.draining.wait_for_calls(timeout=1)
     assert served.metrics.in_flight == 0
 
 
 async def test_held_call_is_neither_served_nor_rejected_early(served: Served) -> None:
     """A call held at a stop is rejected only after the drain, and takes no ids."""
-    served.calls.hold()
+    served.draining.hold_new_calls()
     call = asyncio.ensure_future(served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders")))
     await until(lambda: served.metrics.started == 1)
-    assert await served.calls.wait_for_calls(timeout=0)  # of those that run
+    assert await served.draining.wait_for_calls(timeout=0)  # of those that run
     assert not call.done()
-    served.calls.drain()
+    served.draining.reject_calls()
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await call
     assert details_of(failed.value).info.reason == "SERVER_DRAINING"
@@ -177,5 +177,5 @@ async def test_cancelled_calls_leave_nothing_in_flight(served: Served) -> None:
     await until(lambda: served.metrics.in_flight == 50)
     for call in calls:
         call.cancel()
-    served.calls.drain()
-    assert await served.calls.wait_for_calls(timeout=2)
+    served.draining.reject_calls()
+    assert await served.draining.wait_for_calls(timeout=2)

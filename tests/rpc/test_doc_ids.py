@@ -132,5 +132,5 @@ async def test_endless_stream_can_be_cancelled(served: Served) -> None:
     first = await anext(aiter(stream))
     assert first.runs[0].id_count == 10_000
     stream.cancel()
-    served.calls.drain()
-    assert await served.calls.wait_for_calls(timeout=2)
+    served.draining.reject_calls()
+    assert await served.draining.wait_for_calls(timeout=2)

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import pytest
 import structlog
-from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from idalloc.v1 import id_allocator_pb2 as pb
@@ -48,6 +47,16 @@ def call_options(name: str) -> dict[str, Any]:
     return {"metadata": (("authorization", f"Bearer {name}"),), "timeout": 20}
 
 
+class CountingClock(FakeClock):
+    """Counts how often it is read."""
+
+    readings = 0
+
+    def boot(self) -> float:
+        self.readings += 1
+        return super().boot()
+
+
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
@@ -82,15 +91,23 @@ async def test_exceeded_quota_has_subject_limit_and_retry_delay(
     assert dict(details.info.metadata) == {"subject": "identity:billing", "quota": "ids_per_second", "limit": "100"}
     assert details.retry.retry_delay.ToMilliseconds() == 500
     assert details.trailers.get("grpc-retry-pushback-ms") == ("500" if transport == "grpcio" else None)
-    packed = details.trailers["grpc-status-details-bin"]
-    assert isinstance(packed, bytes)
-    quota = error_details_pb2.QuotaFailure()
-    assert any(detail.Unpack(quota) for detail in status_pb2.Status.FromString(packed).details)
-    [violation] = quota.violations
+    [violation] = details.quota.violations
     assert (violation.subject, violation.description) == ("identity:billing", "ids_per_second = 100")
     await allocate(metered, "free", 150)
     clock.advance(0.501)
     await allocate(metered, "billing")
+
+
+async def test_quota_is_written_with_all_its_digits(transport: str) -> None:
+    """QUOTA_EXCEEDED has the limit as the access file has it, not rounded and without an exponent."""
+    policy = AccessPolicy([make_identity("billing", ids_per_second=12_345_678)])
+    async with serving(transport, policy, auth_clock=FakeClock(), max_ids=20_000_000) as served:
+        await allocate(served, "billing", 20_000_000)
+        details = await error_of_allocate(served, "billing")
+    assert details.info.metadata["limit"] == "12345678"
+    assert "ids_per_second = 12345678;" in details.message
+    [violation] = details.quota.violations
+    assert violation.description == "ids_per_second = 12345678"
 
 
 async def test_doc_ids_and_uuids_count_as_ids_and_reads_as_calls(metered: Served) -> None:
@@ -190,7 +207,7 @@ async def test_each_reflection_request_is_authenticated_and_charged(metered: Ser
         for _ in range(2):
             await call.write(question)
             assert await call.read()
-        metered.access_control.use(policy)
+        metered.access_control.apply_policy(policy)
         await call.write(question)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await call.read()
@@ -254,8 +271,8 @@ async def test_waiting_stream_ends_when_the_server_stops(metered: Served) -> Non
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=500)
     replies = aiter(metered.ids.StreamRanges(request, **call_options("billing")))
     await anext(replies)
-    metered.calls.drain()
-    metered.calls.end_streams()
+    metered.draining.reject_calls()
+    metered.draining.end_streams()
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await asyncio.wait_for(anext(replies), 20)
     assert details_of(failed.value).info.reason == "SERVER_DRAINING"
@@ -275,13 +292,18 @@ async def test_required_authentication_applies_to_open_streams(transport: str) -
         assert details_of(failed.value).info.reason == "UNAUTHENTICATED"
 
 
-async def test_waiting_stream_ends_with_its_client(metered: Served) -> None:
-    """A stream that waits for its quota ends when its client cancels."""
-    request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=500)
-    stream = metered.ids.StreamRanges(request, **call_options("billing"))
-    await anext(aiter(stream))
-    stream.cancel()
-    await until(lambda: not metered.metrics.in_flight)
+async def test_stream_cancelled_in_its_wait_burns_nothing(transport: str) -> None:
+    """P9: a stream whose client cancels while it waits for its quota ends, and its delivered ids are not burned."""
+    clock = CountingClock()
+    async with serving(transport, ACCESS, auth_clock=clock) as served:
+        request = pb.StreamRangesRequest(sequence="orders", total_id_count=1000, chunk_id_count=500)
+        stream = served.ids.StreamRanges(request, **call_options("billing"))
+        await anext(aiter(stream))
+        checks = clock.readings
+        await until(lambda: clock.readings > checks + 1)  # It looks at its quota again and again.
+        stream.cancel()
+        await until(lambda: not served.metrics.in_flight)
+        assert not served.allocator.burned.by_cause.total()
 
 
 async def test_host_with_wrong_tokens_is_limited(metered: Served, clock: FakeClock) -> None:

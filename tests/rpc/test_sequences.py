@@ -18,7 +18,8 @@ from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceInvalid
-from idalloc_server.rpc.calls import RpcLayer
+from idalloc_server.rpc.calls import CallLayer
+from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.telemetry.metrics import CallMetrics
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
@@ -53,10 +54,10 @@ async def served() -> AsyncIterator[Served]:
     )
     servicer = SequencesServicer(SequenceService(store, clock, allocator, store_timeout=5.0))
     access_control = AccessControl(clock, max_ids_per_call=1_000)
-    calls = RpcLayer(CallMetrics(), access_control, allocator.store_health, log_each=False)
-    calls.wrap(servicer, pb.DESCRIPTOR.services_by_name["SequenceService"])
+    metrics = CallMetrics()
+    calls = CallLayer(metrics, Draining(metrics), access_control, allocator.store_health, log_each=False)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    sequences_pb2_grpc.add_SequenceServiceServicer_to_server(servicer, server)
+    calls.add_service(server, servicer)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

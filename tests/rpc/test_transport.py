@@ -64,8 +64,8 @@ class TestSlowReaders:
                 stub: Any = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
                 streams = [stub.StreamDocIds(ENDLESS) for _ in range(READERS)]
                 await until_stalled(served, len(streams))
-            served.calls.drain()
-            assert await served.calls.wait_for_calls(timeout=10)
+            served.draining.reject_calls()
+            assert await served.draining.wait_for_calls(timeout=10)
         assert served.metrics.method("/idalloc.v1.IdAllocatorService/StreamDocIds").handled == {"CANCELLED": READERS}
         assert not [line for line in logs if line["log_level"] == "error"]
 
@@ -83,7 +83,7 @@ class TestSlowReaders:
         streams = [served.ids.StreamDocIds(ENDLESS) for _ in range(READERS)]
         await until_stalled(served, len(streams))
         await asyncio.wait_for(served.server.stop(None), 10)
-        assert await served.calls.wait_for_calls(timeout=1)
+        assert await served.draining.wait_for_calls(timeout=1)
         assert served.metrics.in_flight == 0
 
 
@@ -103,8 +103,8 @@ class TestClientsThatLeave:
         with structlog.testing.capture_logs() as logs:
             await asyncio.to_thread(read_some_and_close)
             await served.ids.AllocateRange(pb.AllocateRangeRequest(sequence="orders"), timeout=10)
-            served.calls.drain()
-            assert await served.calls.wait_for_calls(timeout=10)
+            served.draining.reject_calls()
+            assert await served.draining.wait_for_calls(timeout=10)
         assert served.metrics.method("/idalloc.v1.IdAllocatorService/StreamDocIds").handled == {"CANCELLED": 4}
         assert not [line for line in logs if line["log_level"] == "error"]
 
@@ -119,8 +119,8 @@ class TestDeadlines:
                 issued += reply.range.id_count
         assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert issued
-        served.calls.drain()
-        assert await served.calls.wait_for_calls(timeout=5)
+        served.draining.reject_calls()
+        assert await served.draining.wait_for_calls(timeout=5)
         assert served.metrics.method("/idalloc.v1.IdAllocatorService/StreamRanges").handled == {"CANCELLED": 1}
         assert served.allocator.burned.by_cause[BurnCause.CANCELLED] in (0, 100)
 

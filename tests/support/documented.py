@@ -6,7 +6,7 @@ from math import ceil
 
 from idalloc._core import defaults, pool, requests, resumption
 from idalloc_server import app
-from idalloc_server.auth import authorize, rejected_callers
+from idalloc_server.auth import rejected_callers
 from idalloc_server.config import Settings, load
 from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
@@ -74,10 +74,6 @@ def of_protos() -> Claims:
     id_range = f"{power(model.MIN_ID)} to {power(model.MAX_ID)}"
     lease_sizes = f"0 to {number(validation.MAX_LEASE_SIZE)}"
     texts, chunk = number(id_allocator.MAX_TEXTS_PER_MESSAGE), number(id_allocator.DEFAULT_CHUNK)
-    default_of = {
-        method.rpartition("/")[2]: rule.default_count for method, rule in authorize.RULES.items() if rule.count_field
-    }
-    assert default_of["StreamRanges"] == default_of["StreamDocIds"] == id_allocator.DEFAULT_CHUNK
     mysql = f"1 to {generator.MAX_STEP}"
     assert mysql == bounds("auto_increment_offset") == bounds("auto_increment_increment")
     prefixes = f"0 to {formats.MAX_PREFIX}"
@@ -128,20 +124,20 @@ def of_protos() -> Claims:
             f"auto_create_sequences is {creates} (the default), starting at {plain.start}.",
         ],
         "AllocateRangeRequest.id_count": [
-            f"0 (unset) means {default_of['AllocateRange']};",
+            f"0 (unset) means {id_allocator.DEFAULT_ID_COUNT};",
             f"max_ids_per_call (default {number(default('max_ids_per_call'))})",
         ],
         "AllocateRangeRequest.request_id": [f"request_id_window (default {default('request_id_window') / 3600:g} h)"],
         "AllocateRangeResponse.node_id": [f"{power(start_timestamps.TIMESTAMP_END)} times the prefix"],
         "StreamRangesRequest.chunk_id_count": [f"0 (unset) means {chunk};"],
         "GenerateDocIdRequest.id_count": [
-            f"0 (unset) means {default_of['GenerateDocId']};",
+            f"0 (unset) means {id_allocator.DEFAULT_ID_COUNT};",
             f"at most {texts} in a view with texts",
         ],
         "GenerateDocIdRequest.auto_increment_offset": [f"{mysql}. 0 (unset) means the node's setting."],
         "GenerateDocIdRequest.auto_increment_increment": [f"{mysql}. 0 (unset) means the node's setting."],
         "StreamDocIdsRequest.chunk_id_count": [f"0 (unset) means {chunk};"],
-        "GenerateUuidRequest.id_count": [f"1 to {texts}. 0 (unset) means {default_of['GenerateUuid']}."],
+        "GenerateUuidRequest.id_count": [f"1 to {texts}. 0 (unset) means {id_allocator.DEFAULT_ID_COUNT}."],
         "RangeView.RANGE_VIEW_TEXTS": [f"at most {texts} in a message"],
         "Node.prefix": [f"{prefixes} (the setting node_prefix)"],
         "Node.auto_increment_offset": [mysql],
@@ -249,7 +245,6 @@ def copies() -> list[tuple[float, float]]:
     return [
         *of_terms,
         (retention.OLD_WINDOW, default("request_id_window")),
-        (authorize.DEFAULT_CHUNK, id_allocator.DEFAULT_CHUNK),
         (requests.MAX_UUIDS_PER_CALL, id_allocator.MAX_TEXTS_PER_MESSAGE),
         (pool.MAX_RANGE_SIZE, default("max_ids_per_call")),
     ]

@@ -15,6 +15,7 @@ class Details:
     info: error_details_pb2.ErrorInfo
     bad_request: error_details_pb2.BadRequest
     retry: error_details_pb2.RetryInfo
+    quota: error_details_pb2.QuotaFailure
     trailers: dict[str, str | bytes]
     kinds: list[str]
 
@@ -33,10 +34,11 @@ def details_of(error: grpc.aio.AioRpcError) -> Details:
         error_details_pb2.ErrorInfo(),
         error_details_pb2.BadRequest(),
         error_details_pb2.RetryInfo(),
+        error_details_pb2.QuotaFailure(),
         trailers,
         [detail.TypeName() for detail in status.details],
     )
     for detail in status.details:
-        for message in (found.info, found.bad_request, found.retry):
+        for message in (found.info, found.bad_request, found.retry, found.quota):
             detail.Unpack(message)
     return found

@@ -1,17 +1,35 @@
-"""Access control of one process: authentication, authorization, limits and audit of its calls."""
+"""Access control of one process: what a call passes before its handler.
+
+Each call is authenticated (``authenticate.py``), needs the role of its method's rule (``authorize.py``), and is charged
+to quotas (``limits.py``). Rejected and administrative calls are recorded (``audit.py``).
+"""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from operator import attrgetter
 from typing import Any, NoReturn
 
-from idalloc_server.auth.access import ADMIN, AccessPolicy, Identity
+from idalloc_server.auth.access import ADMIN, READ, AccessPolicy, Identity
 from idalloc_server.auth.audit import Audit
 from idalloc_server.auth.authenticate import Authenticator
-from idalloc_server.auth.authorize import RULES, Authorizer
+from idalloc_server.auth.authorize import RULES, Rule, readable_sequences
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.limits import Limits
 from idalloc_server.domain.clock import Clock
-from idalloc_server.domain.errors import Refusal
-from idalloc_server.grpc_types import Context, MetadataReader, invocation_metadata
+from idalloc_server.domain.errors import PermissionDenied, Refusal, RequestIdBurned, RequestIdReused
+from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
+from idalloc_server.grpc_types import (
+    Admit,
+    Context,
+    MetadataReader,
+    StreamHandler,
+    UnaryHandler,
+    invocation_metadata,
+)
+
+# How often a stream that waits for its quota checks whether it must end.
+STREAM_POLL_SECONDS = 0.2
 
 
 class AccessControl:
@@ -19,7 +37,8 @@ class AccessControl:
 
     Args:
         clock: The clock of the limits.
-        max_ids_per_call: The largest number of ids per message.
+        max_ids_per_call: The largest number of ids per message. A call for more is charged none, since its handler
+            rejects it.
         policy: Identities and quotas; None if every caller may do everything.
         requires_authentication: Whether authentication is required even if the policy has no identity.
         metadata_of: Reads the metadata of a call.
@@ -44,8 +63,9 @@ class AccessControl:
         self.certificates = certificates
         self._limits = Limits(clock, current, self.audit)
         self._authenticator = Authenticator(current, self._limits, requires_authentication, metadata_of, certificates)
-        enabled = policy is not None or certificates is not None
-        self._authorizer = Authorizer(self._authenticator, self._limits, self.audit, max_ids_per_call, enabled=enabled)
+        self._max_ids = max_ids_per_call
+        # If not, only administrative calls are wrapped, for the audit.
+        self._checks_calls = policy is not None or certificates is not None
 
     @property
     def requires_authentication(self) -> bool:
@@ -54,16 +74,144 @@ class AccessControl:
 
     def require_authentication(self) -> None:
         """Require authentication from now on, including on open streams."""
-        self._authenticator.require()
+        self._authenticator.require_authentication()
 
-    def use(self, policy: AccessPolicy) -> None:
+    def apply_policy(self, policy: AccessPolicy) -> None:
         """Apply another policy. Open streams that it does not allow end before their next message."""
-        self._authenticator.use(policy)
-        self._limits.quotas.use(policy)
+        self._authenticator.apply_policy(policy)
+        self._limits.quotas.apply_policy(policy)
 
-    def wrap(self, method: str, handler: Any, *, streams: bool) -> Any:
-        """Return a handler that checks calls before another one; see ``Authorizer.wrap``."""
-        return self._authorizer.wrap(method, handler, streams=streams)
+    def add_checks(self, method: str, handler: Any, *, streams: bool) -> Any:
+        """Return a handler that checks calls of a method before ``handler``; the same one if none are checked.
+
+        Args:
+            method: The full name of the method, such as ``/idalloc.v1.NodeService/GetNode``.
+            handler: A ``StreamHandler`` or ``UnaryHandler``.
+            streams: Which of them it is, and which is returned.
+        """
+        rule = RULES[method]
+        if rule.role == ADMIN:
+            return self._check_admin(method, rule, handler)
+        if not self._checks_calls:
+            return handler
+        if rule.role == READ:
+            return self._check_read(method, rule, handler)
+        return self._check_stream(method, rule, handler) if streams else self._check_allocate(method, rule, handler)
+
+    def _check_allocate(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
+        role, has_sequence, most = rule.role, bool(rule.sequence_field), self._max_ids
+        authenticate, charge, quotas = self._authenticator.authenticate, self._limits.charge, self._limits.quotas
+
+        # The hot path: each Python call counts here.
+        async def call(request: Any, context: Context) -> Any:
+            identity = authenticate(method, context)
+            sequence = request.sequence if has_sequence else None
+            if not identity.has_role(role, sequence):
+                self._deny(method, context, identity, rule, sequence)
+            budgets = quotas.budgets_of(identity, sequence)
+            if not budgets:
+                return await handler(request, context)
+            ids = request.id_count or 1
+            if not 0 < ids <= most:
+                ids = 0
+            charge(method, identity, budgets, ids)
+            try:
+                return await handler(request, context)
+            except (RequestIdReused, RequestIdBurned):
+                raise  # The call may have burned as many ids.
+            except Refusal:
+                quotas.refund(budgets, ids)
+                raise
+
+        return call
+
+    def _check_stream(self, method: str, rule: Rule, handler: StreamHandler) -> StreamHandler:
+        authenticator, limits, quotas = self._authenticator, self._limits, self._limits.quotas
+
+        async def stream(request: Any, context: Context, admit: Admit) -> AsyncGenerator[Any, None]:
+            policy = authenticator.policy
+            identity, sequence = self._authorize(method, rule, request, context)
+            budgets = quotas.budgets_of(identity, sequence)
+            charged_call, unsent = False, 0
+
+            async def admit_and_charge(ids: int) -> None:
+                nonlocal policy, identity, budgets, charged_call, unsent
+                await admit(ids)
+                if not charged_call:
+                    charged_call = True
+                    limits.charge(method, identity, budgets, ids)
+                    unsent = ids
+                    return
+                while True:
+                    authenticator.check_certificate(method, context)
+                    if policy is not authenticator.policy:
+                        policy = authenticator.policy
+                        identity, _ = self._authorize(method, rule, request, context)
+                        budgets = quotas.budgets_of(identity, sequence)
+                    wait = quotas.try_charge(budgets, ids)
+                    if not wait:
+                        break
+                    await asyncio.sleep(min(wait, STREAM_POLL_SECONDS))
+                    await admit(ids)
+                unsent = ids
+
+            with limits.open_stream(method, identity):
+                try:
+                    async with aclosing(handler(request, context, admit_and_charge)) as replies:
+                        async for reply in replies:
+                            yield reply
+                            unsent = 0
+                except Refusal:
+                    if not charged_call:
+                        limits.charge(method, identity, budgets, 0)  # An invalid request is a call, too.
+                    quotas.refund(budgets, unsent)
+                    raise
+
+        return stream
+
+    def _check_read(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
+        async def call(request: Any, context: Context) -> Any:
+            identity, _ = self._authorize(method, rule, request, context)
+            self._limits.charge_call(method, identity)
+            before = readable_sequences.set(identity.roles[READ])
+            try:
+                return await handler(request, context)
+            finally:
+                readable_sequences.reset(before)
+
+        return call
+
+    def _check_admin(self, method: str, rule: Rule, handler: UnaryHandler) -> UnaryHandler:
+        async def call(request: Any, context: Context) -> Any:
+            identity, sequence = self._authorize(method, rule, request, context)
+            self._limits.charge_call(method, identity)
+            fields: dict[str, Any] = {} if sequence is None else {"sequence": sequence}
+            fields |= {name: getattr(request, name) for name in rule.audited_fields}
+            fields = {name: _shorten(value) if isinstance(value, str) else value for name, value in fields.items()}
+            with self.audit.record_admin_call(identity=identity.name, peer=context.peer(), method=method, **fields):
+                return await handler(request, context)
+
+        return call
+
+    def _authorize(self, method: str, rule: Rule, request: Any, context: Context) -> tuple[Identity, str | None]:
+        """Return the caller's identity, and the sequence that its request names.
+
+        Raises:
+            Refusal: The caller is not authenticated, lacks the required role, or exceeds a limit.
+        """
+        identity = self.authenticate(method, context)
+        sequence = attrgetter(rule.sequence_field)(request) if rule.sequence_field else None
+        role = rule.role
+        if not (identity.roles[role].any_name if rule.all_sequences else identity.has_role(role, sequence)):
+            self._deny(method, context, identity, rule, sequence)
+        return identity, sequence
+
+    def _deny(self, method: str, context: Context, identity: Identity, rule: Rule, sequence: str | None) -> NoReturn:
+        self._limits.charge_call(method, identity)
+        sequence = None if sequence is None else _shorten(sequence)
+        refusal = PermissionDenied(identity.name, rule.role, sequence)
+        self._limits.record_denied(method, context, identity, refusal, sequence)
+        raise refusal
 
     def authenticate(self, method: str, context: Context) -> Identity:
         """Return the identity that calls; see ``Authenticator.authenticate``."""
@@ -75,8 +223,8 @@ class AccessControl:
         self._limits.charge_call(method, identity)
         return identity
 
-    def reject(self, method: str, context: Context, refusal: Refusal) -> NoReturn:
-        """Reject a call without a look at its request, such as on a server that drains.
+    def refuse_unread(self, method: str, context: Context, refusal: Refusal) -> NoReturn:
+        """Refuse a call without a look at its request, such as on a server that drains.
 
         Raises:
             Refusal: The given one; or Unauthenticated or QuotaExceeded, which take precedence.
@@ -86,12 +234,7 @@ class AccessControl:
             self._limits.record_denied(method, context, identity, refusal, None)
         raise refusal
 
-    def end_streams(self) -> None:
-        """End streams that wait for their quota."""
-        self._authorizer.end_streams()
 
-    async def log_totals(self) -> None:
-        """Write the audit's counts each second until cancelled."""
-        while True:
-            await asyncio.sleep(1)
-            self.audit.log_totals()
+def _shorten(text: str) -> str:
+    """Return a caller's text at a length that fits into a status or a log line. No valid name is longer."""
+    return text if len(text) <= MAX_NAME_BYTES else f"{text[:MAX_NAME_BYTES]}…"

@@ -39,13 +39,13 @@ class Authenticator:
         # By the value of the metadata: hashing a token costs more than the rest of the authentication.
         self._authenticated: dict[str, Identity] = {}
 
-    def use(self, policy: AccessPolicy) -> None:
+    def apply_policy(self, policy: AccessPolicy) -> None:
         """Apply another policy."""
         self.policy = policy
         self._authenticated = {}
         self.required = self.required or bool(policy.identities) or policy.is_empty
 
-    def require(self) -> None:
+    def require_authentication(self) -> None:
         """Require authentication from now on, including on open streams."""
         self.required = True
         self.policy = AccessPolicy(self.policy.identities, self.policy.quotas)

@@ -37,7 +37,7 @@ class Bucket:
 
     __slots__ = ("burst_seconds", "full_at", "rate")
 
-    def __init__(self, rate: float, now: float, burst: float | None = None) -> None:
+    def __init__(self, rate: int, now: float, burst: float | None = None) -> None:
         self.rate = rate
         self.burst_seconds = BURST_SECONDS if burst is None else burst / rate
         self.full_at = now
@@ -144,9 +144,9 @@ class Quotas:
         self._max_sequences = max_sequences
         self._identities: dict[str, Budget] = {}
         self._sequences: dict[str, Budget | None] = {}
-        self.use(policy)
+        self.apply_policy(policy)
 
-    def use(self, policy: AccessPolicy) -> None:
+    def apply_policy(self, policy: AccessPolicy) -> None:
         """Apply the limits of a policy, and keep the present use."""
         now = self._now()
         self._policy = policy

@@ -303,12 +303,12 @@ class QuotaExceeded(Retryable):
 
     reason = "QUOTA_EXCEEDED"
 
-    def __init__(self, subject: str, quota: str, limit: float, retry_after: float) -> None:
+    def __init__(self, subject: str, quota: str, limit: int, retry_after: float) -> None:
         super().__init__(
-            f"{subject} has used up its quota {quota} = {limit:g}; try again in {retry_after:.3f} s",
+            f"{subject} has used up its quota {quota} = {limit}; try again in {retry_after:.3f} s",
             subject=subject,
             quota=quota,
-            limit=f"{limit:g}",
+            limit=str(limit),
         )
         self.subject = subject
         self.quota = quota

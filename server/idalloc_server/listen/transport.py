@@ -205,29 +205,28 @@ def _run(future: Future[T], fn: Callable[..., T], *args: Any, **kwargs: Any) -> 
 
 def _is_reachable(listen: str) -> bool:
     """Return whether other machines can connect. The later bind reports a host that has no address."""
-    if unix_path(listen):
-        return False
-    host, _, port = listen.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError:
-        return False
     # An IPv6 address may end with % and an interface.
-    return not all(ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+    return not all(ip_address(address.partition("%")[0]).is_loopback for address in _addresses(listen))
 
 
 def _check_one_address(listen: str) -> None:
-    if unix_path(listen):
-        return
-    host, _, port = listen.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError:
-        return  # The later bind reports it.
-    addresses = sorted({str(address[0]) for *_, address in found})
+    addresses = _addresses(listen)
     if len(addresses) > 1:
+        host = listen.rpartition(":")[0]
         raise StartRefused(
             "listen",
             f"native serves on one address, and {host} has {len(addresses)}: use one of {', '.join(addresses)}, "
             "or --transport grpcio",
         )
+
+
+def _addresses(listen: str) -> list[str]:
+    """Return the IP addresses of a host; none for a Unix socket, or a host that has none."""
+    if unix_path(listen):
+        return []
+    host, _, port = listen.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return sorted({str(address[0]) for *_, address in found})

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
+from idalloc_server import status
 from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.auth.rejected_callers import host_of
 from idalloc_server.domain.errors import ServerDraining, Unauthenticated
-from idalloc_server.grpc_types import Context
+from idalloc_server.grpc_types import Context, UnaryHandler
+from idalloc_server.rpc.calls import UNDECODABLE, add_handlers, undecodable_request
 
 # The most open watches in total, and per host. A watch costs some kB and the size of its request, has no time limit,
 # and needs no authentication.
@@ -27,7 +29,7 @@ _Response = health_pb2.HealthCheckResponse
 _ListResponse: Any = getattr(health_pb2, "HealthListResponse", None)
 
 
-class HealthServicer(health_pb2_grpc.HealthServicer):
+class HealthServicer:
     """Serves one status for all services, and one for the store; both are NOT_SERVING at first. See health.proto.
 
     The servicer of grpcio-health-checking writes while it holds a lock: a client that never reads would block other
@@ -38,6 +40,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         certificates: Checks client certificates; None if clients present none.
     """
 
+    descriptor: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
+
     def __init__(self, services: Iterable[str], certificates: ClientCertificates | None = None) -> None:
         self._certificates = certificates
         self._services = frozenset(["", *services])
@@ -45,6 +49,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
         self._ending = False
         self._watches: Counter[str] = Counter()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve health on a server."""
+        add_handlers(server, self.descriptor, lambda method: _rejecting_undecodable(getattr(self, method.name)))
 
     def set_serving(self, *, serving: bool) -> None:
         """Set the status of all services, and notify their watches."""
@@ -90,11 +98,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             sent = None
             while True:
                 changed = self._changed
-                status = self._statuses.get(request.service, _Response.SERVICE_UNKNOWN)
-                if status != sent:
+                current = self._statuses.get(request.service, _Response.SERVICE_UNKNOWN)
+                if current != sent:
                     await self._check_certificate(context)
-                    await context.write(_Response(status=status))
-                    sent = status
+                    await context.write(_Response(status=current))
+                    sent = current
                 if self._ending:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, str(ServerDraining()))
                 await changed.wait()
@@ -110,3 +118,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                 self._certificates.check(context)
             except Unauthenticated as refusal:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(refusal))
+
+
+def _rejecting_undecodable(handler: UnaryHandler) -> UnaryHandler:
+    async def call(request: Any, context: Context) -> Any:
+        if request is UNDECODABLE:
+            await context.abort(*status.from_refusal(undecodable_request()))
+        return await handler(request, context)
+
+    return call

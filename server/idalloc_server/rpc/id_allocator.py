@@ -16,9 +16,11 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator, wit
 from idalloc_server.domain.sequences.formats import compile_format
 from idalloc_server.domain.sequences.model import Reset
 from idalloc_server.domain.uuids import UUID_BYTES, UuidGenerator
-from idalloc_server.grpc_types import Context
+from idalloc_server.grpc_types import Admit, Context
 from idalloc_server.xproto import notice
 
+# What 0 means in id_count (auth/access_control.py charges as many), and in chunk_id_count.
+DEFAULT_ID_COUNT = 1
 DEFAULT_CHUNK = 10_000
 MAX_TEXTS_PER_MESSAGE = 10_000
 
@@ -42,6 +44,8 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         uuids: Generates UUIDs.
         node_id: The id of this process in its replies.
     """
+
+    descriptor = pb.DESCRIPTOR.services_by_name["IdAllocatorService"]
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         if view not in _RANGE_VIEWS:
             raise InvalidRequest("view", f"{view} is not a RangeView")
         most = self._max_ids_in(view) if view else self._max_ids
-        count = self._check_count("id_count", request.id_count, default=1, most=most)
+        count = self._check_count("id_count", request.id_count, most=most)
         if request.request_id:
             return await self._allocate_idempotent(request, count)
         id_range = self._allocator.allocate_from_lease(request.sequence, count)
@@ -81,8 +85,8 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             self._add_view(reply, view, with_date(id_range, self._clock.wall()), self._doc_ids.prefix)
         return reply
 
-    async def StreamRanges(
-        self, request: pb.StreamRangesRequest, context: Context
+    async def StreamRanges(  # type: ignore[override]
+        self, request: pb.StreamRangesRequest, context: Context, admit: Admit
     ) -> AsyncGenerator[pb.StreamRangesResponse, None]:
         """See id_allocator.proto."""
         view = request.view
@@ -93,6 +97,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         chunk = self._check_count("chunk_id_count", request.chunk_id_count, default=DEFAULT_CHUNK, most=most)
         while left:
             count = min(chunk, left)
+            await admit(count)
             id_range = self._allocator.allocate_from_lease(request.sequence, count)
             reply = pb.StreamRangesResponse()
             if id_range is None:
@@ -111,12 +116,12 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
     async def GenerateDocId(self, request: pb.GenerateDocIdRequest, context: Context) -> pb.GenerateDocIdResponse:
         """See id_allocator.proto."""
         view = _check_doc_id_view(request.view)
-        count = self._check_count("id_count", request.id_count, default=1, most=self._max_doc_ids_in(view))
+        count = self._check_count("id_count", request.id_count, most=self._max_doc_ids_in(view))
         runs = await self._generate(count, request)
         return pb.GenerateDocIdResponse(**_doc_id_fields(runs, view))
 
-    async def StreamDocIds(
-        self, request: pb.StreamDocIdsRequest, context: Context
+    async def StreamDocIds(  # type: ignore[override]
+        self, request: pb.StreamDocIdsRequest, context: Context, admit: Admit
     ) -> AsyncGenerator[pb.StreamDocIdsResponse, None]:
         """See id_allocator.proto."""
         view = _check_doc_id_view(request.view)
@@ -125,6 +130,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         chunk = self._check_count("chunk_id_count", request.chunk_id_count, default=min(DEFAULT_CHUNK, most), most=most)
         while left:
             count = min(chunk, left)
+            await admit(count)
             runs = await self._generate(count, request)
             yield pb.StreamDocIdsResponse(**_doc_id_fields(runs, view))
             left -= count
@@ -135,7 +141,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
             raise InvalidRequest("version", f"must be 4 or 7, or 0 for the default, not {request.version}")
         if request.view not in _UUID_VIEWS:
             raise InvalidRequest("view", f"{request.view} is not a UuidView")
-        count = self._check_count("id_count", request.id_count, default=1, most=self._max_texts)
+        count = self._check_count("id_count", request.id_count, most=self._max_texts)
         uuids = self._uuids.v4(count) if request.version == pb.UUID_VERSION_4 else self._uuids.v7(count)
         if request.view == pb.UUID_VIEW_BYTES:
             return pb.GenerateUuidResponse(uuid_bytes=uuids)
@@ -185,7 +191,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         elif view == pb.RANGE_VIEW_NOTICE and isinstance(reply, pb.AllocateRangeResponse):
             reply.notice.CopyFrom(notice.insert_id_notice(id_range.first_id))
 
-    def _check_count(self, field: str, value: int, default: int, most: int) -> int:
+    def _check_count(self, field: str, value: int, most: int, default: int = DEFAULT_ID_COUNT) -> int:
         if not value:
             return min(default, most)
         if not 0 < value <= most:

@@ -39,6 +39,8 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         workers: All workers of the server; None if it is a single process.
     """
 
+    descriptor = node_pb2.DESCRIPTOR.services_by_name["NodeService"]
+
     def __init__(
         self,
         allocator: Allocator,

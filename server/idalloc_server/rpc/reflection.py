@@ -1,52 +1,45 @@
 """Server reflection that works with both ghz and grpcurl."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from contextlib import aclosing
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.errors import Refusal, ServerDraining
 from idalloc_server.grpc_types import Context
-from idalloc_server.rpc.calls import RpcLayer
+from idalloc_server.rpc.calls import UNDECODABLE, CallLayer, add_handlers, undecodable_request
 
 # Its annotations declare a coroutine, but it is an async generator.
 _Base: Any = reflection.aio.ReflectionServicer
 _METHOD = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
-def enable(
-    server: grpc.aio.Server, services: Sequence[str], access_control: AccessControl, calls: RpcLayer
-) -> "AuthenticatedReflection":
-    """Serve the protos of services, and of reflection itself.
+class AuthenticatedReflection(_Base):  # type: ignore[misc]
+    """Serves the protos of services, and of reflection itself, to authenticated callers. They need no role.
 
     Args:
-        server: The server.
         services: The full names of the services.
-        access_control: Authenticates callers; they need no role.
+        access_control: Authenticates callers.
         calls: Answers rejected callers.
-
-    Returns:
-        The servicer. A server that stops must end its streams.
     """
-    servicer = AuthenticatedReflection([*services, reflection.SERVICE_NAME], access_control, calls)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    return servicer
 
+    descriptor: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
-class AuthenticatedReflection(_Base):  # type: ignore[misc]
-    """Reflection for authenticated callers."""
-
-    def __init__(self, names: Sequence[str], access_control: AccessControl, calls: RpcLayer) -> None:
-        super().__init__(names, pool=_MethodAwarePool())
+    def __init__(self, services: Iterable[str], access_control: AccessControl, calls: CallLayer) -> None:
+        super().__init__([*services, reflection.SERVICE_NAME], pool=_MethodAwarePool())
         self._access_control = access_control
         self._calls = calls
         self._waiting: set[asyncio.Task[Any]] = set()
         self._ending = asyncio.Event()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve reflection on a server."""
+        add_handlers(server, self.descriptor, lambda _: self.ServerReflectionInfo)
 
     def end(self) -> None:
         """End all streams: a stream has no end of its own."""
@@ -62,7 +55,7 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
                 async for reply in replies:
                     yield reply
         except Refusal as refusal:
-            await self._calls.reject(refusal, context)
+            await self._calls.abort(context, refusal)
 
     async def _charge(self, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
         incoming = aiter(requests)
@@ -79,6 +72,8 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
                 self._waiting.discard(stream)
             if request is None:
                 return
+            if request is UNDECODABLE:
+                raise undecodable_request()
             self._access_control.charge_call(_METHOD, context)
             yield request
         raise ServerDraining

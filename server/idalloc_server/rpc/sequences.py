@@ -64,6 +64,8 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
         service: Administers the sequences.
     """
 
+    descriptor = pb.DESCRIPTOR.services_by_name["SequenceService"]
+
     def __init__(self, service: SequenceService) -> None:
         self._service = service
 
@@ -85,7 +87,7 @@ class SequencesServicer(sequences_pb2_grpc.SequenceServiceServicer):
             raise InvalidRequest("page_size", f"must be at least 1, or 0 for the default, not {request.page_size}")
         size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
         after = _last_listed(request)
-        readable = readable_sequences()
+        readable = readable_sequences.get()
         try:
             found, last_name = await self._service.list(
                 request.name_prefix, after, size, deleted=request.show_deleted, visible=readable

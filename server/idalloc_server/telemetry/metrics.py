@@ -102,12 +102,6 @@ class FailedCalls:
             named = {"reason": reason} if reason else {}
             failed_log.warning("calls_failed", method=method, code=code, **named, count=count, why=why)
 
-    async def log_failures(self) -> None:
-        """Log every second, until cancelled."""
-        while True:
-            await asyncio.sleep(1)
-            self.log()
-
 
 @dataclass
 class Counts:

@@ -205,7 +205,7 @@ class ForkedChild:
     def _chunk(self, sequence: str) -> None:
         asked = self._log.now()
         request = pb.StreamRangesRequest(sequence=sequence, total_id_count=10, chunk_id_count=10)
-        replies = IdAllocatorServicer.StreamRanges(self._servicer, request, _NO_CONTEXT)
+        replies = IdAllocatorServicer.StreamRanges(self._servicer, request, _NO_CONTEXT, _admit)
         reply = _run_without_waiting(_first(replies))
         self._log.range(request, reply, asked)
         self._ids += reply.range.id_count
@@ -242,6 +242,10 @@ def _run_without_waiting(answer: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as done:
         return done.value
     raise TimeoutError("it would wait for the store")
+
+
+async def _admit(ids: int) -> None:
+    """Admit each message of a stream at once."""
 
 
 async def fork_on_command(control: ControlFile, servicers: list[IdAllocatorServicer]) -> None:

@@ -145,12 +145,12 @@ def test_open_streams_are_limited() -> None:
     quotas.open_stream(billing)
     with pytest.raises(QuotaExceeded, match="streams = 2"):
         quotas.open_stream(billing)
-    quotas.use(AccessPolicy([identity(streams=2)]))
+    quotas.apply_policy(AccessPolicy([identity(streams=2)]))
     first()
     quotas.open_stream(billing)
     with pytest.raises(QuotaExceeded):
         quotas.open_stream(billing)
-    quotas.use(AccessPolicy([identity()]))
+    quotas.apply_policy(AccessPolicy([identity()]))
     quotas.open_stream(identity())
 
 
@@ -173,12 +173,12 @@ def test_new_limits_keep_the_present_use() -> None:
     billing = identity(ids_per_second=100)
     quotas = Quotas(clock, AccessPolicy([billing], [quota("a", ids=100)]))
     charge(quotas, billing, "a", 300)
-    quotas.use(AccessPolicy([identity(ids_per_second=50)], [quota("a", ids=100)]))
+    quotas.apply_policy(AccessPolicy([identity(ids_per_second=50)], [quota("a", ids=100)]))
     assert error_of_charge(quotas, billing, "b").retry_after == pytest.approx(4.0)
-    quotas.use(AccessPolicy([identity()], [quota("a", ids=10)]))
+    quotas.apply_policy(AccessPolicy([identity()], [quota("a", ids=10)]))
     charge(quotas, billing, "b", 300)
     assert error_of_charge(quotas, billing, "a").retry_after == pytest.approx(20.0)
-    quotas.use(AccessPolicy([identity()]))
+    quotas.apply_policy(AccessPolicy([identity()]))
     charge(quotas, billing, "a", 300)
 
 

@@ -1,0 +1,89 @@
+"""How far a stop of this process has come: which calls it holds, rejects and waits for."""
+
+import asyncio
+from contextlib import suppress
+from time import perf_counter
+
+from idalloc_server.domain.errors import ServerDraining
+from idalloc_server.grpc_types import Context
+from idalloc_server.telemetry.metrics import CallMetrics
+
+
+class Draining:
+    """The state of draining, which begins with ``hold_new_calls`` or ``reject_calls`` and never ends.
+
+    Args:
+        metrics: Counts the calls.
+
+    Attributes:
+        has_begun: Whether new calls are held or rejected.
+    """
+
+    def __init__(self, metrics: CallMetrics) -> None:
+        self.has_begun = False
+        self._metrics = metrics
+        self._rejecting = asyncio.Event()
+        self._held = 0
+        self._ends_streams = False
+        self._none_running = asyncio.Event()
+
+    def hold_new_calls(self) -> None:
+        """Hold new calls from now on, until ``reject_calls``."""
+        self.has_begun = True
+
+    def reject_calls(self) -> None:
+        """Reject new and held calls from now on."""
+        self.has_begun = True
+        self._rejecting.set()
+
+    def end_streams(self) -> None:
+        """End open streams before their next message."""
+        self._ends_streams = True
+
+    async def admit_message(self, ids: int) -> None:
+        """See ``Admit``.
+
+        Raises:
+            ServerDraining: Streams are ended.
+        """
+        if self._ends_streams:
+            raise ServerDraining
+
+    async def hold_call(self, context: Context) -> None:
+        """Wait until the call can be rejected."""
+        seconds_left: float | None = context.time_remaining()
+        self._held += 1
+        try:
+            # Half of the caller's time is left for a call to another server.
+            async with asyncio.timeout(None if seconds_left is None else seconds_left / 2):
+                await self._rejecting.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._held -= 1
+
+    def call_ended(self) -> None:
+        """Notice the end of a call, once draining has begun."""
+        if not self._running:
+            self._none_running.set()
+
+    async def wait_until_quiet(self, pause: float, timeout: float) -> None:
+        """Wait until no call runs and none has come for ``pause`` seconds, for ``timeout`` seconds at most."""
+        deadline = perf_counter() + timeout
+        known = -1
+        while (self._running or known < self._metrics.started) and perf_counter() + pause < deadline:
+            known = self._metrics.started
+            await asyncio.sleep(pause)
+
+    async def wait_for_calls(self, timeout: float) -> bool:
+        """Wait for running calls, for ``timeout`` seconds at most; return whether all have ended."""
+        if self._running:
+            self._none_running.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._none_running.wait(), timeout)
+        return not self._running
+
+    @property
+    def _running(self) -> int:
+        """The number of running calls, without held ones."""
+        return self._metrics.in_flight - self._held
