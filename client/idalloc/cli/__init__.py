@@ -9,12 +9,11 @@ import typer
 # Set before gRPC is imported: its core logs errors that the command reports in one line, or retries.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from idalloc.cli import _bench, _health, _ids, _node, _options, _output, _sequences, _verify
+from idalloc.cli import _bench, _connection, _health, _ids, _node, _sequences, _verify
+from idalloc.cli._options import with_options
 from idalloc.cli._plugins import CommandGroup
-from idalloc.cli._usage import explain
-
-# The base class of usage errors: its name differs between versions of typer.
-UsageError = typer.BadParameter.__mro__[1]
+from idalloc.cli._printer import write_stderr
+from idalloc.cli._usage import UsageError, explain
 
 # The next step for each kind of TLS error.
 _TLS_HINTS = {
@@ -27,18 +26,15 @@ _TLS_HINTS = {
 
 app = typer.Typer(
     cls=CommandGroup,
-    callback=_options.set_global_options,
+    callback=with_options(_connection.root),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Issue identifiers that are never issued twice.",
 )
 app.command("allocate")(_ids.allocate)
 app.command("stream")(_ids.stream)
 app.command("docid")(_ids.docid)
 app.command("uuid")(_ids.uuids)
 app.add_typer(_sequences.app, name="sequences")
-# TEXT may be a negative number, which would be read as an option.
-app.command("parse", context_settings={"ignore_unknown_options": True})(_ids.parse)
 app.add_typer(_node.app, name="node")
 app.command("bench")(_bench.bench)
 app.command("verify")(_verify.verify)
@@ -93,5 +89,5 @@ def _report(error: Exception, args: Sequence[str]) -> int:
 
 
 def _fail(line: str, code: int) -> int:
-    _output.write_stderr(line)
+    write_stderr(line)
     return code

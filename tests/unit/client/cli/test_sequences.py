@@ -11,7 +11,7 @@ import pytest
 
 from idalloc import cli
 from idalloc._core.sequences import enum_texts
-from idalloc.cli import _output, _sequence_output, _sequences
+from idalloc.cli import _fields, _progress, _sequences
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1.id_allocator_pb2 import ORDERING_RISING
 from tests.support.command_line import Command, Terminal
@@ -137,7 +137,7 @@ def test_terminal_gets_table(server: FakeServer, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     assert cli.main(["sequences", "list"]) == 0
     printed = terminal.getvalue()
-    assert all(text in printed for text in (*_sequence_output.COLUMNS, "[red]orders", "41", "<0.1/s"))
+    assert all(text in printed for text in (*_fields.COLUMNS, "[red]orders", "41", "<0.1/s"))
     assert "\t" not in printed
 
 
@@ -176,7 +176,7 @@ def test_wait_shows_progress_bar_on_terminal(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     began = time.monotonic()
-    _output.wait(0.3)
+    _progress.wait(0.3)
     assert time.monotonic() - began >= 0.3
     assert "effective on all nodes" in terminal.getvalue()
 
@@ -211,7 +211,7 @@ def test_wait_shows_progress_bar_on_terminal(monkeypatch: pytest.MonkeyPatch) ->
         ("uuid --version 1", "--version"),
         ("allocate a --request-id 7", "--request-id"),
         ("allocate a --texts --ranges", "--texts"),
-        ("parse a", "TEXT"),
+        ("sequences parse a", "TEXT"),
     ],
 )
 def test_usage_error_names_argument_and_exits_with_2(server: FakeServer, capsys: Any, line: str, named: str) -> None:
