@@ -286,7 +286,7 @@ def _print_summary(context: typer.Context, done: importer.Importer, now: float) 
         f"created {done.created}, raised or changed {done.raised}, unchanged {done.unchanged}, "
         f"refused {len(done.problems)}; {done.claims} start timestamps"
     ]
-    content = {
+    content: dict[str, Any] = {
         "created": done.created,
         "raisedOrChanged": done.raised,
         "unchanged": done.unchanged,

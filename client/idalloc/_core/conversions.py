@@ -1,4 +1,4 @@
-"""Conversion of replies to Python values."""
+"""Conversion of document ids and UUIDs."""
 
 import uuid
 
@@ -7,12 +7,6 @@ from idalloc.v1 import id_allocator_pb2 as pb
 # The last three hexadecimal digits of a serial. 4096 ids in a row share the 25 characters before them; joining both
 # parts is several times faster than formatting each serial.
 _SUFFIXES = tuple(f"{n:03x}" for n in range(4096))
-
-
-def to_range(reply: pb.AllocateRangeResponse | pb.StreamRangesResponse) -> range:
-    """Return the ids of a reply. The range stops right after its last id, so ``stop`` is within 64 bits, too."""
-    ids = reply.range
-    return range(ids.first_id, ids.last_id + (1 if ids.step > 0 else -1), ids.step)
 
 
 def to_doc_ids(reply: pb.GenerateDocIdResponse | pb.StreamDocIdsResponse) -> list[str]:

@@ -9,11 +9,17 @@ from itertools import compress, repeat
 from operator import gt, length_hint
 from typing import NamedTuple
 
-from idalloc._core.conversions import to_range
-from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidRequest, QuotaExceeded, SequenceExhausted
+from idalloc._core.calls import Call, allocate_range
+from idalloc._core.errors import (
+    DeadlineExceeded,
+    IdallocError,
+    InvalidRequest,
+    ProtocolError,
+    QuotaExceeded,
+    SequenceExhausted,
+)
 from idalloc._core.fork import process_marker, wiped_on_fork
-from idalloc._core.requests import range_request
-from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc._core.types import Range
 
 # A range that is used up in fewer seconds is followed by one twice as large.
 MIN_RANGE_SECONDS = 1.0
@@ -38,9 +44,9 @@ def boot_clock() -> Iterator[float]:
 
 
 class PoolRequest(NamedTuple):
-    """A request for a range, the time before it was sent, and the marker of the process that sends it."""
+    """A call for a range, the time before it was sent, and the marker of the process that sends it."""
 
-    message: pb.AllocateRangeRequest
+    call: Call[Range]
     sent_at: float
     process: Iterator[float]
 
@@ -126,22 +132,22 @@ class Pool:
         if self._started and now - self._started < MIN_RANGE_SECONDS / 2:
             self._size *= 2
         self._size = min(self._size, self._max_size)
-        return PoolRequest(range_request(self._sequence, self._size), now, process_marker())
+        return PoolRequest(allocate_range(self._sequence, self._size), now, process_marker())
 
-    def add(self, request: PoolRequest, response: pb.AllocateRangeResponse) -> None:
+    def add(self, request: PoolRequest, allocated: Range) -> None:
         """Add the requested range, unless the parent of this process requested it.
 
         Raises:
             InvalidRequest: The sequence has a reset.
         """
-        if response.period:
+        if allocated.period:
             raise InvalidRequest(
                 f"sequence {self._sequence!r} restarts in each period, so its numbers repeat: use allocate_texts",
                 metadata={"field": "sequence"},
             )
-        ids = to_range(response)
+        ids = allocated.ids
         half = len(ids) // 2
-        deadline = wiped_on_fork(request.sent_at + response.ttl.ToTimedelta().total_seconds())
+        deadline = wiped_on_fork(request.sent_at + allocated.ttl.total_seconds())
         parts = [self._part(part, deadline) for part in (ids[:half], ids[half:]) if part]
         if next(request.process):  # checked last: a later fork wipes `deadline`
             self._parts.extend(parts)
@@ -160,16 +166,20 @@ class Pool:
             self._size = max(1, self._size // 2)
         return False
 
-    def retry_delay(self, error: IdallocError, deadline: float) -> float:
-        """Return how many seconds to wait before the next request.
+    def retry_delay(self, error: IdallocError, deadline: float, *, was_prefetched: bool) -> float:
+        """Adapt the size of the next range to an error, and return how many seconds to wait before its request.
 
         Args:
             error: The error of the last request.
             deadline: When the caller's timeout ends, on ``time.monotonic()``.
+            was_prefetched: Whether the caller did not wait for that request: then it makes one of its own at once.
 
         Raises:
             IdallocError: The error itself, if it is not ``QuotaExceeded`` or the wait would pass the deadline.
         """
+        retry_now = self.adapt_size(error) and time.monotonic() < deadline
+        if retry_now or (was_prefetched and not isinstance(error, ProtocolError)):
+            return 0.0
         if not isinstance(error, QuotaExceeded) or error.retry_after is None:
             raise error
         # Jitter, so that clients that wait for the same quota do not retry at the same moment.

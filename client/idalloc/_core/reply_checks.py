@@ -6,7 +6,7 @@ A reply that violates it is rejected as a whole, before any of its ids is return
 import re
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -17,7 +17,6 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
 from idalloc.v1 import sequences_pb2 as sequences
 
-AnyResponse = TypeVar("AnyResponse", bound=Message)
 StreamRequest = pb.StreamRangesRequest | pb.StreamDocIdsRequest
 Ranges = pb.AllocateRangeResponse | pb.StreamRangesResponse
 DocIds = pb.GenerateDocIdResponse | pb.StreamDocIdsResponse
@@ -76,17 +75,16 @@ def check_duration(reply: Message, field: str, duration: Duration, max_seconds: 
         raise protocol_error(reply, field, found, f"0 to {max_seconds} s")
 
 
-def check_reply(request: Message, reply: AnyResponse) -> AnyResponse:
-    """Return the reply to a unary request if it is valid.
+def check_reply(request: Message, reply: Message) -> None:
+    """Check the reply to a unary request.
 
     Raises:
-        ProtocolError: It is not, or it is None because grpc.aio could not parse it.
+        ProtocolError: It is invalid, or it is None because grpc.aio could not parse it.
     """
     check = CHECKS.get(type(reply))
     if check is None:
         raise unparsable(request)
     check(request, reply)
-    return reply
 
 
 def unparsable(request: Message) -> ProtocolError:

@@ -2,11 +2,15 @@
 
 import random
 import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import grpc
 
 from idalloc._core.errors import IdallocError, ProtocolError, ServerUnreachable, Unavailable
-from idalloc._core.requests import at_least_one
+from idalloc._core.reply_checks import ChunkChecker, StreamRequest
+
+T = TypeVar("T")
 
 # How often a stream is attempted without progress before its error is raised. With the delays below that takes more
 # than half a minute, in which a server restarts.
@@ -68,3 +72,43 @@ class Resumption:
         if self._deadline is not None and time.monotonic() + delay >= self._deadline:
             raise error
         return delay
+
+
+class Stream(Resumption, Generic[T]):
+    """A stream of ids and its attempts.
+
+    Args:
+        request: The request for the total.
+        convert: Returns what the caller gets for a message.
+        timeout: Limit of the whole stream in seconds; None for no limit.
+
+    Attributes:
+        convert: As above.
+    """
+
+    def __init__(self, request: StreamRequest, convert: Callable[[Any], T], timeout: float | None) -> None:
+        super().__init__(request.total_id_count, timeout)
+        self.convert = convert
+        self._request = request
+        self._checker = ChunkChecker(request)
+
+    def start_attempt(self) -> StreamRequest:
+        """Return the request for the missing ids."""
+        self._request.total_id_count = self.missing
+        self._checker = ChunkChecker(self._request)
+        return self._request
+
+    def check(self, response: Any) -> None:
+        """Check a message of the latest attempt, and count its ids as received."""
+        self.received(self._checker.check(response))
+
+    def check_end(self) -> None:
+        """Check that the latest attempt may end now."""
+        self._checker.end()
+
+
+def at_least_one(name: str, count: int) -> int:
+    """Return the count if it is at least 1. On the wire, 0 stands for the default."""
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, not {count}")
+    return count

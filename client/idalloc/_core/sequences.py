@@ -1,15 +1,20 @@
-"""Requests to SequenceService, and pagination of ListSequences."""
+"""The calls to SequenceService, and pagination of ListSequences."""
 
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from functools import partial
+from typing import Any, Literal, TypedDict, TypeVar
 
-from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.message import Message
 
+from idalloc._core.calls import Call
 from idalloc._core.reply_checks import protocol_error, quote
-from idalloc._core.requests import AnyRequest
+from idalloc._core.types import Sequence, SequenceChange, enum_name, enum_texts, from_message
 from idalloc.v1 import sequences_pb2 as pb
+
+AnyRequest = TypeVar("AnyRequest", bound=Message)
 
 # The largest page that the server returns.
 PAGE_SIZE = 1000
@@ -20,12 +25,12 @@ MAX_EMPTY_PAGES = 1_000
 class SequenceSettings(TypedDict, total=False):
     """The settings of a sequence, named as the fields of ``idalloc.v1.Sequence``, which documents them.
 
-    None stands for the default. An enum value may be a text, such as ``"rising"`` or ``"timestamp-ms"``.
+    None stands for the default.
     """
 
     description: str | None
     labels: Mapping[str, str] | None
-    kind: "Literal['counter', 'timestamp-ms', 'timestamp-us'] | pb.SequenceKind.ValueType | None"
+    kind: Literal["counter", "timestamp-ms", "timestamp-us"] | None
     start: int | None
     step: int | None
     min_value: int | None
@@ -33,67 +38,82 @@ class SequenceSettings(TypedDict, total=False):
     json_safe: bool | None
     offset: int | None
     increment: int | None
-    ordering: Literal["rising", "rising-per-node"] | int | None
+    ordering: Literal["rising", "rising-per-node"] | None
     min_lease_size: int | None
     max_lease_size: int | None
     format: str | None
-    reset: "Literal['never', 'yearly', 'monthly', 'daily'] | pb.Reset.ValueType | None"
+    reset: Literal["never", "yearly", "monthly", "daily"] | None
     time_zone: str | None
 
 
-# The prefix of an enum's value names; the rest of a name is the value's text.
-_PREFIXES = {"SequenceKind": "SEQUENCE_KIND_", "Ordering": "ORDERING_", "Reset": "RESET_"}
 _SETTINGS = frozenset(SequenceSettings.__annotations__)
 
 
-def new_request_id() -> str:
-    """Return a new request id, by which the server recognizes a request that it receives twice."""
-    return str(uuid.uuid4())
+def create(name: str, settings: Mapping[str, Any]) -> Call[Sequence]:
+    """Return a call that creates a sequence."""
+    request = pb.CreateSequenceRequest(sequence=_sequence(name, settings), request_id=_new_request_id())
+    return Call(request, _to_sequence)
 
 
-def create_request(name: str, settings: Mapping[str, Any]) -> pb.CreateSequenceRequest:
-    """Return a request to create a sequence."""
-    return pb.CreateSequenceRequest(sequence=_sequence(name, settings), request_id=new_request_id())
+def get(name: str, period: str) -> Call[Sequence]:
+    """Return a call for a sequence."""
+    return Call(pb.GetSequenceRequest(name=name, period=period), _to_sequence)
 
 
-def update_request(name: str, settings: Mapping[str, Any], etag: str) -> pb.UpdateSequenceRequest:
-    """Return a request to change settings; None restores the default."""
+def update(name: str, settings: Mapping[str, Any], etag: str) -> Call[SequenceChange]:
+    """Return a call that changes settings; None restores the default."""
     if not settings:
         raise ValueError("nothing to change: no setting was given")
     sequence = _sequence(name, settings)
     sequence.MergeFrom(_message(pb.Sequence, etag=etag))
     mask = FieldMask(paths=sorted(settings))
-    return pb.UpdateSequenceRequest(sequence=sequence, update_mask=mask, request_id=new_request_id())
+    return _change(pb.UpdateSequenceRequest, sequence=sequence, update_mask=mask)
 
 
-def delete_request(name: str, etag: str) -> pb.DeleteSequenceRequest:
-    """Return a request to delete a sequence."""
-    return _message(pb.DeleteSequenceRequest, name=name, etag=etag, request_id=new_request_id())
+def delete(name: str, etag: str) -> Call[SequenceChange]:
+    """Return a call that deletes a sequence."""
+    return _change(pb.DeleteSequenceRequest, name=name, etag=etag)
 
 
-def advance_request(name: str, past: int, period: str, etag: str) -> pb.AdvanceSequenceRequest:
-    """Return a request to move a counter past a value."""
-    return _message(
-        pb.AdvanceSequenceRequest, name=name, past=past, period=period, etag=etag, request_id=new_request_id()
-    )
+def advance(name: str, past: int, period: str, etag: str) -> Call[SequenceChange]:
+    """Return a call that moves a counter past a value."""
+    return _change(pb.AdvanceSequenceRequest, name=name, past=past, period=period, etag=etag)
+
+
+def _change(kind: type[Message], **fields: Any) -> Call[SequenceChange]:
+    return Call(_message(kind, request_id=_new_request_id(), **fields), partial(from_message, SequenceChange))
+
+
+def _new_request_id() -> str:
+    """Return a new request id, by which the server recognizes a request that it receives twice."""
+    return str(uuid.uuid4())
+
+
+def _to_sequence(reply: pb.CreateSequenceResponse | pb.GetSequenceResponse) -> Sequence:
+    return from_message(Sequence, reply.sequence)
 
 
 class Pages:
     """Pagination of one list.
 
     Attributes:
-        request: The request for the next page.
+        more: Whether there is a next page.
     """
 
     def __init__(self, prefix: str, show_deleted: bool) -> None:
-        self.request = _message(
+        self.more = True
+        self._request = _message(
             pb.ListSequencesRequest, page_size=PAGE_SIZE, name_prefix=prefix, show_deleted=show_deleted
         )
         self._last_name = ""
         self._tokens: set[int] = set()  # hashes of those since the last name, since a token may be megabytes long
 
-    def advance(self, response: pb.ListSequencesResponse) -> bool:
-        """Check a page and make ``request`` the one for the next page. Return whether there is a next page.
+    def next_page(self) -> Call[list[Sequence]]:
+        """Return the call for the next page."""
+        return Call(self._request, self._advance)
+
+    def _advance(self, response: pb.ListSequencesResponse) -> list[Sequence]:
+        """Check the order of a page, and make the request the one for the next page.
 
         Raises:
             ProtocolError: The names are not in ascending order, or empty pages never end.
@@ -111,23 +131,9 @@ class Pages:
             found = f"is {quote(token)} after {MAX_EMPTY_PAGES} empty pages"
             raise protocol_error(response, "next_page_token", found, "a page with a sequence, or the end of the list")
         self._tokens.add(hash(token))
-        self.request.page_token = token
-        return bool(token)
-
-
-def enum_texts(field: str) -> list[str]:
-    """Return the texts of all values of an enum setting."""
-    enum = _enum(field)
-    return [_text(enum, value.name) for value in enum.values if value.number]
-
-
-def enum_text(field: str, number: int) -> str:
-    """Return the text of a value of an enum setting; empty if it is unspecified."""
-    enum = _enum(field)
-    known = enum.values_by_number.get(number)
-    if known is None:  # from a newer server
-        return str(number)
-    return _text(enum, known.name) if number else ""
+        self._request.page_token = token
+        self.more = bool(token)
+        return [from_message(Sequence, sequence) for sequence in response.sequences]
 
 
 def _sequence(name: str, settings: Mapping[str, Any]) -> pb.Sequence:
@@ -152,20 +158,10 @@ def _message(kind: type[AnyRequest], /, **fields: Any) -> AnyRequest:
 
 
 def _value(field: FieldDescriptor, value: Any) -> Any:
-    if field.enum_type is None or not isinstance(value, str):
-        return value
-    for known in field.enum_type.values:
-        if known.number and _text(field.enum_type, known.name) == value.lower().replace("_", "-"):
-            return known.number
-    raise ValueError(f"{field.name} must be one of {', '.join(enum_texts(field.name))}, not {value!r}")
-
-
-def _enum(field: str) -> EnumDescriptor:
-    enum = pb.Sequence.DESCRIPTOR.fields_by_name[field].enum_type
+    enum = field.enum_type
     if enum is None:
-        raise TypeError(f"setting {field!r} is not an enum")
-    return enum
-
-
-def _text(enum: EnumDescriptor, name: str) -> str:
-    return name.removeprefix(_PREFIXES[enum.name]).lower().replace("_", "-")
+        return value
+    text = str(value).lower().replace("_", "-")
+    if text not in enum_texts(enum):
+        raise ValueError(f"{field.name} must be one of {', '.join(enum_texts(enum))}, not {value!r}")
+    return enum_name(enum, text)

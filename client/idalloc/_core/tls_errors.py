@@ -25,14 +25,6 @@ _CAUSES = (
         "the server's certificate is not valid for the expected name",
     ),
     (r"WRONG_VERSION_NUMBER|HTTP_REQUEST", "plaintext", "the server does not use TLS"),
-    (r"ALERT|CERTIFICATE_REQUIRED", "refused", "the server rejected the client's certificate"),
-    (r"Failed to create security handshaker", "unusable", "the client's credentials are invalid"),
-    # A server that requires TLS closes a plaintext connection; in TLS 1.3 also one without an accepted certificate.
-    (
-        r"^failed to connect to all addresses.*(Socket closed|Connection reset by peer)",
-        "closed",
-        "the server closed the connection; it may require TLS or another client certificate",
-    ),
 )
 
 

@@ -221,7 +221,8 @@ class Node(Reply):
 def from_message(kind: type[AnyReply], message: Message) -> AnyReply:
     """Return a checked message as a dataclass. Fields of a newer server are ignored."""
     values = _python_values(message)
-    return kind(**{name: values[name] for name in kind.__slots__ if name in values})
+    names: tuple[str, ...] = kind.__slots__
+    return kind(**{name: values[name] for name in names if name in values})
 
 
 def enum_text(enum: EnumDescriptor, number: int) -> str:
@@ -284,7 +285,7 @@ def _to_message(kind: type[Message], reply: Reply) -> Message:
     return kind(**fields)
 
 
-def _enum_value(enum: EnumDescriptor, text: str) -> str | int:
+def _enum_value(enum: Any, text: str) -> str | int:
     if text.isdecimal():  # see enum_text
         return int(text)
     return enum_name(enum, text or "unspecified")

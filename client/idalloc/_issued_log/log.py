@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from idalloc._core.fork import process_marker
-from idalloc._core.requests import StreamRequest, StreamResponse
 from idalloc._issued_log.format import FORMAT, JSON_LINES, BinaryEncoder, Encoder, JsonLinesEncoder, Run, dump, to_runs
 from idalloc.v1 import id_allocator_pb2 as pb
 
@@ -86,6 +85,13 @@ class IssuedLog:
             raise ValueError("the reply has neither runs nor texts of document ids, which the log requires")
         self._write(lambda encoder: encoder.doc_ids(runs, asked, answered))
 
+    def reply(self, request: Any, response: Any, asked: int) -> None:
+        """Record the ids of a reply or of a stream's message, if it has any. UUIDs are not recorded."""
+        if isinstance(response, pb.AllocateRangeResponse | pb.StreamRangesResponse):
+            self.range(request, response, asked)
+        elif isinstance(response, pb.GenerateDocIdResponse | pb.StreamDocIdsResponse):
+            self.doc_ids(response, asked)
+
     def close(self) -> None:
         """Close the log."""
         state = self._current_state()
@@ -139,14 +145,6 @@ class IssuedLog:
             with suppress(FileExistsError):
                 return self._start(state, Path(name))
         raise AssertionError
-
-
-def log_chunk(log: IssuedLog, request: StreamRequest, response: StreamResponse, asked: int) -> None:
-    """Record the ids in a message of a stream."""
-    if isinstance(response, pb.StreamDocIdsResponse):
-        log.doc_ids(response, asked)
-    elif isinstance(request, pb.StreamRangesRequest):
-        log.range(request, response, asked)
 
 
 class _ProcessState:

@@ -1,35 +1,14 @@
 """The client for threads."""
 
-import os
 import uuid
-from collections.abc import Callable, Iterator
-from typing import Self, TypeVar
+from collections.abc import Iterator
 
-import grpc
-
-from idalloc._core.conversions import to_doc_ids, to_range, to_uuids
-from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from idalloc._core.requests import (
-    StreamRequest,
-    StreamResponse,
-    doc_ids_request,
-    range_request,
-    stream_doc_ids_request,
-    stream_ranges_request,
-    update_node_request,
-    uuid_requests,
-)
-from idalloc._core.resumption import Resumption
-from idalloc._sync.base import BaseClient, Stubs
+from idalloc._core import calls
+from idalloc._core.types import Node, ParsedId, Range
+from idalloc._sync.base import BaseClient
 from idalloc._sync.ids import Ids
 from idalloc._sync.sequences import Sequences
 from idalloc._sync.streams import read_stream
-from idalloc._transport.config import ChannelConfig, from_environment
-from idalloc.v1 import id_allocator_pb2 as pb
-from idalloc.v1.node_pb2 import GetNodeRequest, Node
-from idalloc.v1.sequences_pb2 import ParseIdRequest, ParseIdResponse
-
-T = TypeVar("T")
 
 
 class Client(BaseClient):
@@ -73,37 +52,8 @@ class Client(BaseClient):
             a gap.
     """
 
-    def __init__(
-        self,
-        target: str = DEFAULT_TARGET,
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        credentials: grpc.ChannelCredentials | None = None,
-        token: str | None = None,
-        server_name: str | None = None,
-        insecure: bool = False,
-        log: str | os.PathLike[str] | None = None,
-    ) -> None:
-        config = ChannelConfig(target, token=token, credentials=credentials, server_name=server_name, insecure=insecure)
-        super().__init__(target, timeout, config, log)
+    def _add_parts(self) -> None:
         self.sequences = Sequences(self)
-
-    @classmethod
-    def from_environment(cls, *, timeout: float = DEFAULT_TIMEOUT, log: str | os.PathLike[str] | None = None) -> Self:
-        """Return a client that is configured by the environment variables of the command ``idalloc``.
-
-        They are IDALLOC_SERVER, IDALLOC_TLS, IDALLOC_CA, IDALLOC_CERT, IDALLOC_KEY, IDALLOC_SERVER_NAME, IDALLOC_TOKEN,
-        IDALLOC_TOKEN_FILE and IDALLOC_TOKEN_INSECURE. Files are read once.
-
-        Args:
-            timeout: As in ``Client``.
-            log: As in ``Client``.
-
-        Raises:
-            ValueError: A variable is invalid, or its file cannot be read; the message names the variable.
-        """
-        target, arguments = from_environment()
-        return cls(target, timeout=timeout, log=log, **arguments)
 
     def allocate_range(
         self,
@@ -112,7 +62,8 @@ class Client(BaseClient):
         *,
         request_id: str | uuid.UUID | None = None,
         exactly_once: bool = False,
-    ) -> range:
+        texts: bool = False,
+    ) -> Range:
         """Allocate n ids in one contiguous range. They belong to the caller for ever.
 
         The numbers of a sequence with a reset repeat in each period; ``allocate_texts`` returns texts with the period.
@@ -127,16 +78,17 @@ class Client(BaseClient):
             n: The number of ids, from 1 to the server's max_ids_per_call (1,000,000 by default).
             request_id: A UUID of version 4 that the caller keeps, to repeat this call after an error or a crash.
             exactly_once: Whether to generate a request id for the retries within this call's timeout.
+            texts: Whether to fill ``Range.texts``, the ids in the sequence's format; then n is at most 10,000.
 
         Returns:
-            The ids. The range's step is the sequence's, which may be negative.
+            The range: a sequence of its ids. Its step is the sequence's, which may be negative.
 
         Raises:
             RequestIdReused: The request id was used before, for another request.
             RequestIdBurned: The sequence was changed since; the recorded ids may no longer be issued.
         """
-        request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once)
-        return to_range(self._allocate(request))
+        call = calls.allocate_range(sequence, n, request_id=request_id, exactly_once=exactly_once, texts=texts)
+        return self._call(call)
 
     def allocate_texts(
         self,
@@ -157,10 +109,10 @@ class Client(BaseClient):
         Returns:
             The texts, in the order of the ids.
         """
-        request = range_request(sequence, n, request_id=request_id, exactly_once=exactly_once, view=pb.RANGE_VIEW_TEXTS)
-        return list(self._allocate(request).texts)
+        call = calls.allocate_range(sequence, n, request_id=request_id, exactly_once=exactly_once, texts=True)
+        return list(self._call(call).texts)
 
-    def parse_id(self, sequence: str, text: str) -> ParseIdResponse:
+    def parse_id(self, sequence: str, text: str) -> ParsedId:
         """Parse the text of an id by the sequence's format. It does not check whether the id was issued.
 
         Args:
@@ -173,8 +125,7 @@ class Client(BaseClient):
         Raises:
             InvalidRequest: The text does not match the format, or its check characters are wrong.
         """
-        request = ParseIdRequest(sequence=sequence, text=text)
-        return self._call(lambda stubs: stubs.sequences.ParseId, request)
+        return self._call(calls.parse_id(sequence, text))
 
     def ids(self, sequence: str) -> Ids:
         """Return an endless iterator over the ids of a sequence. Keep it: each ``Ids`` prefetches its own ranges.
@@ -188,8 +139,8 @@ class Client(BaseClient):
         return Ids(self, sequence)
 
     def stream_ranges(
-        self, sequence: str, total: int, chunk: int = 0, *, timeout: float | None = None
-    ) -> Iterator[range]:
+        self, sequence: str, total: int, chunk: int = 0, *, texts: bool = False, timeout: float | None = None
+    ) -> Iterator[Range]:
         """Allocate ids in contiguous ranges until the total is reached.
 
         If the stream breaks, for example because the server restarts, the client requests the missing ids again, for
@@ -200,14 +151,14 @@ class Client(BaseClient):
             sequence: The sequence's name, as in ``allocate_range``.
             total: The number of ids, at least 1.
             chunk: The number of ids in a range; 0 for the server's default, 10,000.
+            texts: As in ``allocate_range``, for each range.
             timeout: Limit of the whole stream in seconds, including the caller's time between ranges; None for no
                 limit.
 
         Returns:
             An iterator of ranges.
         """
-        request = stream_ranges_request(sequence, chunk)
-        return self._stream(lambda stubs: stubs.ids.StreamRanges, request, to_range, total, timeout)
+        return read_stream(self, calls.stream_ranges(sequence, total, chunk, texts, timeout))
 
     def doc_ids(self, n: int = 1, *, offset: int = 0, increment: int = 0) -> list[str]:
         """Generate n document ids in MySQL's format, in ascending order.
@@ -220,8 +171,7 @@ class Client(BaseClient):
         Returns:
             The ids, each of 28 lower-case hexadecimal characters.
         """
-        request = doc_ids_request(n, offset, increment)
-        return to_doc_ids(self._generate(request))
+        return self._call(calls.doc_ids(n, offset, increment))
 
     def stream_doc_ids(
         self,
@@ -246,8 +196,7 @@ class Client(BaseClient):
         Returns:
             An iterator of batches, each in ascending order.
         """
-        request = stream_doc_ids_request(chunk, offset, increment)
-        return self._stream(lambda stubs: stubs.ids.StreamDocIds, request, to_doc_ids, total, timeout)
+        return read_stream(self, calls.stream_doc_ids(total, chunk, offset, increment, timeout))
 
     def uuids(self, n: int = 1, version: int = 7) -> list[uuid.UUID]:
         """Generate n UUIDs (RFC 9562), up to 10,000 in a call. They are unique by chance only, and are not logged.
@@ -257,14 +206,11 @@ class Client(BaseClient):
             version: 7 for UUIDs that rise while one server process answers, also if its clock steps back; 4 for random
                 ones.
         """
-        uuids: list[uuid.UUID] = []
-        for request in uuid_requests(n, version):
-            uuids += to_uuids(self._call(lambda stubs: stubs.ids.GenerateUuid, request))
-        return uuids
+        return [each for call in calls.uuids(n, version) for each in self._call(call)]
 
     def node(self) -> Node:
         """Return the version, the store and the document id settings of the server process that answers."""
-        return self._call(lambda stubs: stubs.nodes.GetNode, GetNodeRequest()).node
+        return self._call(calls.node())
 
     def update_node(
         self,
@@ -286,16 +232,10 @@ class Client(BaseClient):
             PrefixInUse: Another live node holds the prefix, and the server does not allow sharing it.
             ValueError: No setting was given.
         """
-        request = update_node_request(prefix, auto_increment_offset, auto_increment_increment, persist)
-        return self._call(lambda stubs: stubs.nodes.UpdateNode, request).node
-
-    def _stream(
-        self,
-        method: "Callable[[Stubs], grpc.UnaryStreamMultiCallable[StreamRequest, StreamResponse]]",
-        request: Callable[[int], StreamRequest],
-        convert: Callable[[StreamResponse], T],
-        total: int,
-        timeout: float | None,
-    ) -> Iterator[T]:
-        resumption = Resumption(total, timeout)  # not in the generator: invalid arguments raise at once
-        return read_stream(self, method, request, convert, resumption)
+        call = calls.update_node(
+            persist,
+            prefix=prefix,
+            auto_increment_offset=auto_increment_offset,
+            auto_increment_increment=auto_increment_increment,
+        )
+        return self._call(call)

@@ -4,17 +4,15 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
-from idalloc._core.errors import DeadlineExceeded, ProtocolError
+from idalloc._core.errors import DeadlineExceeded
 from idalloc._core.pool import Pool, PoolRequest
-from idalloc._core.reply_checks import check_reply
 from idalloc._core.rpc_errors import from_rpc_error, translate_rpc_errors
-from idalloc._sync.base import BaseClient, Stubs
-from idalloc._transport.channel import leak
-from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc._sync.base import BaseClient
+from idalloc._transport.channel import Stubs, leak
 
 # A call that gRPC has not ended so many seconds after its deadline is abandoned.
 DEADLINE_GRACE = 1.0
@@ -88,12 +86,10 @@ class Ids(Iterator[int]):
     def _send(self) -> "_Prefetch":
         connection = self._client._connection
         stubs = connection.stubs()
-        request = self._pool.next_request()
-        log = self._client._log
-        asked = 0 if log is None else log.now()
-        timeout, metadata = self._client.timeout, self._client._config.metadata
+        request, asked = self._pool.next_request(), self._client._now()
+        message, timeout, metadata = request.call.request, self._client.timeout, self._client._config.metadata
         with translate_rpc_errors(self._client.target), connection.abandon_if_interrupted(stubs):
-            future = stubs.ids.AllocateRange.future(request.message, timeout=timeout, metadata=metadata)
+            future = stubs.rpc(message).future(message, timeout=timeout, metadata=metadata)
             connection.keep_until_done(future)
         return _Prefetch(request, asked, future, stubs)
 
@@ -113,10 +109,8 @@ class Ids(Iterator[int]):
         except grpc.RpcError as rpc_error:
             self._prefetch = None
             error = from_rpc_error(rpc_error, self._client.target)
-            retry_now = self._pool.adapt_size(error) and time.monotonic() < deadline
-            if not retry_now and (not was_prefetched or isinstance(error, ProtocolError)):
-                error.__cause__ = rpc_error
-                time.sleep(self._pool.retry_delay(error, deadline))
+            error.__cause__ = rpc_error
+            time.sleep(self._pool.retry_delay(error, deadline, was_prefetched=was_prefetched))
         except grpc.FutureCancelledError:
             self._prefetch = None
             connection.stubs()  # raises if the client is closed
@@ -126,10 +120,9 @@ class Ids(Iterator[int]):
             raise
         else:
             self._prefetch = None
-            check_reply(prefetch.request.message, response)
-            if self._client._log is not None and next(prefetch.request.process):  # unless a signal handler forked
-                self._client._log.range(prefetch.request.message, response, prefetch.asked)
-            self._pool.add(prefetch.request, response)
+            if next(prefetch.request.process):  # unless a signal handler forked
+                allocated = self._client._receive(prefetch.request.call, response, prefetch.asked)
+                self._pool.add(prefetch.request, allocated)
 
 
 class _Prefetch(NamedTuple):
@@ -142,5 +135,5 @@ class _Prefetch(NamedTuple):
 
     request: PoolRequest
     asked: int
-    future: "grpc.Future[pb.AllocateRangeResponse]"
+    future: "grpc.Future[Any]"
     stubs: Stubs

@@ -1,24 +1,14 @@
 """``client.sequences`` of the client for threads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from idalloc._core.requests import AnyRequest, AnyResponse
-from idalloc._core.sequences import (
-    Pages,
-    SequenceSettings,
-    advance_request,
-    create_request,
-    delete_request,
-    update_request,
-)
-from idalloc._sync.base import BaseClient, Stubs
-from idalloc.v1 import sequences_pb2 as pb
+from idalloc._core import sequences as calls
+from idalloc._core.types import Sequence, SequenceChange
+from idalloc._sync.base import BaseClient
 
 if TYPE_CHECKING:
     from typing import Unpack
-
-    import grpc
 
 
 class Sequences:
@@ -36,7 +26,7 @@ class Sequences:
     def __init__(self, client: BaseClient) -> None:
         self._client = client
 
-    def create(self, name: str, **settings: "Unpack[SequenceSettings]") -> pb.Sequence:
+    def create(self, name: str, **settings: "Unpack[calls.SequenceSettings]") -> Sequence:
         """Create a sequence. If a sequence of that name was deleted, the new one continues after its last id.
 
         Args:
@@ -49,9 +39,9 @@ class Sequences:
             ValueError: A setting does not fit into its field, or is an unknown enum text.
             TypeError: A setting has the wrong type, or is unknown.
         """
-        return self._call(lambda stubs: stubs.sequences.CreateSequence, create_request(name, settings)).sequence
+        return self._client._call(calls.create(name, settings))
 
-    def get(self, name: str, period: str = "") -> pb.Sequence:
+    def get(self, name: str, period: str = "") -> Sequence:
         """Return a sequence: its settings, its counter and the estimated time of exhaustion.
 
         Args:
@@ -61,23 +51,20 @@ class Sequences:
         Raises:
             SequenceNotFound: No sequence has that name.
         """
-        request = pb.GetSequenceRequest(name=name, period=period)
-        return self._call(lambda stubs: stubs.sequences.GetSequence, request).sequence
+        return self._client._call(calls.get(name, period))
 
-    def list(self, prefix: str = "", *, show_deleted: bool = False) -> Iterator[pb.Sequence]:
+    def list(self, prefix: str = "", *, show_deleted: bool = False) -> Iterator[Sequence]:
         """Yield sequences in the order of their names. It requests one page after another.
 
         Args:
             prefix: Only sequences whose names begin with it.
             show_deleted: Whether to include deleted sequences.
         """
-        pages, more = Pages(prefix, show_deleted), True
-        while more:
-            response = self._call(lambda stubs: stubs.sequences.ListSequences, pages.request)
-            more = pages.advance(response)
-            yield from response.sequences
+        pages = calls.Pages(prefix, show_deleted)
+        while pages.more:
+            yield from self._client._call(pages.next_page())
 
-    def update(self, name: str, *, etag: str = "", **settings: "Unpack[SequenceSettings]") -> pb.UpdateSequenceResponse:
+    def update(self, name: str, *, etag: str = "", **settings: "Unpack[calls.SequenceSettings]") -> SequenceChange:
         """Change settings of a sequence.
 
         Args:
@@ -90,19 +77,18 @@ class Sequences:
             SequenceChanged: The etag is not the current one.
             ValueError: No setting was given, or as in ``create``.
         """
-        request = update_request(name, settings, etag)
-        return self._call(lambda stubs: stubs.sequences.UpdateSequence, request)
+        return self._client._call(calls.update(name, settings, etag))
 
-    def delete(self, name: str, *, etag: str = "") -> pb.DeleteSequenceResponse:
+    def delete(self, name: str, *, etag: str = "") -> SequenceChange:
         """Delete a sequence. If it is created again, it continues after its last id.
 
         Args:
             name: The name.
             etag: As in ``update``.
         """
-        return self._call(lambda stubs: stubs.sequences.DeleteSequence, delete_request(name, etag))
+        return self._client._call(calls.delete(name, etag))
 
-    def advance(self, name: str, past: int, *, period: str = "", etag: str = "") -> pb.AdvanceSequenceResponse:
+    def advance(self, name: str, past: int, *, period: str = "", etag: str = "") -> SequenceChange:
         """Move a sequence past a value, for example after an import of rows with ids. It never moves back.
 
         From ``effective_time`` on, no node and no ``ids()`` returns an id at or below ``past`` (at or above, if the
@@ -115,12 +101,4 @@ class Sequences:
                 period.
             etag: As in ``update``.
         """
-        request = advance_request(name, past, period, etag)
-        return self._call(lambda stubs: stubs.sequences.AdvanceSequence, request)
-
-    def _call(
-        self,
-        method: "Callable[[Stubs], grpc.UnaryUnaryMultiCallable[AnyRequest, AnyResponse]]",
-        request: AnyRequest,
-    ) -> AnyResponse:
-        return self._client._call(method, request)
+        return self._client._call(calls.advance(name, past, period, etag))

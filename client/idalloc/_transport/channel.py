@@ -10,16 +10,19 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc
-from grpc._cython import cygrpc  # type: ignore[attr-defined]  # not in the stubs
+from google.protobuf.message import Message
 
 from idalloc._core.fork import process_marker
 from idalloc._transport.config import ChannelConfig
+from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
+from idalloc.v1.node_pb2_grpc import NodeServiceStub
+from idalloc.v1.sequences_pb2_grpc import SequenceServiceStub
 
 # The most connections of a client. Unary calls use the first one, and so does a stream while no other stream runs.
 MAX_CONNECTIONS = 4
@@ -31,6 +34,8 @@ _SERVICE_CONFIG = json.loads(files("idalloc.v1").joinpath("service_config.json")
 _STREAMS = [{"service": "idalloc.v1.IdAllocatorService", "method": name} for name in ("StreamRanges", "StreamDocIds")]
 _SERVICE_CONFIG["methodConfig"].append({"name": _STREAMS})
 _USER_AGENT = f"idalloc-python/{version('idalloc')}"
+# Whether gRPC handles forks of this process. It reads the variable once, when it is loaded.
+_FORK_SUPPORT = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true", "yes")
 
 _leaked: list[object] = []
 
@@ -63,11 +68,32 @@ class IdHolder(Protocol):
         """Discard the ids in the child of a fork, where a lock that another thread held is never released."""
 
 
-Stubs = TypeVar("Stubs")
+class Stubs(NamedTuple):
+    """An open channel of grpc or grpc.aio, and the RPCs of all services by name."""
+
+    channel: Any
+    rpcs: dict[str, Any]
+
+    def rpc(self, request: Message) -> Any:
+        """Return the RPC of a request. The lint of the protos keeps the names of requests those of their RPCs."""
+        return self.rpcs[type(request).__name__.removesuffix("Request")]
+
+
+def open_stubs(target: str, config: ChannelConfig, *, is_asyncio: bool) -> Stubs:
+    """Open a channel."""
+    kind: Any = grpc.aio if is_asyncio else grpc
+    if config.credentials is None:
+        channel = kind.insecure_channel(target, channel_options(config))
+    else:
+        channel = kind.secure_channel(target, config.credentials, channel_options(config))
+    services = (IdAllocatorServiceStub(channel), NodeServiceStub(channel), SequenceServiceStub(channel))
+    return Stubs(channel, {name: rpc for service in services for name, rpc in vars(service).items()})
+
+
 T = TypeVar("T")
 
 
-class Connection(Generic[Stubs]):
+class Connection:
     """A channel and its stubs.
 
     Args:
@@ -161,7 +187,7 @@ class Connection(Generic[Stubs]):
             return ""
         if self._is_asyncio:
             return _ASYNCIO_FORK_ERROR
-        return "" if _fork_support() else _FORK_ERROR
+        return "" if _FORK_SUPPORT else _FORK_ERROR
 
     def reset_after_fork(self) -> None:
         """Drop the parent's channel, locks and ids in the child of a fork."""
@@ -177,7 +203,7 @@ class Connection(Generic[Stubs]):
 
 
 @contextmanager
-def least_busy(connections: Sequence[Connection[Stubs]]) -> Iterator[Connection[Stubs]]:
+def least_busy(connections: Sequence[Connection]) -> Iterator[Connection]:
     """Yield the first connection with the fewest streams, and count a stream on it for the duration of the block.
 
     So concurrent streams use several connections, and with them several processes of a server.
@@ -202,19 +228,12 @@ _ASYNCIO_FORK_ERROR = (
 _process = process_marker()
 _fork_error = ""
 _fork_lock = threading.Lock()
-_connections: weakref.WeakSet[Connection[Any]] = weakref.WeakSet()
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def leak(thing: object) -> None:
     """Keep a channel or a call for ever, because closing it takes locks that may never be released."""
     _leaked.append(thing)
-
-
-def _fork_support() -> bool:
-    """Return whether gRPC handles forks of this process."""
-    with suppress(AttributeError):  # not a public function; without it, read the variable that enables it
-        return bool(cygrpc.is_fork_support_enabled())
-    return os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "t", "true", "y", "yes")
 
 
 def _handle_fork() -> None:

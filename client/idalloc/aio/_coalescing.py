@@ -4,22 +4,21 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from inspect import CORO_SUSPENDED, getcoroutinestate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from idalloc._core.calls import Call, allocate_range
 from idalloc._core.errors import DeadlineExceeded, IdallocError, InvalidRequest, SequenceAheadOfClock, SequenceExhausted
 from idalloc._core.pool import MAX_RANGE_SIZE
-from idalloc._core.requests import range_request
+from idalloc._core.types import Range
 from idalloc.aio._base import BaseClient
-
-if TYPE_CHECKING:
-    from idalloc.v1 import id_allocator_pb2 as pb
 
 # Errors after which a smaller request may succeed.
 _COUNT_ERRORS = (SequenceExhausted, SequenceAheadOfClock, InvalidRequest)
 
 # The result of a waiter: ids, an error (of the log: OSError), or None if it must call by itself.
-_Result: TypeAlias = range | IdallocError | OSError | None
+_Result: TypeAlias = Range | IdallocError | OSError | None
 # The waiters in order of arrival, and how many ids each requests.
 _Waiters: TypeAlias = "dict[asyncio.Future[_Result], int]"
 
@@ -37,7 +36,7 @@ class _Queue:
     def __init__(self) -> None:
         self.waiting: _Waiters = {}
         self.in_flight: _Waiters = {}
-        self.first_call: Coroutine[Any, Any, range] | None = None
+        self.first_call: Coroutine[Any, Any, Range] | None = None
         self.task: asyncio.Task[None] | None = None
 
     def is_busy(self) -> bool:
@@ -62,30 +61,30 @@ class CallCoalescer:
         # and a caller there must not wait for the first loop.
         self._queues: dict[tuple[asyncio.AbstractEventLoop, str], _Queue] = {}
 
-    async def allocate(self, request: "pb.AllocateRangeRequest") -> range:
-        """Allocate the ids of a request that has only a sequence and a count."""
+    async def allocate(self, sequence: str, n: int, call: Call[Range]) -> Range:
+        """Allocate n ids by a call that asks for nothing else, or by another caller's call."""
         self._client._connection.stubs()  # raises if the client is closed, and in the child of a fork
-        key = asyncio.get_running_loop(), request.sequence
+        key = asyncio.get_running_loop(), sequence
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = _Queue()
         elif queue.is_busy():
-            return await self._wait(queue, request)
-        queue.first_call = call = self._client._allocate_range(request)
+            return await self._wait(queue, n, call)
+        queue.first_call = first_call = self._client._call(call)
         try:
-            return await call
+            return await first_call
         finally:
             if any(not waiter.done() for waiter in queue.waiting):
-                queue.task = self._client._start_task(self._drain(request.sequence, queue))
+                queue.task = self._client._start_task(self._drain(sequence, queue))
                 queue.task.add_done_callback(lambda _: self._remove(key, queue))
             else:
                 self._remove(key, queue)
 
-    async def _wait(self, queue: _Queue, request: "pb.AllocateRangeRequest") -> range:
+    async def _wait(self, queue: _Queue, n: int, call: Call[Range]) -> Range:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._client.timeout
         waiter: asyncio.Future[_Result] = loop.create_future()
-        queue.waiting[waiter] = request.id_count
+        queue.waiting[waiter] = n
         try:
             async with asyncio.timeout_at(deadline):
                 result = await waiter
@@ -93,10 +92,10 @@ class CallCoalescer:
             raise DeadlineExceeded(f"no answer from {self._client.target} within {self._client.timeout:g} s") from None
         finally:
             queue.waiting.pop(waiter, None)
-        if isinstance(result, range):
+        if isinstance(result, Range):
             return result
         if result is None:
-            return await self._client._allocate_range(request, timeout=max(0.0, deadline - loop.time()))
+            return await self._client._call(call, timeout=max(0.0, deadline - loop.time()))
         raise copy(result) from result  # a copy for each waiter, because raising an error extends its traceback
 
     async def _drain(self, sequence: str, queue: _Queue) -> None:
@@ -119,8 +118,8 @@ class CallCoalescer:
         total = sum(batch.values())
         results: list[_Result]
         try:
-            ids = await self._client._allocate_range(range_request(sequence, total))
-            results = list(_split(ids, batch.values()))
+            allocated = await self._client._call(allocate_range(sequence, total))
+            results = list(_split(allocated, batch.values()))
         except IdallocError as error:
             call_singly = len(batch) > 1 and isinstance(error, _COUNT_ERRORS)
             results = [None if call_singly else error] * len(batch)
@@ -145,13 +144,14 @@ def _batches(waiters: _Waiters, max_count: int) -> list[_Waiters]:
     return batches
 
 
-def _split(ids: range, counts: Iterable[int]) -> Iterator[range]:
-    """Yield parts of a range. Each stops right after its last id, so ``stop`` is within 64 bits, too."""
-    first = 0
+def _split(allocated: Range, counts: Iterable[int]) -> Iterator[Range]:
+    """Yield parts of a range. If its call created the sequence, the first part's did."""
+    start = 0
     for count in counts:
-        last = ids[first + count - 1]
-        yield range(ids[first], last + (1 if ids.step > 0 else -1), ids.step)
-        first += count
+        first_id, last_id = allocated[start], allocated[start + count - 1]
+        created = allocated.created and start == 0
+        yield replace(allocated, first_id=first_id, last_id=last_id, id_count=count, created=created)
+        start += count
 
 
 def _resolve(waiters: _Waiters, results: list[_Result]) -> None:

@@ -5,14 +5,15 @@ import time
 from collections.abc import AsyncIterator
 from typing import NamedTuple, Self, TypeAlias
 
-from idalloc._core.errors import IdallocError, ProtocolError
+from idalloc._core.calls import Call
+from idalloc._core.errors import IdallocError
 from idalloc._core.pool import Pool, PoolRequest
+from idalloc._core.types import Range
 from idalloc._transport.channel import leak
 from idalloc.aio._base import BaseClient
-from idalloc.v1 import id_allocator_pb2 as pb
 
 # The result of a request; an OSError is of the log of issued ids.
-_Result: TypeAlias = pb.AllocateRangeResponse | IdallocError | OSError
+_Result: TypeAlias = Range | IdallocError | OSError
 
 
 class Ids(AsyncIterator[int]):
@@ -67,11 +68,11 @@ class Ids(AsyncIterator[int]):
     def _send(self) -> "_Prefetch":
         self._client._connection.stubs()  # raises if the client is closed
         request = self._pool.next_request()
-        return _Prefetch(request, self._client._start_task(self._fetch(request.message)))
+        return _Prefetch(request, self._client._start_task(self._fetch(request.call)))
 
-    async def _fetch(self, request: pb.AllocateRangeRequest) -> _Result:
+    async def _fetch(self, call: Call[Range]) -> _Result:
         try:
-            return await self._client._allocate(request)
+            return await self._client._call(call)
         except (IdallocError, OSError) as error:  # returned, because an unused task's exception would be logged
             return error
 
@@ -82,12 +83,11 @@ class Ids(AsyncIterator[int]):
         result = prefetch.task.result()
         if isinstance(result, OSError):
             raise result
-        if isinstance(result, pb.AllocateRangeResponse):
+        if isinstance(result, Range):
             self._pool.add(prefetch.request, result)
         elif result is not None:
-            retry_now = self._pool.adapt_size(result) and time.monotonic() < deadline
-            if not retry_now and (not was_prefetched or isinstance(result, ProtocolError)):
-                delay = self._pool.retry_delay(result, deadline)
+            delay = self._pool.retry_delay(result, deadline, was_prefetched=was_prefetched)
+            if delay:
                 self._prefetch = _Prefetch(prefetch.request, self._client._start_task(asyncio.sleep(delay)))
 
 

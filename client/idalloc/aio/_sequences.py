@@ -3,16 +3,9 @@
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from idalloc._core.sequences import (
-    Pages,
-    SequenceSettings,
-    advance_request,
-    create_request,
-    delete_request,
-    update_request,
-)
+from idalloc._core import sequences as calls
+from idalloc._core.types import Sequence, SequenceChange
 from idalloc.aio._base import BaseClient
-from idalloc.v1 import sequences_pb2 as pb
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -24,37 +17,31 @@ class Sequences:
     def __init__(self, client: BaseClient) -> None:
         self._client = client
 
-    async def create(self, name: str, **settings: "Unpack[SequenceSettings]") -> pb.Sequence:
+    async def create(self, name: str, **settings: "Unpack[calls.SequenceSettings]") -> Sequence:
         """As ``idalloc.Client.sequences.create``."""
-        request = create_request(name, settings)
-        return (await self._client._call(lambda stubs: stubs.sequences.CreateSequence, request)).sequence
+        return await self._client._call(calls.create(name, settings))
 
-    async def get(self, name: str, period: str = "") -> pb.Sequence:
+    async def get(self, name: str, period: str = "") -> Sequence:
         """As ``idalloc.Client.sequences.get``."""
-        request = pb.GetSequenceRequest(name=name, period=period)
-        return (await self._client._call(lambda stubs: stubs.sequences.GetSequence, request)).sequence
+        return await self._client._call(calls.get(name, period))
 
-    async def list(self, prefix: str = "", *, show_deleted: bool = False) -> AsyncIterator[pb.Sequence]:
+    async def list(self, prefix: str = "", *, show_deleted: bool = False) -> AsyncIterator[Sequence]:
         """As ``idalloc.Client.sequences.list``; an asynchronous iterator."""
-        pages, more = Pages(prefix, show_deleted), True
-        while more:
-            response = await self._client._call(lambda stubs: stubs.sequences.ListSequences, pages.request)
-            more = pages.advance(response)
-            for sequence in response.sequences:
+        pages = calls.Pages(prefix, show_deleted)
+        while pages.more:
+            for sequence in await self._client._call(pages.next_page()):
                 yield sequence
 
     async def update(
-        self, name: str, *, etag: str = "", **settings: "Unpack[SequenceSettings]"
-    ) -> pb.UpdateSequenceResponse:
+        self, name: str, *, etag: str = "", **settings: "Unpack[calls.SequenceSettings]"
+    ) -> SequenceChange:
         """As ``idalloc.Client.sequences.update``."""
-        request = update_request(name, settings, etag)
-        return await self._client._call(lambda stubs: stubs.sequences.UpdateSequence, request)
+        return await self._client._call(calls.update(name, settings, etag))
 
-    async def delete(self, name: str, *, etag: str = "") -> pb.DeleteSequenceResponse:
+    async def delete(self, name: str, *, etag: str = "") -> SequenceChange:
         """As ``idalloc.Client.sequences.delete``."""
-        return await self._client._call(lambda stubs: stubs.sequences.DeleteSequence, delete_request(name, etag))
+        return await self._client._call(calls.delete(name, etag))
 
-    async def advance(self, name: str, past: int, *, period: str = "", etag: str = "") -> pb.AdvanceSequenceResponse:
+    async def advance(self, name: str, past: int, *, period: str = "", etag: str = "") -> SequenceChange:
         """As ``idalloc.Client.sequences.advance``."""
-        request = advance_request(name, past, period, etag)
-        return await self._client._call(lambda stubs: stubs.sequences.AdvanceSequence, request)
+        return await self._client._call(calls.advance(name, past, period, etag))

@@ -15,13 +15,13 @@ from idalloc.cli._plugins import CommandGroup
 from idalloc.cli._printer import write_stderr
 from idalloc.cli._usage import UsageError, explain
 
-# The next step for each kind of TLS error.
-_TLS_HINTS = {
+# The next step if the server is unreachable: for each kind of TLS error, and otherwise.
+_UNREACHABLE_HINTS = {
     "untrusted": "pass the certificate of its CA with --ca",
     "name": "pass a name in its certificate with --server-name",
     "plaintext": "omit --tls, --ca and --cert",
-    "closed": "enable TLS with --tls or --ca, or pass a client certificate with --cert and --key",
-    "refused": "pass a client certificate that it accepts with --cert and --key",
+    None: "start a server with `idalloc serve`, pass another address with --server, or, if it uses TLS, --tls or --ca "
+    "(and --cert and --key)",
 }
 
 app = typer.Typer(
@@ -69,13 +69,11 @@ def _report(error: Exception, args: Sequence[str]) -> int:
     """Print an error as one line on standard error, and return the exit code."""
     from idalloc import IdallocError, ServerUnreachable, Unauthenticated  # imported late: successful runs need none
 
-    if isinstance(error, ServerUnreachable) and "tls" in error.metadata:
-        hint = _TLS_HINTS.get(error.metadata["tls"])
+    if isinstance(error, ServerUnreachable):
+        hint = _UNREACHABLE_HINTS.get(error.metadata.get("tls"))
         return _fail(f"{error.reason}: {error}{'; ' if hint else ''}{hint or ''}", 1)
     if isinstance(error, Unauthenticated):
         return _fail(f"{error.reason}: {error}; authenticate with --token-file, or --cert and --key", 1)
-    if isinstance(error, ServerUnreachable):
-        return _fail(f"{error.reason}: {error}; start a server with `idalloc serve`, or pass its address: --server", 1)
     if isinstance(error, IdallocError):
         return _fail(f"{error.reason}: {error}", 1)
     if isinstance(error, UsageError):

@@ -1,6 +1,6 @@
 """Texts of replies: the fields of one, or a sequence's columns in the list."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields as fields_of
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ MAX_ID = 2**63 - 2
 
 def fields(reply: "Node | ParsedId | Sequence") -> Iterator[tuple[str, str]]:
     """Yield the names and texts of the fields of a reply that are set."""
-    formatters = {"used_ratio": _percent, "ids_per_second": _rate}
+    formatters: dict[str, Callable[[Any], str]] = {"used_ratio": _percent, "ids_per_second": _rate}
     names = {"used_ratio": "used", "ids_per_second": "rate"}
     for field in fields_of(reply):
         name, value = field.name, getattr(reply, field.name)

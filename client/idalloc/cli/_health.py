@@ -103,6 +103,6 @@ def _status(reply: bytes) -> str:
     """
     if reply in _REPLIES:
         return STATUSES[_REPLIES.index(reply)]
-    from idalloc._core.errors import ProtocolError
+    from idalloc import ProtocolError
 
     raise ProtocolError(f"HealthCheckResponse is {reply[:20].hex()}; expected a status, such as 0801 for SERVING")

@@ -1,5 +1,6 @@
 """`--output table|text|json` and `--json`: where they may stand, what they select, and that they exclude each other."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -137,15 +138,14 @@ def test_the_default_is_a_table_on_a_terminal(
 
 def test_characters_that_the_stream_lacks_are_escaped(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A letter that the encoding of standard output lacks is escaped in every form."""
-    import io
-
     server.sequences["注文"] = pb.Sequence(name="注文", last_value=7)
     for output in ("table", "text", "json"):
-        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        buffer = io.BytesIO()
+        stream = io.TextIOWrapper(buffer, encoding="ascii", write_through=True)
         with monkeypatch.context() as patched:
             patched.setattr(sys, "stdout", stream)
             assert cli.main(["sequences", "show", "注文", "--output", output]) == 0
-        assert b"\\u6ce8\\u6587" in stream.buffer.getvalue()  # type: ignore[attr-defined]
+        assert b"\\u6ce8\\u6587" in buffer.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""The calls to IdAllocatorService and NodeService: their requests, and what their replies are for the caller."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.message import Message
+
+from idalloc._core.conversions import to_doc_ids, to_uuids
+from idalloc._core.resumption import Stream, at_least_one
+from idalloc._core.types import Node, ParsedId, Range, from_message
+from idalloc.v1 import id_allocator_pb2 as pb
+from idalloc.v1 import node_pb2
+from idalloc.v1.sequences_pb2 import ParseIdRequest
+
+T = TypeVar("T")
+
+# The most UUIDs that the server generates in a call.
+MAX_UUIDS_PER_CALL = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A unary call.
+
+    Attributes:
+        request: The request.
+        convert: Returns what the caller gets for a checked reply.
+    """
+
+    request: Message
+    convert: Callable[[Any], T]
+
+
+def allocate_range(
+    sequence: str,
+    n: int,
+    *,
+    request_id: str | uuid.UUID | None = None,
+    exactly_once: bool = False,
+    texts: bool = False,
+) -> Call[Range]:
+    """Return a call for a range of n ids; ``exactly_once`` adds a new request id unless there is one."""
+    if request_id is None and exactly_once:
+        request_id = uuid.uuid4()
+    request = pb.AllocateRangeRequest(
+        sequence=sequence, id_count=at_least_one("n", n), view=_view(texts), request_id=str(request_id or "")
+    )
+    return Call(request, partial(from_message, Range))
+
+
+def stream_ranges(sequence: str, total: int, chunk: int, texts: bool, timeout: float | None) -> Stream[Range]:
+    """Return a stream of ranges."""
+    request = pb.StreamRangesRequest(sequence=sequence, total_id_count=total, chunk_id_count=chunk, view=_view(texts))
+    return Stream(request, partial(from_message, Range), timeout)
+
+
+def parse_id(sequence: str, text: str) -> Call[ParsedId]:
+    """Return a call that parses an id's text."""
+    return Call(ParseIdRequest(sequence=sequence, text=text), partial(from_message, ParsedId))
+
+
+def doc_ids(n: int, offset: int, increment: int) -> Call[list[str]]:
+    """Return a call for n document ids."""
+    request = pb.GenerateDocIdRequest(
+        id_count=at_least_one("n", n),
+        auto_increment_offset=offset,
+        auto_increment_increment=increment,
+        view=pb.DOC_ID_VIEW_COMPACT,
+    )
+    return Call(request, to_doc_ids)
+
+
+def stream_doc_ids(total: int, chunk: int, offset: int, increment: int, timeout: float | None) -> Stream[list[str]]:
+    """Return a stream of document ids."""
+    request = pb.StreamDocIdsRequest(
+        total_id_count=total,
+        chunk_id_count=chunk,
+        auto_increment_offset=offset,
+        auto_increment_increment=increment,
+        view=pb.DOC_ID_VIEW_COMPACT,
+    )
+    return Stream(request, to_doc_ids, timeout)
+
+
+def uuids(n: int, version: int) -> Iterator[Call[list[uuid.UUID]]]:
+    """Return the calls for n UUIDs, at most ``MAX_UUIDS_PER_CALL`` in each."""
+    if version not in (4, 7):
+        raise ValueError(f"version must be 4 or 7, not {version}")
+    at_least_one("n", n)
+    kind = pb.UUID_VERSION_4 if version == 4 else pb.UUID_VERSION_7
+    counts = (min(MAX_UUIDS_PER_CALL, n - made) for made in range(0, n, MAX_UUIDS_PER_CALL))
+    return (
+        Call(pb.GenerateUuidRequest(id_count=count, version=kind, view=pb.UUID_VIEW_BYTES), to_uuids)
+        for count in counts
+    )
+
+
+def node() -> Call[Node]:
+    """Return a call for the server process that answers."""
+    return Call(node_pb2.GetNodeRequest(), _to_node)
+
+
+def update_node(persist: bool, **settings: int | None) -> Call[Node]:
+    """Return a call that changes the settings that are not None."""
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    if not given:
+        raise ValueError("nothing to change: no setting was given")
+    mask = FieldMask(paths=list(given))
+    return Call(node_pb2.UpdateNodeRequest(node=node_pb2.Node(**given), update_mask=mask, persist=persist), _to_node)
+
+
+def _to_node(reply: node_pb2.GetNodeResponse | node_pb2.UpdateNodeResponse) -> Node:
+    return from_message(Node, reply.node)
+
+
+def _view(texts: bool) -> pb.RangeView.ValueType:
+    return pb.RANGE_VIEW_TEXTS if texts else pb.RANGE_VIEW_UNSPECIFIED
