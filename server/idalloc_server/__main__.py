@@ -1,4 +1,8 @@
-"""The server's commands: `idalloc serve`, `config show`, `export` and `import`."""
+"""The server's commands: `idalloc serve`, `config show`, `store export` and `store import`.
+
+A command that prints results has a parameter `context`: `context.obj` is the printer of the command `idalloc`, which
+also adds the options `--output` and `--json`.
+"""
 
 import asyncio
 import inspect
@@ -39,13 +43,12 @@ else:
 # The most characters of --moved-to, so that it fits into every error.
 MAX_MOVED_TO_LENGTH = 300
 
-config = typer.Typer(no_args_is_help=True, add_completion=False, help="Show the server's settings.")
+config = typer.Typer(no_args_is_help=True, add_completion=False)
+store = typer.Typer(no_args_is_help=True, add_completion=False)
 
 _ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="PATH", help="TOML file with settings; also IDALLOC_CONFIG.")
 ]
-
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _with_settings_as_flags(command: Any, only: Iterable[str] = tuple(Settings.model_fields)) -> Any:
@@ -90,32 +93,36 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
         _fail(f"store: {error}", 2 if isinstance(error, StoreRefused) else 1)
 
 
+@config.callback()
+def config_group(context: typer.Context) -> None:
+    """Show the server's settings."""
+
+
 @config.command("show")
 @_with_settings_as_flags
-def show(*, config_file: _ConfigFile = None, json: _Json = False, **flags: str | None) -> None:
-    """Print the settings of `serve` and their origins, as TOML without passwords."""
+def show(context: typer.Context, *, config_file: _ConfigFile = None, **flags: str | None) -> None:
+    """Print the settings of `serve` and their origins, without passwords; in text form as TOML."""
     try:
         settings, origins, _ = load(flags, config_file, os.environ)
-        store = open_store(settings.store, SystemClock()).address
+        address = open_store(settings.store, SystemClock()).address
     except StartRefused as error:
         _fail(str(error), 2)
-    values = settings.model_dump() | {"store": store}
-    if json:
-        print(dumps(values, indent=2))
-    else:
-        for name, value in values.items():
-            print(f"{name} = {dumps(value)}" + (f"  # {origins[name]}" if name in origins else ""))
+    values = settings.model_dump() | {"store": address}
+    rows = [(name, dumps(value), origins.get(name, "default")) for name, value in values.items()]
+    toml = [f"{name} = {value}" + (f"  # {origins[name]}" if name in origins else "") for name, value, _ in rows]
+    context.obj.rows(("setting", "value", "origin"), rows, lambda: values, text=toml)
 
 
-@config.callback()
-def _keep_show_a_subcommand() -> None:
-    """Show the server's settings."""
+@store.callback()
+def store_group(context: typer.Context) -> None:
+    """Export all sequences of a store, and import them."""
 
 
 def _with_store_as_flags(command: Any) -> Any:
     return _with_settings_as_flags(command, only=("store", "store_timeout"))
 
 
+@store.command()
 @_with_store_as_flags
 def export(
     *,
@@ -124,7 +131,7 @@ def export(
         typer.Option(
             "--retire",
             help="Delete all sequences first and wait for all leases to expire, to move to another store. The retired "
-            "store rejects new sequences, and servers do not start on it, until `import --unretire`.",
+            "store rejects new sequences, and servers do not start on it, until `store import --unretire`.",
         ),
     ] = False,
     moved_to: Annotated[
@@ -159,16 +166,20 @@ def export(
     _with_store(run_export, config_file, flags, must_exist=True)
 
 
+@store.command("import")
 @_with_store_as_flags
 def import_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The output of `idalloc export`; - for standard input.")],
+    context: typer.Context,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The output of `idalloc store export`; - for standard input.")
+    ],
     *,
     unretire: Annotated[
         bool,
         typer.Option(
             "--unretire",
-            help="Reactivate a store that `export --retire` retired. FILE must be the newest export of the store used "
-            "since then.",
+            help="Reactivate a store that `store export --retire` retired. FILE must be the newest export of the "
+            "store used since then.",
         ),
     ] = False,
     partial: Annotated[
@@ -200,7 +211,7 @@ def import_(
     finally:
         for each in importers:
             _print_problems(each.problems)
-            _print_summary(each, clock.wall())
+            _print_summary(context, each, clock.wall())
     if export_data.problems or importers[0].problems:
         raise typer.Exit(1)
 
@@ -231,7 +242,7 @@ def _with_store(
     except StoreFailure as error:
         _fail(f"store: {error}", 1)
     except StoreRetired as error:
-        _fail(f"store: {error}; `idalloc import --unretire FILE` undoes that", 1)
+        _fail(f"store: {error}; `idalloc store import --unretire FILE` undoes that", 1)
     except Refusal as error:
         _fail(f"{error.reason}: {error}", 1)
 
@@ -270,16 +281,25 @@ def _print_problems(problems: list[export_file.Problem]) -> None:
         print(escaped(f"idalloc: line {problem.line}: {problem.message}"), file=sys.stderr)
 
 
-def _print_summary(done: importer.Importer, now: float) -> None:
-    print(
+def _print_summary(context: typer.Context, done: importer.Importer, now: float) -> None:
+    lines = [
         f"created {done.created}, raised or changed {done.raised}, unchanged {done.unchanged}, "
         f"refused {len(done.problems)}; {done.claims} start timestamps"
-    )
+    ]
+    content: dict[str, Any] = {
+        "created": done.created,
+        "raisedOrChanged": done.raised,
+        "unchanged": done.unchanged,
+        "refused": len(done.problems),
+        "startTimestamps": done.claims,
+    }
     if done.effective_at is not None:
         # Rounded up, so that it is not too early.
         at = datetime.fromtimestamp(ceil(done.effective_at), UTC).isoformat()
         remaining = max(0, ceil(done.effective_at - now))
-        print(f"effective at {at}, in {remaining} s: until then nodes may issue ids of earlier leases")
+        lines.append(f"effective at {at}, in {remaining} s: until then nodes may issue ids of earlier leases")
+        content["effectiveTime"] = at
+    context.obj.lines(lines, lambda: content)
 
 
 def _fail(message: str, code: int) -> NoReturn:

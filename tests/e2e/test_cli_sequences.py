@@ -127,10 +127,10 @@ def test_formatted_texts_are_parsed(server: Server) -> None:
     lines(server, "sequences", "create", "invoices", "--format", "INV-{value:06d}{check:luhn}")
     texts = lines(server, "allocate", "invoices", "2", "--texts")
     assert [text[:-1] for text in texts] == ["INV-000001", "INV-000002"]
-    parsed = json.loads("\n".join(lines(server, "parse", "invoices", texts[1], "--json")))
+    parsed = json.loads("\n".join(lines(server, "sequences", "parse", "invoices", texts[1], "--json")))
     assert parsed["value"] == "2"
     invalid = texts[1][:-1] + str((int(texts[1][-1]) + 1) % 10)
-    assert error_line(server, "parse", "invoices", invalid).startswith("INVALID_REQUEST: text")
+    assert error_line(server, "sequences", "parse", "invoices", invalid).startswith("INVALID_REQUEST: text")
 
 
 def test_the_same_request_id_prints_the_same_ids(server: Server) -> None:

@@ -28,7 +28,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def retired(store: str, *options: str) -> str:
     """Retires a store, and returns the export."""
-    done = idalloc("export", "--retire", *options, f"--store={store}")
+    done = idalloc("store", "export", "--retire", *options, f"--store={store}")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -61,11 +61,11 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
             assert is_refused(call)
         assert client.doc_ids()  # with the exported start timestamp
         assert [each.name for each in client.sequences.list(show_deleted=True)] == ["orders"]
-        refused = idalloc("import", "-", f"--store={store}", content=content)
+        refused = idalloc("store", "import", "-", f"--store={store}", content=content)
         assert refused.returncode == 1
         assert f"use instead: {NEW}" in refused.stderr
         new = f"sqlite://{tmp_path}/new.db"
-        assert idalloc("import", "-", f"--store={new}", content=content).returncode == 0
+        assert idalloc("store", "import", "-", f"--store={new}", content=content).returncode == 0
         with running(tmp_path, store=new) as other, Client(other.address) as there:
             assert there.allocate_range("orders")[0] > issued
             assert there.allocate_range("others")[0] == 1
@@ -74,23 +74,23 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
     [line] = done.stderr.splitlines()
     assert line.startswith("idalloc: store: this store was retired on 20")
     assert f"use instead: {NEW}" in line
-    assert "idalloc import --unretire FILE" in line
+    assert "idalloc store import --unretire FILE" in line
 
 
 def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
-    """P1: after `import --unretire` of the newest export the store continues beyond all issued ids."""
+    """P1: after `store import --unretire` of the newest export the store continues beyond all issued ids."""
     store = f"sqlite://{tmp_path}/ids.db"
     new, lines = f"sqlite://{tmp_path}/new.db", ['{"idalloc_export": 1}']
     lines += [f'{{"sequence": "{name}", "last_value": "41", "generation": "1", "settings": {{}}}}' for name in "ab"]
-    assert idalloc("import", "-", f"--store={store}", content="\n".join(lines)).returncode == 0
-    assert idalloc("import", "-", f"--store={new}", content=retired(store)).returncode == 0
+    assert idalloc("store", "import", "-", f"--store={store}", content="\n".join(lines)).returncode == 0
+    assert idalloc("store", "import", "-", f"--store={new}", content=retired(store)).returncode == 0
     assert "was imported into" in start(store).stderr
     with running(tmp_path, store=new, **LEASE) as server, Client(server.address) as there:
         assert there.allocate_range("a", 7)[0] == 42
         assert there.allocate_range("c", 5)[0] == 1
         there.sequences.delete("b")
         server.stop()
-    back = idalloc("import", "--unretire", "-", f"--store={store}", content=exported(new))
+    back = idalloc("store", "import", "--unretire", "-", f"--store={store}", content=exported(new))
     assert (back.returncode, back.stderr) == (0, "")
     assert "retired" not in exported(store)
     with running(tmp_path, store=store) as server, Client(server.address) as client:
@@ -104,7 +104,7 @@ def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a\nb", "x" * 301, "crate://me:secret@db1:4200/"], ids=["lines", "long", "secret"])
 def test_an_invalid_moved_to_is_refused(tmp_path: Path, text: str) -> None:
     """--moved-to must be one line without a password; otherwise the store is not changed."""
-    done = idalloc("export", "--retire", f"--moved-to={text}", f"--store=sqlite://{tmp_path}/ids.db")
+    done = idalloc("store", "export", "--retire", f"--moved-to={text}", f"--store=sqlite://{tmp_path}/ids.db")
     assert done.returncode == 2
     assert "secret" not in done.stderr
     assert done.stderr.startswith("idalloc: --moved-to: must ")

@@ -161,7 +161,7 @@ async def test_no_secret_is_disclosed_by_a_failing_server(tmp_path: Path, worker
                 access.write_text(f"[[identity]]\nname = 'x'\ntoken_sha256 = ['{WRONG}']\npassword = '{PASSWORD}'\n")
                 observed.run(*client(server), "allocate", "orders", environ=environment(token=WRONG), code=1)
                 observed.run(*client(server), "allocate", "orders", "3", environ=environment(token=token), code=0)
-                observed.run(*client(server), "node", environ=environment(token=token), code=0)
+                observed.run(*client(server), "node", "show", environ=environment(token=token), code=0)
 
                 crate.require_password("alice", "another one")
                 assert grpc.StatusCode.UNAVAILABLE in call_all(observed, server, f"Bearer {token}")
@@ -215,8 +215,8 @@ class TestStartup:
         observed = Observed()
         for verb in (
             ["serve", "--listen=127.0.0.1:0"],
-            ["export"],
-            ["import", f"{tmp_path}/sequences.jsonl", "--partial"],
+            ["store", "export"],
+            ["store", "import", f"{tmp_path}/sequences.jsonl", "--partial"],
             ["config", "show"],
         ):
             environ = environment(store=f"sqlite://{tmp_path}/ids.db")
@@ -291,7 +291,7 @@ class TestStartup:
                     crate.sends_invalid_rows = True
                     assert "Traceback" in start(workers, 1 if workers == 1 else 2)
                     crate.sends_invalid_rows = False
-                observed.run(IDALLOC, "export", environ=environ, code=1)
+                observed.run(IDALLOC, "store", "export", environ=environ, code=1)
 
             await asyncio.to_thread(scenario)
         observed.assert_no_secrets()

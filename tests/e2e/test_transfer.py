@@ -1,4 +1,4 @@
-"""`idalloc export` and `idalloc import` between stores, under live nodes, and after restored backups."""
+"""`idalloc store export` and `idalloc store import` between stores, under live nodes, and after restored backups."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def idalloc(*arguments: str, content: str = "") -> subprocess.CompletedProcess[s
 
 
 def exported(store: str) -> str:
-    done = idalloc("export", f"--store={store}")
+    done = idalloc("store", "export", f"--store={store}")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -78,7 +78,7 @@ def test_sequences_move_to_cratedb_and_back(crate: Crate, tmp_path: Path) -> Non
         assert allocate(server, 500) == 500
         server.stop()
     content = exported(f"sqlite://{tmp_path}/ids.db")
-    done = idalloc("import", "-", f"--store={crate.url}", content=content)
+    done = idalloc("store", "import", "-", f"--store={crate.url}", content=content)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("created 1, ")
     with running(tmp_path, store=crate.url) as server:
@@ -87,7 +87,7 @@ def test_sequences_move_to_cratedb_and_back(crate: Crate, tmp_path: Path) -> Non
     file = tmp_path / "back.jsonl"
     file.write_text(exported(crate.url))
     back = f"sqlite://{tmp_path}/back.db"
-    assert idalloc("import", str(file), f"--store={back}").returncode == 0
+    assert idalloc("store", "import", str(file), f"--store={back}").returncode == 0
     with running(tmp_path, store=back) as server:
         assert allocate(server) == 502
 
@@ -97,10 +97,12 @@ def test_a_line_that_lowers_a_counter_is_refused(tmp_path: Path) -> None:
     store = f"sqlite://{tmp_path}/ids.db"
     lines = '{"idalloc_export": 1}\n'
     row = {"sequence": "orders", "last_value": "10", "generation": "1", "settings": {}}
-    assert idalloc("import", "-", f"--store={store}", content=f"{lines}{json.dumps(row)}\n").returncode == 0
+    assert idalloc("store", "import", "-", f"--store={store}", content=f"{lines}{json.dumps(row)}\n").returncode == 0
     other = row | {"sequence": "others"}
     lower = row | {"last_value": "9"}
-    done = idalloc("import", "-", f"--store={store}", content=f"{lines}{json.dumps(lower)}\n{json.dumps(other)}\n")
+    done = idalloc(
+        "store", "import", "-", f"--store={store}", content=f"{lines}{json.dumps(lower)}\n{json.dumps(other)}\n"
+    )
     assert done.returncode == 1
     assert "line 2: sequence 'orders' would be lowered from 10 to 9" in done.stderr
     assert "created 1," in done.stdout
@@ -111,19 +113,19 @@ def test_an_invalid_line_imports_nothing_unless_partial(tmp_path: Path) -> None:
     store = f"sqlite://{tmp_path}/ids.db"
     row = {"sequence": "orders", "last_value": "10", "generation": "1", "settings": {}}
     content = f'{{"idalloc_export": 1}}\n{{\n{json.dumps(row)}\n'
-    done = idalloc("import", "-", f"--store={store}", content=content)
+    done = idalloc("store", "import", "-", f"--store={store}", content=content)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("idalloc: line 2: is not JSON")
     assert not (tmp_path / "ids.db").exists()
-    assert idalloc("import", "-", f"--store={store}", "--partial", content=content).returncode == 1
+    assert idalloc("store", "import", "-", f"--store={store}", "--partial", content=content).returncode == 1
     assert "orders" in exported(store)
 
 
 def test_an_export_of_an_empty_store_fails(tmp_path: Path) -> None:
     """An export of an empty store fails with a message."""
     store = f"sqlite://{tmp_path}/ids.db"
-    assert idalloc("import", "-", f"--store={store}", content='{"idalloc_export": 1}\n').returncode == 0
-    nothing = idalloc("export", f"--store={store}")
+    assert idalloc("store", "import", "-", f"--store={store}", content='{"idalloc_export": 1}\n').returncode == 0
+    nothing = idalloc("store", "export", f"--store={store}")
     assert (nothing.returncode, nothing.stdout) == (1, "")
     assert nothing.stderr == f"idalloc: there is nothing in {store} to export\n"
 
@@ -140,12 +142,12 @@ def test_an_import_repairs_a_restored_backup(crate: Crate, tmp_path: Path) -> No
         for beside in tmp_path.glob("crate.db-*"):
             beside.unlink()
         crate.restart()
-        assert idalloc("import", "-", f"--store={crate.url}", content=backup).returncode == 0
+        assert idalloc("store", "import", "-", f"--store={crate.url}", content=backup).returncode == 0
         with pytest.raises(grpc.RpcError) as refused:
             for _ in range(100):  # from memory at first
                 highest = max(highest, allocate(server, 100_000))
         assert "STORE_WENT_BACKWARDS" in str(refused.value.trailing_metadata())
-        done = idalloc("import", "-", f"--store={crate.url}", content=content)
+        done = idalloc("store", "import", "-", f"--store={crate.url}", content=content)
         assert (done.returncode, done.stderr) == (0, "")
     with running(tmp_path, store=crate.url) as server:
         assert allocate(server) > highest
@@ -154,7 +156,7 @@ def test_an_import_repairs_a_restored_backup(crate: Crate, tmp_path: Path) -> No
 def test_an_export_of_a_missing_file_creates_nothing(tmp_path: Path) -> None:
     """An export of a missing database fails, and creates no file."""
     missing = tmp_path / "nowhere" / "ids.db"
-    done = idalloc("export", f"--store=sqlite://{missing}")
+    done = idalloc("store", "export", f"--store=sqlite://{missing}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"idalloc: store: cannot read {missing}: No such file or directory\n"
     assert list(tmp_path.iterdir()) == []
@@ -176,7 +178,7 @@ def idalloc_while_in_use(client: Client, *arguments: str) -> tuple[int, str]:
 
 @pytest.mark.test_long
 def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
-    """P5: `export --retire` ends all leases, also of a paused node, before it reads."""
+    """P5: `store export --retire` ends all leases, also of a paused node, before it reads."""
     store = f"sqlite://{tmp_path}/ids.db"
     with (
         running(tmp_path, **LEASE) as server,
@@ -189,14 +191,14 @@ def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
             before = max(before, late.allocate_range("orders", 10)[-1])
         paused.pause(tmp_path / "ids.db")
         try:
-            issued, content = idalloc_while_in_use(client, "export", "--retire", f"--store={store}")
+            issued, content = idalloc_while_in_use(client, "store", "export", "--retire", f"--store={store}")
         finally:
             paused.send(signal.SIGCONT)
         for each in (late, client):
             with pytest.raises(SequenceNotFound):
                 each.allocate_range("orders")
     new = f"sqlite://{tmp_path}/new.db"
-    assert idalloc("import", "-", f"--store={new}", content=content).returncode == 0
+    assert idalloc("store", "import", "-", f"--store={new}", content=content).returncode == 0
     with running(tmp_path, store=new) as server:
         assert allocate(server) > max(before, issued)
 
@@ -204,7 +206,7 @@ def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
 def assert_recipe_continues(tmp_path: Path, store: str) -> None:
     """Moves the guide's table to a new store, and asserts that ids continue there."""
     new = f"sqlite://{tmp_path}/new.db"
-    done = idalloc("import", "-", f"--store={new}", content=exported(store))
+    done = idalloc("store", "import", "-", f"--store={new}", content=exported(store))
     assert (done.returncode, done.stderr) == (0, "")
     with running(tmp_path, store=new) as server:
         assert allocate(server) == 42
@@ -236,7 +238,7 @@ def test_a_live_node_continues_beyond_an_import(tmp_path: Path) -> None:
         while client.sequences.get("orders").last_value < issued + 50_000:
             issued = allocate(server, 100_000)
         assert issued < 900_000_000
-        _, output = idalloc_while_in_use(client, "import", str(file), f"--store={store}")
+        _, output = idalloc_while_in_use(client, "store", "import", str(file), f"--store={store}")
         found = re.search(r"^effective at (\S+),", output, re.MULTILINE)
         assert found
         effective_at = datetime.fromisoformat(found[1]).timestamp()
@@ -263,7 +265,7 @@ def test_a_move_includes_the_start_timestamps(tmp_path: Path) -> None:
     assert int(max(old)[4:], 16) > time.time()
     new = f"sqlite://{tmp_path}/new.db"
     content = exported(f"sqlite://{tmp_path}/ids.db")
-    assert idalloc("import", "-", f"--store={new}", content=content).returncode == 0
+    assert idalloc("store", "import", "-", f"--store={new}", content=content).returncode == 0
     with (
         running(tmp_path, store=new, node_prefix=7) as server,
         running(tmp_path, store=new, node_prefix=7) as twin,
@@ -300,7 +302,7 @@ def test_an_import_of_equal_counters_ends_leases(tmp_path: Path, settings: Seque
             source.backup(target)  # restored in place, with the same inode
         in_use = other.allocate_range("orders", counter)
         assert in_use[-1] == counter
-        done = idalloc("import", str(file), f"--store={store}")
+        done = idalloc("store", "import", str(file), f"--store={store}")
         assert (done.returncode, done.stderr) == (0, "")
         found = re.search(r"^effective at (\S+),", done.stdout, re.MULTILINE)
         effective_at = datetime.fromisoformat(found[1]).timestamp() if found else time.time() + 5

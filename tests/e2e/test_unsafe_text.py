@@ -55,18 +55,22 @@ def test_stored_texts_are_printed_escaped(server: Server, tmp_path: Path) -> Non
     plant(tmp_path / "ids.db", {"description": HOSTILE, "labels": {HOSTILE: HOSTILE}}, "a\u202eb")
     store = f"sqlite://{tmp_path}/ids.db"
     (tmp_path / "bad.jsonl").write_text(json.dumps({"idalloc_export": 1}) + "\n" + json.dumps({"sequence": HOSTILE}))
-    for line in ("sequences list", "sequences list --json", "sequences show", "allocate", "parse", "export", "import"):
-        more = {
-            "sequences show": ["a\u202eb"],
-            "allocate": ["a\u202eb", "2000000"],
-            "parse": ["a\u202eb", HOSTILE],
-            "export": ["--store", store],
-            "import": [str(tmp_path / "bad.jsonl"), "--store", store],
-        }
-        done = idalloc(server, *line.split(), *more.get(line, []))
+    lines = {
+        "sequences list": [],
+        "sequences list --json": [],
+        "sequences list --output table": [],
+        "sequences show": ["a\u202eb"],
+        "sequences show --output table": ["a\u202eb"],
+        "allocate": ["a\u202eb", "2000000"],
+        "sequences parse": ["a\u202eb", HOSTILE],
+        "store export": ["--store", store],
+        "store import": [str(tmp_path / "bad.jsonl"), "--store", store],
+    }
+    for line, more in lines.items():
+        done = idalloc(server, *line.split(), *more)
         printed = done.stdout + done.stderr
         assert printed
-        if line.startswith(("sequences", "export")):
+        if line.startswith(("sequences list", "sequences show", "store export")):
             assert "\\u202e" in printed, line
         assert not UNSAFE.search(printed), (line, ascii(printed))
         assert not re.search("^PROVED", printed, re.MULTILINE), line
@@ -76,9 +80,9 @@ def test_stored_texts_are_printed_escaped(server: Server, tmp_path: Path) -> Non
 def test_export_with_hostile_texts_is_imported(server: Server, tmp_path: Path) -> None:
     """An import keeps every name and counter, and replaces control characters in descriptions and labels."""
     plant(tmp_path / "ids.db", {"description": HOSTILE, "labels": {"k": HOSTILE}}, "a\u202eb", "orders")
-    exported = idalloc(server, "export", "--store", f"sqlite://{tmp_path}/ids.db").stdout
+    exported = idalloc(server, "store", "export", "--store", f"sqlite://{tmp_path}/ids.db").stdout
     (tmp_path / "all.jsonl").write_text(exported)
-    done = idalloc(server, "import", str(tmp_path / "all.jsonl"), "--store", f"sqlite://{tmp_path}/other.db")
+    done = idalloc(server, "store", "import", str(tmp_path / "all.jsonl"), "--store", f"sqlite://{tmp_path}/other.db")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("created 2,")
     assert done.stderr.count("were replaced by U+FFFD") == 4

@@ -216,7 +216,7 @@ def test_a_damaged_file_is_restored_by_the_runbook(
     assert [node.stop() for node in nodes] == [0, 0]
     for piece in (file, *(file.with_name(file.name + beside) for beside in ("-wal", "-shm"))):
         piece.unlink(missing_ok=True)
-    assert "created 1" in run_cli("import", exported, "--store", scenario.store)
+    assert "created 1" in run_cli("store", "import", exported, "--store", scenario.store)
     alone = scenario.start_node(**LEASES)
     in_use = max(last_record(client)[1] for client in clients)
     run_cli("sequences", "advance", "orders", "--past", in_use, "--server", alone.address)

@@ -208,7 +208,7 @@ def test_a_replaced_file_is_refused_until_all_nodes_stop(scenario: Scenario, imp
     for beside in ("-wal", "-shm"):
         store.file.with_name(store.file.name + beside).unlink(missing_ok=True)
     if newer:
-        assert "raised or changed 1" in run_cli("import", newer, "--store", scenario.store)
+        assert "raised or changed 1" in run_cli("store", "import", newer, "--store", scenario.store)
     alone = scenario.start_node(**LEASES)
     run_cli("sequences", "advance", "orders", "--past", in_use, "--server", alone.address)
     assert alone.stop() == 0
@@ -240,7 +240,7 @@ def test_importing_a_newer_export_repairs_a_restored_store(scenario: Scenario) -
 
     restore_until_refused(scenario, {"orders": nodes}, restore)
     wait_until_all_are_refused(scenario, after)
-    assert "raised or changed 1" in run_cli("import", newer, "--store", scenario.store)
+    assert "raised or changed 1" in run_cli("store", "import", newer, "--store", scenario.store)
     scenario.wait_for_records(after, more=20)
     for client in after:
         assert "STORE_WENT_BACKWARDS" in client.stop().errors

@@ -9,34 +9,32 @@ import typer
 # Set before gRPC is imported: its core logs errors that the command reports in one line, or retries.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from idalloc.cli import _bench, _health, _ids, _node, _options, _output, _sequences, _verify
+from idalloc.cli import _bench, _connection, _health, _ids, _node, _sequences, _verify
+from idalloc.cli._options import with_options
 from idalloc.cli._plugins import CommandGroup
-from idalloc.cli._usage import explain
+from idalloc.cli._printer import write_stderr
+from idalloc.cli._usage import UsageError, explain
 
-# The base class of usage errors: its name differs between versions of typer.
-UsageError = typer.BadParameter.__mro__[1]
-
-# The next step for each kind of TLS error.
-_TLS_HINTS = {
+# The next step if the server is unreachable: for each kind of TLS error, and otherwise.
+_UNREACHABLE_HINTS = {
     "untrusted": "pass the certificate of its CA with --ca",
     "name": "pass a name in its certificate with --server-name",
     "plaintext": "omit --tls, --ca and --cert",
+    None: "start a server with `idalloc serve`, pass another address with --server, or, if it uses TLS, --tls or --ca "
+    "(and --cert and --key)",
 }
 
 app = typer.Typer(
     cls=CommandGroup,
-    callback=_options.set_global_options,
+    callback=with_options(_connection.root),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Issue identifiers that are never issued twice.",
 )
 app.command("allocate")(_ids.allocate)
 app.command("stream")(_ids.stream)
 app.command("docid")(_ids.docid)
 app.command("uuid")(_ids.uuids)
 app.add_typer(_sequences.app, name="sequences")
-# TEXT may be a negative number, which would be read as an option.
-app.command("parse", context_settings={"ignore_unknown_options": True})(_ids.parse)
 app.add_typer(_node.app, name="node")
 app.command("bench")(_bench.bench)
 app.command("verify")(_verify.verify)
@@ -71,13 +69,11 @@ def _report(error: Exception, args: Sequence[str]) -> int:
     """Print an error as one line on standard error, and return the exit code."""
     from idalloc import IdallocError, ServerUnreachable, Unauthenticated  # imported late: successful runs need none
 
-    if isinstance(error, ServerUnreachable) and "tls" in error.metadata:
-        hint = _TLS_HINTS.get(error.metadata["tls"])
+    if isinstance(error, ServerUnreachable):
+        hint = _UNREACHABLE_HINTS.get(error.metadata.get("tls"))
         return _fail(f"{error.reason}: {error}{'; ' if hint else ''}{hint or ''}", 1)
     if isinstance(error, Unauthenticated):
         return _fail(f"{error.reason}: {error}; authenticate with --token-file, or --cert and --key", 1)
-    if isinstance(error, ServerUnreachable):
-        return _fail(f"{error.reason}: {error}; start a server with `idalloc serve`, or pass its address: --server", 1)
     if isinstance(error, IdallocError):
         return _fail(f"{error.reason}: {error}", 1)
     if isinstance(error, UsageError):
@@ -91,5 +87,5 @@ def _report(error: Exception, args: Sequence[str]) -> int:
 
 
 def _fail(line: str, code: int) -> int:
-    _output.write_stderr(line)
+    write_stderr(line)
     return code

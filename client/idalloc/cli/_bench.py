@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
-from idalloc.cli import _options, _output
-from idalloc.cli._options import Log, Server, Timeout, integer_parser, parse_count, parse_seconds
+from idalloc.cli import _connection
+from idalloc.cli._options import Log, integer_parser, parse_count, parse_seconds, with_options
+from idalloc.cli._printer import to_json, write_stderr
+from idalloc.cli._usage import UsageError
 
 SCENARIOS = ("unary", "stream", "docids", "mixed")
 
@@ -17,12 +19,8 @@ def _parse_scenario(text: str) -> str:
     return text
 
 
-def _parse_duration(text: str | float) -> float:
-    return text if isinstance(text, float) else parse_seconds(text)
-
-
 def _parse_warm_up(text: str | float) -> float:
-    return 0.0 if text in ("0", "0s") else _parse_duration(text)
+    return 0.0 if text in ("0", "0s") else parse_seconds(text)
 
 
 def _parse_output_file(text: str) -> Path:
@@ -35,6 +33,7 @@ def _parse_output_file(text: str) -> Path:
     return file
 
 
+@with_options
 def bench(
     context: typer.Context,
     scenario: Annotated[
@@ -54,7 +53,7 @@ def bench(
     ] = 4,
     duration: Annotated[
         float | None,
-        typer.Option(metavar="DURATION", parser=_parse_duration, help="How long to count calls; default: 10s."),
+        typer.Option(metavar="DURATION", parser=parse_seconds, help="How long to count calls; default: 10s."),
     ] = None,
     total: Annotated[
         int | None, typer.Option(metavar="CALLS", parser=parse_count, help="The number of calls to count.")
@@ -65,26 +64,27 @@ def bench(
             metavar="DURATION", parser=_parse_warm_up, show_default="2s", help="How long to call before counting."
         ),
     ] = 2.0,
-    verify: Annotated[bool, typer.Option("--verify", help="Check every id: none issued twice, all in order.")] = False,
-    output: Annotated[
+    verify: Annotated[
+        bool, typer.Option("--verify", metavar="", help="Check every id: none issued twice, all in order.")
+    ] = False,
+    report: Annotated[
         Path | None, typer.Option(metavar="FILE", parser=_parse_output_file, help="Also write the JSON report here.")
     ] = None,
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE.html", parser=_parse_output_file, help="Write a page with charts.")
     ] = None,
     log: Log = None,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, in ghz's shape.")] = False,
 ) -> None:
-    """Run a load test, and report latencies and rates. Exits with 0 only if no call failed and no id was wrong.
+    """Run a load test, and report latencies and rates.
+
+    Exits with 0 only if no call failed and no id was wrong. As JSON, the report has ghz's shape.
 
     unary: AllocateRange. stream: StreamRanges. docids: GenerateDocId, or StreamDocIds with --total-ids, decoded.
     mixed: 70 %, 6 %, 20 % and 4 % of these. The ids that it allocates are lost. Failed calls are not retried.
     """
     if duration is not None and total is not None:
-        raise typer.BadParameter("--duration and --total are mutually exclusive; give one of them", context)
-    target, limit = _options.target_and_timeout(context, server, timeout)
+        raise UsageError("--duration and --total are mutually exclusive; give one of them", context)
+    target, limit = _connection.target_and_timeout(context)
     try:
         from idalloc._issued_log.log import IssuedLog
         from idalloc._transport.config import ChannelConfig
@@ -92,7 +92,7 @@ def bench(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "hdrh":
             raise
-        _output.write_stderr("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'")
+        write_stderr("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'")
         raise typer.Exit(2) from error
     plan = _plan.Plan(
         target,
@@ -109,19 +109,18 @@ def bench(
         timeout=limit,
         verify=verify,
     )
-    access = ChannelConfig(target, **_options.channel_arguments(context, target))
-    with _options.log_errors_as_usage(context):
+    access = ChannelConfig(target, **_connection.channel_arguments(context, target))
+    with _connection.log_errors_as_usage(context):
         issued = None if log is None else IssuedLog(log)
     try:
         result = _engine.run(plan, access, issued)
     finally:
         if issued is not None:
             issued.close()
-    report = _output.to_json(_report.to_json(result))
-    if output is not None:
-        output.write_text(report, encoding="utf-8")
+    if report is not None:
+        report.write_text(to_json(_report.to_json(result)), encoding="utf-8")
     if chart is not None:
         chart.write_text(_chart.to_html(result), encoding="utf-8")
-    _output.write_report(report if as_json else _report.to_text(result))
+    context.obj.lines(_report.to_text(result).splitlines(), lambda: _report.to_json(result))
     if not _report.succeeded(result):
         raise typer.Exit(1)

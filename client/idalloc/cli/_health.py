@@ -1,12 +1,12 @@
 """`idalloc health`, by gRPC's health checking protocol. Probes start it often: it imports gRPC and little else."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idalloc.cli import _output
-from idalloc.cli._options import Json, Server, Timeout, channel_arguments, connect, target_and_timeout
+from idalloc.cli._connection import channel_arguments, connect, target_and_timeout
+from idalloc.cli._options import with_options
+from idalloc.cli._printer import write_stderr
 
 if TYPE_CHECKING:
     from idalloc._transport.config import ChannelArguments
@@ -17,43 +17,41 @@ STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 _REPLIES = (b"", b"\x08\x01", b"\x08\x02", b"\x08\x03")
 
 
+@with_options
 def health(
     context: typer.Context,
     service: Annotated[
         str, typer.Argument(help="A service of the server, such as idalloc.v1.NodeService; default: the whole server.")
     ] = "",
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
 ) -> None:
     """Check the server's health. Exits with 0 only if it serves.
 
     A failing store is reported with its error, but the exit code stays 0 while the server serves from its leases.
     """
-    target, limit = target_and_timeout(context, server, timeout)
+    target, limit = target_and_timeout(context)
     access = channel_arguments(context, target)
     status = check(target, service, limit, access)
     failing = {}
     if not service and check(target, STORE, limit, access) == "NOT_SERVING":
-        failing[STORE] = _store_error(context, server, timeout)
-    if as_json:
-        _output.write_lines([json.dumps({"status": status, "failing": failing} if failing else {"status": status})])
-    elif status == "SERVING":
-        _output.write_lines([status])
+        failing[STORE] = _store_error(context)
+    as_json = context.obj.output == "json"
+    if as_json or status == "SERVING":
+        reply = {"status": status, "failing": failing} if failing else {"status": status}
+        context.obj.lines([status], lambda: reply)
     if not as_json:
         for name, error in failing.items():
-            _output.write_stderr(f"{name}: NOT_SERVING: {error}")
+            write_stderr(f"{name}: NOT_SERVING: {error}")
     if status != "SERVING":
-        _output.write_stderr(f"{status}: {service or 'the server'} at {target}")
+        write_stderr(f"{status}: {service or 'the server'} at {target}")
         raise typer.Exit(1)
 
 
-def _store_error(context: typer.Context, server: str | None, timeout: str | None) -> str:
+def _store_error(context: typer.Context) -> str:
     """Return the store's error, which only callers with the role `read` can get."""
     from idalloc import IdallocError
 
     try:
-        with connect(context, server, timeout) as client:
+        with connect(context) as client:
             return client.node().store_error or "see the server's log"
     except IdallocError:
         return "see the server's log"
@@ -105,6 +103,6 @@ def _status(reply: bytes) -> str:
     """
     if reply in _REPLIES:
         return STATUSES[_REPLIES.index(reply)]
-    from idalloc._core.errors import ProtocolError
+    from idalloc import ProtocolError
 
     raise ProtocolError(f"HealthCheckResponse is {reply[:20].hex()}; expected a status, such as 0801 for SERVING")

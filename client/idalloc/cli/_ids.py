@@ -1,13 +1,17 @@
-"""The commands that issue ids (`allocate`, `stream`, `docid`, `uuid`), and `parse`."""
+"""The commands that issue ids: `allocate`, `stream`, `docid` and `uuid`."""
 
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idalloc.cli import _output
-from idalloc.cli._options import Json, Log, Server, Timeout, connect, integer_parser, parse_count, parse_count_or_zero
+from idalloc.cli._connection import connect
+from idalloc.cli._options import Log, integer_parser, parse_count, parse_count_or_zero, with_options
+from idalloc.cli._printer import write_stderr
+from idalloc.cli._progress import progress
+from idalloc.cli._usage import UsageError
 
 if TYPE_CHECKING:
     from idalloc import Range
@@ -37,11 +41,6 @@ def _parse_version(text: str | int) -> int:
     return int(text)
 
 
-def _check_exclusive(context: typer.Context, ranges: bool, texts: bool) -> None:
-    if ranges and texts:
-        raise typer.BadParameter("--ranges and --texts are mutually exclusive; give one of them", context)
-
-
 Texts = Annotated[
     bool,
     typer.Option(
@@ -52,24 +51,11 @@ Texts = Annotated[
 ]
 
 
-def _warn_of_periods(periods: Iterable[str]) -> None:
-    """Warn that numbers repeat in other periods of a sequence with a reset."""
-    for period in filter(None, periods):
-        _output.write_stderr(f"ids of period {period}; other periods repeat these numbers: --texts adds the period")
+# The server's limit on document ids, and on UUIDs, in one message.
+MAX_IDS_PER_MESSAGE = 10_000
 
 
-def _report_created(reply: "Range", sequence: str) -> None:
-    """Report a sequence that the call created: its name may be mistyped."""
-    if reply.created:
-        _output.write_stderr(f"created sequence {sequence!r}")
-
-
-# The server's limit on document ids in one message.
-MAX_DOC_IDS_PER_MESSAGE = 10_000
-# The most UUIDs in a call.
-MAX_UUIDS_PER_CALL = 10_000
-
-
+@with_options
 def allocate(
     context: typer.Context,
     sequence: Sequence,
@@ -81,9 +67,6 @@ def allocate(
         typer.Option(metavar="UUID", parser=_parse_request_id, help="A retry with the same UUID gets the same ids."),
     ] = None,
     log: Log = None,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
 ) -> None:
     """Allocate one contiguous range of ids from a sequence, and print an id on each line.
 
@@ -92,18 +75,13 @@ def allocate(
     create it first with `idalloc sequences create`.
     """
     _check_exclusive(context, ranges, texts)
-    with connect(context, server, timeout, log) as client:
+    with connect(context, log) as client:
         reply = client.allocate_range(sequence, count, request_id=request_id, texts=texts)
-    _report_created(reply, sequence)
-    if as_json:
-        _output.write_json(reply.to_dict())
-    elif texts:
-        _output.write_lines(reply.texts)
-    else:
-        _output.write_range(reply.ids, as_range=ranges)
-        _warn_of_periods([reply.period])
+    _print_range(context, sequence, reply, ranges, texts)
+    _warn_of_periods(context, [reply.period], texts)
 
 
+@with_options
 def stream(
     context: typer.Context,
     sequence: Sequence,
@@ -114,95 +92,81 @@ def stream(
     ranges: Ranges = False,
     texts: Texts = False,
     log: Log = None,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
 ) -> None:
     """Allocate any number of ids from a sequence, range by range, and print an id on each line.
 
-    The command resumes a stream that breaks, on any server that answers. With --json it prints an object on a line
-    for each range. --timeout limits the whole stream, and only if given after the command's name.
+    The command resumes a stream that breaks, on any server that answers. As JSON it prints an object on a line for
+    each range. --timeout limits the whole stream, and only if given after the command's name.
     """
     _check_exclusive(context, ranges, texts)
+    timeout = context.params["timeout"]
     periods: dict[str, None] = {}
-    with connect(context, server, timeout, log) as client, _output.progress(total) as advance:
-        limit = client.timeout if timeout else None
-        for reply in client.stream_ranges(sequence, total, chunk, texts=texts, timeout=limit):
-            _report_created(reply, sequence)
-            if as_json:
-                _output.write_json(reply.to_dict(), one_line=True)
-            elif texts:
-                _output.write_lines(reply.texts)
-            else:
-                _output.write_range(reply.ids, as_range=ranges)
-                periods[reply.period] = None
+    with connect(context, log) as client, progress(total) as advance:
+        for reply in client.stream_ranges(sequence, total, chunk, texts=texts, timeout=timeout):
+            _print_range(context, sequence, reply, ranges, texts, one_line=True)
+            periods[reply.period] = None
             advance(reply.id_count)
-    _warn_of_periods(periods)
+    _warn_of_periods(context, periods, texts)
 
 
+@with_options
 def docid(
     context: typer.Context,
     count: Count = 1,
     offset: Annotated[int, AUTO_INCREMENT] = 0,
     increment: Annotated[int, AUTO_INCREMENT] = 0,
     log: Log = None,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
 ) -> None:
     """Generate document ids in MySQL's format, and print an id on each line.
 
-    More than 10,000 ids come as a stream, which the command resumes if it breaks; with --json it prints an object on
+    More than 10,000 ids come as a stream, which the command resumes if it breaks; as JSON it prints an object on
     a line for each batch.
     """
-    with connect(context, server, timeout, log) as client:
-        if count <= MAX_DOC_IDS_PER_MESSAGE:
-            _write_batch("docIds", client.doc_ids(count, offset=offset, increment=increment), as_json)
-            return
-        limit = client.timeout if timeout else None
-        with _output.progress(count) as advance:
-            for batch in client.stream_doc_ids(count, offset=offset, increment=increment, timeout=limit):
-                _write_batch("docIds", batch, as_json, one_line=True)
-                advance(len(batch))
+    timeout = context.params["timeout"]
+    streamed = count > MAX_IDS_PER_MESSAGE
+    with connect(context, log) as client, progress(count) as advance:
+        if streamed:
+            batches = client.stream_doc_ids(count, offset=offset, increment=increment, timeout=timeout)
+        else:
+            batches = iter([client.doc_ids(count, offset=offset, increment=increment)])
+        for batch in batches:
+            context.obj.lines(batch, partial(dict, docIds=batch), one_line=streamed)
+            advance(len(batch))
 
 
-def _write_batch(name: str, texts: list[str], as_json: bool, *, one_line: bool = False) -> None:
-    if as_json:
-        _output.write_json({name: texts}, one_line=one_line)
-    else:
-        _output.write_lines(texts)
-
-
+@with_options
 def uuids(
     context: typer.Context,
     count: Count = 1,
     version: Annotated[int, typer.Option(metavar="4|7", parser=_parse_version, help="7: time-ordered; 4: random.")] = 7,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
 ) -> None:
     """Generate UUIDs (RFC 9562), and print one on each line.
 
-    The server sends 10,000 at a time; with --json the command prints an object on a line for each batch.
+    The server sends 10,000 at a time; as JSON the command prints an object on a line for each batch.
     """
-    with connect(context, server, timeout) as client:
-        for made in range(0, count, MAX_UUIDS_PER_CALL):
-            batch = client.uuids(min(MAX_UUIDS_PER_CALL, count - made), version)
-            _write_batch("uuids", list(map(str, batch)), as_json, one_line=count > MAX_UUIDS_PER_CALL)
+    with connect(context) as client:
+        for start in range(0, count, MAX_IDS_PER_MESSAGE):
+            batch = [str(each) for each in client.uuids(min(count - start, MAX_IDS_PER_MESSAGE), version)]
+            context.obj.lines(batch, partial(dict, uuids=batch), one_line=count > MAX_IDS_PER_MESSAGE)
 
 
-def parse(
-    context: typer.Context,
-    sequence: Sequence,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text of an id.")],
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
+def _print_range(
+    context: typer.Context, sequence: str, reply: "Range", ranges: bool, texts: bool, *, one_line: bool = False
 ) -> None:
-    """Parse the text of an id by the sequence's format."""
-    with connect(context, server, timeout) as client:
-        parts = client.parse_id(sequence, text)
-    if as_json:
-        _output.write_json(parts.to_dict())
-    else:
-        _output.write_fields(parts)
+    if reply.created:  # its name may be mistyped
+        write_stderr(f"created sequence {sequence!r}")
+    lines = [f"{reply.first_id} {reply.last_id} {reply.step}"] if ranges else reply.texts if texts else reply.ids
+    context.obj.lines(lines, reply.to_dict, one_line=one_line)
+
+
+def _warn_of_periods(context: typer.Context, periods: Iterable[str], texts: bool) -> None:
+    """Warn that numbers repeat in other periods of a sequence with a reset."""
+    if texts or context.obj.output == "json":
+        return
+    for period in filter(None, periods):
+        write_stderr(f"ids of period {period}; other periods repeat these numbers: --texts adds the period")
+
+
+def _check_exclusive(context: typer.Context, ranges: bool, texts: bool) -> None:
+    if ranges and texts:
+        raise UsageError("--ranges and --texts are mutually exclusive; give one of them", context)

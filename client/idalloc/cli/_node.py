@@ -1,30 +1,34 @@
-"""`idalloc node`, which shows the server process, and `idalloc node set`."""
+"""`idalloc node`: the settings of the server process that answers."""
 
 from typing import Annotated
 
 import typer
 
-from idalloc.cli import _output
-from idalloc.cli._options import Json, Server, Timeout, connect, integer_parser, set_group_options
+from idalloc.cli._connection import connect
+from idalloc.cli._fields import fields
+from idalloc.cli._options import integer_parser, with_options
+from idalloc.cli._usage import UsageError
 
-app = typer.Typer()
+app = typer.Typer(no_args_is_help=True)
 
 
-@app.callback(invoke_without_command=True)
-def node_group(context: typer.Context, server: Server = None, timeout: Timeout = None, as_json: Json = False) -> None:
-    """Show the server process that answers: its version, its store and its settings for document ids."""
-    if context.invoked_subcommand is not None:
-        set_group_options(context, server, timeout)
-        return
-    with connect(context, server, timeout) as client:
+@app.callback()
+@with_options
+def node(context: typer.Context) -> None:
+    """Show and change the server process that answers."""
+
+
+@app.command()
+@with_options
+def show(context: typer.Context) -> None:
+    """Show its version, its store and its settings for document ids."""
+    with connect(context) as client:
         node = client.node()
-    if as_json:
-        _output.write_json(node.to_dict())
-    else:
-        _output.write_fields(node)
+    context.obj.record(fields(node), node.to_dict)
 
 
 @app.command("set")
+@with_options
 def set_(
     context: typer.Context,
     prefix: Annotated[
@@ -42,21 +46,15 @@ def set_(
     persist: Annotated[
         bool, typer.Option("--persist", metavar="", help="Keep the change over restarts, as MySQL's SET PERSIST.")
     ] = False,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
 ) -> None:
-    """Change the settings for document ids of the server that answers, at once and for all callers."""
+    """Change its settings for document ids, at once and for all callers."""
     if prefix is None and auto_increment_offset is None and auto_increment_increment is None:
-        raise typer.BadParameter("nothing to change; give at least one setting", context)
-    with connect(context, server, timeout) as client:
+        raise UsageError("nothing to change; give at least one setting", context)
+    with connect(context) as client:
         node = client.update_node(
             prefix=prefix,
             auto_increment_offset=auto_increment_offset,
             auto_increment_increment=auto_increment_increment,
             persist=persist,
         )
-    if as_json:
-        _output.write_json(node.to_dict())
-    else:
-        _output.write_fields(node)
+    context.obj.record(fields(node), node.to_dict)

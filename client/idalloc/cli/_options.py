@@ -1,29 +1,25 @@
-"""Options that the client's commands share, and the client that they configure."""
+"""The options that commands share, and parsers of values."""
 
-import os
+import inspect
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
-from idalloc._core.defaults import DEFAULT_TARGET
-from idalloc.cli import _output
-from idalloc.cli._environment import unknown_variables
-from idalloc.cli._plugins import is_plugin
-
-if TYPE_CHECKING:
-    from idalloc import Client, InvalidRequest
-    from idalloc._transport.config import ChannelArguments
+from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from idalloc.cli._printer import OUTPUTS, Printer
+from idalloc.cli._usage import UsageError
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def parse_seconds(text: str) -> float:
-    """Parse a positive duration, such as 500ms, 30s or 2m, into seconds."""
+def parse_seconds(text: str | float) -> float:
+    """Parse a positive duration, such as 500ms, 30s or 2m, into seconds. A default is passed as a number."""
+    if isinstance(text, float):
+        return text
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
     if match is None or float(match[1]) == 0:
         raise typer.BadParameter(f"must be a positive duration such as 500ms, 30s or 2m, not {text!r}")
@@ -53,21 +49,17 @@ def parse_count_or_zero(text: str | int) -> int:
     return 0 if str(text) == "0" else parse_count(text)
 
 
-def print_version(requested: bool) -> None:
-    """Print the version and exit, if requested."""
-    if requested:
-        _output.write_lines([f"idalloc {version('idalloc')}"])
-        raise typer.Exit
+def choice_option(choices: tuple[str, ...], help: str) -> Any:
+    """Return an option whose value is one of the choices."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise typer.BadParameter(f"must be one of {', '.join(choices)}, not {text!r}")
+        return text
+
+    return typer.Option(metavar="|".join(choices), parser=parse, autocompletion=lambda: list(choices), help=help)
 
 
-Server = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help=f"The server's address; default: IDALLOC_SERVER, else {DEFAULT_TARGET}."),
-]
-Timeout = Annotated[
-    str | None,
-    typer.Option(metavar="DURATION", help="The deadline of a call; default: IDALLOC_TIMEOUT, else 5s."),
-]
 Log = Annotated[
     Path | None,
     typer.Option(
@@ -75,164 +67,85 @@ Log = Annotated[
         help="Log the issued ids to a new file for `idalloc verify`: JSON lines if it ends in .jsonl, else binary.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print the reply as JSON, 64-bit integers as strings.")]
-
-
-class CredentialOptions(NamedTuple):
-    """TLS and credential options. They precede the command's name; none holds a secret itself."""
-
-    tls: bool
-    ca: Path | None
-    cert: Path | None
-    key: Path | None
-    server_name: str | None
-    token_file: Path | None
-    insecure: bool
-
-
-class GlobalOptions(NamedTuple):
-    """Options that precede the command's name."""
-
-    server: str
-    timeout: str
-    credentials: CredentialOptions
-
-
-def set_global_options(
-    context: typer.Context,
-    server: Annotated[
-        str, typer.Option(metavar="HOST:PORT", envvar="IDALLOC_SERVER", help="The server's address.")
-    ] = DEFAULT_TARGET,
-    timeout: Annotated[
-        str, typer.Option(metavar="DURATION", envvar="IDALLOC_TIMEOUT", help="The deadline of a call.")
-    ] = "5s",
-    tls: Annotated[
-        bool,
-        typer.Option(
-            "--tls", metavar="", envvar="IDALLOC_TLS", help="Use TLS, and trust the system's certificate authorities."
-        ),
-    ] = False,
-    ca: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", envvar="IDALLOC_CA", help="Use TLS, and trust only the authorities in this PEM file."
-        ),
-    ] = None,
-    cert: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", envvar="IDALLOC_CERT", help="Authenticate with the certificate in this PEM file."),
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(metavar="FILE", envvar="IDALLOC_KEY", help="The private key of --cert.")
-    ] = None,
-    server_name: Annotated[
+_CONNECTION = {
+    "server": Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", envvar="IDALLOC_SERVER_NAME", help="The name to expect in the server's certificate."
+            metavar="HOST:PORT", help=f"The server's address; default: IDALLOC_SERVER, else {DEFAULT_TARGET}."
         ),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
+    ],
+    "timeout": Annotated[
+        float | None,
         typer.Option(
-            metavar="FILE",
-            envvar="IDALLOC_TOKEN_FILE",
-            help="Authenticate with the token in this file, or with the one in the environment variable IDALLOC_TOKEN.",
+            metavar="DURATION",
+            parser=parse_seconds,
+            help=f"The deadline of a call; default: IDALLOC_TIMEOUT, else {DEFAULT_TIMEOUT:g}s.",
         ),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            metavar="",
-            envvar="IDALLOC_TOKEN_INSECURE",
-            help="Send the token to another machine even without TLS.",
-        ),
-    ] = False,
-    version: Annotated[
-        bool, typer.Option("--version", metavar="", callback=print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Store the global options in the context, and warn of unknown environment variables."""
-    if not is_plugin(context.invoked_subcommand):  # the server rejects unknown variables itself
-        for warning in unknown_variables(os.environ):
-            _output.write_stderr(warning)
-    credentials = CredentialOptions(tls, ca, cert, key, server_name, token_file, insecure)
-    context.obj = GlobalOptions(server or DEFAULT_TARGET, timeout or "5s", credentials)
+    ],
+}
+_OUTPUT = {
+    "output": Annotated[
+        str | None, choice_option(OUTPUTS, "The form of the results; default: table on a terminal, else text.")
+    ],
+    "as_json": Annotated[bool | None, typer.Option("--json", metavar="", help="Short for --output json.")],
+}
 
 
-def set_group_options(context: typer.Context, server: Server = None, timeout: Timeout = None) -> None:
-    """Override the global options with those that follow the name of a command group."""
-    options: GlobalOptions = context.obj
-    context.obj = options._replace(server=server or options.server, timeout=timeout or options.timeout)
+def add_options(command: Any, options: Mapping[str, Any]) -> Any:
+    """Add options to a command, in place of its ``**`` parameter if it has one.
+
+    Args:
+        command: The command's function.
+        options: The annotations of the options, by name; the default of each is None.
+    """
+    parameters = [each for each in inspect.signature(command).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in options.items()
+    ]
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
-def target_and_timeout(context: typer.Context, server: str | None, timeout: str | None) -> tuple[str, float]:
-    """Return the server's address and the timeout in seconds; a command's own options override the global ones."""
-    options: GlobalOptions = context.obj
-    target = server or options.server
-    try:
-        return target, parse_seconds(timeout or options.timeout)
-    except typer.BadParameter as error:
-        raise typer.BadParameter(error.message, context, param_hint="'--timeout'") from None
+def with_output(command: Any, options: Mapping[str, Any] = _OUTPUT) -> Any:
+    """Add the options for the output to a command or a group, and set ``context.obj`` to the printer that they choose.
+
+    The options may stand before and after a command's name; of several the last one applies.
+
+    Args:
+        command: A function. It prints results if it has a parameter ``context``; otherwise it is returned unchanged.
+        options: The annotations of the options, by name.
+    """
+    parameters = inspect.signature(command).parameters
+    if "context" not in parameters or "output" in parameters:
+        return command
+
+    @wraps(command)
+    def run(context: typer.Context, **arguments: Any) -> Any:
+        given = {name: arguments.pop(name) for name in options}
+        output = given["output"]
+        if given["as_json"]:
+            if output not in (None, "json"):
+                raise UsageError(f"--output {output} and --json are mutually exclusive; give one of them", context)
+            output = "json"
+        if output or context.obj is None:
+            context.obj = Printer(output)
+        return command(context, **arguments)
+
+    return add_options(run, options)
 
 
-def channel_arguments(context: typer.Context, target: str) -> "ChannelArguments":
-    """Read the files of the TLS and credential options, and check them for a target."""
-    from idalloc._transport.config import ChannelConfig, ChannelConfigError, read_channel_arguments
-
-    options: CredentialOptions = context.obj.credentials
-    source = context.find_root().get_parameter_source("token_file")
-    # --token-file on the command line overrides both environment variables; those two exclude each other.
-    on_command_line = source is not None and source.name == "COMMANDLINE"
-    token = None if on_command_line else os.environ.get("IDALLOC_TOKEN")
-    try:
-        arguments = read_channel_arguments(**options._asdict(), token=token)
-        ChannelConfig(target, **arguments)
-    except ChannelConfigError as error:
-        name = f"'--{error.setting.replace('_', '-')}'"
-        if error.setting == "token" or (error.setting == "server" and target == os.environ.get("IDALLOC_SERVER")):
-            name = f"IDALLOC_{error.setting.upper()}"
-        raise typer.BadParameter(error.problem, context.find_root(), param_hint=name) from None
-    return arguments
+def with_options(command: Any) -> Any:
+    """Add --server and --timeout to a command or a group, besides the options for the output."""
+    return with_output(command, _CONNECTION | _OUTPUT)
 
 
-@contextmanager
-def log_errors_as_usage(context: typer.Context) -> Iterator[None]:
-    """Convert errors from opening the file of --log to usage errors."""
-    try:
-        yield
-    except FileExistsError:
-        message = "the file exists and is never overwritten; name a new file"
-        raise typer.BadParameter(message, context, param_hint="'--log'") from None
-    except OSError as error:
-        raise typer.BadParameter(f"cannot be written: {error.strerror}", context, param_hint="'--log'") from None
-
-
-@contextmanager
-def connect(
-    context: typer.Context, server: str | None, timeout: str | None, log: Path | None = None
-) -> Iterator["Client"]:
-    """Open a client configured by the options. Errors in its block name options in place of fields of the request."""
-    from idalloc import Client, DeadlineExceeded, InvalidRequest  # imported late: `health` and `--help` need none
-
-    target, limit = target_and_timeout(context, server, timeout)
-    access = channel_arguments(context, target)
-    with log_errors_as_usage(context):
-        client = Client(target, timeout=limit, log=log, **access)
-    with client:
-        try:
-            yield client
-        except InvalidRequest as error:
-            raise InvalidRequest(_name_option(context, error), metadata=error.metadata) from error
-        except DeadlineExceeded as error:
-            raise DeadlineExceeded(f"{error}; raise the limit with --timeout") from error
-
-
-def _name_option(context: typer.Context, error: "InvalidRequest") -> str:
-    """Return the error's message with the field of the request replaced by the command's option."""
-    message = str(error)
-    before, _, setting = error.field.rpartition(".")
-    options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    if before != "sequence" or setting not in options:
-        return message
-    return options[setting] + message.removeprefix(error.field)
+def nearest(context: typer.Context, option: str) -> Any:
+    """Return the value of an option, the last one if several levels have it; None if it was not given."""
+    level: Any = context
+    while level is not None:
+        if level.params.get(option) is not None:
+            return level.params[option]
+        level = level.parent
+    return None

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
-from idalloc.cli import _output
+from idalloc.cli._printer import write_stderr
 
 FORM = "crate://user@host:4200/schema.table.column"
 # The environment variable of the user's password, which CrateDB's own shell, crash, reads.
@@ -104,5 +104,5 @@ def _invalid_url() -> typer.BadParameter:
 
 
 def _failure(message: str, code: int) -> typer.Exit:
-    _output.write_stderr(message)
+    write_stderr(message)
     return typer.Exit(code)

@@ -6,17 +6,20 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from idalloc.cli import _output
+from idalloc.cli._options import with_output
+from idalloc.cli._printer import write_stderr
+from idalloc.cli._usage import UsageError
 
 GROUP = "idalloc.commands"
 
 _HELP = {
     "serve": "Start the server.",
     "config": "Show the server's settings.",
-    "export": "Export all sequences of a store as JSON lines.",
-    "import": "Import exported sequences into a store.",
+    "store": "Export all sequences of a store, and import them.",
     "token": "Create tokens for the access file.",
 }
+# Former names of commands, and their names now.
+_RENAMED = {"parse": "sequences parse", "export": "store export", "import": "store import"}
 
 
 class CommandGroup(TyperGroup):
@@ -34,10 +37,12 @@ class CommandGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the loaded command and its arguments."""
-        entry_point = _plugins().get(args[0]) if args else None
-        if entry_point is None:
-            return super().resolve_command(ctx, args)
-        return args[0], _load(entry_point), args[1:]
+        name = args[0]
+        if name in _plugins():
+            return name, _load(_plugins()[name]), args[1:]
+        if name in _RENAMED:
+            raise UsageError(f"No such command {name!r}: it is now `idalloc {_RENAMED[name]}`", ctx)
+        return super().resolve_command(ctx, args)
 
 
 def is_plugin(name: str | None) -> bool:
@@ -53,7 +58,7 @@ def _load(entry_point: EntryPoint) -> Any:
     try:
         loaded = entry_point.load()
     except ModuleNotFoundError as error:
-        _output.write_stderr(
+        write_stderr(
             f"idalloc {entry_point.name} needs the server, and {error.name} is missing: pip install 'idalloc[server]'"
         )
         raise typer.Exit(2) from error
@@ -61,6 +66,9 @@ def _load(entry_point: EntryPoint) -> Any:
         wrapper = typer.Typer(add_completion=False)
         wrapper.command(entry_point.name)(loaded)
         loaded = wrapper
+    for each in (*loaded.registered_commands, loaded.registered_callback):
+        if each is not None and each.callback is not None:
+            each.callback = with_output(each.callback)
     command = typer.main.get_command(loaded)
     command.name = entry_point.name
     return command

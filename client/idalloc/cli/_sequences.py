@@ -1,25 +1,23 @@
-"""`idalloc sequences`: the commands that create, list, show, update, advance and delete sequences."""
+"""`idalloc sequences`: the commands that create, list, show, update, advance and delete sequences, and parse ids."""
 
 import re
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from idalloc.cli import _output, _past_table, _sequence_output
-from idalloc.cli._options import Json, Server, Timeout, connect, set_group_options
+from idalloc.cli import _fields, _past_table
+from idalloc.cli._connection import connect
+from idalloc.cli._options import add_options, choice_option, with_options
+from idalloc.cli._printer import write_stderr
+from idalloc.cli._progress import wait
+from idalloc.cli._usage import UsageError
 
 if TYPE_CHECKING:
     from idalloc import SequenceChange
 
-app = typer.Typer(no_args_is_help=True, help="Create, show, change, advance and delete sequences.")
-app.callback()(set_group_options)
+app = typer.Typer(no_args_is_help=True)
 
-# The fields of a sequence that options set; an option has its field's name.
-SETTINGS = (
-    *("description", "labels", "kind", "start", "step", "min_value", "max_value", "json_safe", "offset", "increment"),
-    *("ordering", "min_lease_size", "max_lease_size", "format", "reset", "time_zone"),
-)
 # The values of enum fields, repeated here: --help and completion do not import the messages.
 CHOICES = {
     "kind": ("counter", "timestamp-ms", "timestamp-us"),
@@ -56,53 +54,50 @@ def _parse_label(text: str) -> str:
     return text
 
 
-def _choice_option(name: str, text: str) -> Any:
-    def parse(text: str) -> str:
-        if text not in CHOICES[name]:
-            raise typer.BadParameter(f"must be one of {', '.join(CHOICES[name])}, not {text!r}")
-        return text
-
-    choices = CHOICES[name]
-    return typer.Option(metavar="|".join(choices), parser=parse, autocompletion=lambda: list(choices), help=text)
+def _number(help: str) -> Any:
+    return Annotated[int | None, typer.Option(metavar="N", parser=_parse_number_or_default, help=help)]
 
 
-def _integer_option(text: str) -> Any:
-    return typer.Option(metavar="N", parser=_parse_number_or_default, help=text)
+def _text(metavar: str, help: str) -> Any:
+    return Annotated[str | None, typer.Option(metavar=metavar, help=help)]
 
+
+def _choice(name: str, help: str) -> Any:
+    return Annotated[str | None, choice_option(CHOICES[name], help)]
+
+
+# The settings of a sequence, by the names of their fields.
+SETTINGS = {
+    "start": _number("The first id; default: the bound at which the sequence begins."),
+    "step": _number("The distance between ids, negative to count down; default: 1."),
+    "min_value": _number("The smallest id; default: 1."),
+    "max_value": _number("The largest id; default: 2^63-2, or what fits the format."),
+    "json_safe": Annotated[
+        bool | None, typer.Option("--json-safe", metavar="", help="Limit ids to 2^53-1, exact in JSON and doubles.")
+    ],
+    "offset": _number("With --increment: the remainder of all ids of this cluster."),
+    "increment": _number("The number of independent clusters; replaces --step."),
+    "ordering": _choice("ordering", "Ids rise within each node, or, slower, over all nodes; default: rising-per-node."),
+    "kind": _choice("kind", "A counter, or unique timestamps since the Unix epoch; default: counter."),
+    "min_lease_size": _number("The fewest ids that a node leases at a time."),
+    "max_lease_size": _number("The most ids that a node leases ahead."),
+    "format": _text("FORMAT", "The text form of ids, such as 'INV-{year}-{value:06d}'."),
+    "reset": _choice("reset", "How often it restarts; the format must have the period; default: never."),
+    "time_zone": _text("ZONE", "Of dates and periods, such as Europe/Vienna."),
+    "labels": Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", parser=_parse_label, help="Repeatable; an update replaces all."),
+    ],
+    "description": _text("TEXT", "A description."),
+}
+# Settings that cannot be changed, but that users also try with update.
+_FIXED = dict.fromkeys(
+    ("kind", "reset", "time_zone"), Annotated[str | None, typer.Option(parser=_reject_change, hidden=True)]
+)
+# Settings in which "default" is an ordinary text.
+_TEXTS = ("description", "format", "time_zone")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The sequence's name.")]
-Description = Annotated[str | None, typer.Option(metavar="TEXT", help="A description.")]
-Labels = Annotated[
-    list[str] | None,
-    typer.Option("--label", metavar="KEY=VALUE", parser=_parse_label, help="Repeatable; an update replaces all."),
-]
-Kind = Annotated[
-    str | None, _choice_option("kind", "A counter, or unique timestamps since the Unix epoch; default: counter.")
-]
-Start = Annotated[int | None, _integer_option("The first id; default: the bound at which the sequence begins.")]
-Step = Annotated[int | None, _integer_option("The distance between ids, negative to count down; default: 1.")]
-MinValue = Annotated[int | None, _integer_option("The smallest id; default: 1.")]
-MaxValue = Annotated[int | None, _integer_option("The largest id; default: 2^63-2, or what fits the format.")]
-JsonSafe = Annotated[
-    bool | None, typer.Option("--json-safe", metavar="", help="Limit ids to 2^53-1, exact in JSON and doubles.")
-]
-Offset = Annotated[int | None, _integer_option("With --increment: the remainder of all ids of this cluster.")]
-Increment = Annotated[int | None, _integer_option("The number of independent clusters; replaces --step.")]
-Ordering = Annotated[
-    str | None,
-    _choice_option("ordering", "Ids rise within each node, or, slower, over all nodes; default: rising-per-node."),
-]
-MinLeaseSize = Annotated[int | None, _integer_option("The fewest ids that a node leases at a time.")]
-MaxLeaseSize = Annotated[int | None, _integer_option("The most ids that a node leases ahead.")]
-Format = Annotated[
-    str | None, typer.Option(metavar="FORMAT", help="The text form of ids, such as 'INV-{year}-{value:06d}'.")
-]
-Reset = Annotated[
-    str | None, _choice_option("reset", "How often it restarts; the format must have the period; default: never.")
-]
-TimeZone = Annotated[str | None, typer.Option(metavar="ZONE", help="Of dates and periods, such as Europe/Vienna.")]
-# Options of create that users also try with update.
-Fixed = Annotated[str | None, typer.Option(parser=_reject_change, hidden=True)]
 Period = Annotated[
     str,
     typer.Option(
@@ -118,115 +113,72 @@ NoWait = Annotated[
 ]
 
 
+@app.callback()
+@with_options
+def sequences(context: typer.Context) -> None:
+    """Create, show, change, advance and delete sequences, and parse their ids."""
+
+
 @app.command("list")
+@with_options
 def list_(
     context: typer.Context,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="List only names that begin with this.")] = "",
     show_deleted: Annotated[bool, typer.Option("--show-deleted", metavar="", help="List deleted ones, too.")] = False,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
 ) -> None:
     """List sequences: a table on a terminal, else one on a line with columns separated by tabs."""
-    with connect(context, server, timeout) as client:
+    with connect(context) as client:
         sequences = list(client.sequences.list(prefix, show_deleted=show_deleted))
-    if as_json:
-        _output.write_json({"sequences": [each.to_dict() for each in sequences]} if sequences else {})
-    else:
-        _sequence_output.write_table(sequences)
+    context.obj.rows(
+        _fields.COLUMNS,
+        map(_fields.columns, sequences),
+        lambda: {"sequences": [each.to_dict() for each in sequences]},
+        numbers=_fields.NUMBERS,
+    )
 
 
 @app.command()
-def create(
-    context: typer.Context,
-    name: Name,
-    start: Start = None,
-    step: Step = None,
-    min_value: MinValue = None,
-    max_value: MaxValue = None,
-    json_safe: JsonSafe = None,
-    offset: Offset = None,
-    increment: Increment = None,
-    ordering: Ordering = None,
-    kind: Kind = None,
-    min_lease_size: MinLeaseSize = None,
-    max_lease_size: MaxLeaseSize = None,
-    format: Format = None,
-    reset: Reset = None,
-    time_zone: TimeZone = None,
-    labels: Labels = None,
-    description: Description = None,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+@partial(add_options, options=SETTINGS)
+def create(context: typer.Context, name: Name, **settings: Any) -> None:
     """Create a sequence. If a deleted one had the name, the new one continues past its last id."""
-    settings = {key: value for key, value in _settings(context).items() if value is not None}
-    with connect(context, server, timeout) as client:
-        sequence = client.sequences.create(name, **settings)
-    if as_json:
-        _output.write_json(sequence.to_dict())
-    else:
-        _sequence_output.write_sequence(sequence)
+    given = {key: value for key, value in _given(settings).items() if value is not None}
+    with connect(context) as client:
+        sequence = client.sequences.create(name, **given)
+    context.obj.record(_fields.sequence_fields(sequence), sequence.to_dict)
 
 
 @app.command()
+@with_options
 def show(
     context: typer.Context,
     name: Name,
     period: Period = "",
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
 ) -> None:
     """Show a sequence: its settings, its counter and its forecast exhaustion."""
-    with connect(context, server, timeout) as client:
+    with connect(context) as client:
         sequence = client.sequences.get(name, period)
-    if as_json:
-        _output.write_json(sequence.to_dict())
-    else:
-        _sequence_output.write_sequence(sequence)
+    context.obj.record(_fields.sequence_fields(sequence), sequence.to_dict)
 
 
 @app.command()
-def update(
-    context: typer.Context,
-    name: Name,
-    start: Start = None,
-    step: Step = None,
-    min_value: MinValue = None,
-    max_value: MaxValue = None,
-    json_safe: JsonSafe = None,
-    offset: Offset = None,
-    increment: Increment = None,
-    ordering: Ordering = None,
-    min_lease_size: MinLeaseSize = None,
-    max_lease_size: MaxLeaseSize = None,
-    format: Format = None,
-    labels: Labels = None,
-    description: Description = None,
-    kind: Fixed = None,
-    reset: Fixed = None,
-    time_zone: Fixed = None,
-    etag: Etag = "",
-    no_wait: NoWait = False,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+@partial(add_options, options=SETTINGS | _FIXED)
+def update(context: typer.Context, name: Name, etag: Etag = "", no_wait: NoWait = False, **settings: Any) -> None:
     """Change settings of a sequence, and wait until the change is effective on all nodes.
 
     The word default resets a number to its default, an empty text resets a text, and an empty label removes all labels.
     """
-    settings = _settings(context)
-    if not settings:
-        raise typer.BadParameter("nothing to change; give at least one setting", context)
-    with connect(context, server, timeout) as client:
-        change = client.sequences.update(name, etag=etag, **settings)
-    _finish(change, no_wait=no_wait, as_json=as_json)
+    given = _given(settings)
+    if not given:
+        raise UsageError("nothing to change; give at least one setting", context)
+    with connect(context) as client:
+        change = client.sequences.update(name, etag=etag, **given)
+    _finish(context, change, no_wait=no_wait)
 
 
 @app.command()
+@with_options
 def advance(
     context: typer.Context,
     name: Name,
@@ -241,9 +193,6 @@ def advance(
     period: Period = "",
     etag: Etag = "",
     no_wait: NoWait = False,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
 ) -> None:
     """Move a sequence past the ids in use, and wait until no node issues one of them.
 
@@ -252,56 +201,61 @@ def advance(
     table first: the query does not see the ids that they insert after it.
     """
     if (past is None) == (past_table is None):
-        raise typer.BadParameter("give either --past or --past-table", context)
-    with connect(context, server, timeout) as client:
+        raise UsageError("give either --past or --past-table", context)
+    with connect(context) as client:
         if past_table is not None:
             smallest = (client.sequences.get(name).step or 1) < 0
             past = _past_table.query_last_id(past_table, smallest=smallest, timeout=client.timeout)
         if past is None:
-            _output.write_stderr(f"no id in {past_table.relation if past_table else ''}: nothing to do")
+            write_stderr(f"no id in {past_table.relation if past_table else ''}: nothing to do")
             return
         change = client.sequences.advance(name, past, period=period, etag=etag)
-    _finish(change, no_wait=no_wait, as_json=as_json)
+    _finish(context, change, no_wait=no_wait)
 
 
 @app.command()
+@with_options
 def delete(
     context: typer.Context,
     name: Name,
     etag: Etag = "",
     no_wait: NoWait = False,
-    server: Server = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
 ) -> None:
     """Delete a sequence, and wait until no node issues its ids. The store keeps its name and last id."""
-    with connect(context, server, timeout) as client:
+    with connect(context) as client:
         change = client.sequences.delete(name, etag=etag)
-    _finish(change, no_wait=no_wait, as_json=as_json)
+    _finish(context, change, no_wait=no_wait)
 
 
-def _settings(context: typer.Context) -> dict[str, Any]:
-    """Return the settings given on the command line; None resets one to its default."""
-    given = {key: context.params[key] for key in SETTINGS if context.params.get(key) not in (None, (), [])}
+# TEXT may be a negative number, which would be read as an option.
+@app.command(context_settings={"ignore_unknown_options": True})
+@with_options
+def parse(
+    context: typer.Context,
+    name: Name,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text of an id.")],
+) -> None:
+    """Parse the text of an id by the sequence's format."""
+    with connect(context) as client:
+        parts = client.parse_id(name, text)
+    context.obj.record(_fields.fields(parts), parts.to_dict)
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that were given on the command line; None resets one to its default."""
+    given = {key: value for key, value in settings.items() if value not in (None, (), [])}
     if "labels" in given:
         given["labels"] = dict(label.split("=", 1) for label in given["labels"] if label)
     return {key: None if value == DEFAULT and key not in _TEXTS else value for key, value in given.items()}
 
 
-# Settings in which "default" is an ordinary text.
-_TEXTS = ("description", "format", "time_zone")
-
-
-def _finish(
-    change: "SequenceChange", *, no_wait: bool, as_json: bool, wait: Callable[[float], None] = _output.wait
-) -> None:
+def _finish(context: typer.Context, change: "SequenceChange", *, no_wait: bool) -> None:
     """Wait until a change is effective on all nodes, and print it."""
     if not no_wait:
         wait(change.effective_delay.total_seconds())
-    if as_json:
-        _output.write_json(change.to_dict())
-    else:
-        _sequence_output.write_sequence(change.sequence, change.effective_time)
-    if _sequence_output.is_exhausted(change.sequence):
-        period = f" in {change.sequence.period}" if change.sequence.period else ""
-        _output.write_stderr(f"{change.sequence.name} is exhausted{period}: no id is left")
+    sequence = change.sequence
+    effective_time = ("effective time", _fields.text(change.effective_time))
+    context.obj.record([*_fields.sequence_fields(sequence), effective_time], change.to_dict)
+    if _fields.is_exhausted(sequence):
+        period = f" in {sequence.period}" if sequence.period else ""
+        write_stderr(f"{sequence.name} is exhausted{period}: no id is left")

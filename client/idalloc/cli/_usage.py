@@ -4,6 +4,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import typer
+
+# The base class of usage errors: its name differs between versions of typer.
+UsageError: Any = typer.BadParameter.__mro__[1]
+
 # Options that users guess for the number of ids.
 _COUNT_OPTIONS = re.compile(r"--?(n|c|num|number|count|id[-_]count|ids|total)")
 

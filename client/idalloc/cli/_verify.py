@@ -5,18 +5,20 @@ from typing import Annotated
 
 import typer
 
-from idalloc.cli import _output
+from idalloc.cli._options import with_output
+from idalloc.cli._printer import write_stderr
 
 
+@with_output
 def verify(
+    context: typer.Context,
     files: Annotated[
         list[Path],
         typer.Argument(
             metavar="FILE…",
-            help="Logs of issued ids (--log); optionally also an `idalloc export` of the store, and logs of nodes.",
+            help="Logs of issued ids (--log); optionally also the output of `idalloc store export`, and logs of nodes.",
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the report as JSON.")] = False,
 ) -> None:
     """Prove from the logs of any number of clients that no id was issued twice, and that all are in order.
 
@@ -32,13 +34,13 @@ def verify(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "numpy":
             raise
-        _output.write_stderr("idalloc verify needs the package numpy: pip install 'idalloc[verify]'")
+        write_stderr("idalloc verify needs the package numpy: pip install 'idalloc[verify]'")
         raise typer.Exit(2) from error
     try:
         verdict = _verdict.verify(files)
     except _logs.InvalidFile as error:
-        _output.write_stderr(f"idalloc: {error}")
+        write_stderr(f"idalloc: {error}")
         raise typer.Exit(2) from error
-    _output.write_report(_output.to_json(_verdict.to_json(verdict)) if as_json else _verdict.to_text(verdict))
+    context.obj.lines(_verdict.to_text(verdict).splitlines(), lambda: _verdict.to_json(verdict))
     if verdict.findings.any:
         raise typer.Exit(1)

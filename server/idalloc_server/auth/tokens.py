@@ -1,6 +1,6 @@
 """The command `idalloc token`: create tokens. It needs no server."""
 
-import json as json_format
+import json
 import secrets
 import sys
 from hashlib import sha256
@@ -16,16 +16,17 @@ from idalloc_server.domain.sequences.text import escaped
 PREFIX = "idalloc_"
 TOKEN_BYTES = 32
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make tokens for the access file.")
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
-def _keep_new_a_command() -> None:
+def token(context: typer.Context) -> None:
     """Make tokens for the access file."""
 
 
 @app.command("new")
 def new(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="The name of the identity.")],
     *,
     allocate: Annotated[
@@ -34,11 +35,10 @@ def new(
     ] = None,
     read: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Sequences that it may read.")] = None,
     admin: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Sequences that it may change.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, entry included.")] = False,
 ) -> None:
     """Make a token, and its entry for the access file, which holds only the token's SHA-256.
 
-    The token goes to standard output, the entry to standard error:
+    The token goes to standard output, the entry to standard error; as JSON, both to standard output:
     idalloc token new billing --allocate 'orders*' >billing.token 2>>access.toml
     """
     token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
@@ -49,12 +49,11 @@ def new(
     except StartRefused as refused:
         print(escaped(f"idalloc: {refused}"), file=sys.stderr)
         raise typer.Exit(2) from None
-    if json:
-        print(json_format.dumps({"name": name, "token": token, "token_sha256": digest, "entry": entry}, indent=2))
-        return
-    print(token)
-    sys.stdout.flush()
-    print(entry, file=sys.stderr)
+    reply = {"name": name, "token": token, "token_sha256": digest, "entry": entry}
+    context.obj.lines([token], lambda: reply)
+    if context.obj.output != "json":
+        sys.stdout.flush()
+        print(entry, file=sys.stderr)
 
 
 def _format_entry(name: str, digest: str, roles: dict[str, list[str] | None]) -> str:
@@ -65,4 +64,4 @@ def _format_entry(name: str, digest: str, roles: dict[str, list[str] | None]) ->
 
 def _toml_string(text: str) -> str:
     # TOML's basic strings are JSON's, except that DEL must be escaped.
-    return escaped(json_format.dumps(text, ensure_ascii=False))
+    return escaped(json.dumps(text, ensure_ascii=False))

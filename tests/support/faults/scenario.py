@@ -237,7 +237,7 @@ class Scenario:
         self._exports += 1
         with file.open("w") as out:
             done = subprocess.run(
-                [IDALLOC, "export", "--store", store or self.store],
+                [IDALLOC, "store", "export", "--store", store or self.store],
                 stdout=out,
                 stderr=subprocess.PIPE,
                 text=True,

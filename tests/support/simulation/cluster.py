@@ -141,7 +141,7 @@ class SimulatedCluster(RuleBasedStateMachine):
         self.backup, self.exported = self.world.copy_store(), self._export()
 
     def _import(self, lines: list[bytes]) -> None:
-        """Imports as ``idalloc import`` does, under the running nodes."""
+        """Imports as ``idalloc store import`` does, under the running nodes."""
         file = read_export(lines)
         bring = Importer(self._store, self.world.clock)
         error = self.world.finish(self.world.store_loop, bring.run(file))

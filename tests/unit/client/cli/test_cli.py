@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from idalloc import cli
-from idalloc.cli import _options
+from idalloc.cli import _connection, _options
 from tests.support.command_line import Command, Terminal
 from tests.support.fake_server import FakeServer
 
@@ -58,7 +58,7 @@ def test_json_is_the_proto3_mapping(server: FakeServer, run: Command) -> None:
     lines = run("stream", "orders", "--total", "5", "--chunk", "3", "--json").splitlines()
     assert [json.loads(line)["range"]["idCount"] for line in lines] == ["3", "2"]
     assert json.loads(run("docid", "--json")) == {"docIds": ["00076553f1000000000000000001"]}
-    assert json.loads(run("node", "--json")) == {"prefix": 7, "version": "1.2.3", "store": "memory://[1]"}
+    assert json.loads(run("node", "show", "--json")) == {"prefix": 7, "version": "1.2.3", "store": "memory://[1]"}
     assert json.loads(run("health", "--json")) == {"status": "SERVING"}
 
 
@@ -80,22 +80,21 @@ def test_document_ids_use_mysql_variables(server: FakeServer, run: Command) -> N
 
 def test_node_prints_fields(server: FakeServer, run: Command) -> None:
     """node prints the server process's fields."""
-    lines = run("node").splitlines()
+    lines = run("node", "show").splitlines()
     assert "prefix: 7" in lines
     assert "store: memory://[1]" in lines
 
 
-def test_command_options_override_global_ones(
-    server: FakeServer, run: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """--server and --timeout after the command override those before it, and the environment."""
+def test_the_last_of_several_options_applies(server: FakeServer, run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of --server and --timeout before and after a noun and a verb, the last one applies, before the environment."""
     monkeypatch.setenv("IDALLOC_SERVER", "127.0.0.1:1")
     monkeypatch.setenv("IDALLOC_TIMEOUT", "1h")
-    run("--server", server.target, "node")
-    run("--server", "127.0.0.1:1", "node", "--server", server.target)
-    run("--server", server.target, "--timeout", "30s", "node")
-    run("--server", server.target, "--timeout", "30s", "node", "--timeout", "2m")
-    assert server.deadlines["GetNode"] == pytest.approx([3600, 3600, 30, 120], rel=0.05)
+    run("--server", server.target, "node", "show")
+    run("--server", "127.0.0.1:1", "node", "show", "--server", server.target)
+    run("--server", server.target, "--timeout", "30s", "node", "show")
+    run("--server", server.target, "--timeout", "30s", "node", "show", "--timeout", "2m")
+    run("--server", "127.0.0.1:1", "--timeout", "30s", "node", "--server", server.target, "--timeout", "2m", "show")
+    assert server.deadlines["GetNode"] == pytest.approx([3600, 3600, 30, 120, 120], rel=0.05)
 
 
 def test_stream_has_only_its_own_timeout(server: FakeServer, run: Command) -> None:
@@ -118,16 +117,18 @@ def test_error_is_one_line_with_its_reason(server: FakeServer, run: Command) -> 
     server.last["orders"] = 5
     assert run.error_line(1, "allocate", "orders", "10") == "SEQUENCE_EXHAUSTED: SEQUENCE_EXHAUSTED it is"
     server.hold.clear()
-    late = run.error_line(1, "node", "--timeout", "100ms")
+    late = run.error_line(1, "node", "show", "--timeout", "100ms")
     assert late.startswith(f"DEADLINE_EXCEEDED: no answer from {server.target}: ")
     assert late.endswith("; raise the limit with --timeout")
-    assert run.error_line(1, "--server", "127.0.0.1:1", "node").startswith("SERVER_UNREACHABLE: ")
+    assert run.error_line(1, "--server", "127.0.0.1:1", "node", "show").startswith("SERVER_UNREACHABLE: ")
 
 
 def test_server_without_idalloc_is_reported(server: FakeServer, run: Command) -> None:
     """UNIMPLEMENTED is explained: the server may be no idalloc."""
     server.fail_next("GetNode", "", grpc.StatusCode.UNIMPLEMENTED)
-    assert run.error_line(1, "node").startswith(f"UNIMPLEMENTED: {server.target} does not implement this method")
+    assert run.error_line(1, "node", "show").startswith(
+        f"UNIMPLEMENTED: {server.target} does not implement this method"
+    )
 
 
 def test_unexpected_exception_is_one_line(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +137,8 @@ def test_unexpected_exception_is_one_line(run: Command, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise ZeroDivisionError("one\ntwo")
 
-    monkeypatch.setattr(_options, "parse_seconds", fail)
-    assert run.error_line(1, "node").startswith("idalloc: ZeroDivisionError: one two")
+    monkeypatch.setattr(_connection, "parse_seconds", fail)
+    assert run.error_line(1, "node", "show").startswith("idalloc: ZeroDivisionError: one two")
 
 
 @pytest.mark.parametrize(
@@ -150,12 +151,12 @@ def test_unexpected_exception_is_one_line(run: Command, monkeypatch: pytest.Monk
         ("stream orders", "--total"),
         ("stream orders --total 0", "--total"),
         ("docid 1 --offset 65536", "'--offset': must be a whole number from 0 to 65535"),
-        ("node --timeout 5", "--timeout"),
-        ("node --timeout 0s", "--timeout"),
+        ("node show --timeout 5", "--timeout"),
+        ("node show --timeout 0s", "--timeout"),
         ("--timeout 5 health", "--timeout"),
-        ("node --server http://127.0.0.1:50051", "'--server': must be HOST:PORT"),
+        ("node show --server http://127.0.0.1:50051", "'--server': must be HOST:PORT"),
         ("--server https://127.0.0.1:50051 health", "'--server': must be HOST:PORT"),
-        ("node --bogus", "--bogus"),
+        ("node show --bogus", "--bogus"),
         ("allocat orders", "'allocate'"),
         ("allocate \udcff", "UTF-8"),
         ("health \udcff", "UTF-8"),
@@ -182,7 +183,7 @@ def test_terminal_gets_table(server: FakeServer, monkeypatch: pytest.MonkeyPatch
     """Fields are a table on a terminal."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    assert cli.main(["node"]) == 0
+    assert cli.main(["node", "show"]) == 0
     assert "memory://[1]" in terminal.getvalue()
     assert "store:" not in terminal.getvalue()
 
@@ -205,7 +206,7 @@ def test_node_set_sends_the_options(server: FakeServer, run: Command) -> None:
     [request] = server.requests["UpdateNode"]
     assert list(request.update_mask.paths) == ["prefix", "auto_increment_increment"]
     assert request.persist
-    assert "auto increment increment: 10" in run("node").splitlines()
+    assert "auto increment increment: 10" in run("node", "show").splitlines()
     assert json.loads(run("node", "--server", server.target, "set", "--prefix", "9", "--json"))["prefix"] == 9
     server.fail_next("UpdateNode", "PREFIX_IN_USE", grpc.StatusCode.FAILED_PRECONDITION, prefix=3)
     assert run.error_line(1, "node", "set", "--prefix", "3").startswith("PREFIX_IN_USE: ")

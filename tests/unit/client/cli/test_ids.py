@@ -1,11 +1,9 @@
-"""Texts of ids, request ids, UUIDs and `idalloc parse`."""
+"""Texts of ids, request ids, UUIDs and `idalloc sequences parse`."""
 
 import json
 
-import pytest
-
-from idalloc.cli import _output
-from idalloc.v1 import sequences_pb2 as pb
+from idalloc import ParsedId
+from idalloc.cli import _fields
 from tests.support.command_line import Command
 from tests.support.fake_server import FakeServer
 
@@ -26,16 +24,19 @@ def test_the_same_request_id_gets_the_same_ids(server: FakeServer, run: Command)
 
 def test_parse_prints_parts_of_an_id(server: FakeServer, run: Command) -> None:
     """parse prints the parts of an id; a negative number is no option."""
-    assert run("parse", "orders", "T--42") == "value: -42\nyear: 2026\ncheck: 7\n"
-    assert json.loads(run("parse", "orders", "T-42", "--json")) == {"value": "42", "year": 2026, "check": "7"}
-    assert run.error_line(1, "parse", "orders", "-5").startswith("INVALID_REQUEST")
+    assert run("sequences", "parse", "orders", "T--42") == "value: -42\nyear: 2026\ncheck: 7\n"
+    assert json.loads(run("sequences", "parse", "orders", "T-42", "--json")) == {
+        "value": "42",
+        "year": 2026,
+        "check": "7",
+    }
+    assert run.error_line(1, "sequences", "parse", "orders", "-5").startswith("INVALID_REQUEST")
     assert server.requests["ParseId"][-1].text == "-5"
 
 
-def test_parse_omits_absent_parts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parse_omits_absent_parts() -> None:
     """Parts that a format lacks are not printed."""
-    _output.write_fields(pb.ParseIdResponse(value=0, year=2026))
-    assert capsys.readouterr().out == "value: 0\nyear: 2026\n"
+    assert list(_fields.fields(ParsedId(value=0, year=2026))) == [("value", "0"), ("year", "2026")]
 
 
 def test_uuids_are_printed_in_batches(server: FakeServer, run: Command) -> None:

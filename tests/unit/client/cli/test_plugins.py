@@ -51,3 +51,24 @@ def test_plugin_command_acts_like_a_built_in_one(run: Command, monkeypatch: pyte
     assert run("config", "show") == "shown\n"
     assert "--bogus" in run.error_line(2, "greet", "you", "--bogus")
     assert "greet" in run("--help")
+
+
+def test_plugin_prints_by_the_printer_of_the_context(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of another package that has a context has --output, at all levels; one without has not."""
+    import typer
+
+    group = typer.Typer()
+
+    @group.callback()
+    def things(context: typer.Context) -> None:
+        """Show things."""
+
+    @group.command()
+    def show(context: typer.Context, size: int = 1) -> None:
+        context.obj.record([("size", str(size))], lambda: {"size": size})
+
+    add_plugins(monkeypatch, things=lambda: group, run=lambda: lambda: None)
+    assert run("things", "show", "--size", "2") == "size: 2\n"
+    for line in ("--json things show", "things --json show", "things show --json", "things show --output json"):
+        assert run(*line.split()) == '{\n  "size": 1\n}\n'
+    assert "--json" in run.error_line(2, "run", "--json")

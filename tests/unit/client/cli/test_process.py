@@ -48,7 +48,7 @@ def test_progress_bar_is_shown_on_terminal(server: FakeServer) -> None:
 def test_grpc_core_logs_are_not_printed() -> None:
     """Messages of gRPC's core do not reach standard error."""
     done = subprocess.run(
-        [*COMMAND, "node", "--server", "xds:///foo"], env=plain_environment(), capture_output=True, text=True
+        [*COMMAND, "node", "show", "--server", "xds:///foo"], env=plain_environment(), capture_output=True, text=True
     )
     assert done.returncode == 1
     [line] = done.stderr.splitlines()

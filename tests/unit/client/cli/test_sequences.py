@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from idalloc import cli
-from idalloc._core.sequences import enum_texts
-from idalloc.cli import _output, _sequence_output, _sequences
+from idalloc._core.types import enum_texts
+from idalloc.cli import _fields, _progress, _sequences
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1.id_allocator_pb2 import ORDERING_RISING
 from tests.support.command_line import Command, Terminal
@@ -48,7 +48,9 @@ def test_create_sends_the_options(server: FakeServer, run: Command) -> None:
 @pytest.mark.parametrize("name", _sequences.CHOICES)
 def test_choices_equal_the_enums(name: str) -> None:
     """The choices of an option are the values of its enum."""
-    assert set(_sequences.CHOICES[name]) == set(enum_texts(name))
+    enum = pb.Sequence.DESCRIPTOR.fields_by_name[name].enum_type
+    assert enum is not None
+    assert set(_sequences.CHOICES[name]) == set(enum_texts(enum))
 
 
 def test_options_equal_the_fields() -> None:
@@ -137,7 +139,7 @@ def test_terminal_gets_table(server: FakeServer, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     assert cli.main(["sequences", "list"]) == 0
     printed = terminal.getvalue()
-    assert all(text in printed for text in (*_sequence_output.COLUMNS, "[red]orders", "41", "<0.1/s"))
+    assert all(text in printed for text in (*_fields.COLUMNS, "[red]orders", "41", "<0.1/s"))
     assert "\t" not in printed
 
 
@@ -176,7 +178,7 @@ def test_wait_shows_progress_bar_on_terminal(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     began = time.monotonic()
-    _output.wait(0.3)
+    _progress.wait(0.3)
     assert time.monotonic() - began >= 0.3
     assert "effective on all nodes" in terminal.getvalue()
 
@@ -211,7 +213,7 @@ def test_wait_shows_progress_bar_on_terminal(monkeypatch: pytest.MonkeyPatch) ->
         ("uuid --version 1", "--version"),
         ("allocate a --request-id 7", "--request-id"),
         ("allocate a --texts --ranges", "--texts"),
-        ("parse a", "TEXT"),
+        ("sequences parse a", "TEXT"),
     ],
 )
 def test_usage_error_names_argument_and_exits_with_2(server: FakeServer, capsys: Any, line: str, named: str) -> None:

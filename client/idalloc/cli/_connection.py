@@ -1,0 +1,141 @@
+"""The options that configure the connection to the server, and the client that they configure."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from idalloc.cli._environment import unknown_variables
+from idalloc.cli._options import nearest, parse_seconds
+from idalloc.cli._plugins import is_plugin
+from idalloc.cli._printer import Printer, write_stderr
+
+if TYPE_CHECKING:
+    from idalloc import Client, InvalidRequest
+    from idalloc._transport.config import ChannelArguments
+
+# The parameters of `root` that configure TLS and credentials.
+_CREDENTIALS = ("tls", "ca", "cert", "key", "server_name", "token_file", "insecure")
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        Printer("text").lines([f"idalloc {version_of('idalloc')}"], dict)
+        raise typer.Exit
+
+
+def _credential(name: str, metavar: str, help: str, variable: str = "") -> Any:
+    return typer.Option(
+        f"--{name.replace('_', '-')}",
+        metavar=metavar,
+        envvar=f"IDALLOC_{variable or name.upper()}",
+        help=help,
+        rich_help_panel="TLS and credentials",
+    )
+
+
+def root(
+    context: typer.Context,
+    tls: Annotated[bool, _credential("tls", "", "Use TLS, and trust the system's certificate authorities.")] = False,
+    ca: Annotated[
+        Path | None, _credential("ca", "FILE", "Use TLS, and trust only the authorities in this PEM file.")
+    ] = None,
+    cert: Annotated[
+        Path | None, _credential("cert", "FILE", "Authenticate with the certificate in this PEM file.")
+    ] = None,
+    key: Annotated[Path | None, _credential("key", "FILE", "The private key of --cert.")] = None,
+    server_name: Annotated[
+        str | None, _credential("server_name", "NAME", "The name to expect in the server's certificate.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        _credential(
+            "token_file", "FILE", "Authenticate with the token in this file, or with the one in IDALLOC_TOKEN."
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, _credential("insecure", "", "Send the token to another machine even without TLS.", "TOKEN_INSECURE")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Issue identifiers that are never issued twice."""
+    if not is_plugin(context.invoked_subcommand):  # the server rejects unknown variables itself
+        for warning in unknown_variables(os.environ):
+            write_stderr(warning)
+
+
+def target_and_timeout(context: typer.Context) -> tuple[str, float]:
+    """Return the server's address and the timeout in seconds."""
+    target = nearest(context, "server") or os.environ.get("IDALLOC_SERVER") or DEFAULT_TARGET
+    try:
+        timeout = nearest(context, "timeout") or parse_seconds(os.environ.get("IDALLOC_TIMEOUT") or DEFAULT_TIMEOUT)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(error.message, context, param_hint="IDALLOC_TIMEOUT") from None
+    return target, timeout
+
+
+def channel_arguments(context: typer.Context, target: str) -> "ChannelArguments":
+    """Read the files of the TLS and credential options, and check them for a target."""
+    from idalloc._transport.config import ChannelConfig, ChannelConfigError, read_channel_arguments
+
+    root = context.find_root()
+    source = root.get_parameter_source("token_file")
+    # --token-file on the command line overrides both environment variables; those two exclude each other.
+    on_command_line = source is not None and source.name == "COMMANDLINE"
+    token = None if on_command_line else os.environ.get("IDALLOC_TOKEN")
+    try:
+        arguments = read_channel_arguments(**{name: root.params[name] for name in _CREDENTIALS}, token=token)
+        ChannelConfig(target, **arguments)
+    except ChannelConfigError as error:
+        name = f"'--{error.setting.replace('_', '-')}'"
+        if error.setting == "token" or (error.setting == "server" and not nearest(context, "server")):
+            name = f"IDALLOC_{error.setting.upper()}"
+        raise typer.BadParameter(error.problem, root, param_hint=name) from None
+    return arguments
+
+
+@contextmanager
+def log_errors_as_usage(context: typer.Context) -> Iterator[None]:
+    """Convert errors from opening the file of --log to usage errors."""
+    try:
+        yield
+    except FileExistsError:
+        message = "the file exists and is never overwritten; name a new file"
+        raise typer.BadParameter(message, context, param_hint="'--log'") from None
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be written: {error.strerror}", context, param_hint="'--log'") from None
+
+
+@contextmanager
+def connect(context: typer.Context, log: Path | None = None) -> Iterator["Client"]:
+    """Open a client configured by the options. Errors in its block name options in place of fields of the request."""
+    from idalloc import Client, DeadlineExceeded, InvalidRequest  # imported late: `health` and `--help` need none
+
+    target, timeout = target_and_timeout(context)
+    access = channel_arguments(context, target)
+    with log_errors_as_usage(context):
+        client = Client(target, timeout=timeout, log=log, **access)
+    with client:
+        try:
+            yield client
+        except InvalidRequest as error:
+            raise InvalidRequest(_name_option(context, error), metadata=error.metadata) from error
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{error}; raise the limit with --timeout") from error
+
+
+def _name_option(context: typer.Context, error: "InvalidRequest") -> str:
+    """Return the error's message with the field of the request replaced by the command's option."""
+    message = str(error)
+    before, _, setting = error.field.rpartition(".")
+    options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    if before != "sequence" or setting not in options:
+        return message
+    return options[setting] + message.removeprefix(error.field)
