@@ -199,13 +199,13 @@ class Importer:
             check_change(row.sequence, item.row.sequence, _counter(item.row))
         least, reached = max(item.row.generation, row.generation if row else 0), 0
         for line in item.periods:
-            name, wanted = name_of_period(line.sequence, line.period), line.last_value
+            name, wanted = name_of_period(item.row.name, line.period), line.last_value
             there = await self.store.get(name)
             if there is not None and there.last_value is not None:
                 may_live = there.lease_ms > 0 or (row is not None and _leases_may_live(item.row, row))
                 is_past = item.row.sequence.is_past(there.last_value, wanted)
                 if is_past:
-                    what = f"period {line.period} of sequence {line.sequence!r}"
+                    what = f"period {line.period} of sequence {item.row.name!r}"
                     self._add_problem(line.line, _would_lower(what, there.last_value, wanted))
                 # If leases may be live, the counter needs a new generation, too: a returned tail could lower it.
                 if may_live:
