@@ -20,7 +20,7 @@ from idalloc_server.domain.document_ids.start_timestamps import TIMESTAMP_END
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.domain.sequences.calendar import check_period
 from idalloc_server.domain.sequences.model import MAX_ID, PERIOD_SEPARATOR, Kind, Ordering, Reset, Sequence, check_name
-from idalloc_server.domain.sequences.text import escaped, is_safe, replaced
+from idalloc_server.domain.sequences.text import escaped, replaced
 from idalloc_server.domain.sequences.validation import resolve_settings
 from idalloc_server.domain.store.records import Row
 from idalloc_server.domain.store.retirement import RETIRED_BY
@@ -83,9 +83,6 @@ class _SettingsOfLine(_Line):
     description: _Text = ""
     labels: dict[_Text, _Text] = {}
 
-    def resolve(self) -> Sequence:
-        return resolve_settings({name: getattr(self, name) for name in self.model_fields_set})
-
 
 class _SequenceLine(_Line):
     sequence: _Text
@@ -98,7 +95,9 @@ class _SequenceLine(_Line):
     settings: _SettingsOfLine
 
 
-class _PeriodLine(_Line):
+class ExportedPeriod(_Line):
+    """The line of a period's counter."""
+
     sequence: _Text
     period: Annotated[_Text, Field(min_length=1)]
     last_value: _Counter
@@ -153,21 +152,13 @@ class Problem(NamedTuple):
     message: str
 
 
-class ExportedPeriod(NamedTuple):
-    """The line of a period's counter."""
-
-    line: int
-    period: str
-    last_value: int
-
-
 @dataclass
 class ExportedSequence:
-    """The line of a sequence, with the lines of its periods."""
+    """The line of a sequence, with the counters of its periods by line."""
 
     line: int
     row: Row
-    periods: list[ExportedPeriod] = field(default_factory=list)
+    periods: dict[int, ExportedPeriod] = field(default_factory=dict)
 
 
 @dataclass
@@ -191,7 +182,7 @@ def read_export(lines: Iterable[bytes]) -> ExportFile:
     """Parses an export file; aligns each counter to its lattice, in the direction of the step, as a store does."""
     file = ExportFile()
     by_name: dict[str, ExportedSequence] = {}
-    counters: list[tuple[int, _PeriodLine]] = []
+    counters: dict[int, ExportedPeriod] = {}
     number = 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -204,7 +195,7 @@ def read_export(lines: Iterable[bytes]) -> ExportFile:
             elif "prefix" in content:
                 file.claims.append(ExportedClaim.model_validate(content))
             elif "period" in content:
-                counters.append((number, _PeriodLine.model_validate(content)))
+                counters[number] = ExportedPeriod.model_validate(content)
             else:
                 parsed = _SequenceLine.model_validate(content)
                 unsafe = _replace_unsafe(parsed.settings)
@@ -226,11 +217,11 @@ def read_export(lines: Iterable[bytes]) -> ExportFile:
 
 
 def _assign_periods(
-    counters: Iterable[tuple[int, _PeriodLine]], by_name: Mapping[str, ExportedSequence]
+    counters: Mapping[int, ExportedPeriod], by_name: Mapping[str, ExportedSequence]
 ) -> Iterator[Problem]:
     """Adds the counters of periods to their sequences, and yields the invalid ones."""
     lines: dict[tuple[str, str], int] = {}
-    for line, counter in counters:
+    for line, counter in counters.items():
         parent = by_name.get(counter.sequence)
         first = lines.setdefault((counter.sequence, counter.period), line)
         if parent is None:
@@ -245,8 +236,8 @@ def _assign_periods(
                 yield Problem(line, str(error))
             else:
                 # May be before a start that was raised later.
-                last_value = _aligned(sequence, counter.last_value)
-                parent.periods.append(ExportedPeriod(line, counter.period, last_value))
+                counter.last_value = _aligned(sequence, counter.last_value)
+                parent.periods[line] = counter
 
 
 def _replace_unsafe(settings: _SettingsOfLine) -> list[str]:
@@ -257,29 +248,20 @@ def _replace_unsafe(settings: _SettingsOfLine) -> list[str]:
     Returns:
         The names of the changed settings.
     """
-    changed = []
-    if not is_safe(settings.description):
-        settings.description = replaced(settings.description)
-        changed.append("description")
-    if not all(is_safe(text) for pair in settings.labels.items() for text in pair):
-        settings.labels = {replaced(key): replaced(value) for key, value in settings.labels.items()}
-        changed.append("labels")
+    labels = {replaced(key): replaced(value) for key, value in settings.labels.items()}
+    clean = {"description": replaced(settings.description), "labels": labels}
+    changed = [name for name, value in clean.items() if value != getattr(settings, name)]
+    for name in changed:
+        setattr(settings, name, clean[name])
     return changed
 
 
 def _to_row(line: _SequenceLine) -> Row:
     check_name(line.sequence)
-    sequence = line.settings.resolve()
-    return Row(
-        name=line.sequence,
-        last_value=None if line.last_value is None else _check_last_value(line.last_value, sequence),
-        sequence=sequence,
-        generation=line.generation,
-        lease_ms=line.lease_ms,
-        created_at=line.created_at,
-        changed_at=line.changed_at,
-        deleted=line.deleted,
-    )
+    sequence = resolve_settings({name: getattr(line.settings, name) for name in line.settings.model_fields_set})
+    last_value = None if line.last_value is None else _check_last_value(line.last_value, sequence)
+    others = line.model_dump(exclude={"sequence", "last_value", "settings"})
+    return Row(line.sequence, last_value, sequence, **others)
 
 
 def _check_last_value(last_value: int, sequence: Sequence) -> int:
