@@ -1,7 +1,7 @@
 """Writes docs/reference/errors.md: what each error means, whether a retry helps, and the next step.
 
-``make docs-reference`` runs it. The meaning, the metadata and the example are from error_reason.proto, the status and
-the next step from the server's ``domain.error_reasons``, the retry from the server's classes, the rest from the client.
+``make docs-reference`` runs it. The meaning, the metadata and the example are from error_reason.proto; the status, the
+retry and the next step from the server's classes in ``domain.errors``; the rest is from the client's classes.
 """
 
 import inspect
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from idalloc._core import errors as client_errors
 from idalloc._core.errors import IdallocError
 from idalloc_server.domain import errors as server_errors
-from idalloc_server.domain.error_reasons import ERROR_REASONS
 from idalloc_server.domain.errors import Refusal, Retryable
 from idalloc_server.status import LONGEST_PUSHBACK_SECONDS
 
@@ -31,7 +30,7 @@ _COMMENT = re.compile(
 _HEAD = f"""\
 # Errors
 
-<!-- Written by `make docs-reference`; change error_reason.proto, domain/error_reasons.py or the client's errors. -->
+<!-- Written by `make docs-reference` from error_reason.proto, the server's errors.py and the client's. -->
 
 A call that fails ends with a `google.rpc.Status`. Its details have a `google.rpc.ErrorInfo` with a reason, the domain
 `idalloc`, and metadata: the values in the message, as strings. This page has a section for each reason of
@@ -86,10 +85,9 @@ def read_proto() -> dict[str, ProtoComment]:
     return found
 
 
-def is_retryable(reason: str) -> bool:
-    """Returns whether the server's class of a reason is Retryable."""
-    kinds = (kind for kind in _classes(server_errors, Refusal) if getattr(kind, "reason", "") == reason)
-    return issubclass(next(kinds), Retryable)
+def refusals() -> dict[str, type[Refusal]]:
+    """Returns the server's class of each reason, whose subclasses have the same status and next step."""
+    return {kind.reason: kind for kind in reversed([*_classes(server_errors, Refusal)]) if hasattr(kind, "reason")}
 
 
 def exceptions() -> dict[str, type[IdallocError]]:
@@ -99,27 +97,28 @@ def exceptions() -> dict[str, type[IdallocError]]:
 
 def page() -> str:
     """Returns the page."""
-    comments, classes = read_proto(), exceptions()
-    sections = [_HEAD, *(_section(reason, comments[reason], classes[reason]) for reason in sorted(comments))]
+    comments, classes, by_reason = read_proto(), exceptions(), refusals()
+    sections = [_section(by_reason[reason], comments[reason], classes[reason]) for reason in sorted(comments)]
     rows = [
         f"| `{kind.__name__}` | `{reason}` | {kind.default_code.name} | {_summary(kind)} |"
         for reason, kind in classes.items()
         if reason not in comments and kind is not IdallocError
     ]
-    return "\n".join([*sections, _TAIL + "\n".join(rows)]) + "\n"
+    return "\n".join([_HEAD, *sections, _TAIL + "\n".join(rows)]) + "\n"
 
 
-def _section(reason: str, comment: ProtoComment, kind: type[IdallocError]) -> str:
+def _section(refusal: type[Refusal], comment: ProtoComment, kind: type[IdallocError]) -> str:
     rows = {
-        "gRPC status": f"{ERROR_REASONS[reason].status}{comment.details and f' with {comment.details}'}",
-        "retry": "yes, after the delay in `RetryInfo`" if is_retryable(reason) else "no",
-        "next step": ERROR_REASONS[reason].next_step,
+        "gRPC status": f"{refusal.status}{comment.details and f' with {comment.details}'}",
+        "retry": "yes, after the delay in `RetryInfo`" if issubclass(refusal, Retryable) else "no",
+        "next step": refusal.next_step,
         "metadata": comment.metadata or "none",
         "Python": f"`idalloc.{kind.__name__}`: {_summary(kind)}",
     }
     table = "\n".join(f"| {name} | {text} |" for name, text in rows.items())
     example = json.dumps(comment.example, indent=2)
-    return f"## `{reason}`\n\n{fill(comment.meaning, 120)}\n\n| | |\n|---|---|\n{table}\n\n```json\n{example}\n```\n"
+    head = f"## `{refusal.reason}`\n\n{fill(comment.meaning, 120)}\n\n| | |\n|---|---|\n"
+    return f"{head}{table}\n\n```json\n{example}\n```\n"
 
 
 def _summary(kind: type[IdallocError]) -> str:

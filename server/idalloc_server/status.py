@@ -4,12 +4,10 @@ import math
 from typing import NamedTuple
 
 import grpc
-from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from idalloc_server.domain.error_reasons import ERROR_REASONS
-from idalloc_server.domain.errors import InvalidRequest, QuotaExceeded, Refusal, Retryable
+from idalloc_server.domain.errors import InvalidRequest, QuotaExceeded, Refusal, Retryable, WorkerFailed
 
 DOMAIN = "idalloc"
 PUSHBACK = "grpc-retry-pushback-ms"
@@ -46,26 +44,14 @@ def from_refusal(refusal: Refusal) -> Status:
         # its deadline fails at once instead.
         soon = refusal.retry_after <= LONGEST_PUSHBACK_SECONDS
         trailers.append((PUSHBACK, str(milliseconds if soon else -1)))
-    return _status(refusal.reason, str(refusal), refusal.metadata, details, trailers)
+    info = error_details_pb2.ErrorInfo(reason=refusal.reason, domain=DOMAIN, metadata=refusal.metadata)
+    code, message = grpc.StatusCode[refusal.status], str(refusal)
+    status = status_pb2.Status(code=code.value[0], message=message)
+    for detail in (info, *details):
+        status.details.add().Pack(detail)
+    return Status(code, message, (*trailers, ("grpc-status-details-bin", status.SerializeToString())))
 
 
 def internal() -> Status:
     """Return the status of a call that failed by a fault of the server."""
-    return _status("INTERNAL", "internal error of the server; see its log", {}, [], [])
-
-
-def _status(
-    reason: str,
-    message: str,
-    metadata: dict[str, str],
-    details: list[Message],
-    trailers: list[tuple[str, str | bytes]],
-) -> Status:
-    code = grpc.StatusCode[ERROR_REASONS[reason].status]
-    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata)
-    status = status_pb2.Status(code=code.value[0], message=message)
-    for detail in (info, *details):
-        packed = any_pb2.Any()
-        packed.Pack(detail)
-        status.details.append(packed)
-    return Status(code, message, (*trailers, ("grpc-status-details-bin", status.SerializeToString())))
+    return from_refusal(WorkerFailed("internal error of the server; see its log"))

@@ -12,7 +12,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from idalloc.v1 import error_reason_pb2, node_pb2
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.domain import errors
-from idalloc_server.domain.error_reasons import ERROR_REASONS
 from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.telemetry.metrics import MAX_CAUSES
 from tests.rpc.conftest import Served, until
@@ -20,17 +19,12 @@ from tests.support.fake_store import rejected
 from tests.support.rpc_errors import details_of
 
 
-def test_every_error_reason_has_a_status_code() -> None:
-    """Each ErrorReason of the contract has a status code, and each code a reason."""
+def test_every_error_reason_has_a_refusal_and_a_status() -> None:
+    """Each ErrorReason of the contract has an error class of the domain with a status code, and each class a reason."""
     declared = {
         name.removeprefix("ERROR_REASON_")
         for name in error_reason_pb2.DESCRIPTOR.enum_types_by_name["ErrorReason"].values_by_name
     }
-    assert set(ERROR_REASONS) == declared - {"UNSPECIFIED"}
-
-
-def test_every_refusal_has_an_error_reason() -> None:
-    """Each error class of the domain has a reason of the contract, and each reason a class."""
 
     def leaves(kind: type[errors.Refusal]) -> list[type[errors.Refusal]]:
         below = kind.__subclasses__()
@@ -38,7 +32,8 @@ def test_every_refusal_has_an_error_reason() -> None:
 
     refusals = leaves(errors.Refusal)
     assert len(refusals) >= 9
-    assert {refusal.reason for refusal in refusals} == set(ERROR_REASONS)
+    assert {refusal.reason for refusal in refusals} == declared - {"UNSPECIFIED"}
+    assert all(grpc.StatusCode[refusal.status] for refusal in refusals)
 
 
 async def test_get_node_describes_the_node(served: Served) -> None:

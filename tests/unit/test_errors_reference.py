@@ -7,8 +7,8 @@ import pytest
 
 import idalloc
 from idalloc.v1.error_reason_pb2 import ErrorReason
-from idalloc_server.domain.error_reasons import ERROR_REASONS
-from scripts.errors_reference import PAGE, exceptions, is_retryable, page, read_proto
+from idalloc_server.domain.errors import Retryable
+from scripts.errors_reference import PAGE, exceptions, page, read_proto, refusals
 from tests.support.paths import ROOT
 
 REASONS = [name.removeprefix("ERROR_REASON_") for name, number in ErrorReason.items() if number]
@@ -20,19 +20,21 @@ def test_the_page_is_what_the_script_writes() -> None:
 
 
 def test_each_reason_has_an_entry() -> None:
-    """Each reason of error_reason.proto has a documented comment, and one entry in the server's table."""
+    """Each reason of error_reason.proto has a documented comment, and a class of the server with a next step."""
     assert set(read_proto()) == set(REASONS)
-    assert set(ERROR_REASONS) == set(REASONS)
+    assert set(refusals()) == set(REASONS)
+    assert all(vars(refusal)["next_step"] for refusal in refusals().values())
 
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_proto_and_client_agree_with_the_server(reason: str) -> None:
     """The comment's status and RetryInfo, and the client's default code and parent, are the server's."""
-    status, comment, kind = ERROR_REASONS[reason].status, read_proto()[reason], exceptions()[reason]
-    assert comment.status == status
-    assert ("RetryInfo" in comment.details) == is_retryable(reason)
-    assert kind.default_code is grpc.StatusCode[status]
-    assert issubclass(kind, idalloc.Unavailable) == is_retryable(reason)
+    refusal, comment, kind = refusals()[reason], read_proto()[reason], exceptions()[reason]
+    is_retryable = issubclass(refusal, Retryable)
+    assert comment.status == refusal.status
+    assert ("RetryInfo" in comment.details) == is_retryable
+    assert kind.default_code is grpc.StatusCode[refusal.status]
+    assert issubclass(kind, idalloc.Unavailable) == is_retryable
     assert getattr(idalloc, kind.__name__) is kind
     assert kind.__name__.upper() == reason.replace("_", "") + ("ERROR" if reason == "INTERNAL" else "")
 
@@ -50,4 +52,4 @@ def test_the_readme_states_the_same_statuses() -> None:
     """The reasons in the README's table have the server's status."""
     rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert rows
-    assert {reason: ERROR_REASONS[reason].status for reason, _ in rows} == dict(rows)
+    assert {reason: refusals()[reason].status for reason, _ in rows} == dict(rows)

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from idalloc_server.domain.change_events import ChangedSettings, listening
-from idalloc_server.domain.error_reasons import ERROR_REASONS
 from idalloc_server.domain.errors import Refusal
 from idalloc_server.telemetry.logs import audit_log, refused_log
 
@@ -21,7 +20,7 @@ class Audit:
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str | None, str, str, str]] = Counter()
+        self._counts: Counter[tuple[str | None, str, type[Refusal], str]] = Counter()
 
     def record_rejected(
         self, refusal: Refusal, *, identity: str | None, peer: str, method: str, sequence: str | None
@@ -29,21 +28,20 @@ class Audit:
         """Record one rejected call."""
         call = {"identity": identity, "peer": peer, "method": method}
         named = {} if sequence is None else {"sequence": sequence}
-        refused_log.info("audit", **call, **named, **_outcome(refusal.reason), why=str(refusal))
+        refused_log.info("audit", **call, **named, **_outcome(refusal), why=str(refusal))
 
     def count_rejected(self, refusal: Refusal, *, identity: str | None, method: str, subject: str) -> None:
         """Count a rejected call of which there may be many; ``log_totals`` records the counts."""
-        key = (identity, method, refusal.reason, subject)
+        key = (identity, method, type(refusal), subject)
         if key not in self._counts and len(self._counts) >= MAX_COUNTED_RECORDS:
-            key = (None, "", refusal.reason, "others")
+            key = (None, "", type(refusal), "others")
         self._counts[key] += 1
 
     def log_totals(self) -> None:
         """Record the calls counted since the last call of this method."""
         counts, self._counts = self._counts, Counter()
-        for (identity, method, reason, subject), count in counts.items():
-            outcome = _outcome(reason)
-            refused_log.info("audit", identity=identity, method=method, subject=subject, **outcome, count=count)
+        for (identity, method, kind, subject), count in counts.items():
+            refused_log.info("audit", identity=identity, method=method, subject=subject, **_outcome(kind), count=count)
 
     @contextmanager
     def record_admin_call(self, *, identity: str, peer: str, method: str, **fields: Any) -> Iterator[None]:
@@ -53,7 +51,7 @@ class Audit:
             try:
                 yield
             except Refusal as refusal:
-                record.write(**_outcome(refusal.reason), why=str(refusal))
+                record.write(**_outcome(refusal), why=str(refusal))
                 raise
             except Exception:
                 record.write(code="INTERNAL", reason="INTERNAL")
@@ -81,5 +79,5 @@ class _AdminCallRecord:
         audit_log.info("audit", **self._call, **self._changes, **outcome)
 
 
-def _outcome(reason: str) -> dict[str, str]:
-    return {"code": ERROR_REASONS[reason].status, "reason": reason}
+def _outcome(refusal: Refusal | type[Refusal]) -> dict[str, str]:
+    return {"code": refusal.status, "reason": refusal.reason}

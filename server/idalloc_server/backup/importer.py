@@ -75,7 +75,7 @@ class Importer:
                     await self._end_leases(item.row)
                 self.problems.append(Problem(item.line, str(error)))
                 why = f"not imported: its sequence in line {item.line} was rejected; correct that line and import again"
-                self.problems += [Problem(each.line, why) for each in item.periods]
+                self.problems += [Problem(line, why) for line in item.periods]
         self.problems.sort()
 
     async def _import_sequence(self, item: ExportedSequence) -> None:
@@ -198,15 +198,15 @@ class Importer:
             self._matches(item.row, row)  # raises before anything is written
             check_change(row.sequence, item.row.sequence, _counter(item.row))
         least, reached = max(item.row.generation, row.generation if row else 0), 0
-        for line in item.periods:
-            name, wanted = name_of_period(line.sequence, line.period), line.last_value
+        for line, counter in item.periods.items():
+            name, wanted = name_of_period(item.row.name, counter.period), counter.last_value
             there = await self.store.get(name)
             if there is not None and there.last_value is not None:
                 may_live = there.lease_ms > 0 or (row is not None and _leases_may_live(item.row, row))
                 is_past = item.row.sequence.is_past(there.last_value, wanted)
                 if is_past:
-                    what = f"period {line.period} of sequence {line.sequence!r}"
-                    self._add_problem(line.line, _would_lower(what, there.last_value, wanted))
+                    what = f"period {counter.period} of sequence {item.row.name!r}"
+                    self._add_problem(line, _would_lower(what, there.last_value, wanted))
                 # If leases may be live, the counter needs a new generation, too: a returned tail could lower it.
                 if may_live:
                     wanted = there.last_value if is_past else wanted

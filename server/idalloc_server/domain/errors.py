@@ -1,30 +1,18 @@
-"""The errors of the domain: why a call, or the start of the process, is refused. ``error_reasons`` has their status.
+"""The errors of the domain: why a call, or the start of the process, is refused.
 
 * Refusal                     a call is refused; ``reason`` is a value of ``idalloc.v1.ErrorReason``
-    x InvalidRequest
     * SequenceNotFound
         * SequenceDeleted
             x StoreRetired
-    x SequenceExists
-    x SequenceChanged
-    x SequenceExhausted
-    x SequenceInvalid
-    x TooManySequences
-    x StoreWentBackwards
-    x DocIdTimestampRefused
-    x PrefixInUse
-    x RequestIdReused
-    x RequestIdBurned
-    x Unauthenticated
-    x PermissionDenied
+    x InvalidRequest, SequenceExists, SequenceChanged, SequenceExhausted, SequenceInvalid, TooManySequences
+    x StoreWentBackwards, DocIdTimestampRefused, PrefixInUse, RequestIdReused, RequestIdBurned
+    x Unauthenticated, PermissionDenied
     x WorkerFailed              an internal error of the server
     * StoreFailure            the store did not execute the statement
         x StoreRefused          the store answered with an error that lasts until an operator acts
         * StoreUnavailable      transient; also Retryable
     * Retryable               the same call may succeed later
-        x ServerDraining
-        x SequenceAheadOfClock
-        x QuotaExceeded
+        x ServerDraining, SequenceAheadOfClock, QuotaExceeded
         * StoreUnavailable
             x StoreUnreachable      nothing was sent
             x StoreAnsweredError    the store answered with an error that may end by itself; nothing was applied
@@ -43,19 +31,32 @@ MAX_RULE_BYTES = 500
 class Refusal(Exception):
     """Base class of the errors that a call can fail with.
 
+    Its reason, status, retry (see ``Retryable``) and next step are stated here only. error_reason.proto adds meaning,
+    metadata and example; ``scripts/errors_reference.py`` writes docs/reference/errors.md from both.
+
     Attributes:
         reason: The value of ``idalloc.v1.ErrorReason``, without its prefix.
+        status: The name of the gRPC status code.
+        next_step: What the caller or the operator does, in Markdown with links as from docs/reference/.
         metadata: The dynamic values of the message, by name.
     """
 
     reason: ClassVar[str]
+    status: ClassVar[str]
+    next_step: ClassVar[str]
+
+    def __init_subclass__(cls, *, reason: str = "", status: str = "") -> None:
+        """Set the reason and status of the class; without them it has its parent's."""
+        super().__init_subclass__()
+        if reason:
+            cls.reason, cls.status = reason, status
 
     def __init__(self, message: str, **metadata: object) -> None:
         super().__init__(message)
         self.metadata = {name: str(value) for name, value in metadata.items()}
 
 
-class InvalidRequest(Refusal):
+class InvalidRequest(Refusal, reason="INVALID_REQUEST", status="INVALID_ARGUMENT"):
     """A field of the request is invalid.
 
     Attributes:
@@ -63,7 +64,7 @@ class InvalidRequest(Refusal):
         rule: The rule that it breaks, cut to ``MAX_RULE_BYTES``.
     """
 
-    reason = "INVALID_REQUEST"
+    next_step = "Correct the field that `BadRequest` names, by the rule that it states."
 
     def __init__(self, field: str, rule: str) -> None:
         encoded = rule.encode(errors="replace")
@@ -74,10 +75,13 @@ class InvalidRequest(Refusal):
         self.rule = rule
 
 
-class SequenceNotFound(Refusal):
+class SequenceNotFound(Refusal, reason="SEQUENCE_NOT_FOUND", status="NOT_FOUND"):
     """The sequence does not exist. ``why`` follows "does not exist" in the message."""
 
-    reason = "SEQUENCE_NOT_FOUND"
+    next_step = (
+        "Create the sequence, or set `auto_create_sequences`. A deleted sequence then continues after its last id. If "
+        "the message says `this store was retired`, use the new one ([runbook](../runbook.md#move-to-another-store))."
+    )
 
     def __init__(self, sequence: str, why: str = "") -> None:
         super().__init__(f"sequence {sequence!r} does not exist{why}", sequence=sequence)
@@ -104,19 +108,19 @@ class StoreRetired(SequenceDeleted):
         Refusal.__init__(self, f"this store was retired on {at}; use instead: {moved_to}", **about)
 
 
-class SequenceExists(Refusal):
+class SequenceExists(Refusal, reason="SEQUENCE_EXISTS", status="ALREADY_EXISTS"):
     """A sequence with this name already exists."""
 
-    reason = "SEQUENCE_EXISTS"
+    next_step = "Use the sequence that exists, or choose another name."
 
     def __init__(self, sequence: str) -> None:
         super().__init__(f"sequence {sequence!r} already exists; choose another name", sequence=sequence)
 
 
-class SequenceChanged(Refusal):
+class SequenceChanged(Refusal, reason="SEQUENCE_CHANGED", status="ABORTED"):
     """The etag does not match: the sequence was changed since it was read. Nothing was changed."""
 
-    reason = "SEQUENCE_CHANGED"
+    next_step = "Read the sequence again, and repeat the change with its new `etag`."
 
     def __init__(self, sequence: str, etag: str) -> None:
         super().__init__(
@@ -126,7 +130,7 @@ class SequenceChanged(Refusal):
         )
 
 
-class SequenceExhausted(Refusal):
+class SequenceExhausted(Refusal, reason="SEQUENCE_EXHAUSTED", status="OUT_OF_RANGE"):
     """The request is for more ids than the sequence has left.
 
     Args:
@@ -136,7 +140,10 @@ class SequenceExhausted(Refusal):
         largest_range: The most of them in one contiguous range.
     """
 
-    reason = "SEQUENCE_EXHAUSTED"
+    next_step = (
+        "Request at most `largest_range` ids in one call, or raise `max_value` "
+        "([runbook](../runbook.md#the-end-of-a-sequence))."
+    )
 
     def __init__(self, sequence: str, wanted: int, remaining: int, largest_range: int) -> None:
         in_one = f", at most {largest_range} in one range" if largest_range < remaining else ""
@@ -151,19 +158,22 @@ class SequenceExhausted(Refusal):
 NULL_LAST_VALUE = "its last_value is NULL; set it in the table sequences to the highest id in use"
 
 
-class SequenceInvalid(Refusal):
+class SequenceInvalid(Refusal, reason="SEQUENCE_INVALID", status="FAILED_PRECONDITION"):
     """The stored row is corrupt."""
 
-    reason = "SEQUENCE_INVALID"
+    next_step = "Repair the row in the store ([runbook](../runbook.md#sequence_invalid))."
 
     def __init__(self, sequence: str, why: str) -> None:
         super().__init__(f"sequence {sequence!r} cannot be used: {why}", sequence=sequence)
 
 
-class TooManySequences(Refusal):
+class TooManySequences(Refusal, reason="TOO_MANY_SEQUENCES", status="RESOURCE_EXHAUSTED"):
     """The process has used ``max_sequences`` other sequences since it started. Nothing was issued."""
 
-    reason = "TOO_MANY_SEQUENCES"
+    next_step = (
+        "Find out where the names come from; then raise `max_sequences` and restart the server "
+        "([runbook](../runbook.md#many_sequences-in-the-log-too_many_sequences))."
+    )
 
     def __init__(self, sequence: str, max_sequences: int) -> None:
         super().__init__(
@@ -174,10 +184,10 @@ class TooManySequences(Refusal):
         )
 
 
-class StoreWentBackwards(Refusal):
+class StoreWentBackwards(Refusal, reason="STORE_WENT_BACKWARDS", status="FAILED_PRECONDITION"):
     """The store is behind what this process saw before, such as after a restore from a backup (P3)."""
 
-    reason = "STORE_WENT_BACKWARDS"
+    next_step = "Advance the sequence past the highest id in use ([runbook](../runbook.md#store_went_backwards))."
 
     def __init__(self, sequence: str, seen: str, found: str) -> None:
         super().__init__(
@@ -190,25 +200,28 @@ class StoreWentBackwards(Refusal):
         )
 
 
-class DocIdTimestampRefused(Refusal):
+class DocIdTimestampRefused(Refusal, reason="DOC_ID_TIMESTAMP_REFUSED", status="FAILED_PRECONDITION"):
     """No start timestamp is left below 2^32, the clock is wrong, or the store is retired."""
 
-    reason = "DOC_ID_TIMESTAMP_REFUSED"
+    next_step = (
+        "By the cause in the message: if no start timestamp is left, give the node another prefix; if the clocks "
+        "differ, correct the wrong one; if the store is retired, use the store that the message names."
+    )
 
 
-class PrefixInUse(Refusal):
+class PrefixInUse(Refusal, reason="PREFIX_IN_USE", status="FAILED_PRECONDITION"):
     """Another live node holds the prefix, and ``prefix_conflict`` is ``refuse``."""
 
-    reason = "PREFIX_IN_USE"
+    next_step = "Choose another prefix, or stop the node in `holder`."
 
     def __init__(self, prefix: int, holder: str) -> None:
         super().__init__(f"prefix {prefix} is in use by {holder}; choose another prefix", prefix=prefix, holder=holder)
 
 
-class RequestIdReused(Refusal):
+class RequestIdReused(Refusal, reason="REQUEST_ID_REUSED", status="ALREADY_EXISTS"):
     """The request id was already used for another request. Nothing was issued."""
 
-    reason = "REQUEST_ID_REUSED"
+    next_step = "Use a new `request_id` for a new request."
 
     def __init__(self, request_id: str, earlier: str) -> None:
         super().__init__(
@@ -217,10 +230,10 @@ class RequestIdReused(Refusal):
         )
 
 
-class RequestIdBurned(Refusal):
+class RequestIdBurned(Refusal, reason="REQUEST_ID_BURNED", status="ABORTED"):
     """The ids recorded for this request id are no longer valid, because the sequence was changed."""
 
-    reason = "REQUEST_ID_BURNED"
+    next_step = "If the first reply was lost, allocate others under a new `request_id`. Otherwise its ids are yours."
 
     def __init__(self, request_id: str, first_id: int, last_id: int) -> None:
         super().__init__(
@@ -232,16 +245,19 @@ class RequestIdBurned(Refusal):
         )
 
 
-class Unauthenticated(Refusal):
+class Unauthenticated(Refusal, reason="UNAUTHENTICATED", status="UNAUTHENTICATED"):
     """The credentials are missing or unknown. The message never contains them."""
 
-    reason = "UNAUTHENTICATED"
+    next_step = (
+        "Send one token, or use a client certificate, that is in the server's access file "
+        "([runbook](../runbook.md#nobody-is-let-in))."
+    )
 
 
-class PermissionDenied(Refusal):
+class PermissionDenied(Refusal, reason="PERMISSION_DENIED", status="PERMISSION_DENIED"):
     """The caller's identity lacks the required role, on ``sequence`` unless that is None."""
 
-    reason = "PERMISSION_DENIED"
+    next_step = "Give `role` to `identity`, for this sequence, in the server's access file."
 
     def __init__(self, identity: str, role: str, sequence: str | None) -> None:
         where = "" if sequence is None else f" for sequence {sequence!r}"
@@ -249,10 +265,10 @@ class PermissionDenied(Refusal):
         super().__init__(f"identity {identity!r} lacks role {role!r}{where}", identity=identity, role=role, **about)
 
 
-class WorkerFailed(Refusal):
+class WorkerFailed(Refusal, reason="INTERNAL", status="INTERNAL"):
     """A worker process failed or did not answer. The log has the cause."""
 
-    reason = "INTERNAL"
+    next_step = "Read the server's log of that time ([runbook](../runbook.md#calls-fail)), and report the defect."
 
 
 class Retryable(Refusal):
@@ -261,16 +277,16 @@ class Retryable(Refusal):
     retry_after: float = 1.0
 
 
-class ServerDraining(Retryable):
+class ServerDraining(Retryable, reason="SERVER_DRAINING", status="UNAVAILABLE"):
     """The server is stopping."""
 
-    reason = "SERVER_DRAINING"
+    next_step = "Retry: another node, or this one after its restart, serves the call."
 
     def __init__(self) -> None:
         super().__init__("the server is stopping; try again: another server, or this one after its restart, answers")
 
 
-class SequenceAheadOfClock(Retryable):
+class SequenceAheadOfClock(Retryable, reason="SEQUENCE_AHEAD_OF_CLOCK", status="UNAVAILABLE"):
     """The request is for timestamps that lie too far ahead of the clock.
 
     Args:
@@ -279,7 +295,7 @@ class SequenceAheadOfClock(Retryable):
         max_clock_skew: The limit, in seconds.
     """
 
-    reason = "SEQUENCE_AHEAD_OF_CLOCK"
+    next_step = "Retry, and request ids of this sequence at a lower rate."
 
     def __init__(self, sequence: str, ahead: float, max_clock_skew: float) -> None:
         retry_after = max(ahead - max_clock_skew, 0.001)
@@ -291,7 +307,7 @@ class SequenceAheadOfClock(Retryable):
         self.retry_after = retry_after
 
 
-class QuotaExceeded(Retryable):
+class QuotaExceeded(Retryable, reason="QUOTA_EXCEEDED", status="RESOURCE_EXHAUSTED"):
     """The quota of an identity or a sequence is used up. Nothing was issued.
 
     Args:
@@ -301,7 +317,7 @@ class QuotaExceeded(Retryable):
         retry_after: When the request fits again, in seconds.
     """
 
-    reason = "QUOTA_EXCEEDED"
+    next_step = "Retry, or make fewer or smaller calls. `QuotaFailure` names the owner of the quota."
 
     def __init__(self, subject: str, quota: str, limit: int, retry_after: float) -> None:
         super().__init__(
@@ -331,19 +347,16 @@ class StoreFailure(Refusal):
         self.http_status = http_status
 
 
-class StoreRefused(StoreFailure):
-    """The store answered with an error that lasts until an operator acts. Nothing was applied.
+class StoreRefused(StoreFailure, reason="STORE_REFUSED", status="FAILED_PRECONDITION"):
+    """The store answered with an error that lasts until an operator acts; nothing was applied."""
 
-    The message names the next step.
-    """
-
-    reason = "STORE_REFUSED"
+    next_step = "The operator takes the step in the message ([runbook](../runbook.md#store_refused))."
 
 
-class StoreUnavailable(StoreFailure, Retryable):
+class StoreUnavailable(StoreFailure, Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
     """The store did not execute the statement; a retry may succeed."""
 
-    reason = "STORE_UNAVAILABLE"
+    next_step = "Retry. If it lasts, look up the message in the [runbook](../runbook.md#store_unavailable)."
 
 
 class StoreUnreachable(StoreUnavailable):

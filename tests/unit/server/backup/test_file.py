@@ -222,7 +222,7 @@ def test_a_period_counter_is_aligned_to_the_lattice() -> None:
     lines = [BILLS | {"settings": YEARLY | TENS}, *periods]
     file = read_export([HEAD, *(json.dumps(each).encode() for each in lines)])
     assert file.problems == []
-    assert [period.last_value for period in file.items[0].periods] == [0, 40, MAX_ID]
+    assert [period.last_value for period in file.items[0].periods.values()] == [0, 40, MAX_ID]
 
 
 def test_other_files_are_reported() -> None:
