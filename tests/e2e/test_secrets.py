@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
+from tests.support.command_line import run_here
 from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.processes import IDALLOC, Server, environment, running
 
@@ -77,6 +78,21 @@ class Observed:
     def assert_no_secrets(self, *secrets: str) -> None:
         for secret in (PLANTED, BASIC, quote(PASSWORD, safe=""), *secrets):
             assert [where for where, text in self._texts if secret.encode() in text] == [], f"{secret} is disclosed"
+
+
+class ObservedHere(Observed):
+    """Runs the command in this process."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        super().__init__()
+        self._capfd = capfd
+
+    def run(self, *command: str | Path, environ: dict[str, str] | None = None, code: int) -> str:
+        """Runs the command `idalloc` with these arguments, and adds its outputs."""
+        done = run_here(self._capfd, environ or environment(), *map(str, command))
+        self.add(str(command), done.stdout + done.stderr)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
 
 
 @contextmanager
@@ -201,6 +217,10 @@ def log_of(folder: Path) -> str:
 class TestStartup:
     """Output of refused starts, and of commands without a server."""
 
+    @pytest.fixture
+    def observed(self, capfd: pytest.CaptureFixture[str]) -> ObservedHere:
+        return ObservedHere(capfd)
+
     @pytest.mark.parametrize(
         "url",
         [
@@ -209,10 +229,9 @@ class TestStartup:
             f"crate://127.0.0.1:1/?schema=doc&jwt={PLANTED}.b.c",
         ],
     )
-    def test_a_flag_with_a_password_is_refused(self, tmp_path: Path, url: str) -> None:
+    def test_a_flag_with_a_password_is_refused(self, tmp_path: Path, url: str, observed: ObservedHere) -> None:
         """A password on the command line is refused, since a process list would show it."""
         (tmp_path / "sequences.jsonl").write_text("")
-        observed = Observed()
         for verb in (
             ["serve", "--listen=127.0.0.1:0"],
             ["store", "export"],
@@ -220,7 +239,7 @@ class TestStartup:
             ["config", "show"],
         ):
             environ = environment(store=f"sqlite://{tmp_path}/ids.db")
-            *_, line = observed.run(IDALLOC, *verb, "--store", url, environ=environ, code=2).splitlines()
+            *_, line = observed.run(*verb, "--store", url, environ=environ, code=2).splitlines()
             assert line.startswith("idalloc: --store: a list of processes would show its password or token")
             assert "IDALLOC_STORE" in line
             assert "?password_file=/path" in line
@@ -244,20 +263,20 @@ class TestStartup:
             ({"node_prefix": "x"}, f"store = 'crate://alice:{PLANTED}@127.0.0.1:1/'"),
         ],
     )
-    def test_malformed_settings_disclose_no_secret(self, tmp_path: Path, settings: dict[str, str], file: str) -> None:
+    def test_malformed_settings_disclose_no_secret(
+        self, tmp_path: Path, settings: dict[str, str], file: str, observed: ObservedHere
+    ) -> None:
         """An error about a malformed setting does not show its password."""
         (tmp_path / "idalloc.toml").write_text(file)
-        observed = Observed()
         line = observed.run(
-            IDALLOC, "config", "show", f"--config={tmp_path}/idalloc.toml", environ=environment(**settings), code=2
+            "config", "show", f"--config={tmp_path}/idalloc.toml", environ=environment(**settings), code=2
         )
         assert line.count("\n") == 1
         observed.assert_no_secrets()
 
     @pytest.mark.parametrize("form", [[], ["--json"]])
-    def test_config_show_discloses_no_secret(self, tmp_path: Path, form: list[str]) -> None:
+    def test_config_show_discloses_no_secret(self, tmp_path: Path, form: list[str], observed: ObservedHere) -> None:
         """`idalloc config show` shows the store without its password or token."""
-        observed = Observed()
         (tmp_path / "password").write_text(PASSWORD)
         (tmp_path / "jwt").write_text(PLANTED)
         for store in (
@@ -266,9 +285,7 @@ class TestStartup:
             f"crate://alice@127.0.0.1:1/?password_file={tmp_path}/password",
             f"crate://127.0.0.1:1/?jwt_file={tmp_path}/jwt",
         ):
-            shown = observed.run(
-                IDALLOC, "config", "show", *form, environ=environment(store=store, token=WRONG), code=0
-            )
+            shown = observed.run("config", "show", *form, environ=environment(store=store, token=WRONG), code=0)
             assert "127.0.0.1:1/?schema=doc" in shown
         observed.assert_no_secrets()
 

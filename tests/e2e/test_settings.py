@@ -12,16 +12,29 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import IDALLOC, environment, running, serve_command
+from tests.support.command_line import run_here
+from tests.support.processes import environment, running, serve_command
 
 
 class TestInvalidSettings:
     """An invalid setting ends with exit code 2, and one line that names the setting and the next step."""
 
-    def refused(self, *, env: dict[str, str] | None = None, **settings: object) -> str:
-        done = subprocess.run(
-            serve_command(**settings), env=env or environment(), capture_output=True, text=True, timeout=50
+    @pytest.fixture(autouse=True)
+    def capture(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self.capfd = capfd
+
+    def invalid(self, *, env: dict[str, str] | None = None, **settings: object) -> str:
+        """Starts a server that must refuse its settings; returns its error."""
+        flags = serve_command(**settings)[3:]
+        return self._error(run_here(self.capfd, env or environment(), "serve", *flags))
+
+    def refused(self, **settings: object) -> str:
+        """Starts the process of a server that must refuse its address or its store; returns its error."""
+        return self._error(
+            subprocess.run(serve_command(**settings), env=environment(), capture_output=True, text=True, timeout=50)
         )
+
+    def _error(self, done: "subprocess.CompletedProcess[str]") -> str:
         assert done.returncode == 2, done.stderr
         assert done.stdout == ""
         [line] = done.stderr.splitlines()
@@ -39,10 +52,14 @@ class TestInvalidSettings:
         with closing(socket.create_server(("127.0.0.1", 0))) as taken:
             assert "in use" in self.refused(listen=f"127.0.0.1:{taken.getsockname()[1]}")
 
+    def test_an_unknown_host_is_refused(self, tmp_path: Path) -> None:
+        """A host name without an address is refused."""
+        assert "listen" in self.refused(listen="no.such.host.invalid:50051", store=f"sqlite://{tmp_path}/ids.db")
+
     @pytest.mark.parametrize("value", ["-1", "65536", "seven", ""])
     def test_a_prefix_outside_its_range_is_refused(self, value: str) -> None:
         """A node_prefix outside 0 to 65535 is refused."""
-        line = self.refused(node_prefix=value)
+        line = self.invalid(node_prefix=value)
         assert line.startswith("idalloc: --node-prefix: ")
 
     @pytest.mark.parametrize(
@@ -50,7 +67,6 @@ class TestInvalidSettings:
         [
             ("listen", "127.0.0.1"),
             ("listen", "127.0.0.1:99999"),
-            ("listen", "no.such.host.invalid:50051"),
             ("lease_ttl", "10"),
             ("lease_ttl", "0s"),
             ("lease_ttl", "1s"),
@@ -63,7 +79,7 @@ class TestInvalidSettings:
     def test_an_invalid_value_is_refused(self, tmp_path: Path, setting: str, value: str) -> None:
         """An error about an invalid value names its setting."""
         settings: dict[str, Any] = {"store": f"sqlite://{tmp_path}/ids.db", setting: value}
-        line = self.refused(**settings)
+        line = self.invalid(**settings)
         assert setting in line.replace("-", "_")
 
     def test_a_port_in_use_on_one_address_is_refused(self, tmp_path: Path) -> None:
@@ -90,29 +106,29 @@ class TestInvalidSettings:
 
     def test_an_invalid_variable_is_named(self) -> None:
         """An error about an invalid environment variable names it."""
-        assert self.refused(env=environment(lease_ttl="soon")).startswith("idalloc: IDALLOC_LEASE_TTL: ")
+        assert self.invalid(env=environment(lease_ttl="soon")).startswith("idalloc: IDALLOC_LEASE_TTL: ")
 
     def test_an_unknown_variable_is_refused(self) -> None:
         """An unknown environment variable IDALLOC_* is refused."""
-        assert "IDALLOC_NODE_PREFX: there is no such setting" in self.refused(env=environment(node_prefx="7"))
+        assert "IDALLOC_NODE_PREFX: there is no such setting" in self.invalid(env=environment(node_prefx="7"))
 
     def test_an_unreadable_file_is_refused(self, tmp_path: Path) -> None:
         """A configuration file that is missing or not TOML is refused."""
         broken = tmp_path / "broken.toml"
         broken.write_text("node_prefix = = 7")
-        assert "is not TOML" in self.refused(config=broken)
-        assert "No such file" in self.refused(config=tmp_path / "missing.toml")
+        assert "is not TOML" in self.invalid(config=broken)
+        assert "No such file" in self.invalid(config=tmp_path / "missing.toml")
 
     def test_an_unknown_setting_in_a_file_is_refused(self, tmp_path: Path) -> None:
         """An unknown setting in the configuration file is refused."""
         file = tmp_path / "idalloc.toml"
         file.write_text("node_prefx = 7")
-        assert f"node_prefx in {file}: there is no such setting" in self.refused(config=file)
+        assert f"node_prefx in {file}: there is no such setting" in self.invalid(config=file)
 
     @pytest.mark.parametrize("store", ["redis://localhost", "ids.db", "sqlite://ids.db", "crate://", "mysql://h/"])
     def test_an_unknown_store_url_is_refused(self, store: str) -> None:
         """A store URL with an unknown scheme, or without what its scheme needs, is refused."""
-        line = self.refused(store=store)
+        line = self.invalid(store=store)
         assert line.startswith("idalloc: store: ")
 
     def test_another_programs_database_is_refused(self, tmp_path: Path) -> None:
@@ -137,14 +153,15 @@ class TestInvalidSettings:
         assert "in use" in self.refused(store=store, node_prefix=4, prefix_conflict="refuse")
 
 
-def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A flag overrides the environment, which overrides the file, which overrides the default."""
     file = tmp_path / "idalloc.toml"
     durations = 'lease_ttl = "90s"\noutage_reserve = "30s"\nstore_timeout = "1m"\n'
     file.write_text(f"node_prefix = 1\n{durations}auto_create_sequences = false\n")
     environ = environment(node_prefix="2", lease_ttl="2m", store="crate://me:secret@db:4200/?schema=ids")
-    command = [IDALLOC, "config", "show", f"--config={file}", "--node-prefix=3"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
+    command = ["config", "show", f"--config={file}", "--node-prefix=3"]
+    done = run_here(capfd, environ, *command)
+    assert done.returncode == 0
     shown = dict(line.split("  # ")[0].split(" = ", 1) for line in done.stdout.splitlines())
     assert shown["node_prefix"] == "3"
     assert shown["lease_ttl"] == '"120s"'
@@ -154,6 +171,6 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     assert "secret" not in done.stdout
     assert "--node-prefix" in done.stdout
     assert "IDALLOC_LEASE_TTL" in done.stdout
-    as_json = subprocess.run([*command, "--json"], env=environ, capture_output=True, text=True, timeout=30, check=True)
+    as_json = run_here(capfd, environ, *command, "--json")
     assert json.loads(as_json.stdout)["node_prefix"] == 3
     assert "secret" not in as_json.stdout

@@ -2,11 +2,16 @@
 
 import io
 import os
+import subprocess
 import sys
+from collections.abc import Mapping
+from unittest import mock
 
 import pytest
 
 from idalloc import cli
+from idalloc_server import __main__ as server
+from idalloc_server.telemetry import logs
 
 COMMAND = [sys.executable, "-c", "import sys; from idalloc.cli import main; sys.exit(main())"]
 
@@ -31,6 +36,21 @@ class Command:
         assert out == ""
         [line] = err.splitlines()
         return line
+
+
+def run_here(
+    capfd: pytest.CaptureFixture[str], environ: Mapping[str, str], *args: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that starts no server, in this process, with the environment of another one."""
+    with (
+        mock.patch.dict(os.environ, environ, clear=True),
+        mock.patch.object(server, "run", side_effect=AssertionError("it would open the store")),
+        mock.patch.object(logs, "configure"),
+    ):
+        code = cli.main(args)
+    logs._queue.flush()
+    out, err = capfd.readouterr()
+    return subprocess.CompletedProcess(args, code, out, err)
 
 
 class Terminal(io.StringIO):

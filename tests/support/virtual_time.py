@@ -21,7 +21,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """See ``AbstractEventLoop.time``."""
         return super().time() + self.skipped
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         """See ``AbstractEventLoop.run_in_executor``; time passes as usual while the function runs."""
         job = super().run_in_executor(executor, func, *args)
         self.jobs += 1
