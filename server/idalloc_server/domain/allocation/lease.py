@@ -1,8 +1,8 @@
 """A lease: ids that the store granted to this process, and the time when they expire (P4).
 
 A lease expires at ``Lease.expires_at``: ``lease_ttl`` seconds after the start of the last successful write that granted
-ids or renewed it (``SequenceAllocator._grant``), on ``Clock.boot``. ``Lease.issue`` issues nothing from then on.
-``SequenceAllocator`` drops a lease earlier when the sequence has a new generation, and gives it back when idle.
+ids or renewed it (``CounterAllocator``), on ``Clock.boot``. ``Lease.issue`` issues nothing from then on.
+``CounterAllocator`` drops a lease earlier when the sequence has a new generation, and gives it back when idle.
 """
 
 import math
@@ -149,7 +149,8 @@ class Lease:
     def tail(self) -> tuple[int, int, tuple[int, int, int]]:
         """Returns the unused ids at the counter, which can be given back to the store.
 
-        There are none if another node has advanced the counter since. Ids below a counter value that another node may
+        There are none if another node has advanced the counter since, or if the row was created with these ids, since
+        ``Store.create`` returns no version. Ids below a counter value that another node may
         have read are excluded: that node must not find the counter lower.
 
         Returns:
@@ -157,7 +158,7 @@ class Lease:
         """
         first, count = self._later_ranges[-1] if self._later_ranges else (self._first, self._count)
         value = first - self.step
-        if value + count * self.step != self._last_value:
+        if value + count * self.step != self._last_value or not self._writes:
             return value, 0, self._version
         excluded = min(max(0, (self._others_saw - value) // self.step), count)
         return value + excluded * self.step, count - excluded, self._version

@@ -21,9 +21,10 @@ class Waiter(NamedTuple):
     answer: asyncio.Future[IdRange]
 
     @property
-    def is_served(self) -> bool:
-        """Whether the caller got its ids."""
-        return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
+    def served_ids(self) -> int:
+        """The number of ids that the caller got; 0 before its answer, and without one."""
+        answer = self.answer
+        return answer.result().id_count if answer.done() and not answer.cancelled() and not answer.exception() else 0
 
 
 class WaiterQueue(deque[Waiter]):
@@ -40,7 +41,7 @@ class WaiterQueue(deque[Waiter]):
     @property
     def served_ids(self) -> int:
         """The number of ids whose callers have not resumed yet."""
-        return sum(waiter.id_count for waiter in self._active if waiter.is_served)
+        return sum(waiter.served_ids for waiter in self._active)
 
     def add(self, count: int) -> Waiter:
         """Appends a waiter. Its caller calls ``mark_resumed`` when it resumes."""
