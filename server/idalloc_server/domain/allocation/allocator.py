@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from idalloc_server.domain import fork
 from idalloc_server.domain.allocation.burned import BurnedIds
@@ -16,7 +15,7 @@ from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocato
 from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.sequences.model import Sequence, check_name
+from idalloc_server.domain.sequences.model import check_name
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.domain.store.protocol import Store
 
@@ -26,20 +25,6 @@ IDLE_CHECKS_PER_LEASE_TTL = 3
 CLOSE_CONCURRENCY = 32
 # How many sequences are checked before the event loop runs other tasks.
 IDLE_CHECK_BATCH = 1000
-
-
-class LeaseProof(NamedTuple):
-    """Lease metadata: what the store proved about a sequence.
-
-    Attributes:
-        generation: The generation.
-        sequence: The settings.
-        expires_at: When the lease expires, in ``Clock.boot`` seconds; changes are not effective before.
-    """
-
-    generation: int
-    sequence: Sequence
-    expires_at: float
 
 
 class Allocator:
@@ -129,15 +114,17 @@ class Allocator:
         sequence_allocator = self._sequence_allocators.get(sequence)
         return sequence_allocator is not None and sequence_allocator.pop_created()
 
-    async def proof(self, sequence: str) -> LeaseProof:
-        """Returns lease metadata of a sequence, from memory if its lease has not expired.
+    async def proof(self, sequence: str) -> IdRange:
+        """Returns the lease proof of a sequence, from memory if its lease has not expired.
+
+        It is an empty range: the settings and the generation as the store returned them. Changes are not effective
+        before its ``expires_at``.
 
         Raises:
             Refusal: As ``allocate``.
         """
         sequence_allocator = self._get_or_add(sequence)
-        proof = sequence_allocator.proof() or await sequence_allocator.renew_proof()
-        return LeaseProof(proof.generation, proof.sequence, proof.expires_at)
+        return sequence_allocator.proof() or await sequence_allocator.renew_proof()
 
     async def drop_lease(self, sequence: str) -> None:
         """Drops this node's lease after a change of the sequence: later calls wait for the store.

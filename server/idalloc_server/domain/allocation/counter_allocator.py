@@ -7,12 +7,20 @@ import structlog
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import SharedState
 from idalloc_server.domain.allocation.counter_row import CounterRow
-from idalloc_server.domain.allocation.errors import insufficient_ids_error, oversized_request_error
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.allocation.reserve import Reserve
 from idalloc_server.domain.allocation.waiter_queue import Waiter, WaiterQueue
-from idalloc_server.domain.errors import Refusal, SequenceDeleted, ServerDraining, StoreUnavailable, StoreWentBackwards
+from idalloc_server.domain.errors import (
+    InvalidRequest,
+    Refusal,
+    SequenceAheadOfClock,
+    SequenceDeleted,
+    SequenceExhausted,
+    ServerDraining,
+    StoreUnavailable,
+    StoreWentBackwards,
+)
 from idalloc_server.domain.sequences.model import Kind, Reset
 from idalloc_server.domain.store.records import Grant
 
@@ -235,10 +243,18 @@ class CounterAllocator:
         if self.has_reset:
             return 0
         if settings.kind != Kind.COUNTER:
-            name, skew = self.row.sequence, self._config.max_clock_skew
-            self._waiters.reject(lambda count: oversized_request_error(name, settings.kind, count, skew))
+            self._reject_oversized(int(self._config.max_clock_skew * settings.kind.per_second) + 1)
         requested = self._waiters.requested_ids()
         return requested if settings.is_rising else requested + self._prefetch(requested)
+
+    def _reject_oversized(self, limit: int) -> None:
+        """Fails the waiters for more timestamps than ``max_clock_skew`` can ever allow."""
+        for count, answer in self._waiters:
+            if count > limit and not answer.done():
+                rule = (
+                    f"must be at most {limit} for sequence {self.row.sequence!r}, as max_clock_skew allows; is {count}"
+                )
+                answer.set_exception(InvalidRequest("id_count", rule))
 
     def _prefetch(self, requested: int) -> int:
         """Returns how many ids to request in addition to those that callers wait for."""
@@ -293,11 +309,27 @@ class CounterAllocator:
                     remaining -= count
                     deferred.append(waiter)
                 else:
-                    name, wall, skew = self.row.sequence, self._clock.wall(), self._config.max_clock_skew
-                    error = insufficient_ids_error(name, self.row.settings, count, self._lease, remaining, wall, skew)
-                    waiter.answer.set_exception(error)
+                    waiter.answer.set_exception(self._insufficient_ids_error(count, remaining))
             self._waiters.popleft()
         self._waiters.defer(deferred)
+
+    def _insufficient_ids_error(self, count: int, remaining: int) -> Refusal:
+        """Returns SequenceExhausted, or SequenceAheadOfClock if the timestamps will be available later.
+
+        Args:
+            count: The number of ids requested.
+            remaining: The number of ids that the store has left for this request.
+        """
+        name, settings, left = self.row.sequence, self.row.settings, self._lease.left + remaining
+        if settings.kind == Kind.COUNTER:
+            return SequenceExhausted(name, count, left, self._lease.next_range_size or remaining)
+        # Timestamps continue from the clock, regardless of the counter.
+        now = int(self._clock.wall() * settings.kind.per_second)
+        value = max(settings.max_value - left, now - 1)
+        if value + count > settings.max_value:
+            left = max(0, settings.max_value - value)
+            return SequenceExhausted(name, count, left, left)
+        return SequenceAheadOfClock(name, (value + count - now) / settings.kind.per_second, self._config.max_clock_skew)
 
     def _fail_waiters(self, error: Exception) -> None:
         self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS

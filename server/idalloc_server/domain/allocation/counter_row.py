@@ -14,7 +14,7 @@ from idalloc_server.domain.errors import (
     StoreWentBackwards,
 )
 from idalloc_server.domain.generations import generation_after
-from idalloc_server.domain.sequences.model import Kind, Sequence, name_of_period
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Sequence, name_of_period
 from idalloc_server.domain.sequences.text import check_text
 from idalloc_server.domain.store.protocol import within_timeout
 from idalloc_server.domain.store.records import Grant, Row
@@ -30,12 +30,13 @@ class CounterRow:
     """The row of a counter, as one process uses it.
 
     Args:
-        name: The name of the row.
+        name: The sequence's name, or ``name_of_period``.
         shared: The state shared by all allocators.
-        sequence: The sequence's name; ``name`` if empty.
-        period: The period of the counter; empty if the sequence has no reset.
 
     Attributes:
+        name: The name of the row.
+        sequence: The sequence's name.
+        period: The period of the counter; empty in the sequence's own row.
         settings: The settings that the last grant returned.
         generation: The generation that the last grant returned; 0 before.
         outcome_unknown: Whether the last write may have been applied without an answer.
@@ -57,10 +58,9 @@ class CounterRow:
         "settings",
     )
 
-    def __init__(self, name: str, shared: SharedState, sequence: str = "", period: str = "") -> None:
+    def __init__(self, name: str, shared: SharedState) -> None:
         self.name = name
-        self.sequence = sequence or name
-        self.period = period
+        self.sequence, _, self.period = name.partition(PERIOD_SEPARATOR)
         self._shared = shared
         self.settings = _DEFAULTS
         self.generation = 0
@@ -194,7 +194,7 @@ class PeriodRow(CounterRow):
     __slots__ = ("_opened_generation", "_sequence_row")
 
     def __init__(self, period: str, sequence_row: CounterRow, shared: SharedState) -> None:
-        super().__init__(name_of_period(sequence_row.name, period), shared, sequence_row.name, period)
+        super().__init__(name_of_period(sequence_row.name, period), shared)
         self._sequence_row = sequence_row
         self._opened_generation = 0
 

@@ -195,7 +195,7 @@ class SequenceAllocator:
 
     async def _validate(self, issued: IdRange) -> IdRange | None:
         """Returns ids that a period issued, or burns them and returns None if the sequence has another generation."""
-        cause = BurnCause.GENERATION
+        cause: BurnCause | None = BurnCause.GENERATION
         try:
             proof = self.proof()
             if proof is None or proof.generation < issued.generation:
@@ -204,16 +204,16 @@ class SequenceAllocator:
             if self._clock.boot() >= issued.expires_at:
                 cause = BurnCause.EXPIRED
                 raise StoreUnavailable(f"the lease of sequence {self._name!r} expired before the reply")
-            if proof.generation == issued.generation:
-                return issued
+            if proof.generation != issued.generation:
+                return None
+            cause = None
+            return issued
         except asyncio.CancelledError:
-            self._shared.burned.add(self._name, issued.period, BurnCause.CANCELLED, issued.id_count)
+            cause = BurnCause.CANCELLED
             raise
-        except BaseException:
-            self._shared.burned.add(self._name, issued.period, cause, issued.id_count)
-            raise
-        self._shared.burned.add(self._name, issued.period, cause, issued.id_count)
-        return None
+        finally:
+            if cause:
+                self._shared.burned.add(self._name, issued.period, cause, issued.id_count)
 
 
 def _limit_expiry(issued: IdRange, proof: IdRange) -> IdRange:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
@@ -63,13 +62,6 @@ class WaiterQueue(deque[Waiter]):
         """Returns the number of ids that the next write is for, and ends a deferral."""
         waiters, self._next_write = islice(self, self._next_write), None
         return sum(waiter.id_count for waiter in waiters if not waiter.answer.done())
-
-    def reject(self, error_for: Callable[[int], Exception | None]) -> None:
-        """Fails the waiters for whose ``id_count`` the function ``error_for`` returns an error."""
-        for count, answer in self:
-            error = error_for(count)
-            if error and not answer.done():
-                answer.set_exception(error)
 
     def fail_all(self, error: Exception) -> None:
         """Removes all waiters and fails them."""
