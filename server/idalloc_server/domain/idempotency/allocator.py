@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -45,18 +46,18 @@ def with_date(taken: IdRange, wall: float) -> IdRange:
     return taken._replace(period=date_at(taken.sequence, wall))
 
 
+@dataclass(eq=False)
 class _Call:
     """A call in progress, shared by all callers that sent its request id to this node."""
 
-    def __init__(self, request_id: str, sequence: str, id_count: int, prefix: int) -> None:
-        self.request_id = request_id
-        self.sequence = sequence
-        self.id_count = id_count
-        self.prefix = prefix
-        self.callers = 0
-        # The allocated ids.
-        self.taken: IdRange | None = None
-        self.task: asyncio.Task[tuple[IdRange, int]]
+    request_id: str
+    sequence: str
+    id_count: int
+    prefix: int
+    callers: int = 0
+    # The allocated ids.
+    taken: IdRange | None = None
+    task: asyncio.Task[tuple[IdRange, int]] = field(init=False)
 
     def check_same(self, recorded: RecordedAllocation) -> None:
         """Raises RequestIdReused if the answer recorded for the request id is that of another call."""
