@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any
 
 import grpc
+from idalloc._core.requests import range_request
 
 import idalloc
 import idalloc.aio
-from idalloc._core.requests import range_request
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.load.drivers import in_threads, loop

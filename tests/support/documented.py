@@ -10,7 +10,7 @@ from idalloc_server.auth import rejected_callers
 from idalloc_server.config import Settings, load
 from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
-from idalloc_server.domain.allocation import config, high_water_marks, reserve, sequence_allocator, usage
+from idalloc_server.domain.allocation import config, counter_allocator, high_water_marks, reserve, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences import formats, model, validation
@@ -158,7 +158,7 @@ def of_help() -> Claims:
 
 def of_settings_table() -> Claims:
     """Returns the claims for the third column of the README's table of settings."""
-    assert sequence_allocator.PREFETCH_SHARE == 1_000
+    assert counter_allocator.PREFETCH_SHARE == 1_000
     assert app.STREAMS_SHARE == 4 / 5
     assert transport.MAX_CONNECTION_GRACE_SECONDS == 60
     return {

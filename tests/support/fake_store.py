@@ -305,6 +305,7 @@ class MemoryStore:
             name = columns.pop("name")
             self.rows[name] = row = Row(**columns)
             self._write(row)
+            row.writes = 0  # as in the stores: the creation does not count
         return self.rows[new.name].stored(new.name)
 
     def _open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
+from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.id_range import IdRange
-from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import MemoryStore
 from tests.support.memory_rows import Row
@@ -25,13 +26,17 @@ def ids(*ranges: IdRange) -> list[int]:
     return [i for taken in ranges for i in range(taken.first_id, taken.last_id + taken.step, taken.step)]
 
 
-def right_after_serving(sequence_allocator: object, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def own_counter(allocator: Allocator, name: str) -> CounterAllocator:
+    """Returns the allocator of a sequence's own row."""
+    return allocator._sequence_allocators[name].counters[-1]
+
+
+def right_after_serving(counter: CounterAllocator, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls ``act`` after a refill has served its waiters, before they resume."""
-    assert isinstance(sequence_allocator, SequenceAllocator)
-    serve = sequence_allocator._serve
+    serve = counter._serve
 
     def serve_and_act(at_bound: bool, remaining: int, most: int) -> None:
         serve(at_bound, remaining, most)
         act()
 
-    monkeypatch.setattr(sequence_allocator, "_serve", serve_and_act)
+    monkeypatch.setattr(counter, "_serve", serve_and_act)

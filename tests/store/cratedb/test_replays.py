@@ -4,6 +4,9 @@ import asyncio
 
 import pytest
 
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import StoreOutcomeUnknown
 from idalloc_server.domain.sequences.model import Kind, Sequence
 from idalloc_server.domain.store.protocol import Store
@@ -14,6 +17,8 @@ from tests.support.cratedb.emulator import CrateEmulator, Fault
 from tests.support.fake_store import FakeClock
 from tests.support.store_rows import requested_row
 from tests.support.waiting import until
+
+CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 
 
 def allocation(request_id: str, first_id: int = 1) -> RecordedAllocation:
@@ -77,6 +82,27 @@ class TestReplays:
         await store.open()
         emulator.inject(Fault("duplicate", match="INSERT"))
         assert await store.create(requested_row("s")) == requested_row("s")
+
+    async def test_a_first_use_applied_twice_grants_once(
+        self, emulator: CrateEmulator, store: Store, clock: FakeClock
+    ) -> None:
+        """P1: a first use whose creation the cluster applies twice gets the ids from the start, once."""
+        await store.open()
+        emulator.inject(Fault("duplicate", match="INSERT"))
+        allocator = Allocator(store, clock, CONFIG)
+        assert [(await allocator.allocate("s", 5)).first_id for _ in range(2)] == [1, 6]
+
+    async def test_a_first_use_without_an_answer_burns_its_ids(
+        self, emulator: CrateEmulator, store: Store, clock: FakeClock
+    ) -> None:
+        """P1, P9: the ids of a creation whose connection broke are burned, and the next ones follow them."""
+        await store.open()
+        emulator.inject(Fault("drop", match="INSERT"))
+        allocator = Allocator(store, clock, CONFIG)
+        with pytest.raises(StoreOutcomeUnknown):
+            await allocator.allocate("s", 5)
+        assert (await allocator.allocate("s", 5)).first_id == 6
+        assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: 5}
 
     async def test_a_revision_applied_twice_is_one(self, emulator: CrateEmulator, store: Store) -> None:
         """P5: a revision that the cluster applies twice has the effect of one."""

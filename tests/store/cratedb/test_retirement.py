@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idalloc_server.domain.errors import StoreRetired, StoreUnavailable
+from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreRetired, StoreUnavailable
 from idalloc_server.domain.sequences.model import Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision
@@ -41,7 +41,14 @@ class TestRaces:
         for store in stores:
             await store.close()
 
-    async def overtake(self, emulator: CrateEmulator, stores: Stores, match: str, call: Awaitable[object]) -> None:
+    async def overtake(
+        self,
+        emulator: CrateEmulator,
+        stores: Stores,
+        match: str,
+        call: Awaitable[object],
+        error: type[Refusal] = StoreRetired,
+    ) -> None:
         """Makes a call, with the retirement row written just before one of its statements is applied."""
         await stores[1].create(RETIREMENT_ROW._replace(deleted=True))
         execute = emulator.statements.execute
@@ -51,7 +58,7 @@ class TestRaces:
                 execute("UPDATE doc.sequences SET mode = 'period' WHERE name = ?", [RETIREMENT])
             return execute(statement, args)
 
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(StoreRetired):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
             patch.setattr(emulator.statements, "execute", execute_after_the_row)
             await call
 
@@ -65,6 +72,13 @@ class TestRaces:
         assert row.generation == 5  # odd, as of every sequence with a reset
         with pytest.raises(StoreRetired):
             await stores[1].grant("late", 1, 1000)
+
+    async def test_a_late_create_with_ids_has_an_unknown_outcome(self, emulator: CrateEmulator, stores: Stores) -> None:
+        """P9: the ids of a create that the retirement row overtakes are burned, so that they are counted."""
+        call = stores[0].create(new_row("late", last_value=5))
+        await self.overtake(emulator, stores, "INSERT INTO", call, StoreOutcomeUnknown)
+        row = await read_row(stores[1], "late")
+        assert (row.deleted, row.last_value) == (True, 5)
 
     async def test_a_late_revival_is_deleted(self, emulator: CrateEmulator, stores: Stores) -> None:
         """P1: a revival that the retirement row overtakes is refused and leaves a tombstone."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from idalloc_server.domain.allocation.counter_row import FIRST_USE
 from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnreachable
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
@@ -118,9 +119,20 @@ class StoreConnection:
         return await self._granting(name, wanted, "grant_timestamps", name, wanted, lease_ms, now, ahead, floor)
 
     async def create(self, row: Row) -> Row:
-        if not row.revised_by and row.name in self.ledger.last:  # by its first use, not by an administrative call
+        by_first_use = row.revised_by.startswith(FIRST_USE)
+        if by_first_use and row.name in self.ledger.last:
             self._world.problems.append(f"sequence {row.name!r}, which the node had seen, is created anew (P3)")
-        created: Row = await self._call("create", row)
+        assert row.last_value is not None
+        granted = (row.last_value - row.sequence.before_start) // row.sequence.step if by_first_use else 0
+        sent = self._world.now
+        try:
+            created: Row = await self._call("create", row)
+        except (StoreOutcomeUnknown, asyncio.CancelledError):
+            self.ledger.unknown += granted
+            raise
+        if by_first_use and created.revised_by == row.revised_by:
+            grant = Grant(row.last_value, granted, row.sequence, 0, row.generation, (0, 0, row.generation), writes=0)
+            self.ledger.note(row.name, grant, sent)
         return created
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:

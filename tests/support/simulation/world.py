@@ -128,9 +128,9 @@ class Node:
     def held(self) -> int:
         """Number of ids in memory."""
         return sum(
-            part._lease.left
+            counter._lease.left
             for sequence_allocator in self.allocator._sequence_allocators.values()
-            for part in sequence_allocator.allocators
+            for counter in sequence_allocator.counters
         )
 
     @property

@@ -3,20 +3,19 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 from idalloc_server.domain import fork
 from idalloc_server.domain.allocation.burned import BurnedIds
 from idalloc_server.domain.allocation.config import AllocationConfig, SharedState
+from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
 from idalloc_server.domain.allocation.id_range import IdRange
-from idalloc_server.domain.allocation.resets import ResettingSequenceAllocator
-from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator, SequenceHasReset
+from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
 from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
-from idalloc_server.domain.sequences.model import Sequence, check_name
+from idalloc_server.domain.sequences.model import check_name
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.domain.store.protocol import Store
 
@@ -28,20 +27,6 @@ CLOSE_CONCURRENCY = 32
 IDLE_CHECK_BATCH = 1000
 
 
-class LeaseProof(NamedTuple):
-    """Lease metadata: what the store proved about a sequence.
-
-    Attributes:
-        generation: The generation.
-        sequence: The settings.
-        expires_at: When the lease expires, in ``Clock.boot`` seconds; changes are not effective before.
-    """
-
-    generation: int
-    sequence: Sequence
-    expires_at: float
-
-
 class Allocator:
     """Issues ids of any number of sequences, from leases in memory if possible.
 
@@ -51,6 +36,7 @@ class Allocator:
         store: The store of the counters. The caller opens and closes it.
         clock: The clock that leases expire by.
         allocation_config: The settings.
+        random: Returns random bytes of a given number.
 
     Attributes:
         burned: Counts burned ids.
@@ -58,7 +44,13 @@ class Allocator:
         store_health: Whether the store works.
     """
 
-    def __init__(self, store: Store, clock: Clock, allocation_config: AllocationConfig) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        allocation_config: AllocationConfig,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
         self.burned = BurnedIds()
         self.rates = UsageRates(clock)
         self.store_health = StoreHealth()
@@ -73,10 +65,11 @@ class Allocator:
             self.rates,
             self.store_health,
             self._drop_unknown,
+            random,
         )
-        self._sequence_allocators: dict[str, SequenceAllocator | ResettingSequenceAllocator] = {}
-        # Removed from the dict above, but not closed yet.
-        self._closing: set[SequenceAllocator] = set()
+        self._sequence_allocators: dict[str, SequenceAllocator] = {}
+        # Counters of sequences that were removed from the dict above, but not closed yet.
+        self._closing: set[CounterAllocator] = set()
         self._pid = os.getpid()
         fork.register(self)
 
@@ -114,35 +107,24 @@ class Allocator:
             StoreWentBackwards: The store is behind what this process saw of the sequence.
         """
         sequence_allocator = self._get_or_add(sequence)
-        taken = sequence_allocator.issue_from_lease(count)
-        if taken is not None:
-            return taken
-        try:
-            return await sequence_allocator.issue_after_refill(count)
-        except SequenceHasReset:
-            if (
-                isinstance(sequence_allocator, SequenceAllocator)
-                and self._sequence_allocators.get(sequence) is sequence_allocator
-            ):
-                self._sequence_allocators[sequence] = ResettingSequenceAllocator(
-                    sequence, sequence_allocator, self._shared
-                )
-        return await self.allocate(sequence, count)
+        return sequence_allocator.issue_from_lease(count) or await sequence_allocator.issue_after_refill(count)
 
     def pop_created(self, sequence: str) -> bool:
         """Returns, once after ``allocate``, whether the first use on this node created the sequence."""
         sequence_allocator = self._sequence_allocators.get(sequence)
-        return isinstance(sequence_allocator, SequenceAllocator) and sequence_allocator.pop_created()
+        return sequence_allocator is not None and sequence_allocator.pop_created()
 
-    async def proof(self, sequence: str) -> LeaseProof:
-        """Returns lease metadata of a sequence, from memory if its lease has not expired.
+    async def proof(self, sequence: str) -> IdRange:
+        """Returns the lease proof of a sequence, from memory if its lease has not expired.
+
+        It is an empty range: the settings and the generation as the store returned them. Changes are not effective
+        before its ``expires_at``.
 
         Raises:
             Refusal: As ``allocate``.
         """
         sequence_allocator = self._get_or_add(sequence)
-        proof = sequence_allocator.proof() or await sequence_allocator.renew_proof()
-        return LeaseProof(proof.generation, proof.sequence, proof.expires_at)
+        return sequence_allocator.proof() or await sequence_allocator.renew_proof()
 
     async def drop_lease(self, sequence: str) -> None:
         """Drops this node's lease after a change of the sequence: later calls wait for the store.
@@ -167,7 +149,7 @@ class Allocator:
         """Closes the sequences that issued nothing since the last call."""
         names = list(self._sequence_allocators)
         for start in range(0, len(names), IDLE_CHECK_BATCH):
-            await self._close_sequences(self._pop_idle(names[start : start + IDLE_CHECK_BATCH]))
+            await self._return_leases_of(self._pop_idle(names[start : start + IDLE_CHECK_BATCH]))
             await asyncio.sleep(0)
 
     async def return_leases(self) -> None:
@@ -175,7 +157,7 @@ class Allocator:
         # Removed before the first await: a later call gets an allocator of its own.
         allocators = self._pop_all()
         try:
-            await self._close_sequences([*self._closing, *allocators])  # also idle ones in progress
+            await self._return_leases_of([*self._closing, *allocators])  # also idle ones in progress
         finally:  # empty unless this was cancelled
             self._abandon_closing()
 
@@ -184,15 +166,15 @@ class Allocator:
         self._closing.update(self._pop_all())
         self._abandon_closing()
 
-    def _pop_all(self) -> list[SequenceAllocator]:
+    def _pop_all(self) -> list[CounterAllocator]:
         sequence_allocators, self._sequence_allocators = self._sequence_allocators.values(), {}
-        return [each for sequence_allocator in sequence_allocators for each in sequence_allocator.allocators]
+        return [counter for sequence_allocator in sequence_allocators for counter in sequence_allocator.counters]
 
     def _abandon_closing(self) -> None:
         while self._closing:
             self._closing.pop().abandon()
 
-    def _get_or_add(self, sequence: str) -> SequenceAllocator | ResettingSequenceAllocator:
+    def _get_or_add(self, sequence: str) -> SequenceAllocator:
         if os.getpid() != self._pid:
             raise StoreUnavailable("this process is a fork of the server and issues no ids")
         sequence_allocator = self._sequence_allocators.get(sequence)
@@ -207,33 +189,29 @@ class Allocator:
         self._high_water_marks.cancel_admission(name)
         self._sequence_allocators.pop(name, None)
 
-    def _pop_idle(self, names: Iterable[str]) -> list[SequenceAllocator]:
-        idle: list[SequenceAllocator] = []
+    def _pop_idle(self, names: Iterable[str]) -> list[CounterAllocator]:
+        idle: list[CounterAllocator] = []
         for name in names:
-            sequence_allocator = self._sequence_allocators.get(name)
-            if isinstance(sequence_allocator, ResettingSequenceAllocator):
-                idle += sequence_allocator.pop_idle()
+            if sequence_allocator := self._sequence_allocators.get(name):
+                idle += sequence_allocator.pop_idle_periods()
                 if sequence_allocator.is_idle():
                     del self._sequence_allocators[name]
-                    idle += sequence_allocator.allocators
-            elif sequence_allocator and sequence_allocator.is_idle():
-                del self._sequence_allocators[name]
-                idle.append(sequence_allocator)
+                    idle += sequence_allocator.counters
         return idle
 
-    async def _close_sequences(self, closing: list[SequenceAllocator]) -> None:
-        sequence_allocators = deque(closing)
-        self._closing.update(sequence_allocators)
+    async def _return_leases_of(self, counters: list[CounterAllocator]) -> None:
+        closing = deque(counters)
+        self._closing.update(closing)
 
         async def close_some() -> None:
-            while sequence_allocators:
-                sequence_allocator = sequence_allocators.popleft()
+            while closing:
+                counter = closing.popleft()
                 try:
-                    await sequence_allocator.return_lease()
+                    await counter.return_lease()
                 finally:
-                    self._closing.discard(sequence_allocator)
+                    self._closing.discard(counter)
 
-        await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(closing)))))
+        await asyncio.gather(*(close_some() for _ in range(min(CLOSE_CONCURRENCY, len(counters)))))
 
     def forget_after_fork(self) -> None:
         """Discards the parent's leases; called in the child of a fork."""

@@ -47,6 +47,7 @@ class SharedState:
         rates: Measures how fast sequences are used.
         store_health: Collects the results of refills.
         drop_unknown: Called with the name of an idle sequence that the store never returned a row for.
+        random: Returns random bytes of a given number.
     """
 
     store: Store
@@ -57,3 +58,4 @@ class SharedState:
     rates: UsageRates
     store_health: StoreHealth
     drop_unknown: Callable[[str], None]
+    random: Callable[[int], bytes]

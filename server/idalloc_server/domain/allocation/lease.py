@@ -1,11 +1,12 @@
 """A lease: ids that the store granted to this process, and the time when they expire (P4).
 
 A lease expires at ``Lease.expires_at``: ``lease_ttl`` seconds after the start of the last successful write that granted
-ids or renewed it (``SequenceAllocator._grant``), on ``Clock.boot``. ``Lease.issue`` issues nothing from then on.
-``SequenceAllocator`` drops a lease earlier when the sequence has a new generation, and gives it back when idle.
+ids or renewed it (``CounterAllocator``), on ``Clock.boot``. ``Lease.issue`` issues nothing from then on.
+``CounterAllocator`` drops a lease earlier when the sequence has a new generation, and gives it back when idle.
 """
 
 import math
+from dataclasses import dataclass, field
 
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.sequences.model import Sequence
@@ -14,15 +15,14 @@ from idalloc_server.domain.store.records import Grant
 _DEFAULTS = Sequence()
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
-    """Granted ids of one generation, as contiguous ranges in the order of the sequence.
+    """Granted ids of one generation, as contiguous ranges in the order of the sequence; at first expired, without ids.
 
     Usually there is one range. Grants of other nodes between two grants of this one separate further ranges.
 
-    Args:
-        period: The period of the counter; empty if the sequence has no reset.
-
     Attributes:
+        period: The period of the counter; empty if the sequence has no reset.
         generation: The sequence's generation.
         sequence: The settings of the sequence.
         step: The distance from one id to the next.
@@ -30,40 +30,24 @@ class Lease:
         expires_at: When the lease expires, in ``Clock.boot`` seconds.
     """
 
-    __slots__ = (
-        "_count",
-        "_first",
-        "_last_value",
-        "_later_ranges",
-        "_others_saw",
-        "_period",
-        "_version",
-        "_writes",
-        "expires_at",
-        "generation",
-        "left",
-        "sequence",
-        "step",
-    )
-
-    def __init__(self, period: str = "") -> None:
-        """Makes an expired lease without ids."""
-        self._period = period
-        self.generation = 0
-        self.sequence = _DEFAULTS
-        self.step = 1
-        self.left = 0
-        self.expires_at = -math.inf
-        # The first range, and the others as (first_id, id_count).
-        self._first = 0
-        self._count = 0
-        self._later_ranges: list[tuple[int, int]] = []  # mostly empty, when a deque is ten times as large
-        # The row after the last write.
-        self._last_value = 0
-        self._version = (0, 0, 0)
-        self._writes = -1  # the first write of a row is number 1, so it never follows this one
-        # The last value of the counter that another node may have read.
-        self._others_saw = 0
+    period: str = ""
+    generation: int = 0
+    sequence: Sequence = _DEFAULTS
+    step: int = 1
+    left: int = 0
+    expires_at: float = -math.inf
+    # The first range, and the others as (first_id, id_count).
+    _first: int = 0
+    _count: int = 0
+    _later_ranges: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # mostly empty, when a deque is ten times as large
+    # The row after the last write.
+    _last_value: int = 0
+    _version: tuple[int, int, int] = (0, 0, 0)
+    _writes: int = -1  # the first write of a row is number 1, so it never follows this one
+    # The last value of the counter that another node may have read.
+    _others_saw: int = 0
 
     @property
     def next_range_size(self) -> int:
@@ -87,7 +71,7 @@ class Lease:
         self.left -= count
         if not self._count and self._later_ranges:
             self._first, self._count = self._later_ranges.pop(0)
-        return IdRange(first, count, self.step, self.generation, self.expires_at, self.sequence, self._period)
+        return IdRange(first, count, self.step, self.generation, self.expires_at, self.sequence, self.period)
 
     def skip_to(self, count: int) -> int:
         """Drops the ranges before the first one that has ``count`` ids; none if no range has.
@@ -149,7 +133,8 @@ class Lease:
     def tail(self) -> tuple[int, int, tuple[int, int, int]]:
         """Returns the unused ids at the counter, which can be given back to the store.
 
-        There are none if another node has advanced the counter since. Ids below a counter value that another node may
+        There are none if another node has advanced the counter since, or if the row was created with these ids, since
+        ``Store.create`` returns no version. Ids below a counter value that another node may
         have read are excluded: that node must not find the counter lower.
 
         Returns:
@@ -157,7 +142,7 @@ class Lease:
         """
         first, count = self._later_ranges[-1] if self._later_ranges else (self._first, self._count)
         value = first - self.step
-        if value + count * self.step != self._last_value:
+        if value + count * self.step != self._last_value or not self._writes:
             return value, 0, self._version
         excluded = min(max(0, (self._others_saw - value) // self.step), count)
         return value + excluded * self.step, count - excluded, self._version

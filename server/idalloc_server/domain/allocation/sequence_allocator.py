@@ -1,396 +1,221 @@
-"""The allocator of one counter: its lease, and the refill that all waiting callers share."""
+"""The allocator of a sequence: its own counter and, if it has a reset, one counter for each period."""
 
 import asyncio
-
-import structlog
+import math
 
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import SharedState
-from idalloc_server.domain.allocation.errors import insufficient_ids_error, oversized_request_error
+from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
+from idalloc_server.domain.allocation.counter_row import CounterRow, PeriodRow
 from idalloc_server.domain.allocation.id_range import IdRange
-from idalloc_server.domain.allocation.lease import Lease
-from idalloc_server.domain.allocation.reserve import Reserve
-from idalloc_server.domain.allocation.store_calls import StoreCalls
-from idalloc_server.domain.allocation.waiter_queue import Waiter, WaiterQueue
-from idalloc_server.domain.errors import Refusal, SequenceDeleted, ServerDraining, StoreUnavailable, StoreWentBackwards
-from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
-from idalloc_server.domain.store.records import Grant, Row
+from idalloc_server.domain.errors import SequenceDeleted, StoreUnavailable
+from idalloc_server.domain.generations import generation_after
+from idalloc_server.domain.sequences.calendar import period_at, period_end
+from idalloc_server.domain.sequences.model import Reset, Sequence
+from idalloc_server.domain.store.protocol import within_timeout
+from idalloc_server.domain.store.records import Revision
 
-# No node prefetches more than one part in this many of the ids that a sequence has left.
-PREFETCH_SHARE = 1000
-# A failed renewal is retried after this time.
-RENEW_RETRY_SECONDS = 1.0
-# How often a sequence whose store went backwards is read, to see whether it was advanced.
-RECHECK_SECONDS = 1.0
-
-_log = structlog.get_logger("idalloc.allocation")
-
-
-class SequenceHasReset(Exception):
-    """The sequence has a reset: its ids come from the counters of its periods (``ResettingSequenceAllocator``)."""
+# How often ids are issued again because the sequence's generation changed meanwhile.
+_ATTEMPTS = 4
 
 
 class SequenceAllocator:
-    """Issues the ids of one counter: of a sequence, or of one period of a sequence.
+    """Issues the ids of a sequence; with a reset, from the counter of the current period by this node's wall clock.
 
-    All methods must be called on one event loop. One refill at a time writes to the store, in a task of its own that
-    no caller's cancellation ends.
-
-    Ids that rise over all nodes (``Ordering.RISING``, and timestamps) go only to callers that waited when the write
-    began; the rest is given back. Later callers wait for a later write.
+    With a reset the sequence's own row grants no ids: its lease proves the generation. Ids of a period are issued only
+    while that lease is valid and has the same generation.
 
     Args:
-        name: The name of the counter's row.
-        shared: The state shared by all sequence allocators.
-        sequence: The sequence's name; ``name`` if empty.
-        period: The period of the counter; empty if the sequence has no reset.
+        name: The sequence's name.
+        shared: The state shared by all allocators.
     """
 
-    def __init__(self, name: str, shared: SharedState, sequence: str = "", period: str = "") -> None:
+    __slots__ = (
+        "_clock",
+        "_name",
+        "_own",
+        "_pending_generation",
+        "_period",
+        "_periods",
+        "_reset",
+        "_shared",
+        "_since",
+        "_until",
+    )
+
+    def __init__(self, name: str, shared: SharedState) -> None:
         self._name = name
-        self._sequence_name = sequence or name
-        self._period = period
-        self._store = shared.store
+        self._shared = shared
         self._clock = shared.clock
-        self._config = shared.allocation_config
-        self._high_water_marks = shared.high_water_marks
-        self._burned = shared.burned
-        self._rates = shared.rates
-        self._store_health = shared.store_health
-        self._drop_unknown = shared.drop_unknown
-        self._lease = Lease(period)
-        self._renew_at = 0.0
-        self._waiters = WaiterQueue()
-        self._refill: asyncio.Task[None] | None = None
-        self._went_backwards: StoreWentBackwards | None = None
-        self._recheck_at = 0.0
-        # The result of the last write: the settings, the ids that the sequence has left, the number of writes.
-        self._sequence = Sequence()
-        self._remaining = 0
-        self._writes = 0
-        self._reserve = Reserve(self._config.outage_reserve, self._config.max_reserved_ids, self._clock.boot())
-        self._store_calls = StoreCalls(name, shared, self._sequence_name, period)
-        # The ids of the lease that is being given back.
-        self._returning = 0
-        self._last_activity: object = None
+        self._own = CounterAllocator(CounterRow(name, shared), shared)
+        # By period; empty without a reset.
+        self._periods: dict[str, CounterAllocator] = {}
+        # The current period and the kind of reset; the span of the wall clock in which the period is current.
+        self._reset = Reset.NEVER
+        self._period = ""
+        self._since = math.inf
+        self._until = -math.inf
+        # A generation that a period's counter has and the sequence has not, and when this was first seen.
+        self._pending_generation = (0, math.inf)
 
     @property
     def has_lease(self) -> bool:
         """Whether ids could be issued from memory now."""
-        return self._lease.left > 0 and not self._lease.is_expired(self._clock.boot())
+        return any(counter.has_lease for counter in self.counters)
 
     @property
-    def allocators(self) -> "list[SequenceAllocator]":
-        """This allocator, as the list that ``ResettingSequenceAllocator`` has."""
-        return [self]
-
-    @property
-    def generation(self) -> int:
-        """The generation of the lease; 0 before the first one."""
-        return self._lease.generation
+    def counters(self) -> list[CounterAllocator]:
+        """The allocators of all periods, then that of the sequence's own row."""
+        return [*self._periods.values(), self._own]
 
     def issue_from_lease(self, count: int) -> IdRange | None:
-        """Takes ids from the lease; None if ``issue_after_refill`` must wait for the store.
-
-        Starts a refill if few ids are left, or if the lease is due for renewal.
-        """
-        now, lease, reserve = self._clock.boot(), self._lease, self._reserve
-        taken = lease.issue(count, now) or self._take_from_later_range(count, now)
-        if taken is not None:
-            if count > reserve.largest_call:
-                reserve.largest_call = count
-            if now >= self._renew_at or lease.left < reserve.refill_below:
-                self._start_refill()
-        return taken
+        """Issues ids from the lease; None if ``issue_after_refill`` must wait for the store."""
+        if not self._periods:
+            return self._own.issue_from_lease(count)
+        proof = self.proof()
+        if proof is None:
+            return None
+        counter = self._periods.get(self._current_period(proof.sequence))
+        if counter is None or counter.generation != proof.generation:
+            return self._own.issue_from_lease(count) if proof.sequence.reset == Reset.NEVER else None
+        issued = counter.issue_from_lease(count)
+        return issued if issued is None else _limit_expiry(issued, proof)
 
     async def issue_after_refill(self, count: int) -> IdRange:
-        """Takes ids, waiting for the refill in progress or a new one.
+        """Issues ids, waiting for the store.
 
         Raises:
             Refusal: See ``Allocator.allocate``.
-            SequenceHasReset: The sequence has a reset; only lease metadata (``count`` 0) is available.
         """
-        if self._went_backwards:
-            await self._recheck(self._went_backwards)
-        if self._store_calls.abandoned:
-            raise ServerDraining
-        waiter = self._waiters.add(count)
-        self._start_refill()
-        try:
-            taken = await waiter.answer
-        except asyncio.CancelledError:
-            if waiter.is_served and not self._store_calls.abandoned:
-                self._burn(BurnCause.CANCELLED, count)
-            raise
-        finally:
-            self._waiters.mark_resumed(waiter)
-        if self._store_calls.abandoned:
-            raise ServerDraining
-        if self._clock.boot() >= taken.expires_at:  # the process was paused after the ids were taken
-            self._burn(BurnCause.EXPIRED, count)
-            raise StoreUnavailable(f"the lease of sequence {self._sequence_name!r} expired before the reply")
-        self._reserve.largest_call = max(self._reserve.largest_call, count)
-        return taken
+        for _ in range(_ATTEMPTS):
+            proof = self.proof() if self._own.has_reset else None
+            if proof is None:
+                proof = await self._refill_own(count)
+            if proof.id_count:  # without a reset
+                return proof
+            counter = self._current_counter(proof)
+            if counter.generation > proof.generation:
+                await self._renew_proof_of(counter.generation)
+                continue
+            valid = await self._validate(counter.issue_from_lease(count) or await counter.issue_after_refill(count))
+            if valid is not None:
+                return valid
+        raise StoreUnavailable(f"sequence {self._name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
     def proof(self) -> IdRange | None:
         """Returns lease metadata, as an empty range, or None if the lease has expired."""
-        return self.issue_from_lease(0)
+        return self._own.issue_from_lease(0)
 
     async def renew_proof(self) -> IdRange:
         """Returns lease metadata after a renewal in the store."""
-        return await self.issue_after_refill(0)
+        return await self._refill_own(0)
 
     def pop_created(self) -> bool:
         """Returns, once, whether this node created the sequence."""
-        created, self._store_calls.created = self._store_calls.created, False
+        created, self._own.row.created = self._own.row.created, False
         return created
 
-    def is_idle(self) -> bool:
-        """Returns whether nothing is in progress, and nothing was taken since the last call."""
-        last, self._last_activity = self._last_activity, (self._writes, self._lease.left)
-        return not self._refill and not self._waiters and not self._went_backwards and last == self._last_activity
-
     async def drop_after_change(self) -> None:
-        """Drops the lease after a change of the sequence, and that of a refill in progress."""
-        if self._refill:
-            await asyncio.wait([self._refill])
-        self.drop(BurnCause.GENERATION)
-        self._went_backwards = None
+        """Drops the leases after a change of the sequence, and those of refills in progress."""
+        await asyncio.gather(*(counter.drop_after_change() for counter in self.counters))
 
-    async def return_lease(self) -> None:
-        """Waits for the refill, then gives the unused tail back to the store."""
+    def pop_idle_periods(self) -> list[CounterAllocator]:
+        """Removes and returns the periods that issued nothing since the last call; the caller returns their leases."""
+        idle = [period for period, counter in self._periods.items() if counter.is_idle()]
+        return [self._periods.pop(period) for period in idle]
+
+    def is_idle(self) -> bool:
+        """Returns whether there are no periods left and the own row's allocator is idle."""
+        return self._own.is_idle() and not self._periods
+
+    async def _refill_own(self, count: int) -> IdRange:
         try:
-            while self._refill:
-                await self._refill
-            await self._give_back()
-        finally:
-            self.abandon()
+            return await self._own.issue_after_refill(count)
+        except SequenceDeleted:
+            for counter in self._periods.values():
+                counter.drop(BurnCause.GENERATION)
+            raise
 
-    def abandon(self) -> None:
-        """Burns all ids held or in flight without waiting. Nothing is issued or counted afterwards."""
-        if self._store_calls.abandoned:
-            return
-        self.drop(BurnCause.NOT_RETURNED)
-        self._burn(BurnCause.NOT_RETURNED, self._returning)
-        self._burn(BurnCause.UNKNOWN_OUTCOME, self._store_calls.requested)
-        self._burn(BurnCause.CANCELLED, self._waiters.served_ids)
-        self._store_calls.abandoned = True
-        if self._refill:
-            self._refill.cancel()
+    def _current_period(self, sequence: Sequence) -> str:
+        wall = self._clock.wall()
+        if not self._since <= wall < self._until:
+            self._period = period_at(sequence, wall)
+            self._since, self._until = wall, period_end(sequence, wall)
+        return self._period
 
-    def drop(self, cause: BurnCause) -> None:
-        """Burns the rest of the lease."""
-        self._burn(cause, self._lease.left)
-        self._lease = Lease(self._period)
-        self._reserve.record_drop()
+    def _current_counter(self, proof: IdRange) -> CounterAllocator:
+        """Returns the current period's counter, without ids of an older generation than the proof's."""
+        if proof.sequence.reset != self._reset:  # at first, and after another sequence replaced this one
+            self._reset, self._until = proof.sequence.reset, -math.inf
+        period = self._current_period(proof.sequence)
+        counter = self._periods.get(period)
+        if counter is None:
+            row = PeriodRow(period, self._own.row, self._shared)
+            counter = self._periods[period] = CounterAllocator(row, self._shared)
+            now = self._clock.boot()
+            ends_at = now + self._until - self._clock.wall()
+            self._shared.high_water_marks.begin_period(self._name, period, now, ends_at, self._periods)
+        if counter.generation < proof.generation:
+            counter.drop(BurnCause.GENERATION)
+        return counter
 
-    def _burn(self, cause: BurnCause, count: int) -> None:
-        self._burned.add(self._sequence_name, self._period, cause, count)
+    async def _renew_proof_of(self, generation: int) -> IdRange:
+        """Renews the proof after a period's counter was seen in a newer generation.
 
-    def _take_from_later_range(self, count: int, now: float) -> IdRange | None:
-        """Takes ids from a later range of the lease if one has ``count``, and burns the ranges before it.
+        An advance writes the period's counter before the sequence, and no id of either is issued in between. An
+        advance that was interrupted there is completed here, after ``store_timeout``.
 
-        Near the bound it takes none: the last ids are kept for smaller calls.
+        Raises:
+            StoreUnavailable: The sequence is not in that generation yet.
         """
-        if self._remaining < PREFETCH_SHARE or now >= self._lease.expires_at:
-            return None
-        self._skip_to(count)
-        return self._lease.issue(count, now)
+        proof = await self.renew_proof()
+        if proof.generation < generation:
+            now = self._clock.boot()
+            if self._pending_generation[0] != generation:
+                self._pending_generation = (generation, now)
+            if now - self._pending_generation[1] >= self._shared.allocation_config.store_timeout:
+                self._pending_generation = (generation, now)
+                await self._complete_advance(generation)
+            raise StoreUnavailable(f"sequence {self._name!r} is being changed: try again")
+        return proof
 
-    def _skip_to(self, count: int) -> None:
-        skipped = self._lease.skip_to(count)
-        self._burned.add(self._sequence_name, self._period, BurnCause.LEFTOVER, skipped)
-        self._reserve.record_skipped(skipped)
+    async def _complete_advance(self, generation: int) -> None:
+        """Moves the sequence past its counter's generation. Any number of nodes may do this concurrently."""
+        store = self._shared.store
 
-    def _start_refill(self) -> None:
-        if not self._refill:
-            self._refill = asyncio.get_running_loop().create_task(self._run_refill())
+        async def revise() -> None:
+            row = await store.get(self._name)
+            if row is not None and not row.deleted and row.generation < generation:
+                by = f"catch up with generation {generation}"
+                newer = generation_after(row.sequence, generation, self._clock)
+                change = Revision(row.sequence, row.sequence.before_start, by, self._clock.wall(), True, newer)
+                await store.revise(self._name, row.revision, change)
 
-    async def _run_refill(self) -> None:
+        await within_timeout(self._shared.allocation_config.store_timeout, revise())
+
+    async def _validate(self, issued: IdRange) -> IdRange | None:
+        """Returns ids that a period issued, or burns them and returns None if the sequence has another generation."""
+        cause: BurnCause | None = BurnCause.GENERATION
         try:
-            await self._refill_once()
-        except StoreWentBackwards as error:
-            self._went_backwards = error
-            self._recheck_at = self._clock.boot() + RECHECK_SECONDS
-            self.drop(BurnCause.WENT_BACKWARDS)
-            _log.error("store_went_backwards", **error.metadata)
-            self._fail_waiters(error)
-        except Refusal as refusal:
-            if isinstance(refusal, SequenceDeleted):
-                self.drop(BurnCause.GENERATION)
-            self._fail_waiters(refusal)
+            proof = self.proof()
+            if proof is None or proof.generation < issued.generation:
+                proof = await self._renew_proof_of(issued.generation)
+            issued = _limit_expiry(issued, proof)
+            if self._clock.boot() >= issued.expires_at:
+                cause = BurnCause.EXPIRED
+                raise StoreUnavailable(f"the lease of sequence {self._name!r} expired before the reply")
+            if proof.generation != issued.generation:
+                return None
+            cause = None
+            return issued
         except asyncio.CancelledError:
-            self._fail_waiters(ServerDraining())
+            cause = BurnCause.CANCELLED
             raise
-        except Exception as error:
-            _log.exception("refill_failed", sequence=self._sequence_name)
-            self._fail_waiters(error)
         finally:
-            self._refill = None
-            if self._waiters:
-                self._start_refill()
-            elif self._name not in self._high_water_marks:
-                self._drop_unknown(self._name)
+            if cause:
+                self._shared.burned.add(self._name, issued.period, cause, issued.id_count)
 
-    async def _refill_once(self) -> None:
-        waiting = len(self._waiters)
-        wanted = self._wanted()
-        if not wanted and not waiting and self._clock.boot() < self._renew_at:
-            self._reserve.skip_refill(self._lease.left)
-            return
-        if self._lease.left and self._lease.is_expired(self._clock.boot()):
-            self.drop(BurnCause.EXPIRED)
-        was_counter = self._sequence.kind == Kind.COUNTER
-        grant = await self._grant(wanted)
-        if grant is None:
-            await self._create_row()
-            wanted = self._wanted()  # more callers may wait by now
-            grant = await self._grant(wanted)
-        if grant is None:
-            raise StoreUnavailable(f"the row of sequence {self._sequence_name!r} disappeared after its creation")
-        if wanted and was_counter != (grant.sequence.kind == Kind.COUNTER):
-            return  # Nothing was granted. The next refill knows the kind.
-        at_bound = grant.granted < wanted
-        rising = grant.sequence.is_rising
-        self._serve(at_bound, grant.remaining, waiting if rising else len(self._waiters))
-        if self._lease.left and rising:
-            await self._give_back()
 
-    def _wanted(self) -> int:
-        """Returns how many ids to request in the next write."""
-        sequence = self._sequence
-        if self._has_reset():
-            return 0
-        if sequence.kind != Kind.COUNTER:
-            name, skew = self._sequence_name, self._config.max_clock_skew
-            self._waiters.reject(lambda count: oversized_request_error(name, sequence.kind, count, skew))
-        requested = self._waiters.requested_ids()
-        return requested if sequence.is_rising else requested + self._prefetch(requested)
-
-    def _prefetch(self, requested: int) -> int:
-        """Returns how many ids to request in addition to those that callers wait for."""
-        if self._store_calls.outcome_unknown:  # else a failing store burns one reserve after another
-            return 0
-        left, usable = self._lease.left, self._lease.usable(self._reserve.largest_recent_call)
-        prefetch = self._reserve.target(left, usable, self._clock.boot()) - left
-        if requested or prefetch > 0:  # not if the lease is only renewed
-            prefetch = max(prefetch, self._sequence.min_lease_size - requested)
-        if self._sequence.max_lease_size:
-            prefetch = min(prefetch, self._sequence.max_lease_size - left)
-        return max(0, min(prefetch, self._remaining // PREFETCH_SHARE - left, self._remaining - requested))
-
-    def _has_reset(self) -> bool:
-        return self._sequence.reset != Reset.NEVER and not self._period
-
-    async def _recheck(self, error: StoreWentBackwards) -> None:
-        """Reads the row at most every ``RECHECK_SECONDS``; raises ``error`` until the sequence was advanced."""
-        now = self._clock.boot()
-        if now >= self._recheck_at:
-            self._recheck_at = now + RECHECK_SECONDS
-            try:
-                row = await self._store_calls.within_timeout(self._read_row())
-            except Refusal as refusal:
-                _log.warning("recheck_failed", sequence=self._sequence_name, error=str(refusal))
-            else:
-                if self._high_water_marks.accept(row):
-                    self._went_backwards = None
-                    return
-        raise error.with_traceback(None)
-
-    async def _create_row(self) -> None:
-        await self._store_calls.create()
-
-    async def _read_row(self) -> Row | None:
-        return await self._store.get(self._name)
-
-    async def _grant(self, wanted: int) -> Grant | None:
-        """Advances the counter in the store and adds the ids to the lease. Returns None if there is no row yet."""
-        sent_at = self._clock.boot()
-        grant = await self._store_calls.grant(wanted, self._sequence)
-        self._store_calls.outcome_unknown = False
-        self._store_health.record_success()
-        if grant is None:
-            if self._name in self._high_water_marks:
-                raise self._high_water_marks.missing_row_error(self._name)
-            return None
-        try:
-            self._high_water_marks.update(self._name, grant)
-        except StoreWentBackwards:
-            self._burn(BurnCause.WENT_BACKWARDS, grant.granted)
-            raise
-        self._sequence = grant.sequence
-        self._rates.record(self._name, grant.last_value, grant.step)
-        if (grant.generation, grant.step) != (self._lease.generation, self._lease.step) or grant.sequence.is_rising:
-            self.drop(BurnCause.GENERATION)
-        before = self._lease.left
-        # The TTL starts before the store call: the store may have granted at any time since (P4).
-        self._lease.add(grant, expires_at=sent_at + self._config.lease_ttl)
-        self._renew_at = sent_at + self._config.lease_ttl / 3
-        usable = self._lease.usable(self._reserve.largest_recent_call)
-        self._reserve.record_refill(before, self._lease.left, usable, sent_at, self._clock.boot())
-        self._remaining = grant.remaining
-        self._writes += 1
-        return grant
-
-    def _serve(self, at_bound: bool, remaining: int, most: int) -> None:
-        """Answers the waiters in FIFO order.
-
-        At the bound of a counter nothing was granted: waiters that want more than the store has left fail, the others
-        wait for a write that requests no more than that.
-
-        Args:
-            at_bound: Whether fewer ids were granted than requested.
-            remaining: The number of ids that the sequence has left in the store.
-            most: The most waiters to answer.
-        """
-        now = self._clock.boot()
-        deferred: list[Waiter] = []
-        for _ in range(most):
-            count, answer = waiter = self._waiters[0]
-            if answer.done():
-                pass
-            elif count and self._has_reset():
-                answer.set_exception(SequenceHasReset())
-            else:
-                if remaining and not at_bound:  # the last ids of a sequence are not skipped
-                    self._skip_to(count)
-                taken = self._lease.issue(count, now)
-                if taken is not None:
-                    answer.set_result(taken)
-                elif not at_bound or self._lease.is_expired(now):
-                    break  # It arrived during the write, or the lease has expired: the next refill serves it.
-                elif count <= remaining and self._sequence.kind == Kind.COUNTER:
-                    remaining -= count
-                    deferred.append(waiter)
-                else:
-                    name, wall, skew = self._sequence_name, self._clock.wall(), self._config.max_clock_skew
-                    error = insufficient_ids_error(name, self._sequence, count, self._lease, remaining, wall, skew)
-                    answer.set_exception(error)
-            self._waiters.popleft()
-        self._waiters.defer(deferred)
-
-    def _fail_waiters(self, error: Exception) -> None:
-        self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS
-        self._reserve.record_failure()
-        if not self._waiters:
-            self._store_health.record_failure(error)  # else each caller reports it
-        self._waiters.fail_all(error)
-
-    async def _give_back(self) -> None:
-        """Gives the unused tail back to the store, and burns the rest of the lease."""
-        lease, self._lease = self._lease, Lease(self._period)
-        self._reserve.record_drop()
-        value, count, version = lease.tail()
-        returned = 0
-        self._returning = lease.left
-        try:
-            if count:
-                self._high_water_marks.move_back(self._name, lease.generation, value + count * lease.step, value)
-                if await self._store_calls.within_timeout(self._store.give_back(self._name, count, version)):
-                    returned = count
-        except Refusal as error:
-            _log.warning("tail_not_returned", sequence=self._sequence_name, ids=count, error=str(error))
-        finally:
-            self._returning = 0
-            if not self._store_calls.abandoned:
-                self._burn(BurnCause.NOT_RETURNED, lease.left - returned)
+def _limit_expiry(issued: IdRange, proof: IdRange) -> IdRange:
+    """Returns the range with the earlier one of the two expiry times."""
+    return issued if issued.expires_at <= proof.expires_at else issued._replace(expires_at=proof.expires_at)

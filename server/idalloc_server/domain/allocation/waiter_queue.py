@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
@@ -21,9 +20,10 @@ class Waiter(NamedTuple):
     answer: asyncio.Future[IdRange]
 
     @property
-    def is_served(self) -> bool:
-        """Whether the caller got its ids."""
-        return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is None
+    def served_ids(self) -> int:
+        """The number of ids that the caller got; 0 before its answer, and without one."""
+        answer = self.answer
+        return answer.result().id_count if answer.done() and not answer.cancelled() and not answer.exception() else 0
 
 
 class WaiterQueue(deque[Waiter]):
@@ -40,7 +40,7 @@ class WaiterQueue(deque[Waiter]):
     @property
     def served_ids(self) -> int:
         """The number of ids whose callers have not resumed yet."""
-        return sum(waiter.id_count for waiter in self._active if waiter.is_served)
+        return sum(waiter.served_ids for waiter in self._active)
 
     def add(self, count: int) -> Waiter:
         """Appends a waiter. Its caller calls ``mark_resumed`` when it resumes."""
@@ -62,13 +62,6 @@ class WaiterQueue(deque[Waiter]):
         """Returns the number of ids that the next write is for, and ends a deferral."""
         waiters, self._next_write = islice(self, self._next_write), None
         return sum(waiter.id_count for waiter in waiters if not waiter.answer.done())
-
-    def reject(self, error_for: Callable[[int], Exception | None]) -> None:
-        """Fails the waiters for whose ``id_count`` the function ``error_for`` returns an error."""
-        for count, answer in self:
-            error = error_for(count)
-            if error and not answer.done():
-                answer.set_exception(error)
 
     def fail_all(self, error: Exception) -> None:
         """Removes all waiters and fails them."""

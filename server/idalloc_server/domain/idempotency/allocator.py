@@ -2,11 +2,11 @@
 
 import asyncio
 import math
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import structlog
 
-from idalloc_server.domain.allocation.allocator import Allocator, LeaseProof
+from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.clock import Clock
@@ -46,22 +46,30 @@ def with_date(taken: IdRange, wall: float) -> IdRange:
     return taken._replace(period=date_at(taken.sequence, wall))
 
 
-class _Request(NamedTuple):
+@dataclass(eq=False)
+class _Call:
+    """A call in progress, shared by all callers that sent its request id to this node."""
+
     request_id: str
     sequence: str
     id_count: int
     prefix: int
+    callers: int = 0
+    # The allocated ids.
+    taken: IdRange | None = None
+    task: asyncio.Task[tuple[IdRange, int]] = field(init=False)
 
+    def check_same(self, recorded: RecordedAllocation) -> None:
+        """Raises RequestIdReused if the answer recorded for the request id is that of another call."""
+        if (recorded.sequence, recorded.id_count) != (self.sequence, self.id_count):
+            # The caller may have no access to the other sequence, so the error does not name it.
+            ids = "1 id" if recorded.id_count == 1 else f"{recorded.id_count} ids"
+            same = recorded.sequence == self.sequence
+            raise RequestIdReused(self.request_id, f"{ids} of this sequence" if same else "another sequence")
 
-class _Call:
-    """A request in progress, shared by all callers that sent it to this node."""
-
-    def __init__(self, request: _Request) -> None:
-        self.request = request
-        self.callers = 0
-        # The allocated ids.
-        self.taken: IdRange | None = None
-        self.task: asyncio.Task[tuple[IdRange, int]]
+    def lease_expired(self) -> StoreUnavailable:
+        """Returns the error for ids whose lease ended before the reply."""
+        return StoreUnavailable(f"the lease of sequence {self.sequence!r} expired before the reply")
 
 
 class IdempotentAllocator:
@@ -118,12 +126,12 @@ class IdempotentAllocator:
             Refusal: See ``Allocator.allocate``.
         """
         call = self._calls.get(request_id)
-        while call is not None and (call.request.sequence, call.request.id_count) != (sequence, count):
+        while call is not None and (call.sequence, call.id_count) != (sequence, count):
             # The answer that it records decides this one.
             await asyncio.wait({call.task})
             call = self._calls.get(request_id)
         if call is None:
-            call = self._start(_Request(request_id, sequence, count, prefix))
+            call = self._start(_Call(request_id, sequence, count, prefix))
         call.callers += 1
         try:
             await asyncio.wait({call.task})
@@ -142,7 +150,7 @@ class IdempotentAllocator:
         if self._clock.boot() >= taken.expires_at:
             # The process was paused after the answer was recorded, so the lease has expired for all callers.
             self._burn(call, BurnCause.EXPIRED)
-            raise _lease_expired(call.request)
+            raise call.lease_expired()
         self._undelivered.discard(call)
         return taken, recorded_prefix
 
@@ -195,11 +203,20 @@ class IdempotentAllocator:
             )
         self._has_warned = rows >= WARNING_ROWS
 
-    def _start(self, request: _Request) -> _Call:
-        call = self._calls[request.request_id] = _Call(request)
-        call.task = asyncio.get_running_loop().create_task(self._run(call), name=f"request {request.request_id}")
-        call.task.add_done_callback(_retrieve_exception)
+    def _start(self, call: _Call) -> _Call:
+        self._calls[call.request_id] = call
+        call.task = asyncio.get_running_loop().create_task(self._answer(call), name=f"request {call.request_id}")
+        call.task.add_done_callback(lambda _: self._finish(call))
         return call
+
+    def _finish(self, call: _Call) -> None:
+        self._remove(call)
+        if not call.task.cancelled():
+            call.task.exception()  # retrieved, so that asyncio does not log it if all callers are cancelled
+
+    def _remove(self, call: _Call) -> None:
+        if self._calls.get(call.request_id) is call:
+            del self._calls[call.request_id]
 
     def _abandon_call(self, call: _Call) -> None:
         """Cancels a call without callers, unless it has ids: their answer is recorded for a retry."""
@@ -209,35 +226,25 @@ class IdempotentAllocator:
             self._remove(call)
             call.task.cancel()
 
-    def _remove(self, call: _Call) -> None:
-        if self._calls.get(call.request.request_id) is call:
-            del self._calls[call.request.request_id]
-
-    async def _run(self, call: _Call) -> tuple[IdRange, int]:
+    async def _answer(self, call: _Call) -> tuple[IdRange, int]:
+        """Allocates and records ids. Returns them or, if the request id has an answer already, that one."""
         try:
-            return await self._allocate_and_record(call)
-        finally:
-            self._remove(call)
-
-    async def _allocate_and_record(self, call: _Call) -> tuple[IdRange, int]:
-        request = call.request
-        try:
-            taken = self._allocator.allocate_from_lease(request.sequence, request.id_count)
+            taken = self._allocator.allocate_from_lease(call.sequence, call.id_count)
             if taken is None:
-                taken = await self._allocator.allocate(request.sequence, request.id_count)
+                taken = await self._allocator.allocate(call.sequence, call.id_count)
         except (SequenceExhausted, SequenceAheadOfClock, SequenceDeleted) as refusal:
-            return await self._replay_or_raise(request, refusal)
+            return await self._replay_or_raise(call, refusal)
         call.taken = taken = with_date(taken, self._clock.wall())
         self._undelivered.add(call)
         allocation = RecordedAllocation(
-            request_id=request.request_id,
-            sequence=request.sequence,
+            request_id=call.request_id,
+            sequence=call.sequence,
             first_id=taken.first_id,
             id_count=taken.id_count,
             step=taken.step,
             generation=taken.generation,
             period=taken.period,
-            prefix=request.prefix,
+            prefix=call.prefix,
             node=self._node,
             window_ms=math.ceil(self._window * 1000),
         )
@@ -248,28 +255,27 @@ class IdempotentAllocator:
             raise
         if _identity(recorded) != _identity(allocation):
             self._burn(call, BurnCause.REPEATED)
-            proof = LeaseProof(taken.generation, taken.sequence, taken.expires_at)
-            return await self._replay(request, recorded, proof)
+            return await self._replay(call, recorded, taken)
         if self._clock.boot() >= taken.expires_at:
             self._burn(call, BurnCause.EXPIRED)
-            raise _lease_expired(request)
+            raise call.lease_expired()
         if not call.callers:
             self._burn(call, BurnCause.CANCELLED)
-        return taken, request.prefix
+        return taken, call.prefix
 
-    async def _replay_or_raise(self, request: _Request, refusal: Refusal) -> tuple[IdRange, int]:
+    async def _replay_or_raise(self, call: _Call, refusal: Refusal) -> tuple[IdRange, int]:
         """Returns the ids of an earlier call with the same request id, such as the last ids, or raises ``refusal``."""
-        recorded = await within_timeout(self._store_timeout, self._store.recorded(request.request_id))
+        recorded = await within_timeout(self._store_timeout, self._store.recorded(call.request_id))
         if recorded is None:
             raise refusal
-        _check_same_request(request, recorded)
+        call.check_same(recorded)
         if isinstance(refusal, SequenceDeleted):
             raise _burned(recorded)
-        return await self._replay(request, recorded, await self._prove_generation(recorded))
+        return await self._replay(call, recorded, await self._prove_generation(recorded))
 
-    async def _replay(self, request: _Request, recorded: RecordedAllocation, proof: LeaseProof) -> tuple[IdRange, int]:
-        """Returns the recorded ids again, if they may still be issued."""
-        _check_same_request(request, recorded)
+    async def _replay(self, call: _Call, recorded: RecordedAllocation, proof: IdRange) -> tuple[IdRange, int]:
+        """Returns the recorded ids again, if they may still be issued by the generation and expiry of ``proof``."""
+        call.check_same(recorded)
         if recorded.generation > proof.generation:
             # This node has not seen the change that began the generation, so its settings are outdated.
             await self._allocator.drop_lease(recorded.sequence)
@@ -278,19 +284,11 @@ class IdempotentAllocator:
             raise _burned(recorded)
         # A change that ends the proven generation is effective after expires_at.
         if self._clock.boot() >= proof.expires_at:
-            raise _lease_expired(request)
-        repeated = IdRange(
-            first_id=recorded.first_id,
-            id_count=recorded.id_count,
-            step=recorded.step,
-            generation=recorded.generation,
-            expires_at=proof.expires_at,
-            sequence=proof.sequence,
-            period=recorded.period,
-        )
-        return repeated, recorded.prefix
+            raise call.lease_expired()
+        first_id, id_count, step, period = recorded.first_id, recorded.id_count, recorded.step, recorded.period
+        return proof._replace(first_id=first_id, id_count=id_count, step=step, period=period), recorded.prefix
 
-    async def _prove_generation(self, recorded: RecordedAllocation) -> LeaseProof:
+    async def _prove_generation(self, recorded: RecordedAllocation) -> IdRange:
         try:
             return await self._allocator.proof(recorded.sequence)
         except SequenceDeleted:
@@ -301,14 +299,8 @@ class IdempotentAllocator:
         taken = call.taken
         if taken is not None and call in self._undelivered:
             period = taken.period if taken.sequence.reset != Reset.NEVER else ""  # else it is the date of the texts
-            self._allocator.burned.add(call.request.sequence, period, cause, taken.id_count)
+            self._allocator.burned.add(call.sequence, period, cause, taken.id_count)
         self._undelivered.discard(call)
-
-
-def _retrieve_exception(task: asyncio.Task[tuple[IdRange, int]]) -> None:
-    """Marks the task's exception as retrieved, so that asyncio does not log it if all callers are cancelled."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _identity(allocation: RecordedAllocation) -> tuple[str, int, str, int]:
@@ -316,19 +308,7 @@ def _identity(allocation: RecordedAllocation) -> tuple[str, int, str, int]:
     return (allocation.sequence, allocation.generation, allocation.period, allocation.first_id)
 
 
-def _check_same_request(request: _Request, recorded: RecordedAllocation) -> None:
-    if (recorded.sequence, recorded.id_count) != (request.sequence, request.id_count):
-        # The caller may have no access to the other sequence, so the error does not name it.
-        ids = "1 id" if recorded.id_count == 1 else f"{recorded.id_count} ids"
-        same = recorded.sequence == request.sequence
-        raise RequestIdReused(request.request_id, f"{ids} of this sequence" if same else "another sequence")
-
-
 def _burned(recorded: RecordedAllocation) -> RequestIdBurned:
     return RequestIdBurned(
         recorded.request_id, recorded.first_id, recorded.first_id + (recorded.id_count - 1) * recorded.step
     )
-
-
-def _lease_expired(request: _Request) -> StoreUnavailable:
-    return StoreUnavailable(f"the lease of sequence {request.sequence!r} expired before the reply")

@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import structlog
 
@@ -17,9 +16,8 @@ MAX_BATCH_ROWS = 200
 _log = structlog.get_logger("idalloc.request_ids")
 
 
-class _PendingAnswer(NamedTuple):
-    allocation: RecordedAllocation
-    recorded: asyncio.Future[RecordedAllocation]
+# An allocation to record, and the recorded one.
+_PendingAnswer = tuple[RecordedAllocation, asyncio.Future[RecordedAllocation]]
 
 
 class AnswerLog:
@@ -34,11 +32,11 @@ class AnswerLog:
     async def write(self, allocation: RecordedAllocation) -> RecordedAllocation:
         """Records an answer, unless its request id has one, and returns the recorded answer."""
         loop = asyncio.get_running_loop()
-        pending = _PendingAnswer(allocation, loop.create_future())
-        self._waiting.append(pending)
+        recorded: asyncio.Future[RecordedAllocation] = loop.create_future()
+        self._waiting.append((allocation, recorded))
         if self._task is None:
             self._task = loop.create_task(self._run(), name="record answers")
-        return await pending.recorded
+        return await recorded
 
     async def _run(self) -> None:
         batch: list[_PendingAnswer] = []
@@ -54,24 +52,20 @@ class AnswerLog:
 
     async def _write(self, batch: list[_PendingAnswer]) -> None:
         try:
-            recorded = await within_timeout(
-                self._store_timeout, self._store.record([pending.allocation for pending in batch])
-            )
-        except Refusal as refusal:
-            _fail(batch, refusal)
-            return
+            stored = await within_timeout(self._store_timeout, self._store.record([each for each, _ in batch]))
         except Exception as error:
-            _log.exception("record_failed")
+            if not isinstance(error, Refusal):
+                _log.exception("record_failed")
             _fail(batch, error)
             return
-        for pending in batch:
-            if not pending.recorded.done() and pending.allocation.request_id in recorded:
-                pending.recorded.set_result(recorded[pending.allocation.request_id])
+        for allocation, recorded in batch:
+            if not recorded.done() and allocation.request_id in stored:
+                recorded.set_result(stored[allocation.request_id])
         _fail(batch, StoreOutcomeUnknown("the store did not return the answer recorded for the request_id"))
 
 
 def _fail(batch: Iterable[_PendingAnswer], error: Exception) -> None:
     """Fails the answers that are still pending."""
-    for pending in batch:
-        if not pending.recorded.done():
-            pending.recorded.set_exception(error)
+    for _, recorded in batch:
+        if not recorded.done():
+            recorded.set_exception(error)

@@ -83,11 +83,14 @@ class Store(Protocol):
     async def create(self, row: Row) -> Row:
         """Inserts a row unless one with its name exists.
 
+        A row whose ``last_value`` is past its start grants the ids up to there to the caller, if it is inserted.
+
         Returns:
-            The stored row: the caller's own if it has the caller's ``revised_by``.
+            The stored row: the caller's own if it has the caller's ``revised_by``. Its counter may have advanced since.
 
         Raises:
             StoreRetired: The store is retired. No id is ever granted from the row.
+            StoreOutcomeUnknown: As every write, or the row was inserted with ids in a retired store, and then ended.
         """
         ...
 

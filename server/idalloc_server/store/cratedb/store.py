@@ -5,6 +5,7 @@ from typing import Any
 
 from idalloc_server.domain.errors import (
     NULL_LAST_VALUE,
+    Refusal,
     SequenceDeleted,
     SequenceInvalid,
     StoreFailure,
@@ -105,7 +106,12 @@ class CrateStore:
         )
         if not rows:
             raise StoreOutcomeUnknown(f"CrateDB returned no row for the create of sequence {row.name!r}")
-        return await self._end_if_retired(_parse_row(rows[0]))
+        try:
+            return await self._end_if_retired(_parse_row(rows[0]))
+        except StoreRetired as refusal:
+            if row.last_value == sequence.before_start:
+                raise
+            raise _not_given_back(refusal) from refusal
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """See ``Store.open_period``."""
@@ -285,12 +291,16 @@ class CrateStore:
                 is_back = False
             if is_back:
                 raise
-            # The caller counts the ids as burned. The next call gets the refusal itself.
-            raise StoreOutcomeUnknown(f"ids were granted and cannot be given back: {refusal}") from refusal
+            raise _not_given_back(refusal) from refusal
         if len(self._checked_generations) >= _MAX_CHECKED:
             self._checked_generations.clear()
         self._checked_generations[name] = grant.generation
         return grant
+
+
+def _not_given_back(refusal: Refusal) -> StoreOutcomeUnknown:
+    """Returns the error by which the caller counts the ids as burned. Its next call gets the refusal itself."""
+    return StoreOutcomeUnknown(f"ids were granted and cannot be given back: {refusal}")
 
 
 def _retirement_unknown(error: StoreFailure) -> StoreOutcomeUnknown:

@@ -9,11 +9,11 @@ from idalloc_server.backup.importer import Importer
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.model import Reset, Sequence, name_of_period
 from tests.support.fake_store import FakeClock, MemoryStore
 from tests.support.memory_rows import Row
+from tests.support.sequence_allocators import own_counter
 from tests.support.waiting import settle
 from tests.unit.server.domain.administration.conftest import Node, create_monthly, new_token
 
@@ -31,9 +31,7 @@ async def allocate_until_leased(allocator: Allocator) -> None:
     while held < 20:
         await allocator.allocate("s", 1)
         await settle()
-        sequence_allocator = allocator._sequence_allocators["s"]
-        assert isinstance(sequence_allocator, SequenceAllocator)
-        held = sequence_allocator._lease.left
+        held = own_counter(allocator, "s")._lease.left
 
 
 @pytest.mark.parametrize("repair", ["advance", "import"])

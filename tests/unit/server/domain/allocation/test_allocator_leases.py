@@ -10,7 +10,7 @@ from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.errors import StoreUnavailable, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply
-from tests.support.sequence_allocators import CONFIG, ids, make, right_after_serving
+from tests.support.sequence_allocators import CONFIG, ids, make, own_counter, right_after_serving
 from tests.support.waiting import settle
 
 
@@ -115,9 +115,7 @@ class TestExpiry:
         """P4: ids whose lease expires between taking and replying are not issued."""
         await allocator.allocate("orders", 1)
         call = asyncio.create_task(allocator.allocate("orders", 5))
-        right_after_serving(
-            allocator._sequence_allocators["orders"], lambda: clock.advance(CONFIG.lease_ttl + 1), monkeypatch
-        )
+        right_after_serving(own_counter(allocator, "orders"), lambda: clock.advance(CONFIG.lease_ttl + 1), monkeypatch)
         with pytest.raises(StoreUnavailable, match="expired before the reply"):
             await call
         assert allocator.burned.by_cause[BurnCause.EXPIRED] >= 5

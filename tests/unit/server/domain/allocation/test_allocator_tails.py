@@ -8,11 +8,10 @@ from idalloc_server.domain.allocation import allocator as allocator_module
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import AllocationConfig
-from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
 from idalloc_server.domain.errors import SequenceExhausted, SequenceInvalid, StoreWentBackwards
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore
-from tests.support.sequence_allocators import make
+from tests.support.sequence_allocators import make, own_counter
 from tests.support.waiting import settle
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
@@ -34,9 +33,7 @@ class Node(Allocator):
         left = 0
         while left <= 5:
             await self.issue(1, name)
-            sequence_allocator = self._sequence_allocators[name]
-            assert isinstance(sequence_allocator, SequenceAllocator)
-            left = sequence_allocator._lease.left
+            left = own_counter(self, name)._lease.left
         return left
 
     @property

@@ -17,7 +17,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
 from tests.support.fake_store import FakeClock, MemoryStore, lost_reply, unreachable
-from tests.support.sequence_allocators import CONFIG, make
+from tests.support.sequence_allocators import CONFIG, make, own_counter
 
 DAY = 86_400.0
 
@@ -104,7 +104,7 @@ async def test_an_unknown_name_of_a_cancelled_caller_does_not_count(store: Memor
         await call
     with pytest.raises(TooManySequences):
         await allocator.allocate("orders", 1)  # while the refill of the first name is in progress
-    refill = allocator._sequence_allocators["unknown"]._refill  # type: ignore[union-attr]
+    refill = own_counter(allocator, "unknown")._refill
     gate.set()
     assert refill is not None
     await refill

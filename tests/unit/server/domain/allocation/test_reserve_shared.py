@@ -14,7 +14,7 @@ from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceExhausted
 from idalloc_server.domain.sequences.model import Sequence
 from tests.support.fake_store import FakeClock, Fault, MemoryStore, lost_reply
-from tests.support.sequence_allocators import ids, make
+from tests.support.sequence_allocators import ids, make, own_counter
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=40.0, auto_create_sequences=True)
 # The sizes of consecutive calls, in ids.
@@ -103,8 +103,8 @@ async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStor
     nodes = Nodes(store, clock, 2, [10])
     await nodes.run(100)
     allocator = nodes.allocators[0]
-    sequence_allocator = allocator._sequence_allocators["s"]
-    held = sequence_allocator._lease.left  # type: ignore[union-attr]
+    counter = own_counter(allocator, "s")
+    held = counter._lease.left
     burned = allocator.burned.by_cause[BurnCause.LEFTOVER]
     writes = len(store.calls)
     taken = 0
@@ -112,7 +112,7 @@ async def test_ids_before_a_later_range_are_burned_as_leftover(store: MemoryStor
     while (range_taken := allocator.allocate_from_lease("s", 7)) is not None:
         taken += range_taken.id_count
         await asyncio.sleep(0)
-    left = sequence_allocator._lease.left  # type: ignore[union-attr]
+    left = counter._lease.left
     leftover = allocator.burned.by_cause[BurnCause.LEFTOVER] - burned
     assert leftover > 0
     assert taken + leftover + left == held

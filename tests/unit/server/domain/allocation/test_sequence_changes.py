@@ -180,7 +180,8 @@ async def test_lease_proof_comes_from_memory_until_it_expires(
     row = make(store, "s", Sequence(start=5, ordering=Ordering.RISING, labels={"team": "a"}))
     until = clock.boot() + CONFIG.lease_ttl
     for _ in range(3):
-        assert await allocator.proof("s") == (1, row.sequence, until)
+        proof = await allocator.proof("s")
+        assert (proof.id_count, proof.generation, proof.sequence, proof.expires_at) == (0, 1, row.sequence, until)
     assert len(store.calls_of("grant")) == 1
     assert row.last_value == 4
     await revise(store)

@@ -1,0 +1,373 @@
+"""The allocator of one counter: its lease, the refill loop, and the queue of callers that wait for it."""
+
+import asyncio
+
+import structlog
+
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import SharedState
+from idalloc_server.domain.allocation.counter_row import CounterRow
+from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.allocation.lease import Lease
+from idalloc_server.domain.allocation.reserve import Reserve
+from idalloc_server.domain.allocation.waiter_queue import Waiter, WaiterQueue
+from idalloc_server.domain.errors import (
+    InvalidRequest,
+    Refusal,
+    SequenceAheadOfClock,
+    SequenceDeleted,
+    SequenceExhausted,
+    ServerDraining,
+    StoreUnavailable,
+    StoreWentBackwards,
+)
+from idalloc_server.domain.sequences.model import Kind, Reset
+from idalloc_server.domain.store.records import Grant
+
+# No node prefetches more than one part in this many of the ids that a sequence has left.
+PREFETCH_SHARE = 1000
+# A failed renewal is retried after this time.
+RENEW_RETRY_SECONDS = 1.0
+# How often a sequence whose store went backwards is read, to see whether it was advanced.
+RECHECK_SECONDS = 1.0
+
+_log = structlog.get_logger("idalloc.allocation")
+
+
+class CounterAllocator:
+    """Issues the ids of one counter: of a sequence, or of one period of a sequence.
+
+    All methods must be called on one event loop. One refill at a time writes to the store, in a task of its own that
+    no caller's cancellation ends.
+
+    Ids that rise over all nodes (``Ordering.RISING``, and timestamps) go only to callers that waited when the write
+    began; the rest is given back. Later callers wait for a later write.
+
+    Args:
+        row: The counter's row in the store.
+        shared: The state shared by all allocators.
+
+    Attributes:
+        row: The counter's row in the store.
+    """
+
+    def __init__(self, row: CounterRow, shared: SharedState) -> None:
+        self.row = row
+        self._clock = shared.clock
+        self._config = shared.allocation_config
+        self._high_water_marks = shared.high_water_marks
+        self._store_health = shared.store_health
+        self._drop_unknown = shared.drop_unknown
+        self._lease = Lease(row.period)
+        self._renew_at = 0.0
+        self._waiters = WaiterQueue()
+        self._refill: asyncio.Task[None] | None = None
+        self._went_backwards: StoreWentBackwards | None = None
+        self._recheck_at = 0.0
+        # The ids that the sequence had left after the last write, and the number of writes.
+        self._remaining = 0
+        self._writes = 0
+        self._reserve = Reserve(self._config.outage_reserve, self._config.max_reserved_ids, self._clock.boot())
+        # The ids of the lease that is being given back.
+        self._returning = 0
+        self._last_activity: object = None
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether ids could be issued from memory now."""
+        return self._lease.left > 0 and not self._lease.is_expired(self._clock.boot())
+
+    @property
+    def has_reset(self) -> bool:
+        """Whether this is the own row of a sequence with a reset: it grants only lease metadata."""
+        return self.row.settings.reset != Reset.NEVER and not self.row.period
+
+    @property
+    def generation(self) -> int:
+        """The generation of the lease; 0 before the first one."""
+        return self._lease.generation
+
+    def issue_from_lease(self, count: int) -> IdRange | None:
+        """Issues ids from the lease; None if ``issue_after_refill`` must wait for the store.
+
+        A ``count`` of 0 returns lease metadata: an empty range. Starts a refill if few ids are left, or if the lease is
+        due for renewal.
+        """
+        now, lease, reserve = self._clock.boot(), self._lease, self._reserve
+        issued = lease.issue(count, now) or self._issue_from_later_range(count, now)
+        if issued is not None:
+            if count > reserve.largest_call:
+                reserve.largest_call = count
+            if now >= self._renew_at or lease.left < reserve.refill_below:
+                self._start_refill()
+        return issued
+
+    async def issue_after_refill(self, count: int) -> IdRange:
+        """Issues ids after the refill in progress, or a new one; lease metadata if the sequence has a reset.
+
+        Raises:
+            Refusal: See ``Allocator.allocate``.
+        """
+        if self._went_backwards:
+            await self._recheck(self._went_backwards)
+        if self.row.abandoned:
+            raise ServerDraining
+        waiter = self._waiters.add(count)
+        self._start_refill()
+        try:
+            issued = await waiter.answer
+        except asyncio.CancelledError:
+            if not self.row.abandoned:
+                self.row.burn(BurnCause.CANCELLED, waiter.served_ids)
+            raise
+        finally:
+            self._waiters.mark_resumed(waiter)
+        if self.row.abandoned:
+            raise ServerDraining
+        if self._clock.boot() >= issued.expires_at:  # the process was paused after the ids were served
+            self.row.burn(BurnCause.EXPIRED, issued.id_count)
+            raise StoreUnavailable(f"the lease of sequence {self.row.sequence!r} expired before the reply")
+        self._reserve.largest_call = max(self._reserve.largest_call, count)
+        return issued
+
+    def is_idle(self) -> bool:
+        """Returns whether nothing is in progress, and nothing was issued since the last call."""
+        last, self._last_activity = self._last_activity, (self._writes, self._lease.left)
+        return not self._refill and not self._waiters and not self._went_backwards and last == self._last_activity
+
+    async def drop_after_change(self) -> None:
+        """Drops the lease after a change of the sequence, and that of a refill in progress."""
+        if self._refill:
+            await asyncio.wait([self._refill])
+        self.drop(BurnCause.GENERATION)
+        self._went_backwards = None
+
+    async def return_lease(self) -> None:
+        """Waits for the refill, then gives the unused tail back to the store. Nothing is issued afterwards."""
+        try:
+            while self._refill:
+                await self._refill
+            await self._return_tail()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Burns all ids held or in flight without waiting. Nothing is issued or counted afterwards."""
+        if self.row.abandoned:
+            return
+        self.drop(BurnCause.NOT_RETURNED)
+        self.row.burn(BurnCause.NOT_RETURNED, self._returning)
+        self.row.burn(BurnCause.UNKNOWN_OUTCOME, self.row.requested)
+        self.row.burn(BurnCause.CANCELLED, self._waiters.served_ids)
+        self.row.abandoned = True
+        if self._refill:
+            self._refill.cancel()
+
+    def drop(self, cause: BurnCause) -> None:
+        """Burns the rest of the lease."""
+        self.row.burn(cause, self._lease.left)
+        self._lease = Lease(self.row.period)
+        self._reserve.record_drop()
+
+    def _issue_from_later_range(self, count: int, now: float) -> IdRange | None:
+        """Issues ids from a later range of the lease if one has ``count``, and burns the ranges before it.
+
+        Near the bound it issues none: the last ids are kept for smaller calls.
+        """
+        if self._remaining < PREFETCH_SHARE or now >= self._lease.expires_at:
+            return None
+        self._skip_to(count)
+        return self._lease.issue(count, now)
+
+    def _skip_to(self, count: int) -> None:
+        skipped = self._lease.skip_to(count)
+        self.row.burn(BurnCause.LEFTOVER, skipped)
+        self._reserve.record_skipped(skipped)
+
+    def _start_refill(self) -> None:
+        if not self._refill:
+            self._refill = asyncio.get_running_loop().create_task(self._run_refill())
+
+    async def _run_refill(self) -> None:
+        """Runs one refill; its error goes to the waiters. Callers that wait by then start the next one."""
+        try:
+            await self._refill_once()
+        except StoreWentBackwards as error:
+            self._went_backwards = error
+            self._recheck_at = self._clock.boot() + RECHECK_SECONDS
+            self.drop(BurnCause.WENT_BACKWARDS)
+            _log.error("store_went_backwards", **error.metadata)
+            self._fail_waiters(error)
+        except Refusal as refusal:
+            if isinstance(refusal, SequenceDeleted):
+                self.drop(BurnCause.GENERATION)
+            self._fail_waiters(refusal)
+        except asyncio.CancelledError:
+            self._fail_waiters(ServerDraining())
+            raise
+        except Exception as error:
+            _log.exception("refill_failed", sequence=self.row.sequence)
+            self._fail_waiters(error)
+        finally:
+            self._refill = None
+            if self._waiters:
+                self._start_refill()
+            elif self.row.name not in self._high_water_marks:
+                self._drop_unknown(self.row.name)
+
+    async def _refill_once(self) -> None:
+        """Requests what the waiters and the reserve need, adds it to the lease, and serves the waiters."""
+        waiting, wanted = len(self._waiters), self._wanted()
+        sent_at = self._clock.boot()
+        if not wanted and not waiting and sent_at < self._renew_at:
+            self._reserve.skip_refill(self._lease.left)
+            return
+        if self._lease.left and self._lease.is_expired(sent_at):
+            self.drop(BurnCause.EXPIRED)
+        was_counter = self.row.settings.kind == Kind.COUNTER
+        grant = await self.row.grant(wanted)
+        if grant is None:
+            wanted, sent_at = self._wanted(), self._clock.boot()  # more callers may wait by now
+            grant = await self.row.create(wanted)
+        self._add_to_lease(grant, sent_at)
+        if wanted and was_counter != (grant.sequence.kind == Kind.COUNTER):
+            return  # Nothing was granted. The next refill knows the kind.
+        rising = grant.sequence.is_rising
+        self._serve(grant.granted < wanted, grant.remaining, waiting if rising else len(self._waiters))
+        if self._lease.left and rising:
+            await self._return_tail()
+
+    def _wanted(self) -> int:
+        """Returns how many ids to request in the next write."""
+        settings = self.row.settings
+        if self.has_reset:
+            return 0
+        if settings.kind != Kind.COUNTER:
+            self._reject_oversized(int(self._config.max_clock_skew * settings.kind.per_second) + 1)
+        requested = self._waiters.requested_ids()
+        return requested if settings.is_rising else requested + self._prefetch(requested)
+
+    def _reject_oversized(self, limit: int) -> None:
+        """Fails the waiters for more timestamps than ``max_clock_skew`` can ever allow."""
+        for count, answer in self._waiters:
+            if count > limit and not answer.done():
+                rule = (
+                    f"must be at most {limit} for sequence {self.row.sequence!r}, as max_clock_skew allows; is {count}"
+                )
+                answer.set_exception(InvalidRequest("id_count", rule))
+
+    def _prefetch(self, requested: int) -> int:
+        """Returns how many ids to request in addition to those that callers wait for."""
+        if self.row.outcome_unknown:  # else a failing store burns one reserve after another
+            return 0
+        settings = self.row.settings
+        left, usable = self._lease.left, self._lease.usable(self._reserve.largest_recent_call)
+        prefetch = self._reserve.target(left, usable, self._clock.boot()) - left
+        if requested or prefetch > 0:  # not if the lease is only renewed
+            prefetch = max(prefetch, settings.min_lease_size - requested)
+        if settings.max_lease_size:
+            prefetch = min(prefetch, settings.max_lease_size - left)
+        return max(0, min(prefetch, self._remaining // PREFETCH_SHARE - left, self._remaining - requested))
+
+    def _add_to_lease(self, grant: Grant, sent_at: float) -> None:
+        if (grant.generation, grant.step) != (self._lease.generation, self._lease.step) or grant.sequence.is_rising:
+            self.drop(BurnCause.GENERATION)
+        before = self._lease.left
+        # The TTL starts before the store call: the store may have granted at any time since (P4).
+        self._lease.add(grant, expires_at=sent_at + self._config.lease_ttl)
+        self._renew_at = sent_at + self._config.lease_ttl / 3
+        usable = self._lease.usable(self._reserve.largest_recent_call)
+        self._reserve.record_refill(before, self._lease.left, usable, sent_at, self._clock.boot())
+        self._remaining = grant.remaining
+        self._writes += 1
+
+    def _serve(self, at_bound: bool, remaining: int, most: int) -> None:
+        """Answers the waiters in FIFO order.
+
+        At the bound of a counter nothing was granted: waiters that want more than the store has left fail, the others
+        wait for a write that requests no more than that.
+
+        Args:
+            at_bound: Whether fewer ids were granted than requested.
+            remaining: The number of ids that the sequence has left in the store.
+            most: The most waiters to answer.
+        """
+        now = self._clock.boot()
+        deferred: list[Waiter] = []
+        for _ in range(most):
+            waiter = self._waiters[0]
+            if not waiter.answer.done():
+                count = 0 if self.has_reset else waiter.id_count
+                if remaining and not at_bound:  # the last ids of a sequence are not skipped
+                    self._skip_to(count)
+                issued = self._lease.issue(count, now)
+                if issued is not None:
+                    waiter.answer.set_result(issued)
+                elif not at_bound or self._lease.is_expired(now):
+                    break  # It arrived during the write, or the lease has expired: the next refill serves it.
+                elif count <= remaining and self.row.settings.kind == Kind.COUNTER:
+                    remaining -= count
+                    deferred.append(waiter)
+                else:
+                    waiter.answer.set_exception(self._insufficient_ids_error(count, remaining))
+            self._waiters.popleft()
+        self._waiters.defer(deferred)
+
+    def _insufficient_ids_error(self, count: int, remaining: int) -> Refusal:
+        """Returns SequenceExhausted, or SequenceAheadOfClock if the timestamps will be available later.
+
+        Args:
+            count: The number of ids requested.
+            remaining: The number of ids that the store has left for this request.
+        """
+        name, settings, left = self.row.sequence, self.row.settings, self._lease.left + remaining
+        if settings.kind == Kind.COUNTER:
+            return SequenceExhausted(name, count, left, self._lease.next_range_size or remaining)
+        # Timestamps continue from the clock, regardless of the counter.
+        now = int(self._clock.wall() * settings.kind.per_second)
+        value = max(settings.max_value - left, now - 1)
+        if value + count > settings.max_value:
+            left = max(0, settings.max_value - value)
+            return SequenceExhausted(name, count, left, left)
+        return SequenceAheadOfClock(name, (value + count - now) / settings.kind.per_second, self._config.max_clock_skew)
+
+    def _fail_waiters(self, error: Exception) -> None:
+        self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS
+        self._reserve.record_failure()
+        if not self._waiters:
+            self._store_health.record_failure(error)  # else each caller reports it
+        self._waiters.fail_all(error)
+
+    async def _recheck(self, error: StoreWentBackwards) -> None:
+        """Reads the row at most every ``RECHECK_SECONDS``; raises ``error`` until the sequence was advanced."""
+        now = self._clock.boot()
+        if now >= self._recheck_at:
+            self._recheck_at = now + RECHECK_SECONDS
+            try:
+                row = await self.row.read()
+            except Refusal as refusal:
+                _log.warning("recheck_failed", sequence=self.row.sequence, error=str(refusal))
+            else:
+                if self._high_water_marks.accept(row):
+                    self._went_backwards = None
+                    return
+        raise error.with_traceback(None)
+
+    async def _return_tail(self) -> None:
+        """Gives the unused tail back to the store, and burns the rest of the lease."""
+        lease, self._lease = self._lease, Lease(self.row.period)
+        self._reserve.record_drop()
+        value, count, version = lease.tail()
+        returned = 0
+        self._returning = lease.left
+        try:
+            if count:
+                self._high_water_marks.move_back(self.row.name, lease.generation, value + count * lease.step, value)
+                if await self.row.give_back(count, version):
+                    returned = count
+        except Refusal as error:
+            _log.warning("tail_not_returned", sequence=self.row.sequence, ids=count, error=str(error))
+        finally:
+            self._returning = 0
+            if not self.row.abandoned:
+                self.row.burn(BurnCause.NOT_RETURNED, lease.left - returned)

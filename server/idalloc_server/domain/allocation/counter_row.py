@@ -1,0 +1,222 @@
+"""A counter's row in the store. Each call has a timeout, and burns its ids if its outcome is unknown."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.config import SharedState
+from idalloc_server.domain.errors import (
+    SequenceNotFound,
+    ServerDraining,
+    StoreOutcomeUnknown,
+    StoreUnavailable,
+    StoreWentBackwards,
+)
+from idalloc_server.domain.generations import generation_after
+from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Kind, Sequence, name_of_period
+from idalloc_server.domain.sequences.text import check_text
+from idalloc_server.domain.store.protocol import within_timeout
+from idalloc_server.domain.store.records import Grant, Row
+
+_T = TypeVar("_T")
+_DEFAULTS = Sequence()
+# The change token of a row that its first use created: this and random hexadecimal digits.
+FIRST_USE = "first use "
+_TOKEN_BYTES = 16
+
+
+class CounterRow:
+    """The row of a counter, as one process uses it.
+
+    Args:
+        name: The sequence's name, or ``name_of_period``.
+        shared: The state shared by all allocators.
+
+    Attributes:
+        name: The name of the row.
+        sequence: The sequence's name.
+        period: The period of the counter; empty in the sequence's own row.
+        settings: The settings that the last grant returned.
+        generation: The generation that the last grant returned; 0 before.
+        outcome_unknown: Whether the last write may have been applied without an answer.
+        requested: The number of ids requested by calls in flight.
+        abandoned: Whether the allocator was abandoned, which has burned the ids in flight: calls then fail.
+        created: Whether this node created the row.
+    """
+
+    __slots__ = (
+        "_shared",
+        "abandoned",
+        "created",
+        "generation",
+        "name",
+        "outcome_unknown",
+        "period",
+        "requested",
+        "sequence",
+        "settings",
+    )
+
+    def __init__(self, name: str, shared: SharedState) -> None:
+        self.name = name
+        self.sequence, _, self.period = name.partition(PERIOD_SEPARATOR)
+        self._shared = shared
+        self.settings = _DEFAULTS
+        self.generation = 0
+        self.outcome_unknown = False
+        self.requested = 0
+        self.abandoned = False
+        self.created = False
+
+    def burn(self, cause: BurnCause, count: int) -> None:
+        """Counts burned ids of the counter."""
+        self._shared.burned.add(self.sequence, self.period, cause, count)
+
+    async def grant(self, wanted: int) -> Grant | None:
+        """Advances the counter by ``wanted`` ids, or by none if fewer are left; None if there is no row yet.
+
+        Raises:
+            StoreWentBackwards: The store is behind what this process saw; what it granted is burned.
+            Refusal: As ``Store.grant``.
+        """
+        store, config, marks = self._shared.store, self._shared.allocation_config, self._shared.high_water_marks
+        lease_ms, floor, kind = self._lease_ms, marks.floor(self.name), self.settings.kind
+        if kind == Kind.COUNTER or not wanted:
+            call = store.grant(self.name, wanted, lease_ms, floor)
+        else:
+            ahead = int(config.max_clock_skew * kind.per_second)
+            now = int(self._shared.clock.wall() * kind.per_second)
+            call = store.grant_timestamps(self.name, wanted, lease_ms, now, ahead, floor)
+        grant = await self._write(call, wanted)
+        if grant is not None:
+            self._accept(grant)
+        elif self.name in marks:
+            raise marks.missing_row_error(self.name)
+        return grant
+
+    async def create(self, wanted: int) -> Grant:
+        """Creates the row with default settings and ``wanted`` ids granted, unless it exists: then grants as ``grant``.
+
+        The row has a token that no other call has. If it is in the stored row, the ids from the start belong to this
+        process, however far the counter is by now: another node may have advanced it, and the store may apply the
+        write again, which changes nothing.
+
+        Raises:
+            SequenceNotFound: ``auto_create_sequences`` is off.
+            InvalidRequest: The name has unsafe characters.
+            Refusal: As ``grant`` and ``Store.create``.
+        """
+        if not self._shared.allocation_config.auto_create_sequences:
+            raise SequenceNotFound(self.sequence, ", and auto_create_sequences is off")
+        check_text("sequence", self.sequence)
+        before, bound = _DEFAULTS.before_start, _DEFAULTS.bound
+        granted = wanted if wanted <= bound - before else 0
+        generation, now = generation_after(_DEFAULTS, 0, self._shared.clock), self._shared.clock.wall()
+        token = FIRST_USE + self._shared.random(_TOKEN_BYTES).hex()
+        row = Row(self.name, before + granted, _DEFAULTS, generation, self._lease_ms, 0, token, now, now)
+        stored = await self._write(self._shared.store.create(row), granted)
+        if stored.revised_by != token:
+            return await self._grant_existing(wanted)
+        left = bound - before - granted
+        # The version is unknown, and 0 is the number of writes after the creation (``Lease.tail``).
+        grant = Grant(before + granted, granted, stored.sequence, left, generation, (0, 0, generation), writes=0)
+        self._accept(grant)
+        self.created = True
+        return grant
+
+    async def read(self) -> Row | None:
+        """Returns the row; see ``Store.get``."""
+        return await self._within_timeout(self._shared.store.get(self.name))
+
+    async def give_back(self, count: int, version: tuple[int, int, int]) -> bool:
+        """Gives an unused tail back; see ``Store.give_back``."""
+        return await self._within_timeout(self._shared.store.give_back(self.name, count, version))
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self._shared.allocation_config.lease_ttl * 1000)
+
+    async def _grant_existing(self, wanted: int) -> Grant:
+        grant = await self.grant(wanted)
+        if grant is None:
+            raise StoreUnavailable(f"the row of sequence {self.sequence!r} disappeared after its creation")
+        return grant
+
+    def _accept(self, grant: Grant) -> None:
+        """Moves the high-water mark to the result of a write."""
+        try:
+            self._shared.high_water_marks.update(self.name, grant)
+        except StoreWentBackwards:
+            self.burn(BurnCause.WENT_BACKWARDS, grant.granted)
+            raise
+        self.settings, self.generation = grant.sequence, grant.generation
+        self._shared.rates.record(self.name, grant.last_value, grant.step)
+
+    async def _write(self, call: Awaitable[_T], requested: int) -> _T:
+        answer = await self._within_timeout(call, requested)
+        self.outcome_unknown = False
+        self._shared.store_health.record_success()
+        return answer
+
+    async def _within_timeout(self, call: Awaitable[_T], requested: int = 0) -> _T:
+        """Awaits a call that requests ids.
+
+        Raises:
+            StoreOutcomeUnknown: The call may have been applied, such as after ``store_timeout``. Its ids are burned, as
+                after a cancellation.
+            ServerDraining: The allocator was abandoned meanwhile.
+        """
+        self.requested += requested
+        try:
+            answer = await within_timeout(self._shared.allocation_config.store_timeout, call)
+        except (StoreOutcomeUnknown, asyncio.CancelledError):
+            self.outcome_unknown = True
+            if not self.abandoned:
+                self.burn(BurnCause.UNKNOWN_OUTCOME, requested)
+            raise
+        finally:
+            self.requested -= requested
+        if self.abandoned:
+            raise ServerDraining
+        return answer
+
+
+class PeriodRow(CounterRow):
+    """The row of a period's counter: it exists from the period's first use, in the generation of the sequence's row.
+
+    Args:
+        period: The period.
+        sequence_row: The sequence's own row.
+        shared: The state shared by all allocators.
+    """
+
+    __slots__ = ("_opened_generation", "_sequence_row")
+
+    def __init__(self, period: str, sequence_row: CounterRow, shared: SharedState) -> None:
+        super().__init__(name_of_period(sequence_row.name, period), shared)
+        self._sequence_row = sequence_row
+        self._opened_generation = 0
+
+    async def grant(self, wanted: int) -> Grant | None:
+        """See ``CounterRow.grant``."""
+        await self._open()
+        return await super().grant(wanted)
+
+    async def create(self, wanted: int) -> Grant:
+        """See ``CounterRow.create``; the settings are those of the sequence."""
+        self._opened_generation = 0
+        return await self._grant_existing(wanted)
+
+    async def read(self) -> Row | None:
+        """See ``CounterRow.read``."""
+        await self._open()
+        return await super().read()
+
+    async def _open(self) -> None:
+        """Creates the row or moves it to the sequence's generation, unless this process has seen it there."""
+        generation, settings = self._sequence_row.generation, self._sequence_row.settings
+        if max(self._opened_generation, self._shared.high_water_marks.generation(self.name)) < generation:
+            call = self._shared.store.open_period(self.name, settings, settings.before_start, generation)
+            await self._within_timeout(call)
+            self._opened_generation = generation
