@@ -204,6 +204,16 @@ class Service(SimulatedCluster):
         self.world.pass_time(0.01)
         self.allocate(which, name, counts[:1])
 
+    @rule(which=NODES, name=st.sampled_from("defg"), fault=FAULTS, id_count=COUNTS, seconds=TIMES)
+    def two_nodes_use_a_sequence_first(
+        self, which: int, name: str, fault: StoreFault, id_count: int, seconds: float
+    ) -> None:
+        self.world.faults["create"].append(fault)
+        for turn in range(3):
+            self._call(which + turn % 2, self._allocate, name, id_count)
+        self.world.pass_time(seconds)
+        self._call(which, self._allocate, name, 1)
+
     @rule(which=NODES)
     def drop_idle_sequences(self, which: int) -> None:
         node = self._node(which)

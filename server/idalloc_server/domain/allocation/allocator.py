@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from idalloc_server.domain import fork
-from idalloc_server.domain.allocation.burned import BurnedIds
 from idalloc_server.domain.allocation.config import AllocationConfig, SharedState
 from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
@@ -16,7 +15,6 @@ from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import check_name
-from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.domain.store.protocol import Store
 
 # A sequence that issued nothing between two checks is closed.
@@ -51,22 +49,12 @@ class Allocator:
         allocation_config: AllocationConfig,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self.burned = BurnedIds()
-        self.rates = UsageRates(clock)
-        self.store_health = StoreHealth()
         self._allocation_config = allocation_config
         self._high_water_marks = HighWaterMarks(allocation_config.max_sequences)
         self._shared = SharedState(
-            store,
-            clock,
-            allocation_config,
-            self._high_water_marks,
-            self.burned,
-            self.rates,
-            self.store_health,
-            self._drop_unknown,
-            random,
+            store, clock, allocation_config, self._high_water_marks, UsageRates(clock), self._drop_unknown, random
         )
+        self.burned, self.rates, self.store_health = self._shared.burned, self._shared.rates, self._shared.store_health
         self._sequence_allocators: dict[str, SequenceAllocator] = {}
         # Counters of sequences that were removed from the dict above, but not closed yet.
         self._closing: set[CounterAllocator] = set()

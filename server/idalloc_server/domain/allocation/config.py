@@ -1,7 +1,7 @@
 """The settings and the shared state of all sequence allocators of a process."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from idalloc_server.domain.allocation.burned import BurnedIds
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
@@ -43,19 +43,19 @@ class SharedState:
         clock: The clock that leases expire by.
         allocation_config: The settings.
         high_water_marks: The last known state of each counter.
-        burned: Counts burned ids.
         rates: Measures how fast sequences are used.
-        store_health: Collects the results of refills.
         drop_unknown: Called with the name of an idle sequence that the store never returned a row for.
         random: Returns random bytes of a given number.
+        burned: Counts burned ids.
+        store_health: Collects the results of refills.
     """
 
     store: Store
     clock: Clock
     allocation_config: AllocationConfig
     high_water_marks: HighWaterMarks
-    burned: BurnedIds
     rates: UsageRates
-    store_health: StoreHealth
     drop_unknown: Callable[[str], None]
     random: Callable[[int], bytes]
+    burned: BurnedIds = field(default_factory=BurnedIds)
+    store_health: StoreHealth = field(default_factory=StoreHealth)

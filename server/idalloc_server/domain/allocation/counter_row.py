@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from idalloc_server.domain.allocation.burned import BurnCause
@@ -26,15 +27,12 @@ FIRST_USE = "first use "
 _TOKEN_BYTES = 16
 
 
+@dataclass(slots=True, eq=False)
 class CounterRow:
     """The row of a counter, as one process uses it.
 
-    Args:
-        name: The sequence's name, or ``name_of_period``.
-        shared: The state shared by all allocators.
-
     Attributes:
-        name: The name of the row.
+        name: The name of the row: the sequence's, or ``name_of_period``.
         sequence: The sequence's name.
         period: The period of the counter; empty in the sequence's own row.
         settings: The settings that the last grant returned.
@@ -45,29 +43,19 @@ class CounterRow:
         created: Whether this node created the row.
     """
 
-    __slots__ = (
-        "_shared",
-        "abandoned",
-        "created",
-        "generation",
-        "name",
-        "outcome_unknown",
-        "period",
-        "requested",
-        "sequence",
-        "settings",
-    )
+    name: str
+    _shared: SharedState
+    sequence: str = field(init=False)
+    period: str = field(init=False)
+    settings: Sequence = _DEFAULTS
+    generation: int = 0
+    outcome_unknown: bool = False
+    requested: int = 0
+    abandoned: bool = False
+    created: bool = False
 
-    def __init__(self, name: str, shared: SharedState) -> None:
-        self.name = name
-        self.sequence, _, self.period = name.partition(PERIOD_SEPARATOR)
-        self._shared = shared
-        self.settings = _DEFAULTS
-        self.generation = 0
-        self.outcome_unknown = False
-        self.requested = 0
-        self.abandoned = False
-        self.created = False
+    def __post_init__(self) -> None:
+        self.sequence, _, self.period = self.name.partition(PERIOD_SEPARATOR)
 
     def burn(self, cause: BurnCause, count: int) -> None:
         """Counts burned ids of the counter."""

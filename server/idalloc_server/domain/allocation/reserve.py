@@ -1,6 +1,7 @@
 """How many ids a sequence holds in memory, so that calls need not wait for the store (P10)."""
 
 import math
+from dataclasses import dataclass, field
 
 # The ids are fetched in parts that last at least this long.
 PART_SECONDS = 1.0
@@ -12,6 +13,7 @@ REFILL_SHARE = 0.8
 HALF_LIFE_SECONDS = 10.0
 
 
+@dataclass(slots=True, eq=False)
 class Reserve:
     """Measures how fast the ids of a sequence are used, and decides how many to hold.
 
@@ -31,35 +33,23 @@ class Reserve:
         largest_call: The largest call in the current measurement, in ids.
     """
 
-    __slots__ = (
-        "_issued",
-        "_largest_call_before",
-        "_latency",
-        "_left",
-        "_max_ids",
-        "_measured_since",
-        "_outage_reserve",
-        "_refilled_at",
-        "_seconds",
-        "largest_call",
-        "refill_below",
-    )
+    _outage_reserve: float
+    _max_ids: int
+    # The start of the current measurement, and the largest call of the previous one.
+    _measured_since: float
+    _largest_call_before: int = 1
+    refill_below: int = 0
+    largest_call: int = 1
+    # The last write: when it was answered, the ids left after it, and its latency.
+    _refilled_at: float = field(init=False)
+    _left: int = 0
+    _latency: float = 0.0
+    # The ids issued recently, and the seconds that this took.
+    _issued: float = 0.0
+    _seconds: float = 0.0
 
-    def __init__(self, outage_reserve: float, max_ids: int, now: float) -> None:
-        self.refill_below = 0
-        self.largest_call = 1
-        # The largest call of the previous measurement, and the start of the current one.
-        self._largest_call_before = 1
-        self._measured_since = now
-        self._outage_reserve = outage_reserve
-        self._max_ids = max_ids
-        # The last write: when it was answered, the ids left after it, and its latency.
-        self._refilled_at = now
-        self._left = 0
-        self._latency = 0.0
-        # The ids issued recently, and the seconds that this took.
-        self._issued = 0.0
-        self._seconds = 0.0
+    def __post_init__(self) -> None:
+        self._refilled_at = self._measured_since
 
     @property
     def largest_recent_call(self) -> int:

@@ -2,12 +2,14 @@
 
 import asyncio
 import math
+from dataclasses import dataclass, field
 
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import SharedState
 from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
 from idalloc_server.domain.allocation.counter_row import CounterRow, PeriodRow
 from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import SequenceDeleted, StoreUnavailable
 from idalloc_server.domain.generations import generation_after
 from idalloc_server.domain.sequences.calendar import period_at, period_end
@@ -19,6 +21,7 @@ from idalloc_server.domain.store.records import Revision
 _ATTEMPTS = 4
 
 
+@dataclass(slots=True, eq=False)
 class SequenceAllocator:
     """Issues the ids of a sequence; with a reset, from the counter of the current period by this node's wall clock.
 
@@ -30,33 +33,23 @@ class SequenceAllocator:
         shared: The state shared by all allocators.
     """
 
-    __slots__ = (
-        "_clock",
-        "_name",
-        "_own",
-        "_pending_generation",
-        "_period",
-        "_periods",
-        "_reset",
-        "_shared",
-        "_since",
-        "_until",
-    )
+    _name: str
+    _shared: SharedState
+    _clock: Clock = field(init=False)
+    _own: CounterAllocator = field(init=False)
+    # By period; empty without a reset.
+    _periods: dict[str, CounterAllocator] = field(default_factory=dict)
+    # The current period and the kind of reset; the span of the wall clock in which the period is current.
+    _reset: Reset = Reset.NEVER
+    _period: str = ""
+    _since: float = math.inf
+    _until: float = -math.inf
+    # A generation that a period's counter has and the sequence has not, and when this was first seen.
+    _pending_generation: tuple[int, float] = (0, math.inf)
 
-    def __init__(self, name: str, shared: SharedState) -> None:
-        self._name = name
-        self._shared = shared
-        self._clock = shared.clock
-        self._own = CounterAllocator(CounterRow(name, shared), shared)
-        # By period; empty without a reset.
-        self._periods: dict[str, CounterAllocator] = {}
-        # The current period and the kind of reset; the span of the wall clock in which the period is current.
-        self._reset = Reset.NEVER
-        self._period = ""
-        self._since = math.inf
-        self._until = -math.inf
-        # A generation that a period's counter has and the sequence has not, and when this was first seen.
-        self._pending_generation = (0, math.inf)
+    def __post_init__(self) -> None:
+        self._clock = self._shared.clock
+        self._own = CounterAllocator(CounterRow(self._name, self._shared), self._shared)
 
     @property
     def has_lease(self) -> bool:
