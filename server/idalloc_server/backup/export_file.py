@@ -310,7 +310,7 @@ def _format_line(content: dict[str, Any]) -> str:
     return escaped(json.dumps(content, ensure_ascii=False))
 
 
-def _to_json(value: Any) -> Any:
-    if isinstance(value, IntEnum):
-        return value.name
-    return str(value) if isinstance(value, int) else dict(value) if isinstance(value, Mapping) else value
+def _to_json(value: str | int | Mapping[str, str]) -> str | dict[str, str]:
+    if isinstance(value, int):
+        return value.name if isinstance(value, IntEnum) else str(value)
+    return value if isinstance(value, str) else dict(value)

@@ -154,9 +154,9 @@ class SimulatedCluster(RuleBasedStateMachine):
             name, step = item.row.name, item.row.sequence.step
             if item.row.sequence.reset == Reset.NEVER and item.row.last_value is not None:
                 self.promises.record_advance(name, "", at, item.row.last_value, step)
-            for period in item.periods:
-                if period.line not in refused:
-                    self.promises.record_advance(name, period.period, at, period.last_value, step)
+            for line, counter in item.periods.items():
+                if line not in refused:
+                    self.promises.record_advance(name, counter.period, at, counter.last_value, step)
 
     def _rows(self) -> dict[str, tuple[int, Sequence]]:
         if self.world.memory is not None:
