@@ -109,7 +109,7 @@ class Traced(SingleProcess):
         super().__init__(None, 1.0)  # type: ignore[arg-type]
         self.serving = asyncio.Event()
 
-    def report_serving(self) -> None:
+    def report_serving(self, *_: str) -> None:
         self.serving.set()
 
 

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from idalloc.v1 import error_reason_pb2, node_pb2
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc_server.domain import errors
+from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.sequences.model import MAX_ID
 from idalloc_server.telemetry.metrics import MAX_CAUSES
 from tests.rpc.conftest import Served, until
@@ -114,7 +115,7 @@ async def test_repeated_server_fault_is_traced_once(served: Served, monkeypatch:
 
 
 async def test_draining_server_rejects_calls_and_ends_streams(served: Served) -> None:
-    """A draining server rejects new calls with SERVER_DRAINING and then ends open streams."""
+    """P9: a draining server rejects new calls, then ends open streams before it takes ids for their next message."""
     request = pb.StreamRangesRequest(sequence="orders", total_id_count=MAX_ID, chunk_id_count=10)
     stream = served.ids.StreamRanges(request)
     received = (await anext(aiter(stream))).range.last_id
@@ -133,6 +134,7 @@ async def test_draining_server_rejects_calls_and_ends_streams(served: Served) ->
     assert details_of(failed.value).info.reason == "SERVER_DRAINING"
     assert await served.draining.wait_for_calls(timeout=1)
     assert served.metrics.in_flight == 0
+    assert BurnCause.CANCELLED not in served.allocator.burned.by_cause
 
 
 async def test_held_call_is_neither_served_nor_rejected_early(served: Served) -> None:

@@ -217,7 +217,7 @@ class AccessControl:
         """Return the identity that calls; see ``Authenticator.authenticate``."""
         return self._authenticator.authenticate(method, context)
 
-    def charge_call(self, method: str, context: Context) -> Identity:
+    def authenticate_and_charge(self, method: str, context: Context) -> Identity:
         """Authenticate and charge a call that requires no role, and return its identity."""
         identity = self.authenticate(method, context)
         self._limits.charge_call(method, identity)
@@ -229,7 +229,7 @@ class AccessControl:
         Raises:
             Refusal: The given one; or Unauthenticated or QuotaExceeded, which take precedence.
         """
-        identity = self.charge_call(method, context)
+        identity = self.authenticate_and_charge(method, context)
         if RULES[method].role == ADMIN:
             self._limits.record_denied(method, context, identity, refusal, None)
         raise refusal

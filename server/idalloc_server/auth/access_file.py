@@ -198,8 +198,8 @@ class AccessFile:
         """Make ``follow`` read the file now, changed or not."""
         self._reload_requested.set()
 
-    async def follow(self, use: Callable[[AccessPolicy], None]) -> None:
-        """Pass each new policy to ``use`` until cancelled. While the file is invalid, the previous policy stays."""
+    async def follow(self, apply: Callable[[AccessPolicy], None]) -> None:
+        """Pass each new policy to ``apply`` until cancelled. While the file is invalid, the previous policy stays."""
         event, error, polls = "", "", 0
         while True:
             with suppress(TimeoutError):
@@ -214,7 +214,7 @@ class AccessFile:
             except StartRefused as refused:
                 event, error = "access_not_reloaded", str(refused)
             if policy is not None:
-                use(policy)
+                apply(policy)
                 if policy.is_empty:
                     event, error = "access_empty", f"{self._path} has no entry: every call is rejected"
                 else:

@@ -70,7 +70,8 @@ def add_handlers(
         make = _METHOD_HANDLERS[method.client_streaming, method.server_streaming]
         serialize = GetMessageClass(method.output_type).SerializeToString
         handlers[method.name] = make(handler_of(method), _decoder(method), serialize)
-    # Not ``add_generic_rpc_handlers``: native would pass calls of generic handlers on to a grpcio server behind it.
+    # Older versions of grpcio ignore registered handlers; native passes calls of others to a grpcio server behind it.
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
     server.add_registered_method_handlers(service.full_name, handlers)
 
 

@@ -74,7 +74,7 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
                 return
             if request is UNDECODABLE:
                 raise undecodable_request()
-            self._access_control.charge_call(_METHOD, context)
+            self._access_control.authenticate_and_charge(_METHOD, context)
             yield request
         raise ServerDraining
 
