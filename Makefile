@@ -9,6 +9,8 @@ PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3.
 UV ?= uv
 IMAGE ?= idalloc
 ARGS ?=
+# More than 2 cores need: many tests wait for processes.
+JOBS ?= 3
 # Where Go finds the generated code: `make go-prefix` writes it into the protos, once, before the first release.
 GO_PREFIX ?= example.com/idalloc/go
 
@@ -28,10 +30,10 @@ run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
 test: lint type gen-check ## what protects a change, in under 5 minutes (ARGS="-k name" goes to pytest)
-	$(bin)/pytest -n 2 -m 'not mysql and not test_long' $(ARGS)
+	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long' $(ARGS)
 
 test-long: .venv/ready ## what `test` leaves out because it is long by nature; both must pass
-	$(bin)/pytest -n 2 -m test_long $(ARGS)
+	$(bin)/pytest -n $(JOBS) -m test_long $(ARGS)
 
 lint: .venv/ready ## ruff, import-linter, words, sizes, waits of tests, buf
 	$(bin)/ruff check --quiet

@@ -4,6 +4,7 @@
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +12,20 @@ from pathlib import Path
 TESTS = Path("tests")
 # The waits themselves; simulated time; measurements, which pace their load.
 EXCEPTED = (TESTS / "support" / "waiting.py", TESTS / "support" / "simulation", TESTS / "load")
+# In a program for another process.
+SLEEP = re.compile(r"\bsleep\((?!0\))")
 INSTEAD = "wait for an event (wait_until, until, settle), or name the reason (hold_for) of tests/support/waiting.py"
 
 
 def fixed_waits(file: Path, text: str) -> Iterator[str]:
     """Yields a finding for each call of a function ``sleep``; ``sleep(0)`` only lets other tasks run."""
     for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != "sleep":
-            continue
-        if [ast.unparse(argument) for argument in node.args] != ["0"]:
-            yield f"{file}:{node.lineno}: {ast.unparse(node)}: {INSTEAD}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "sleep":
+            is_wait = [ast.unparse(argument) for argument in node.args] != ["0"]
+        else:
+            is_wait = isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(SLEEP.search(node.value))
+        if is_wait:
+            yield f"{file}:{node.lineno}: sleep: {INSTEAD}"
 
 
 def findings() -> Iterator[str]:

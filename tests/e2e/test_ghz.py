@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 CONFIGURATIONS = sorted((ROOT / "examples" / "ghz").glob("*.json"))
 
 # Go may have to compile the tools first.
-pytestmark = [pytest.mark.ghz, pytest.mark.timeout(400), pytest.mark.test_long]
+pytestmark = [pytest.mark.ghz, pytest.mark.timeout(400)]
 
 
 def installed_tool(name: str, package: str) -> str:
@@ -54,6 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.test_long
 @pytest.mark.parametrize(
     ("call", "data"),
     [
@@ -75,6 +76,7 @@ def test_grpcurl_calls_by_reflection(grpcurl: str, server: Server, call: str, da
     assert reply.get("range", {}).get("first_id") == "1" or len(reply["doc_ids"]) in (1, 3)
 
 
+@pytest.mark.test_long
 def test_grpcurl_lists_the_services(grpcurl: str, server: Server) -> None:
     """Server reflection lists the services."""
     done = subprocess.run([grpcurl, "-plaintext", server.address, "list"], capture_output=True, text=True)
@@ -83,6 +85,7 @@ def test_grpcurl_lists_the_services(grpcurl: str, server: Server) -> None:
     )
 
 
+@pytest.mark.test_long
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda path: path.stem)
 def test_every_ghz_configuration_succeeds(ghz: str, server: Server, configuration: Path) -> None:
     """All calls of each configuration in examples/ghz succeed."""
@@ -97,6 +100,7 @@ def test_every_ghz_configuration_succeeds(ghz: str, server: Server, configuratio
     assert json.loads(done.stdout)["statusCodeDistribution"] == {"OK": 100}
 
 
+@pytest.mark.test_long
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("transport", ["grpcio", "native"])
 @pytest.mark.parametrize("call", ["AllocateRange", "StreamRanges"])

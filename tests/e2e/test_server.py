@@ -157,7 +157,6 @@ class TestServing:
                 stream.cancel()
 
 
-@pytest.mark.test_long
 class TestCrashing:
     def test_a_stream_ended_by_sigkill_repeats_no_id(self, tmp_path: Path) -> None:
         """P1: no id of a stream that SIGKILL ended is issued again."""

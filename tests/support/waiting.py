@@ -9,7 +9,7 @@ POLL_SECONDS = 0.01
 TURNS = 100_000
 
 
-def wait_until(condition: Callable[[], object], what: str = "the condition", seconds: float = 40) -> None:
+def wait_until(condition: Callable[[], object], what: str = "the condition", seconds: float = 60) -> None:
     """Poll a condition until it holds, and fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -17,7 +17,7 @@ def wait_until(condition: Callable[[], object], what: str = "the condition", sec
         time.sleep(POLL_SECONDS)
 
 
-async def until(condition: Callable[[], object], what: str = "the condition", seconds: float = 40) -> None:
+async def until(condition: Callable[[], object], what: str = "the condition", seconds: float = 60) -> None:
     """Poll a condition until it holds, and fail after ``seconds``; the event loop runs meanwhile."""
     deadline = time.monotonic() + seconds
     turns = 0

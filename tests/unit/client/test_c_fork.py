@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 # PyDLL keeps the GIL, as uWSGI does. Otherwise another thread could hold it, and never release it in the child. For the
 # same reason no thread of gRPC may wait for it: Python resets the GIL in the child of os.fork() only.
 FORK = """
-import asyncio, ctypes, json, mmap, os, signal, sys, threading, time
+import asyncio, ctypes, json, mmap, os, signal, sys, threading
 from itertools import chain, islice
 
 if sys.argv[2] == "process id":
@@ -29,6 +29,7 @@ if sys.argv[2] == "process id":
     mmap.mmap = Emulated
 
 import idalloc
+from tests.support.waiting import hold_for, wait_until
 target = sys.argv[1]
 before = []
 
@@ -41,9 +42,8 @@ def given(function):
     return values
 
 def fork(function, threads=1):
-    while threading.active_count() > threads:
-        time.sleep(0.01)
-    time.sleep(0.1)
+    wait_until(lambda: threading.active_count() <= threads)
+    hold_for(0.1, "gRPC's own threads, which Python does not count, wait")
     pipes = [os.pipe() for _ in range(2)]
     for _, write in pipes:
         if ctypes.PyDLL(None).fork() == 0:
@@ -102,8 +102,7 @@ loop = iter(ids)
 before += islice(loop, 2000)
 while ids._prefetch is None:
     before.append(next(loop))
-while not ids._prefetch.future.done():
-    time.sleep(0.01)
+wait_until(ids._prefetch.future.done)
 fork(lambda: islice(loop, 3000))
 """
 

@@ -15,9 +15,10 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 # Runs parent() and, in the child of a fork, child(); prints their results. A child that hangs is killed.
 FORK = """
-import asyncio, json, os, signal, sys, time, warnings
+import asyncio, json, os, signal, sys, warnings
 from itertools import islice
 import idalloc
+from tests.support.waiting import wait_until
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks where threads run, since 3.12
 target = sys.argv[1]
 
@@ -67,7 +68,7 @@ stream = client.stream_ranges("orders", 50, 10)
 before += next(stream)
 while ids._prefetch is None:  # the parent has a prefetched range when it forks
     before.append(next(loop))
-time.sleep(0.2)
+wait_until(ids._prefetch.future.done)
 def take():
     one_by_one = [next(ids) for _ in range(3000)]
     rest = [value for ids in stream for value in ids]
