@@ -40,7 +40,7 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen import transport
-from idalloc_server.listen.reservation import cannot_bind
+from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.listen_address import unix_path
 from idalloc_server.process_mode import ProcessMode
@@ -106,13 +106,14 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     if settings.tls_cert:
         certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     credentials = certificates.credentials() if certificates else None
+    is_worker = mode.workers is not None
     server = transport.make_server(
-        settings.transport, reuse_port=mode.shares_port, max_connection_age=settings.max_connection_age
+        settings.transport, reuse_port=is_worker, max_connection_age=settings.max_connection_age
     )
-    mode.reserve_address(settings.listen)
     # Bind before the store is opened, so that a port in use costs no store call. A worker binds later, since
     # connections to its port would wait for it while other workers could answer. Its supervisor has reserved the port.
-    address = settings.listen if mode.shares_port else _bind(server, settings.listen, credentials)
+    reserved = None if is_worker else ReservedAddress(settings.listen)
+    address = settings.listen if is_worker else _bind(server, settings.listen, credentials)
     store = open_store(settings.store, clock, settings.store_timeout)
     try:
         await _open(store, settings.store_timeout)
@@ -125,6 +126,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
             max_clock_skew=settings.max_clock_skew,
             prefix_conflict=settings.prefix_conflict,
             store_timeout=settings.store_timeout,
+            is_shared=is_worker,
         )
         files = _Files(access_file, certificates)
         node = _Node(
@@ -139,13 +141,15 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
             access_control,
             files,
         )
-        if mode.shares_port:
+        if is_worker:
             _bind(server, address, credentials)
         welcome = f"idalloc {version('idalloc')} serves on {address}, store {store.address}"
         await node.run(f"{welcome}, prefix {settings.node_prefix}")
     finally:
         await server.stop(None)
         await store.close()
+        if reserved:
+            reserved.close()
 
 
 def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
@@ -288,13 +292,13 @@ class _Node:
                     monitors.append(self._files.access.follow(self._apply_access))
                 background = [tasks.create_task(job) for job in (*jobs, *monitors)]
                 await self._server.start()
-                await self._mode.wait_all_ready(self._doc_ids, self._access_control, welcome)
+                await self._mode.wait_all_ready(self._doc_ids, self._access_control)
                 self._health.set_serving(serving=True)
                 self._health.set_store_serving(serving=True)  # The start used it.
                 # Exempt the long-lived objects from further collections.
                 gc.collect()
                 gc.freeze()
-                self._mode.report_serving()
+                self._mode.report_serving(welcome)
                 await self._mode.stop_requested.wait()
                 await self._drain()
                 for task in background:

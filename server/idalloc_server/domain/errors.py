@@ -17,7 +17,6 @@
     x RequestIdBurned
     x Unauthenticated
     x PermissionDenied
-    x WorkerFailed              an internal error of the server
     * StoreFailure            the store did not execute the statement
         x StoreRefused          permanent until an operator acts
         * StoreUnavailable      transient; also Retryable
@@ -25,6 +24,7 @@
         x ServerDraining
         x SequenceAheadOfClock
         x QuotaExceeded
+        x ChangePending         some workers have not applied a change yet
         * StoreUnavailable
             x StoreUnreachable      nothing was sent
             x StoreRejected         the store answered with an error; nothing was applied
@@ -249,12 +249,6 @@ class PermissionDenied(Refusal):
         super().__init__(f"identity {identity!r} lacks role {role!r}{where}", identity=identity, role=role, **about)
 
 
-class WorkerFailed(Refusal):
-    """A worker process failed or did not answer. The log has the cause."""
-
-    reason = "INTERNAL"
-
-
 class Retryable(Refusal):
     """A retry of the same call may succeed, after ``retry_after`` seconds."""
 
@@ -312,6 +306,19 @@ class QuotaExceeded(Retryable):
         self.quota = quota
         self.limit = limit
         self.retry_after = retry_after
+
+
+class ChangePending(Retryable):
+    """Not all workers of the server have applied a change of the node yet; the others go on until they have."""
+
+    reason = "STORE_UNAVAILABLE"
+
+    def __init__(self, applied: int, workers: int) -> None:
+        super().__init__(
+            f"{applied} of {workers} workers have applied the change so far; the others try again until they have",
+            applied=applied,
+            workers=workers,
+        )
 
 
 class StoreFailure(Refusal):

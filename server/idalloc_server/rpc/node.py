@@ -10,8 +10,8 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSet
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.grpc_types import Context
 
-# The fields that UpdateNode changes, and their names in the domain.
-_CHANGEABLE = {"prefix": "prefix", "auto_increment_offset": "offset", "auto_increment_increment": "increment"}
+# The fields that UpdateNode changes.
+_CHANGEABLE = ("prefix", "auto_increment_offset", "auto_increment_increment")
 
 
 class Workers(Protocol):
@@ -19,12 +19,23 @@ class Workers(Protocol):
 
     count: int
 
-    async def change(self, given: Mapping[str, int], *, persist: bool) -> None:
-        """Change settings in all workers, or in none and raise a ``Refusal``; see ``DocIdGenerator.change``."""
+    @property
+    def other_lease_count(self) -> int:
+        """How many leases all other workers held about a second ago."""
         ...
 
-    async def lease_count(self) -> int:
-        """Return the number of leases that the other workers hold."""
+    async def change(self, given: Mapping[str, int], *, persist: bool, timeout: float | None) -> None:
+        """Change settings in this worker, and then in all others; a call that ends before does not end the change.
+
+        Args:
+            given: The new values by field, see ``DocIdGenerator.change``.
+            persist: Whether to persist them across restarts.
+            timeout: The time left to the call, in seconds; None for a call without a deadline.
+
+        Raises:
+            Refusal: This worker refused the change. No worker has changed, and nothing is kept.
+            ChangePending: Not all workers have applied the change before the deadline.
+        """
         ...
 
 
@@ -35,7 +46,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         allocator: Issues ranges.
         doc_ids: Generates document ids.
         store: The store's address, without credentials.
-        node_settings: Keeps settings across restarts; None if they cannot be kept, or if ``workers`` does it.
+        node_settings: Keeps settings across restarts; None if they cannot be kept.
         workers: All workers of the server; None if it is a single process.
     """
 
@@ -55,21 +66,21 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
 
     async def GetNode(self, request: node_pb2.GetNodeRequest, context: Context) -> node_pb2.GetNodeResponse:
         """See node.proto."""
-        return node_pb2.GetNodeResponse(node=await self._node())
+        return node_pb2.GetNodeResponse(node=self._node())
 
     async def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: Context) -> node_pb2.UpdateNodeResponse:
         """See node.proto."""
-        given = {_CHANGEABLE[field]: getattr(request.node, field) for field in _fields_to_change(request)}
+        given = {field: getattr(request.node, field) for field in _fields_to_change(request)}
         if self._workers is not None:
-            await self._workers.change(given, persist=request.persist)
+            await self._workers.change(given, persist=request.persist, timeout=context.time_remaining())
         elif request.persist and self._node_settings is None:
             raise InvalidRequest("persist", "this node cannot keep settings across restarts")
         else:
             await self._doc_ids.change(**given, node_settings=self._node_settings if request.persist else None)
-        return node_pb2.UpdateNodeResponse(node=await self._node())
+        return node_pb2.UpdateNodeResponse(node=self._node())
 
-    async def _node(self) -> node_pb2.Node:
-        others = await self._workers.lease_count() if self._workers else 0
+    def _node(self) -> node_pb2.Node:
+        others = self._workers.other_lease_count if self._workers else 0
         return node_pb2.Node(
             prefix=self._doc_ids.prefix,
             start_timestamp=self._doc_ids.start_timestamp,

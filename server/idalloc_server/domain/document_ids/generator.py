@@ -129,7 +129,7 @@ def _runs_before_overflow(
 
 
 class NodeSettings(Protocol):
-    """Persists node settings across restarts, by the names of the server's settings."""
+    """Persists node settings across restarts, by their names on the wire."""
 
     def check(self, settings: Iterable[str]) -> None:
         """Checks that settings can be persisted.
@@ -250,8 +250,8 @@ class DocIdGenerator:
         self,
         *,
         prefix: int | None = None,
-        offset: int | None = None,
-        increment: int | None = None,
+        auto_increment_offset: int | None = None,
+        auto_increment_increment: int | None = None,
         node_settings: NodeSettings | None = None,
     ) -> None:
         """Changes the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
@@ -261,8 +261,8 @@ class DocIdGenerator:
 
         Args:
             prefix: The new prefix, 0 to 65535; None to keep the current one.
-            offset: The new auto_increment_offset, 1 to 65535; None to keep it.
-            increment: The new auto_increment_increment, 1 to 65535; None to keep it.
+            auto_increment_offset: The new offset, 1 to 65535; None to keep it.
+            auto_increment_increment: The new increment, 1 to 65535; None to keep it.
             node_settings: Persists the change across restarts; None to change this process only.
 
         Raises:
@@ -272,10 +272,19 @@ class DocIdGenerator:
             StoreUnavailable: No start timestamp could be claimed.
             ServerDraining: ``cancel_claims`` was called.
         """
-        _check_ranges(prefix, offset, increment)
+        requested = {
+            "prefix": prefix,
+            "auto_increment_offset": auto_increment_offset,
+            "auto_increment_increment": auto_increment_increment,
+        }
+        given = {field: value for field, value in requested.items() if value is not None}
+        for field, value in given.items():
+            least = 0 if field == "prefix" else 1
+            if not least <= value <= MAX_STEP:
+                raise InvalidRequest(field, f"must be between {least} and {MAX_STEP}, not {value}")
         if self._closed:
             raise ServerDraining
-        change = asyncio.create_task(self._change(prefix, offset, increment, node_settings), name="change the node")
+        change = asyncio.create_task(self._change(given, node_settings), name="change the node")
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
         await asyncio.wait({change})
@@ -319,33 +328,25 @@ class DocIdGenerator:
             self._next_start = start
         return None
 
-    async def _change(
-        self, prefix: int | None, offset: int | None, increment: int | None, node_settings: NodeSettings | None
-    ) -> Refusal | None:
+    async def _change(self, given: Mapping[str, int], node_settings: NodeSettings | None) -> Refusal | None:
         """Applies one change. Returns an error rather than raise it: the caller may be cancelled."""
-        requested = {"node_prefix": prefix, "auto_increment_offset": offset, "auto_increment_increment": increment}
-        changed = {name: value for name, value in requested.items() if value is not None}
         async with self._change_lock:
+            old_prefix, start = self.prefix, None
             try:
                 if node_settings is not None:
-                    node_settings.check(changed)
-                old_prefix = self._start.prefix
-                start = (
-                    None if prefix in (None, old_prefix) else await self._start_timestamps.claim(changed["node_prefix"])
-                )
-                try:
-                    if node_settings is not None:
-                        await node_settings.save(changed)
-                except Refusal:
-                    if start is not None:
-                        await self._start_timestamps.release(start.prefix)
-                    raise
+                    node_settings.check(given)
+                if given.get("prefix", old_prefix) != old_prefix:
+                    start = await self._start_timestamps.claim(given["prefix"])
+                if node_settings is not None:
+                    await node_settings.save(given)
             except Refusal as refusal:
+                if start is not None:
+                    await self._start_timestamps.release(start.prefix)
                 return refusal
             # No await up to publish_settings: the change is atomic for callers.
             before = self.settings
-            self.offset = offset or self.offset
-            self.increment = increment or self.increment
+            self.offset = given.get("auto_increment_offset", self.offset)
+            self.increment = given.get("auto_increment_increment", self.increment)
             if start is not None:
                 self._start, self._next_start = start, None
                 self._start_timestamps.switch_to(start)
@@ -360,13 +361,3 @@ def _raise_out_of_range(count: int, offset: int, increment: int) -> NoReturn:
         if not 0 <= value <= MAX_STEP:
             raise InvalidRequest(field, f"must be between 1 and {MAX_STEP}, or 0 for the node's, not {value}")
     raise InvalidRequest("id_count", f"must be between 1 and {MAX_COUNT}, not {count}")
-
-
-def _check_ranges(prefix: int | None, offset: int | None, increment: int | None) -> None:
-    for field, value, least in (
-        ("prefix", prefix, 0),
-        ("auto_increment_offset", offset, 1),
-        ("auto_increment_increment", increment, 1),
-    ):
-        if value is not None and not least <= value <= MAX_STEP:
-            raise InvalidRequest(field, f"must be between {least} and {MAX_STEP}, not {value}")
