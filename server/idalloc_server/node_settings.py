@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from idalloc_server.domain.errors import InvalidRequest, StartRefused
 from idalloc_server.listen_address import unix_path
-from idalloc_server.store.permissions import FILE_MODE, make_folder
+from idalloc_server.store.permissions import make_folder, sync_folder
 
 # The setting of each field that UpdateNode changes.
 SETTINGS = {
@@ -35,7 +35,8 @@ class NodeSettingsFile:
     """
 
     def __init__(self, folder: Path | str | None, listen: str, overrides: Mapping[str, str] | None = None) -> None:
-        self.arguments = (str(folder) if folder else None, listen, dict(overrides or {}))
+        self._overrides = dict(overrides or {})
+        self.arguments = (str(folder) if folder else None, listen, self._overrides)
         host, _, port = listen.rpartition(":")
         number = None if unix_path(listen) else int(port)
         self._no_path = "the user has no home folder: set XDG_STATE_HOME" if folder is None else ""
@@ -45,7 +46,6 @@ class NodeSettingsFile:
         if folder is not None and not self._no_path:
             name = listen if number is None else f"{host.strip('[]')}-{number}"
             self.path = Path(folder) / f"persisted-{quote(name, safe='')}.json"
-        self._overrides = dict(overrides or {})
 
     def read(self) -> dict[str, int]:
         """Return the persisted settings.
@@ -95,10 +95,9 @@ class NodeSettingsFile:
         content = json.dumps(self.read() | given, indent=2) + "\n"
         folder = self.path.parent
         make_folder(folder)
-        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=folder)
+        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=folder)  # with mode 600
         temporary = Path(name)
         try:
-            temporary.chmod(FILE_MODE)
             with os.fdopen(handle, "w") as file:
                 file.write(content)
                 file.flush()
@@ -107,14 +106,4 @@ class NodeSettingsFile:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync(folder)
-
-
-def _sync(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open a folder.
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_folder(folder)

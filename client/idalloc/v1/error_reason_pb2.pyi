@@ -52,7 +52,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 5
     """The store is down, too slow, or refused the statement for now: it may recover by itself. Status UNAVAILABLE with
     RetryInfo. Metadata: code, http_status (the store's own, where it gave one). Ids may have been burned, none was
-    issued twice.
+    issued twice. Of UpdateNode also: some workers of the server have not changed yet, and try again until they have.
 
       {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5031", "http_status": "503"}}
     """
@@ -194,7 +194,7 @@ FAILED_PRECONDITION. Metadata: sequence.
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 5
 """The store is down, too slow, or refused the statement for now: it may recover by itself. Status UNAVAILABLE with
 RetryInfo. Metadata: code, http_status (the store's own, where it gave one). Ids may have been burned, none was
-issued twice.
+issued twice. Of UpdateNode also: some workers of the server have not changed yet, and try again until they have.
 
   {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5031", "http_status": "503"}}
 """

@@ -314,11 +314,7 @@ class ChangePending(Retryable):
     reason = "STORE_UNAVAILABLE"
 
     def __init__(self, applied: int, workers: int) -> None:
-        super().__init__(
-            f"{applied} of {workers} workers have applied the change so far; the others try again until they have",
-            applied=applied,
-            workers=workers,
-        )
+        super().__init__(f"{applied} of {workers} workers have applied the change; the others try until they have")
 
 
 class StoreFailure(Refusal):

@@ -25,16 +25,15 @@ class Workers(Protocol):
         ...
 
     async def change(self, given: Mapping[str, int], *, persist: bool, timeout: float | None) -> None:
-        """Change settings in this worker, and then in all others; a call that ends before does not end the change.
+        """Change this worker as ``DocIdGenerator.change`` does, and then all others; a failure here ends the change.
 
         Args:
-            given: The new values by field, see ``DocIdGenerator.change``.
+            given: The new values, by field.
             persist: Whether to persist them across restarts.
-            timeout: The time left to the call, in seconds; None for a call without a deadline.
+            timeout: The time that the caller has left, in seconds; None without a deadline.
 
         Raises:
-            Refusal: This worker refused the change. No worker has changed, and nothing is kept.
-            ChangePending: Not all workers have applied the change before the deadline.
+            ChangePending: Not all workers changed in time. The change goes on, as it does if the caller leaves.
         """
         ...
 

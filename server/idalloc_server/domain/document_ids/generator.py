@@ -246,24 +246,15 @@ class DocIdGenerator:
             await self._wait_for_claim()
         return runs
 
-    async def change(
-        self,
-        *,
-        prefix: int | None = None,
-        auto_increment_offset: int | None = None,
-        auto_increment_increment: int | None = None,
-        node_settings: NodeSettings | None = None,
-    ) -> None:
+    async def change(self, *, node_settings: NodeSettings | None = None, **given: int) -> None:
         """Changes the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
 
         A new prefix gets a start timestamp of its own. Concurrent changes are applied in order. A failed change has no
         effect; one whose caller is cancelled completes.
 
         Args:
-            prefix: The new prefix, 0 to 65535; None to keep the current one.
-            auto_increment_offset: The new offset, 1 to 65535; None to keep it.
-            auto_increment_increment: The new increment, 1 to 65535; None to keep it.
             node_settings: Persists the change across restarts; None to change this process only.
+            given: New values of ``settings``: the prefix, 0 to 65535; the others 1 to 65535.
 
         Raises:
             InvalidRequest: A value is out of range, or ``node_settings`` cannot persist it.
@@ -272,12 +263,6 @@ class DocIdGenerator:
             StoreUnavailable: No start timestamp could be claimed.
             ServerDraining: ``cancel_claims`` was called.
         """
-        requested = {
-            "prefix": prefix,
-            "auto_increment_offset": auto_increment_offset,
-            "auto_increment_increment": auto_increment_increment,
-        }
-        given = {field: value for field, value in requested.items() if value is not None}
         for field, value in given.items():
             least = 0 if field == "prefix" else 1
             if not least <= value <= MAX_STEP:

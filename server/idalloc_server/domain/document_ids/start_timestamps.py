@@ -157,15 +157,10 @@ class StartTimestamps:
                 failing = False
 
     async def release(self, prefix: int | None = None) -> None:
-        """Releases a prefix in the store, or lets it become stale after its last heartbeat if that fails.
-
-        Args:
-            prefix: A prefix that this process no longer uses; None for the current one, once no process uses it.
-        """
-        if prefix is None:
-            prefix = self.prefix
-        elif self._is_shared:
-            return  # Other processes may use it until they have changed, too: it becomes stale.
+        """Releases a prefix (by default the current one) in the store. If that fails, it becomes stale later."""
+        if self._is_shared and prefix is not None:
+            return  # Others may use the old prefix until they have changed, too. It becomes stale.
+        prefix = self.prefix if prefix is None else prefix
         try:
             await within_timeout(self._store_timeout, self._store.release_prefix(prefix, self._holder))
         except Refusal as refusal:

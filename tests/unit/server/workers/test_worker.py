@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,30 @@ CHANGED = {"prefix": 9, "auto_increment_offset": 1, "auto_increment_increment": 
 class Supervisor:
     """The supervisor's end of the pipe to one of two workers, with prefix 3."""
 
-    def __init__(self, pipe: Pipe, worker: Worker, store: MemoryStore) -> None:
+    def __init__(self, pipe: Pipe, worker: Worker, serving: asyncio.Task[None], store: MemoryStore) -> None:
         self.pipe = pipe
+        self.serving = serving
         self.worker = worker
         self.store = store
         start_timestamps = StartTimestamps(
             store, FakeClock(), prefix=3, holder="me", max_clock_skew=5, prefix_conflict="refuse", is_shared=True
         )
         self._start_timestamps = start_timestamps
+        self._failures: asyncio.Queue[None] = asyncio.Queue()
 
     async def make_ready(self) -> None:
         """Let the worker report that it is ready; it waits for the others."""
         self.doc_ids = DocIdGenerator(self._start_timestamps, await self._start_timestamps.start())
+        change = self.doc_ids.change
+
+        async def counted(**settings: Any) -> None:
+            try:
+                await change(**settings)
+            except StoreUnavailable:
+                self._failures.put_nowait(None)
+                raise
+
+        self.doc_ids.change = counted  # type: ignore[method-assign]
         self.ready = asyncio.create_task(self.worker.wait_all_ready(self.doc_ids, AccessControl(FakeClock(), 1)))
         await self.expect("ready")
 
@@ -64,6 +76,12 @@ class Supervisor:
         self.pipe.send(turn=turn)
         assert await self.expect("turn_ended") == turn
 
+    async def wait_failures(self, times: int) -> None:
+        """Wait until the worker has failed so often to reach the store for a change."""
+        async with asyncio.timeout(10):
+            for _ in range(times):
+                await self._failures.get()
+
     @property
     def given(self) -> object:
         """What the worker changed in its last turn, if anything."""
@@ -75,7 +93,7 @@ async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 0.01)
     one, other = socket.socketpair()
     pipe, ours = await Pipe.over(one), await Pipe.over(other)
-    settings = dict(Settings(workers=2, drain_timeout=1.0))
+    settings = dict(Settings(workers=2))
     pipe.send(
         start={
             "settings": settings,
@@ -89,7 +107,7 @@ async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     worker = Worker(ours)
     serving = asyncio.create_task(asyncio.sleep(60))
     tasks = {serving, *map(asyncio.create_task, (worker.receive_until_orphaned(serving), worker.apply_changes()))}
-    yield Supervisor(pipe, worker, MemoryStore(FakeClock()))
+    yield Supervisor(pipe, worker, serving, MemoryStore(FakeClock()))
     for task in {*tasks, *worker.changes}:
         task.cancel()
     await pipe.close()
@@ -124,17 +142,16 @@ class TestChanging:
     async def test_deadline_says_how_many_have_applied(self, supervisor: Supervisor) -> None:
         """At its deadline a change fails with the number of workers that have applied it, and goes on."""
         await supervisor.serve()
-        early = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=0.01))
+        early = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=0.0))
         with pytest.raises(ChangePending, match="0 of 2 workers"):
             await early
         await supervisor.give_turn(1)
         assert supervisor.given == {"prefix": 9}
-        late = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=0.5))
+        late = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=1.0))
         await supervisor.give_turn(2)
         with pytest.raises(ChangePending, match="1 of 2 workers have applied") as pending:
             await late
         assert pending.value.reason == "STORE_UNAVAILABLE"
-        assert pending.value.metadata == {"applied": "1", "workers": "2"}
 
     @pytest.mark.parametrize("error", [InvalidRequest, PrefixInUse, StoreUnavailable, ZeroDivisionError])
     async def test_failure_of_the_first_worker_ends_a_change(
@@ -157,18 +174,14 @@ class TestChanging:
         assert supervisor.given is None
         assert supervisor.doc_ids.prefix == 3
         assert kept(supervisor.worker) == {}
-        change = asyncio.create_task(
-            supervisor.worker.change({"auto_increment_offset": 5}, persist=True, timeout=None)
-        )
+        change = asyncio.create_task(supervisor.worker.change({"auto_increment_offset": 5}, persist=True, timeout=None))
         await supervisor.give_turn(2)
         assert supervisor.given == {"auto_increment_offset": 5}
         assert kept(supervisor.worker) == {"auto_increment_offset": 5}
         supervisor.pipe.send(others=[2])
         await change
 
-    async def test_change_that_cannot_be_persisted_has_no_effect(
-        self, supervisor: Supervisor, tmp_path: Path
-    ) -> None:
+    async def test_change_that_cannot_be_persisted_has_no_effect(self, supervisor: Supervisor, tmp_path: Path) -> None:
         """A change that cannot be written to the file is not made in any worker."""
         await supervisor.serve()
         path = tmp_path / f"persisted-{LISTEN.replace(':', '-')}.json"
@@ -219,11 +232,8 @@ class TestFollowing:
         """P6: a worker that cannot reach the store issues ids with its old settings, and tries again."""
         await supervisor.serve()
         supervisor.store.down = True
-        claims = len(supervisor.store.calls_of("now"))
         supervisor.pipe.send(revision=1, settings=CHANGED)
-        async with asyncio.timeout(10):
-            while len(supervisor.store.calls_of("now")) < claims + 3:
-                await asyncio.sleep(0.01)
+        await supervisor.wait_failures(3)
         runs = supervisor.doc_ids.generate_from_memory(1)
         assert runs is not None
         assert runs[0].prefix == 3
@@ -240,9 +250,7 @@ class TestFollowing:
         await supervisor.serve()
         supervisor.store.next("claim_start", unreachable())
         supervisor.pipe.send(revision=1, settings=CHANGED)
-        async with asyncio.timeout(10):
-            while len(supervisor.store.calls_of("claim_start")) < 2:
-                await asyncio.sleep(0.01)
+        await supervisor.wait_failures(1)
         supervisor.pipe.send(revision=2, settings=CHANGED | {"prefix": 10})
         assert await supervisor.expect("applied") == 2
         assert supervisor.doc_ids.prefix == 10
@@ -256,12 +264,8 @@ class TestFollowing:
         await supervisor.serve()
         supervisor.store.next("claim_start", unreachable())
         supervisor.pipe.send(revision=1, settings=CHANGED)
-        async with asyncio.timeout(10):
-            while len(supervisor.store.calls_of("claim_start")) < 2:
-                await asyncio.sleep(0.01)
-        change = asyncio.create_task(
-            supervisor.worker.change({"auto_increment_offset": 5}, persist=True, timeout=None)
-        )
+        await supervisor.wait_failures(1)
+        change = asyncio.create_task(supervisor.worker.change({"auto_increment_offset": 5}, persist=True, timeout=None))
         await supervisor.give_turn(2)
         assert supervisor.given == {"auto_increment_offset": 5}
         assert (supervisor.doc_ids.prefix, supervisor.doc_ids.offset) == (9, 5)
@@ -341,13 +345,10 @@ async def test_drained_worker_exits_when_it_may(supervisor: Supervisor, exit: st
 
 async def test_orphan_that_starts_ends(supervisor: Supervisor) -> None:
     """A worker that starts ends with its supervisor."""
-    serving = asyncio.create_task(asyncio.sleep(60))
-    receiving = asyncio.create_task(supervisor.worker.receive_until_orphaned(serving))
     await supervisor.pipe.close()
     async with asyncio.timeout(10):
-        await asyncio.wait({serving})
-        await receiving
-    assert serving.cancelled()
+        await asyncio.wait({supervisor.serving})
+    assert supervisor.serving.cancelled()
 
 
 async def failing(*_: object) -> None:
