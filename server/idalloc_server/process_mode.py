@@ -45,8 +45,8 @@ class ProcessMode:
         requires_authentication: Whether callers must authenticate even if the access file has no identities.
 
     Args:
-        node_settings: see the attribute.
-        drain_timeout: see the attribute.
+        node_settings: Persists settings over restarts.
+        drain_timeout: How long running calls may continue after a stop, in seconds.
         created: The line to print about a store that this start creates; empty for an existing store.
     """
 

@@ -2,7 +2,8 @@
 
 The processes send each other values by name, see ``Pipe``. A worker sends:
 
-* ``ready``, ``serving`` (the line to print), ``closed``, ``drained``: how far it is; ``start_error``
+* ``ready``, ``serving`` (the line to print), ``closed``, ``drained``: how far it is
+* ``start_error``: the reason of a store's failure, if it is one, and the message
 * ``counts``: its counters, each second
 * ``requires_authentication``: its access file has identities
 * ``wants_turn``: a caller changes the node; ``turn_ended`` and, unless it failed, ``given``: the new settings

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from idalloc_server.domain import errors
-from idalloc_server.domain.errors import Refusal, StartRefused
-
 Values = dict[str, Any]
 
 _MAX_MESSAGE_BYTES = 2**20
@@ -67,17 +64,3 @@ class Pipe:
         self._writer.close()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
-
-
-def encode_error(error: Refusal | StartRefused) -> Values:
-    """Return an error of ``domain.errors`` as JSON values; a subclass from elsewhere becomes its base class."""
-    name = next(each.__name__ for each in type(error).__mro__ if hasattr(errors, each.__name__))
-    return {"class": name, "message": str(error), "attributes": vars(error)}
-
-
-def decode_error(encoded: Values) -> Refusal | StartRefused:
-    """Return the error that ``encode_error`` encoded."""
-    error_class: type[Refusal | StartRefused] = getattr(errors, encoded["class"])
-    error = error_class.__new__(error_class, encoded["message"])
-    vars(error).update(encoded["attributes"])
-    return error

@@ -204,7 +204,7 @@ class Supervisor:
         others = [each.pipe.values.get("applied", -1) for each in self._workers.values() if each is not worker]
         worker.pipe.send(revision=self._revision, settings=settings, others=others)
 
-    def _broadcast(self, **values: bool) -> None:
+    def _broadcast(self, **values: object) -> None:
         for each in self._workers.values():
             each.pipe.send(**values)
 
@@ -248,6 +248,5 @@ class Supervisor:
         await asyncio.gather(*(each.pipe.wait_until(lambda values: "closed" in values) for each in workers))
         self._broadcast(all_closed=True)
         await asyncio.gather(*(each.pipe.wait_until(lambda values: "drained" in values) for each in workers))
-        for each in workers:
-            each.pipe.send(exit="all")
+        self._broadcast(exit="all")
         await asyncio.gather(*(asyncio.shield(each.exit) for each in workers), return_exceptions=True)

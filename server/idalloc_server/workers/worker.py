@@ -21,7 +21,7 @@ from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import ProcessMode
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
-from idalloc_server.workers.pipe import Pipe, encode_error
+from idalloc_server.workers.pipe import Pipe
 
 # The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
@@ -207,7 +207,7 @@ async def run_worker(connection: socket.socket) -> None:
     try:
         await serving
     except (StartRefused, StoreFailure) as error:
-        pipe.send(start_error=encode_error(error))
+        pipe.send(start_error=[getattr(error, "reason", ""), str(error)])
     except asyncio.CancelledError:
         pass  # The supervisor exited during the start.
     finally:

@@ -9,9 +9,9 @@ from typing import Any
 
 import structlog
 
-from idalloc_server.domain.errors import StartRefused
+from idalloc_server.domain.errors import StartRefused, StoreUnavailable
 from idalloc_server.telemetry.metrics import Counts
-from idalloc_server.workers.pipe import Pipe, decode_error
+from idalloc_server.workers.pipe import Pipe
 
 _log = structlog.get_logger("idalloc.supervisor")
 
@@ -56,8 +56,8 @@ class WorkerProcess:
         """Wait for a value that the start brings; kill the process if it does not come in time.
 
         Raises:
-            Refusal: The worker could not start.
-            StartRefused: It could not start, exited, or was killed.
+            StartRefused: The worker could not start, exited, or was killed.
+            StoreUnavailable: The worker could not reach the store.
         """
         values = self.pipe.values
         try:
@@ -67,7 +67,10 @@ class WorkerProcess:
             _log.error("worker_unresponsive", worker=self.number, pid=self.process.pid, timeout=timeout)
             self.kill()
         if "start_error" in values:
-            raise decode_error(values["start_error"])
+            reason, error = values["start_error"]
+            if reason == StoreUnavailable.reason:
+                raise StoreUnavailable(error)
+            raise StartRefused("store", error) if reason else StartRefused(*error.split(": ", 1))
         if name not in values:
             raise StartRefused("workers", f"worker {self.number} exited while it started; see the log")
 

@@ -15,7 +15,7 @@ from idalloc_server.domain.errors import (
 )
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.workers import supervisor
-from idalloc_server.workers.pipe import Values, encode_error
+from idalloc_server.workers.pipe import Values
 from idalloc_server.workers.supervisor import Supervisor
 from tests.support.fake_workers import SECONDS, FakeWorkers
 from tests.support.supervised import start_both, supervised, supervised_settings
@@ -41,15 +41,22 @@ class TestStarting:
             other.pipe.send(ready=True, applied=0)
             assert await asyncio.wait_for(first, SECONDS)
 
-    @pytest.mark.parametrize("error", [StartRefused("store", "is none"), StoreUnavailable("it is away")])
+    @pytest.mark.parametrize(
+        ("reason", "error"),
+        [
+            ("", StartRefused("listen", "is none: name it")),
+            ("STORE_REFUSED", StartRefused("store", "host:4200: wrong password")),
+            ("STORE_UNAVAILABLE", StoreUnavailable("host:4200: it is away")),
+        ],
+    )
     async def test_start_error_of_a_worker_stops_the_server(
-        self, workers: FakeWorkers, error: StartRefused | StoreUnavailable
+        self, workers: FakeWorkers, reason: str, error: StartRefused | StoreUnavailable
     ) -> None:
         """A start fails with the error of its first failing worker, and kills the others."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
             one.pipe.send(ready=True, applied=0)
-            other.pipe.send(start_error=encode_error(error))
+            other.pipe.send(start_error=[reason, str(error).removeprefix("store: ")])
             with pytest.raises(type(error), match=str(error)):
                 await asyncio.wait_for(running, SECONDS)
             assert one.exited.is_set()  # It was killed, since it did not serve yet.
@@ -112,7 +119,7 @@ class TestReplacing:
             await one.exit()
             for error in (StoreUnavailable("it is away"), StartRefused("node_prefix", "in use")):
                 late = await workers.next()
-                late.pipe.send(start_error=encode_error(error))
+                late.pipe.send(start_error=[getattr(error, "reason", ""), str(error)])
                 await late.exit()
             await (await workers.next()).serve()
             assert not running.done()
@@ -148,7 +155,7 @@ class TestReplacing:
                 await one.exit()
                 for _ in range(3):
                     late = await workers.next()
-                    late.pipe.send(start_error=encode_error(StoreUnavailable("it is away")))
+                    late.pipe.send(start_error=["STORE_UNAVAILABLE", "it is away"])
                     await late.exit()
                 await workers.next()
             assert [line["restart_in"] for line in logs if line["event"] == "worker_ended"] == [0.0, 0.1, 0.2, 0.4]

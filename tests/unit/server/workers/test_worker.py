@@ -82,8 +82,7 @@ class Supervisor:
             for _ in range(times):
                 await self._failures.get()
 
-    @property
-    def given(self) -> object:
+    def pop_given(self) -> object:
         """What the worker changed in its last turn, if anything."""
         return self.pipe.values.pop("given", None)
 
@@ -123,7 +122,7 @@ class TestChanging:
         assert supervisor.doc_ids.prefix == 3
         supervisor.pipe.send(turn=4)
         assert await supervisor.expect("turn_ended") == 4
-        assert (supervisor.given, supervisor.pipe.values["applied"]) == ({"prefix": 9}, 4)
+        assert (supervisor.pop_given(), supervisor.pipe.values["applied"]) == ({"prefix": 9}, 4)
         assert supervisor.doc_ids.prefix == 9
         assert not change.done()
         supervisor.pipe.send(others=[4])
@@ -146,7 +145,7 @@ class TestChanging:
         with pytest.raises(ChangePending, match="0 of 2 workers"):
             await early
         await supervisor.give_turn(1)
-        assert supervisor.given == {"prefix": 9}
+        assert supervisor.pop_given() == {"prefix": 9}
         late = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=1.0))
         await supervisor.give_turn(2)
         with pytest.raises(ChangePending, match="1 of 2 workers have applied") as pending:
@@ -171,12 +170,11 @@ class TestChanging:
             await supervisor.give_turn(1)
             with pytest.raises(error):
                 await change
-        assert supervisor.given is None
-        assert supervisor.doc_ids.prefix == 3
-        assert kept(supervisor.worker) == {}
+        assert supervisor.pop_given() is None
+        assert (supervisor.doc_ids.prefix, kept(supervisor.worker)) == (3, {})
         change = asyncio.create_task(supervisor.worker.change({"auto_increment_offset": 5}, persist=True, timeout=None))
         await supervisor.give_turn(2)
-        assert supervisor.given == {"auto_increment_offset": 5}
+        assert supervisor.pop_given() == {"auto_increment_offset": 5}
         assert kept(supervisor.worker) == {"auto_increment_offset": 5}
         supervisor.pipe.send(others=[2])
         await change
@@ -190,7 +188,7 @@ class TestChanging:
         await supervisor.give_turn(1)
         with pytest.raises(InvalidRequest, match="cannot read"):
             await change
-        assert (supervisor.given, supervisor.doc_ids.prefix) == (None, 3)
+        assert (supervisor.pop_given(), supervisor.doc_ids.prefix) == (None, 3)
 
     async def test_cancelled_change_still_publishes_its_event(self, supervisor: Supervisor) -> None:
         """A change is made, published once and kept even if its caller has cancelled the call."""
@@ -203,7 +201,7 @@ class TestChanging:
         await asyncio.wait({call})
         supervisor.pipe.send(turn=1)
         await supervisor.expect("turn_ended")
-        assert supervisor.given == {"prefix": 9}
+        assert supervisor.pop_given() == {"prefix": 9}
         assert events == [({"prefix": 3}, {"prefix": 9})]
 
     async def test_exit_of_the_supervisor_ends_a_change(self, supervisor: Supervisor) -> None:
@@ -267,7 +265,7 @@ class TestFollowing:
         await supervisor.wait_failures(1)
         change = asyncio.create_task(supervisor.worker.change({"auto_increment_offset": 5}, persist=True, timeout=None))
         await supervisor.give_turn(2)
-        assert supervisor.given == {"auto_increment_offset": 5}
+        assert supervisor.pop_given() == {"auto_increment_offset": 5}
         assert (supervisor.doc_ids.prefix, supervisor.doc_ids.offset) == (9, 5)
         assert kept(supervisor.worker) == {"auto_increment_offset": 5}
         supervisor.pipe.send(others=[2])
