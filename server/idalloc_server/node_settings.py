@@ -68,7 +68,11 @@ class NodeSettingsFile:
         return saved
 
     def check(self, settings: Iterable[str]) -> None:
-        """See ``NodeSettings``."""
+        """Check that settings can be persisted.
+
+        Raises:
+            InvalidRequest: There is no file, or another source would override them at the next start.
+        """
         if self.path is None:
             raise InvalidRequest("persist", self._no_path)
         for field in settings:
@@ -80,7 +84,11 @@ class NodeSettingsFile:
                 )
 
     async def save(self, settings: Mapping[str, int]) -> None:
-        """See ``NodeSettings``."""
+        """Persist settings in addition to those saved before.
+
+        Raises:
+            InvalidRequest: They cannot be written; nothing is saved.
+        """
         try:
             # In a thread, since a disk may be slow.
             await asyncio.to_thread(self._write, settings)

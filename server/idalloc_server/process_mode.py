@@ -8,7 +8,8 @@ from collections.abc import Callable
 import structlog
 
 from idalloc_server.auth.access_control import AccessControl
-from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.rpc.node import Workers
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
@@ -53,7 +54,7 @@ class ProcessMode:
     workers: Workers | None = None
     requires_authentication = False
 
-    def __init__(self, node_settings: NodeSettings, drain_timeout: float, created: str = "") -> None:
+    def __init__(self, node_settings: NodeSettingsFile, drain_timeout: float, created: str = "") -> None:
         self.node_settings = node_settings
         self.drain_timeout = drain_timeout
         self.stop_signals = stop_signals()

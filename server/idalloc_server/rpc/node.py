@@ -6,9 +6,10 @@ from typing import Protocol
 
 from idalloc.v1 import node_pb2, node_pb2_grpc
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.grpc_types import Context
+from idalloc_server.node_settings import NodeSettingsFile
 
 # The fields that UpdateNode changes.
 _CHANGEABLE = ("prefix", "auto_increment_offset", "auto_increment_increment")
@@ -24,12 +25,12 @@ class Workers(Protocol):
         """How many leases all other workers held about a second ago."""
         ...
 
-    async def change(self, given: Mapping[str, int], *, persist: bool, timeout: float | None) -> None:
+    async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
         """Change this worker as ``DocIdGenerator.change`` does, and then all others; a failure here ends the change.
 
         Args:
             given: The new values, by field.
-            persist: Whether to persist them across restarts.
+            save: See ``DocIdGenerator.change``.
             timeout: The time that the caller has left, in seconds; None without a deadline.
 
         Raises:
@@ -54,7 +55,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         allocator: Allocator,
         doc_ids: DocIdGenerator,
         store: str,
-        node_settings: NodeSettings | None = None,
+        node_settings: NodeSettingsFile | None = None,
         workers: Workers | None = None,
     ) -> None:
         self._allocator = allocator
@@ -70,12 +71,16 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
     async def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: Context) -> node_pb2.UpdateNodeResponse:
         """See node.proto."""
         given = {field: getattr(request.node, field) for field in _fields_to_change(request)}
+        save = None
+        if request.persist:
+            if self._node_settings is None:
+                raise InvalidRequest("persist", "this node cannot keep settings across restarts")
+            self._node_settings.check(given)
+            save = self._node_settings.save
         if self._workers is not None:
-            await self._workers.change(given, persist=request.persist, timeout=context.time_remaining())
-        elif request.persist and self._node_settings is None:
-            raise InvalidRequest("persist", "this node cannot keep settings across restarts")
+            await self._workers.change(given, save, context.time_remaining())
         else:
-            await self._doc_ids.change(**given, node_settings=self._node_settings if request.persist else None)
+            await self._doc_ids.change(**given, save=save)
         return node_pb2.UpdateNodeResponse(node=self._node())
 
     def _node(self) -> node_pb2.Node:

@@ -64,7 +64,7 @@ class Supervisor:
     def counts(self) -> Counts:
         """Return the sum over all processes, exited ones included; at most about a second old."""
         total = Counts(log_lines_lost=Counter(logs.lost_lines()))
-        for each in (self._exited_counts.to_json(), *(worker.counts for worker in self._workers.values())):
+        for each in (self._exited_counts.to_json(), *(each.pipe.values["counts"] for each in self._workers.values())):
             total.add(each)
         return total
 
@@ -160,8 +160,8 @@ class Supervisor:
         """React to a worker's values until it exits; return its exit code, negative for a signal."""
         while (values := await worker.pipe.receive()) is not None:
             if "counts" in values:
-                leases = sum(each.counts["lease_count"] for each in self._workers.values() if each is not worker)
-                worker.pipe.send(other_leases=leases)
+                others = [each.pipe.values["counts"] for each in self._workers.values() if each is not worker]
+                worker.pipe.send(other_leases=sum(counts["lease_count"] for counts in others))
             if "requires_authentication" in values and not self._requires_authentication:
                 # A later worker may not have seen the access file that required it.
                 self._requires_authentication = True
@@ -174,11 +174,11 @@ class Supervisor:
                 self._on_applied(worker, values)
             if "drained" in values:  # by itself, as after SIGTERM, unless all stop
                 asyncio.get_running_loop().call_later(SELF_STOP_SECONDS, self._allow_exit, worker)
-        counts = Counts()
-        counts.add(worker.counts)
-        counts.end()
-        self._exited_counts.add(counts.to_json())
-        worker.pipe.values["counts"] = None
+        last = Counts()
+        last.add(worker.pipe.values["counts"])
+        last.end()
+        self._exited_counts.add(last.to_json())
+        worker.pipe.values["counts"] = Counts().to_json()
         await worker.pipe.close()
         return await worker.process.wait()
 

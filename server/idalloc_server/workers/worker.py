@@ -15,7 +15,7 @@ import structlog
 from idalloc_server import app
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.config import Settings
-from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import ChangePending, Refusal, ServerDraining, StartRefused, StoreFailure
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import ProcessMode
@@ -129,9 +129,9 @@ class Worker(ProcessMode):
         """See ``Workers``."""
         return int(self._pipe.values.get("other_leases", 0))
 
-    async def change(self, given: Mapping[str, int], *, persist: bool, timeout: float | None) -> None:
+    async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
         """See ``Workers.change``."""
-        change = asyncio.create_task(self._change_first(given, persist))  # It goes on if the caller leaves.
+        change = asyncio.create_task(self._change_first(given, save))  # It goes on if the caller leaves.
         self.changes.add(change)
         change.add_done_callback(self.changes.discard)
         try:
@@ -146,7 +146,7 @@ class Worker(ProcessMode):
         if self._pipe.has_ended:
             raise ServerDraining
 
-    async def _change_first(self, given: Mapping[str, int], persist: bool) -> int:
+    async def _change_first(self, given: Mapping[str, int], save: Save | None) -> int:
         """Change this worker, in turn with others; return the revision with which the others follow."""
         async with self._change_lock:
             last_turn = self._pipe.values.get("turn", 0)
@@ -158,7 +158,7 @@ class Worker(ProcessMode):
             turn: int = self._pipe.values["turn"]
             try:
                 await self._apply_newest()  # It may have failed before.
-                await self._doc_ids.change(**given, node_settings=self.node_settings if persist else None)
+                await self._doc_ids.change(**given, save=save)
             except BaseException:
                 self._pipe.send(turn_ended=turn)
                 raise

@@ -5,7 +5,6 @@ import math
 import socket
 import sys
 from contextlib import suppress
-from typing import Any
 
 import structlog
 
@@ -33,6 +32,7 @@ class WorkerProcess:
         self.number = number
         self.process = process
         self.pipe = pipe
+        pipe.values["counts"] = Counts().to_json()
         self.serving_since = math.inf
 
     @classmethod
@@ -46,11 +46,6 @@ class WorkerProcess:
                 *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         return cls(number, process, await Pipe.over(ours))
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        """The counts that it reported last."""
-        return self.pipe.values.get("counts") or Counts().to_json()
 
     async def wait_started(self, name: str, timeout: float) -> None:
         """Wait for a value that the start brings; kill the process if it does not come in time.

@@ -11,8 +11,8 @@ import asyncio
 import os
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, NoReturn, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, NoReturn
 
 from idalloc_server.domain import change_events, fork
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
@@ -128,24 +128,8 @@ def _runs_before_overflow(
     return runs, count
 
 
-class NodeSettings(Protocol):
-    """Persists node settings across restarts, by their names on the wire."""
-
-    def check(self, settings: Iterable[str]) -> None:
-        """Checks that settings can be persisted.
-
-        Raises:
-            InvalidRequest: Another source would override them at the next start.
-        """
-        ...
-
-    async def save(self, settings: Mapping[str, int]) -> None:
-        """Persists settings in addition to those saved before.
-
-        Raises:
-            InvalidRequest: They cannot be written; nothing is saved.
-        """
-        ...
+# Persists new settings of a node by name, or raises a ``Refusal``.
+Save = Callable[[Mapping[str, int]], Awaitable[None]]
 
 
 class DocIdGenerator:
@@ -246,18 +230,18 @@ class DocIdGenerator:
             await self._wait_for_claim()
         return runs
 
-    async def change(self, *, node_settings: NodeSettings | None = None, **given: int) -> None:
+    async def change(self, *, save: Save | None = None, **given: int) -> None:
         """Changes the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
 
         A new prefix gets a start timestamp of its own. Concurrent changes are applied in order. A failed change has no
         effect; one whose caller is cancelled completes.
 
         Args:
-            node_settings: Persists the change across restarts; None to change this process only.
+            save: Persists the change before it takes effect; None to change this process only.
             given: New values of ``settings``: the prefix, 0 to 65535; the others 1 to 65535.
 
         Raises:
-            InvalidRequest: A value is out of range, or ``node_settings`` cannot persist it.
+            InvalidRequest: A value is out of range, or ``save`` cannot persist it.
             DocIdTimestampRefused: The clock is wrong, or the new prefix has no start timestamp left.
             PrefixInUse: Another node uses the new prefix, and ``prefix_conflict`` is refuse.
             StoreUnavailable: No start timestamp could be claimed.
@@ -269,7 +253,7 @@ class DocIdGenerator:
                 raise InvalidRequest(field, f"must be between {least} and {MAX_STEP}, not {value}")
         if self._closed:
             raise ServerDraining
-        change = asyncio.create_task(self._change(given, node_settings), name="change the node")
+        change = asyncio.create_task(self._change(given, save), name="change the node")
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
         await asyncio.wait({change})
@@ -313,17 +297,15 @@ class DocIdGenerator:
             self._next_start = start
         return None
 
-    async def _change(self, given: Mapping[str, int], node_settings: NodeSettings | None) -> Refusal | None:
+    async def _change(self, given: Mapping[str, int], save: Save | None) -> Refusal | None:
         """Applies one change. Returns an error rather than raise it: the caller may be cancelled."""
         async with self._change_lock:
             old_prefix, start = self.prefix, None
             try:
-                if node_settings is not None:
-                    node_settings.check(given)
                 if given.get("prefix", old_prefix) != old_prefix:
                     start = await self._start_timestamps.claim(given["prefix"])
-                if node_settings is not None:
-                    await node_settings.save(given)
+                if save is not None:
+                    await save(given)
             except Refusal as refusal:
                 if start is not None:
                     await self._start_timestamps.release(start.prefix)

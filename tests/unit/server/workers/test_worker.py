@@ -13,7 +13,7 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.config import Settings
 from idalloc_server.domain import change_events
 from idalloc_server.domain.change_events import ChangedSettings
-from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
 from idalloc_server.domain.errors import ChangePending, InvalidRequest, PrefixInUse, ServerDraining, StoreUnavailable
 from idalloc_server.node_settings import NodeSettingsFile
@@ -82,6 +82,11 @@ class Supervisor:
             for _ in range(times):
                 await self._failures.get()
 
+    @property
+    def save(self) -> Save:
+        """Persists a change."""
+        return self.worker.node_settings.save
+
     def pop_given(self) -> object:
         """What the worker changed in its last turn, if anything."""
         return self.pipe.values.pop("given", None)
@@ -117,7 +122,7 @@ class TestChanging:
     async def test_change_waits_for_all_workers(self, supervisor: Supervisor) -> None:
         """A change is made in this worker first, and returns once the others have applied it."""
         await supervisor.serve()
-        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=None))
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
         await supervisor.expect("wants_turn")
         assert supervisor.doc_ids.prefix == 3
         supervisor.pipe.send(turn=4)
@@ -131,7 +136,7 @@ class TestChanging:
     async def test_change_during_the_start_waits_for_it(self, supervisor: Supervisor) -> None:
         """A change that a worker gets before all serve is made when they do."""
         await supervisor.make_ready()
-        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=None))
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
         await asyncio.sleep(0)
         supervisor.pipe.send(serve=True)
         await supervisor.give_turn(1)
@@ -141,12 +146,12 @@ class TestChanging:
     async def test_deadline_says_how_many_have_applied(self, supervisor: Supervisor) -> None:
         """At its deadline a change fails with the number of workers that have applied it, and goes on."""
         await supervisor.serve()
-        early = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=0.0))
+        early = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=0.0))
         with pytest.raises(ChangePending, match="0 of 2 workers"):
             await early
         await supervisor.give_turn(1)
         assert supervisor.pop_given() == {"prefix": 9}
-        late = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=1.0))
+        late = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=1.0))
         await supervisor.give_turn(2)
         with pytest.raises(ChangePending, match="1 of 2 workers have applied") as pending:
             await late
@@ -166,13 +171,15 @@ class TestChanging:
         with monkeypatch.context() as patch:
             if error is ZeroDivisionError:
                 patch.setattr(supervisor.doc_ids, "_change", failing)
-            change = asyncio.create_task(supervisor.worker.change(given, persist=True, timeout=None))
+            change = asyncio.create_task(supervisor.worker.change(given, supervisor.save, timeout=None))
             await supervisor.give_turn(1)
             with pytest.raises(error):
                 await change
         assert supervisor.pop_given() is None
         assert (supervisor.doc_ids.prefix, kept(supervisor.worker)) == (3, {})
-        change = asyncio.create_task(supervisor.worker.change({"auto_increment_offset": 5}, persist=True, timeout=None))
+        change = asyncio.create_task(
+            supervisor.worker.change({"auto_increment_offset": 5}, supervisor.save, timeout=None)
+        )
         await supervisor.give_turn(2)
         assert supervisor.pop_given() == {"auto_increment_offset": 5}
         assert kept(supervisor.worker) == {"auto_increment_offset": 5}
@@ -184,7 +191,7 @@ class TestChanging:
         await supervisor.serve()
         path = tmp_path / f"persisted-{LISTEN.replace(':', '-')}.json"
         path.mkdir()
-        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=True, timeout=None))
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, supervisor.save, timeout=None))
         await supervisor.give_turn(1)
         with pytest.raises(InvalidRequest, match="cannot read"):
             await change
@@ -195,7 +202,7 @@ class TestChanging:
         await supervisor.serve()
         events: list[tuple[ChangedSettings, ChangedSettings]] = []
         with change_events.listening(lambda *change: events.append(change)):
-            call = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=None))
+            call = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
         await supervisor.expect("wants_turn")
         call.cancel()
         await asyncio.wait({call})
@@ -207,7 +214,7 @@ class TestChanging:
     async def test_exit_of_the_supervisor_ends_a_change(self, supervisor: Supervisor) -> None:
         """A change whose supervisor exits fails with SERVER_DRAINING."""
         await supervisor.serve()
-        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, persist=False, timeout=None))
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
         await supervisor.expect("wants_turn")
         await supervisor.pipe.close()
         with pytest.raises(ServerDraining):
@@ -263,7 +270,9 @@ class TestFollowing:
         supervisor.store.next("claim_start", unreachable())
         supervisor.pipe.send(revision=1, settings=CHANGED)
         await supervisor.wait_failures(1)
-        change = asyncio.create_task(supervisor.worker.change({"auto_increment_offset": 5}, persist=True, timeout=None))
+        change = asyncio.create_task(
+            supervisor.worker.change({"auto_increment_offset": 5}, supervisor.save, timeout=None)
+        )
         await supervisor.give_turn(2)
         assert supervisor.pop_given() == {"auto_increment_offset": 5}
         assert (supervisor.doc_ids.prefix, supervisor.doc_ids.offset) == (9, 5)
@@ -354,6 +363,4 @@ async def failing(*_: object) -> None:
 
 
 def kept(worker: Worker) -> dict[str, int]:
-    file = worker.node_settings
-    assert isinstance(file, NodeSettingsFile)
-    return file.read()
+    return worker.node_settings.read()
