@@ -26,7 +26,8 @@ from idalloc_server.workers.pipe import Pipe
 # The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
 # A change is answered after this share of the time that its caller has left, or after so long without a deadline.
-DEADLINE_SHARE, CHANGE_SECONDS = 0.9, 60.0
+# Without a deadline a call has None left on grpcio, and centuries on native.
+DEADLINE_SHARE, CHANGE_SECONDS, CENTURIES = 0.9, 60.0, 1e10
 # The pause before a worker tries again to apply a change.
 CHANGE_PAUSE_SECONDS = 5.0
 
@@ -131,11 +132,12 @@ class Worker(ProcessMode):
 
     async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
         """See ``Workers.change``."""
+        seconds = CHANGE_SECONDS if timeout is None or timeout > CENTURIES else timeout * DEADLINE_SHARE
         change = asyncio.create_task(self._change_first(given, save))  # It goes on if the caller leaves.
         self.changes.add(change)
         change.add_done_callback(self.changes.discard)
         try:
-            async with asyncio.timeout(CHANGE_SECONDS if timeout is None else timeout * DEADLINE_SHARE):
+            async with asyncio.timeout(seconds):
                 revision = await asyncio.shield(change)
                 await self._pipe.wait_until(lambda values: min(values["others"]) >= revision)
         except TimeoutError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,17 @@ class TestChanging:
         with pytest.raises(ChangePending, match="1 of 2 workers have applied") as pending:
             await late
         assert pending.value.reason == "STORE_UNAVAILABLE"
+
+    @pytest.mark.parametrize("timeout", [None, float(sys.maxsize)], ids=["grpcio", "native"])
+    async def test_change_without_a_deadline_is_bounded(
+        self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+    ) -> None:
+        """A change of a caller without a deadline is answered in bounded time, on both transports."""
+        monkeypatch.setattr(worker_module, "CHANGE_SECONDS", 0.0)
+        await supervisor.serve()
+        async with asyncio.timeout(10):
+            with pytest.raises(ChangePending):
+                await supervisor.worker.change({"prefix": 9}, None, timeout=timeout)
 
     @pytest.mark.parametrize("error", [InvalidRequest, PrefixInUse, StoreUnavailable, ZeroDivisionError])
     async def test_failure_of_the_first_worker_ends_a_change(
