@@ -86,10 +86,8 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
     def _node(self) -> node_pb2.Node:
         others = self._workers.other_lease_count if self._workers else 0
         return node_pb2.Node(
-            prefix=self._doc_ids.prefix,
+            **self._doc_ids.settings,
             start_timestamp=self._doc_ids.start_timestamp,
-            auto_increment_offset=self._doc_ids.offset,
-            auto_increment_increment=self._doc_ids.increment,
             version=version("idalloc"),
             store=self._store,
             lease_count=self._allocator.lease_count + others,
