@@ -80,9 +80,10 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
         settings, _, node_settings = load(flags, config_file, os.environ)
         logs.configure(settings.log_level)
         created = _created_line(open_store(settings.store, SystemClock()))
+        mode = ProcessMode(node_settings, settings.drain_timeout, created)
         if settings.workers == 1:
-            run(app.serve(settings, ProcessMode(node_settings, settings.drain_timeout, created)))
-        elif code := run(Supervisor(settings, node_settings, created).run()):
+            run(app.serve(settings, mode))
+        elif code := run(Supervisor(settings, mode).run()):
             raise typer.Exit(code)
     except StartRefused as error:
         _fail(str(error), 2)

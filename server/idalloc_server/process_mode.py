@@ -34,7 +34,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 class ProcessMode:
-    """How a serving process runs: this class as the whole server, ``workers.worker.Worker`` as one of its workers.
+    """How a process runs: this class as a whole server, ``workers.worker.Worker`` as one of its workers.
 
     Attributes:
         workers: All workers; None for a single process, which alone uses its address and prefix.
@@ -69,8 +69,8 @@ class ProcessMode:
         """Require authentication in all workers, until the server ends."""
 
     def report_serving(self, welcome: str) -> None:
-        """Report that health is SERVING."""
-        print_welcome(welcome, self._created)
+        """Report that health is SERVING, with a line to print."""
+        logs.print_line("\n".join(filter(None, (welcome, self._created))))
 
     async def report_counts(self, counts: Callable[[], Counts]) -> None:
         """Report the counts every second until cancelled."""
@@ -89,15 +89,5 @@ class ProcessMode:
 
     def report_final_counts(self, counts: Counts) -> None:
         """Report the final counts."""
-        log_stopped(counts)
-
-
-def print_welcome(welcome: str, created: str) -> None:
-    """Print that the server serves, and which store it created."""
-    logs.print_line("\n".join(filter(None, (welcome, created))))
-
-
-def log_stopped(counts: Counts) -> None:
-    """Log the end of a server, with its burned ids and lost log lines."""
-    totals = {"burned": dict(counts.burned), "log_lines_lost": dict(counts.log_lines_lost)}
-    _log.info("stopped", **{name: total for name, total in totals.items() if total})
+        totals = {"burned": dict(counts.burned), "log_lines_lost": dict(counts.log_lines_lost)}
+        _log.info("stopped", **{name: total for name, total in totals.items() if total})

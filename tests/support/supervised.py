@@ -10,6 +10,7 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
 )
 from idalloc_server.node_settings import NodeSettingsFile
+from idalloc_server.process_mode import ProcessMode
 from idalloc_server.workers.supervisor import Supervisor
 from tests.support.fake_workers import SECONDS, FakeWorker, FakeWorkers
 
@@ -20,10 +21,13 @@ def supervised_settings(store_timeout: str = "40s") -> Settings:
     )
 
 
+def new_supervisor(settings: Settings) -> Supervisor:
+    return Supervisor(settings, ProcessMode(NodeSettingsFile(None, "127.0.0.1:0"), settings.drain_timeout))
+
+
 @asynccontextmanager
 async def supervised(workers: FakeWorkers, store_timeout: str = "40s") -> AsyncIterator["asyncio.Task[int]"]:
-    server = Supervisor(supervised_settings(store_timeout), NodeSettingsFile(None, "127.0.0.1:0"))
-    running = asyncio.create_task(server.run())
+    running = asyncio.create_task(new_supervisor(supervised_settings(store_timeout)).run())
     try:
         yield running
     finally:

@@ -16,10 +16,10 @@ from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused
 from idalloc_server.listen.reservation import ReservedAddress
-from idalloc_server.node_settings import SETTINGS, NodeSettingsFile
-from idalloc_server.process_mode import log_stopped, print_welcome, stop_signals
+from idalloc_server.node_settings import SETTINGS
+from idalloc_server.process_mode import ProcessMode
 from idalloc_server.telemetry import logs
-from idalloc_server.telemetry.metrics import Counts, log_calls
+from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.pipe import Values
 from idalloc_server.workers.worker_process import WorkerProcess
 
@@ -41,15 +41,13 @@ class Supervisor:
 
     Args:
         settings: All settings.
-        node_settings: Persists settings that UpdateNode changes.
-        created: The line to print about a store that this start creates; empty for an existing store.
+        mode: How the server reports.
     """
 
-    def __init__(self, settings: Settings, node_settings: NodeSettingsFile, created: str = "") -> None:
+    def __init__(self, settings: Settings, mode: ProcessMode) -> None:
         self._settings = settings  # with the newest ones of the node
         self._revision = 0  # of the node's settings
-        self._node_settings = node_settings
-        self._created = created
+        self._mode = mode
         self._workers: dict[int, WorkerProcess] = {}
         self._exited_counts = Counts()
         # Stays true once any worker required authentication, whatever the access file says later.
@@ -81,7 +79,7 @@ class Supervisor:
         if sys.platform != "linux":
             raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")
         # First: a signal without a handler would end this process alone, and a start may take long.
-        loop, numbers = asyncio.get_running_loop(), stop_signals()
+        loop, numbers = asyncio.get_running_loop(), self._mode.stop_signals
         for number in numbers:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         if signal.SIGHUP not in numbers:
@@ -98,7 +96,7 @@ class Supervisor:
             address.close()
         if not self._serving.cancelled():
             self._serving.result()  # It raises.
-        log_stopped(self.counts())
+        self._mode.report_final_counts(self.counts())
         return self._exit_code
 
     async def _serve(self) -> None:
@@ -110,9 +108,9 @@ class Supervisor:
                 if result is not None:
                     raise result
         welcome = self._workers[1].pipe.values["serving"]
-        print_welcome(f"{welcome}, {self._settings.workers} workers", self._created)
+        self._mode.report_serving(f"{welcome}, {self._settings.workers} workers")
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(log_calls(lambda: self.counts().calls))
+            tasks.create_task(self._mode.report_counts(self.counts))
             for each in numbers:
                 tasks.create_task(self._supervise(each))
 
@@ -123,7 +121,7 @@ class Supervisor:
         start = {
             "number": number,
             "settings": dict(self._settings),
-            "node_settings": self._node_settings.arguments,
+            "node_settings": self._mode.node_settings.arguments,
             "requires_authentication": self._requires_authentication,
         }
         worker.pipe.send(start=start)

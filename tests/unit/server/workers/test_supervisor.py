@@ -13,12 +13,10 @@ from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
-from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.workers import supervisor
 from idalloc_server.workers.pipe import Values
-from idalloc_server.workers.supervisor import Supervisor
 from tests.support.fake_workers import SECONDS, FakeWorkers
-from tests.support.supervised import start_both, supervised, supervised_settings
+from tests.support.supervised import new_supervisor, start_both, supervised, supervised_settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
 
@@ -98,7 +96,7 @@ class TestStarting:
     @pytest.mark.parametrize("step", ["start", "serve"])
     async def test_stop_signal_during_the_start_stops_all(self, workers: FakeWorkers, step: str) -> None:
         """A stop signal that comes before the workers serve stops all of them, with exit code 0."""
-        server = Supervisor(supervised_settings(), NodeSettingsFile(None, "127.0.0.1:0"))
+        server = new_supervisor(supervised_settings())
         running = asyncio.create_task(server.run())
         one, other = await workers.next(), await workers.next()
         if step == "serve":
@@ -212,7 +210,7 @@ class TestStopping:
         """The exit code of a stop is 0, or 1 if a worker had to be killed."""
         monkeypatch.setattr(supervisor, "STOP_MARGIN_SECONDS", SECONDS if ends else 1.0)
         settings = Settings.model_validate({"listen": "127.0.0.1:0", "workers": 2, "drain_timeout": "0s"})
-        server = Supervisor(settings, NodeSettingsFile(None, "127.0.0.1:0"))
+        server = new_supervisor(settings)
         running = asyncio.create_task(server.run())
         one, other = await start_both(workers)
         with capture_logs() as logs:
@@ -238,7 +236,7 @@ class TestStopping:
     async def test_calls_are_rejected_after_all_workers_closed(self, workers: FakeWorkers) -> None:
         """No rejected caller reconnects to a worker that is about to close."""
         settings = Settings.model_validate({"listen": "127.0.0.1:0", "workers": 2})
-        server = Supervisor(settings, NodeSettingsFile(None, "127.0.0.1:0"))
+        server = new_supervisor(settings)
         running = asyncio.create_task(server.run())
         one, other = await start_both(workers)
         server._on_stop_signal(signal.SIGTERM)
