@@ -9,10 +9,7 @@ from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.grpc_types import Context
-from idalloc_server.node_settings import NodeSettingsFile
-
-# The fields that UpdateNode changes.
-_CHANGEABLE = ("prefix", "auto_increment_offset", "auto_increment_increment")
+from idalloc_server.node_settings import SETTINGS, NodeSettingsFile
 
 
 class Workers(Protocol):
@@ -100,9 +97,9 @@ def _fields_to_change(request: node_pb2.UpdateNodeRequest) -> list[str]:
     if not request.HasField("node"):
         raise InvalidRequest("node", "must be set")
     for path in request.update_mask.paths:
-        if path not in _CHANGEABLE:
-            raise InvalidRequest("update_mask", f"{path!r} is not one of {', '.join(_CHANGEABLE)}")
-    fields = list(request.update_mask.paths) or [field for field in _CHANGEABLE if getattr(request.node, field)]
+        if path not in SETTINGS:
+            raise InvalidRequest("update_mask", f"{path!r} is not one of {', '.join(SETTINGS)}")
+    fields = list(request.update_mask.paths) or [field for field in SETTINGS if getattr(request.node, field)]
     if not fields:
         raise InvalidRequest("update_mask", "is empty, and node has no field set; to set prefix to 0, name it here")
     return fields
