@@ -28,7 +28,7 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRefused, StoreRetired
 from idalloc_server.domain.sequences.text import escaped
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.process_mode import SingleProcess
+from idalloc_server.process_mode import ProcessMode
 from idalloc_server.store.credentials import has_secret
 from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry import logs
@@ -83,9 +83,10 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
         settings, _, node_settings = load(flags, config_file, os.environ)
         logs.configure(settings.log_level)
         created = _created_line(open_store(settings.store, SystemClock()))
+        mode = ProcessMode(node_settings, settings.drain_timeout, created)
         if settings.workers == 1:
-            run(app.serve(settings, SingleProcess(node_settings, settings.drain_timeout, created)))
-        elif code := run(Supervisor(settings, node_settings, created).run()):
+            run(app.serve(settings, mode))
+        elif code := run(Supervisor(settings, mode).run()):
             raise typer.Exit(code)
     except StartRefused as error:
         _fail(str(error), 2)

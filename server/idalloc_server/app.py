@@ -28,7 +28,7 @@ from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen import transport
-from idalloc_server.listen.reservation import cannot_bind
+from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
 from idalloc_server.listen.tls import Certificates
 from idalloc_server.listen_address import unix_path
 from idalloc_server.process_mode import ProcessMode
@@ -76,6 +76,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     if signal.SIGHUP not in mode.stop_signals:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, mode.reload_requested.set)
     clock = SystemClock()
+    is_worker = mode.workers is not None
     listener = _Listener(settings, mode, clock)
     store = open_store(settings.store, clock, settings.store_timeout)
     try:
@@ -88,15 +89,17 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
             max_clock_skew=settings.max_clock_skew,
             prefix_conflict=settings.prefix_conflict,
             store_timeout=settings.store_timeout,
+            is_shared=is_worker,
         )
         node = _Node(settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start())
-        if mode.shares_port:
+        if is_worker:
             listener.bind()
         welcome = f"idalloc {version('idalloc')} serves on {listener.address}, store {store.address}"
         await node.serve_until_stopped(f"{welcome}, prefix {settings.node_prefix}")
     finally:
         await listener.server.stop(None)
         await store.close()
+        listener.release_address()
 
 
 async def _open(store: Store, timeout: float) -> None:
@@ -138,6 +141,7 @@ class _Listener:
     """What faces the callers: the gRPC server on its address, its certificates, and access control."""
 
     def __init__(self, settings: Settings, mode: ProcessMode, clock: Clock) -> None:
+        is_worker = mode.workers is not None
         self.access_file = AccessFile(settings.access) if settings.access else None
         self.access_control = AccessControl(
             clock,
@@ -153,14 +157,14 @@ class _Listener:
             self.certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self._credentials = self.certificates.credentials() if self.certificates else None
         self.server = transport.make_server(
-            settings.transport, reuse_port=mode.shares_port, max_connection_age=settings.max_connection_age
+            settings.transport, reuse_port=is_worker, max_connection_age=settings.max_connection_age
         )
         self.address = settings.listen
-        mode.reserve_address(settings.listen)
+        self._reserved = None if is_worker else ReservedAddress(settings.listen)
         # Bind before the store is opened, so that a port in use costs no store call. A worker binds later, since
         # connections to its port would wait for it while other workers could answer. Its supervisor has reserved the
         # port.
-        if not mode.shares_port:
+        if not is_worker:
             self.bind()
         # Holds the prefix.
         self.name = f"{socket.gethostname()} {self.address}"
@@ -180,6 +184,11 @@ class _Listener:
             os.umask(before)
         if not unix_path(listen):
             self.address = f"{listen.rpartition(':')[0]}:{port}"
+
+    def release_address(self) -> None:
+        """Release the address for other processes; a worker's is released by its supervisor."""
+        if self._reserved:
+            self._reserved.close()
 
 
 class _Node:
@@ -269,13 +278,13 @@ class _Node:
                     monitors.append(self._listener.access_file.follow(self._apply_access))
                 background = [tasks.create_task(job) for job in (*jobs, *monitors)]
                 await self._listener.server.start()
-                await self._mode.wait_all_ready(self._doc_ids, self._listener.access_control, welcome)
+                await self._mode.wait_all_ready(self._doc_ids, self._listener.access_control)
                 self._health.set_serving(serving=True)
                 self._health.set_store_serving(serving=True)  # The start used it.
                 # Exempt the long-lived objects from further collections.
                 gc.collect()
                 gc.freeze()
-                self._mode.report_serving()
+                self._mode.report_serving(welcome)
                 await self._mode.stop_requested.wait()
                 await self._drain()
                 for task in background:

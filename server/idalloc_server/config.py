@@ -199,8 +199,8 @@ def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str
     ]
     # The listen address selects the persisted settings.
     settings, origins = _merge([file, *overrides])
-    node_settings = NodeSettingsFile(_state_folder(environ), settings.listen)
-    node_settings.set_overrides({name: origins[name] for source, _ in overrides for name in source})
+    overridden = {name: origins[name] for source, _ in overrides for name in source}
+    node_settings = NodeSettingsFile(_state_folder(environ), settings.listen, overridden)
     if persisted := node_settings.read():
         settings, origins = _merge([file, (persisted, lambda name: f"{name} in {node_settings.path}"), *overrides])
     return Loaded(settings, origins, node_settings)

@@ -10,10 +10,15 @@ from urllib.parse import quote
 
 from idalloc_server.domain.errors import InvalidRequest, StartRefused
 from idalloc_server.listen_address import unix_path
-from idalloc_server.store.permissions import FILE_MODE, make_folder
+from idalloc_server.store.permissions import make_folder, sync_folder
 
-# The settings that can be persisted.
-NAMES = ("node_prefix", "auto_increment_offset", "auto_increment_increment")
+# The setting of each field that UpdateNode changes.
+SETTINGS = {
+    "prefix": "node_prefix",
+    "auto_increment_offset": "auto_increment_offset",
+    "auto_increment_increment": "auto_increment_increment",
+}
+NAMES = tuple(SETTINGS.values())
 
 
 class NodeSettingsFile:
@@ -21,13 +26,17 @@ class NodeSettingsFile:
 
     Attributes:
         path: The file; None without a home folder, or if the port is 0 and so changes at each start.
+        arguments: The arguments, as JSON values: another process of this server uses the same file.
 
     Args:
         folder: The user's state folder of idalloc; None for a user without a home folder.
         listen: The listen address, HOST:PORT or unix:/PATH.
+        overrides: Which flag or variable overrides each setting: ``check`` rejects these settings.
     """
 
-    def __init__(self, folder: Path | None, listen: str) -> None:
+    def __init__(self, folder: Path | str | None, listen: str, overrides: Mapping[str, str] | None = None) -> None:
+        self._overrides = dict(overrides or {})
+        self.arguments = (str(folder) if folder else None, listen, self._overrides)
         host, _, port = listen.rpartition(":")
         number = None if unix_path(listen) else int(port)
         self._no_path = "the user has no home folder: set XDG_STATE_HOME" if folder is None else ""
@@ -36,8 +45,7 @@ class NodeSettingsFile:
         self.path: Path | None = None
         if folder is not None and not self._no_path:
             name = listen if number is None else f"{host.strip('[]')}-{number}"
-            self.path = folder / f"persisted-{quote(name, safe='')}.json"
-        self._overrides: dict[str, str] = {}
+            self.path = Path(folder) / f"persisted-{quote(name, safe='')}.json"
 
     def read(self) -> dict[str, int]:
         """Return the persisted settings.
@@ -59,24 +67,28 @@ class NodeSettingsFile:
             raise StartRefused("persisted", f"{self.path} may have integers of {', '.join(NAMES)} only: correct it")
         return saved
 
-    def set_overrides(self, settings: Mapping[str, str]) -> None:
-        """Set which flag or variable overrides each setting: ``check`` rejects these settings."""
-        self._overrides = dict(settings)
-
     def check(self, settings: Iterable[str]) -> None:
-        """See ``NodeSettings``."""
+        """Check that settings can be persisted.
+
+        Raises:
+            InvalidRequest: There is no file, or another source would override them at the next start.
+        """
         if self.path is None:
             raise InvalidRequest("persist", self._no_path)
-        for name in settings:
-            if name in self._overrides:
+        for field in settings:
+            if override := self._overrides.get(SETTINGS[field]):
                 raise InvalidRequest(
                     "persist",
-                    f"{self._overrides[name]} is set and would override the persisted value at the next start; "
+                    f"{override} is set and would override the persisted value at the next start; "
                     "remove it, or change without persist",
                 )
 
     async def save(self, settings: Mapping[str, int]) -> None:
-        """See ``NodeSettings``."""
+        """Persist settings in addition to those saved before.
+
+        Raises:
+            InvalidRequest: They cannot be written; nothing is saved.
+        """
         try:
             # In a thread, since a disk may be slow.
             await asyncio.to_thread(self._write, settings)
@@ -87,13 +99,13 @@ class NodeSettingsFile:
     def _write(self, settings: Mapping[str, int]) -> None:
         """Write the file atomically and durably."""
         assert self.path is not None  # noqa: S101 - `check` was called before
-        content = json.dumps(self.read() | dict(settings), indent=2) + "\n"
+        given = {SETTINGS[field]: value for field, value in settings.items()}
+        content = json.dumps(self.read() | given, indent=2) + "\n"
         folder = self.path.parent
         make_folder(folder)
-        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=folder)
+        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=folder)  # with mode 600
         temporary = Path(name)
         try:
-            temporary.chmod(FILE_MODE)
             with os.fdopen(handle, "w") as file:
                 file.write(content)
                 file.flush()
@@ -102,14 +114,4 @@ class NodeSettingsFile:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync(folder)
-
-
-def _sync(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open a folder.
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_folder(folder)

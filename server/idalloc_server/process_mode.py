@@ -4,13 +4,12 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
 from idalloc_server.auth.access_control import AccessControl
-from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
-from idalloc_server.listen.reservation import ReservedAddress
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.rpc.node import Workers
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts, log_calls
@@ -34,72 +33,17 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     return (*numbers, signal.SIGHUP)
 
 
-class ProcessMode(Protocol):
-    """How a serving process runs: as the whole server, or as one of its workers.
+class ProcessMode:
+    """How a process runs: this class as a whole server, ``workers.worker.Worker`` as one of its workers.
 
     Attributes:
-        shares_port: Whether other processes listen on the same port.
-        workers: All workers; None for a single process.
-        node_settings: Persists settings over restarts; None if the supervisor does.
+        workers: All workers; None for a single process, which alone uses its address and prefix.
+        node_settings: Persists settings over restarts.
+        drain_timeout: How long running calls may continue after a stop, in seconds.
         stop_signals: The signals that drain and end the process; SIGHUP requests a reload if it is none of them.
         stop_requested: Set to drain and end the process.
         reload_requested: Set to reload the access file and the certificates.
-        drain_timeout: How long running calls may continue after a stop, in seconds.
         requires_authentication: Whether callers must authenticate even if the access file has no identities.
-    """
-
-    shares_port: bool
-    workers: Workers | None
-    node_settings: NodeSettings | None
-    stop_signals: tuple[signal.Signals, ...]
-    stop_requested: asyncio.Event
-    reload_requested: asyncio.Event
-    drain_timeout: float
-    requires_authentication: bool
-
-    def reserve_address(self, listen: str) -> None:
-        """Reserve the address for this server.
-
-        Raises:
-            StartRefused: It is in use, or cannot be bound.
-        """
-        ...
-
-    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
-        """Report this process as ready, and wait until all workers are ready."""
-        ...
-
-    def require_authentication(self) -> None:
-        """Require authentication in all workers, until the server ends."""
-        ...
-
-    def report_serving(self) -> None:
-        """Report that health is SERVING."""
-        ...
-
-    async def report_counts(self, counts: Callable[[], Counts]) -> None:
-        """Report the counts every second until cancelled."""
-        ...
-
-    async def wait_all_closed(self) -> None:
-        """Report that this process accepts no connections. If the whole server stops, wait until no worker does."""
-        ...
-
-    async def wait_all_drained(self) -> bool:
-        """Report that this process has drained, and wait for permission to end.
-
-        Returns:
-            Whether the whole server ends, so that the resources shared by its processes can be released.
-        """
-        ...
-
-    def report_final_counts(self, counts: Counts) -> None:
-        """Report the final counts."""
-        ...
-
-
-class SingleProcess:
-    """The mode of a server with one process; see ``ProcessMode``.
 
     Args:
         node_settings: Persists settings over restarts.
@@ -107,57 +51,43 @@ class SingleProcess:
         created: The line to print about a store that this start creates; empty for an existing store.
     """
 
-    shares_port = False
-    requires_authentication = False
     workers: Workers | None = None
+    requires_authentication = False
 
-    def __init__(self, node_settings: NodeSettings, drain_timeout: float, created: str = "") -> None:
-        self.node_settings: NodeSettings | None = node_settings
+    def __init__(self, node_settings: NodeSettingsFile, drain_timeout: float, created: str = "") -> None:
+        self.node_settings = node_settings
+        self.drain_timeout = drain_timeout
         self.stop_signals = stop_signals()
         self.stop_requested = asyncio.Event()
         self.reload_requested = asyncio.Event()
-        self.drain_timeout = drain_timeout
-        self._address: ReservedAddress | None = None
         self._created = created
-        self._welcome = ""
 
-    def reserve_address(self, listen: str) -> None:
-        """See ``ProcessMode``."""
-        self._address = ReservedAddress(listen)
-
-    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
-        """See ``ProcessMode``."""
-        self._welcome = welcome
+    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl) -> None:
+        """Report this process as ready, and wait until all workers are ready."""
 
     def require_authentication(self) -> None:
-        """See ``ProcessMode``."""
+        """Require authentication in all workers, until the server ends."""
 
-    def report_serving(self) -> None:
-        """See ``ProcessMode``."""
-        print_welcome(self._welcome, self._created)
+    def report_serving(self, welcome: str) -> None:
+        """Report that health is SERVING, with a line to print."""
+        logs.print_line("\n".join(filter(None, (welcome, self._created))))
 
     async def report_counts(self, counts: Callable[[], Counts]) -> None:
-        """See ``ProcessMode``."""
+        """Report the counts every second until cancelled."""
         await log_calls(lambda: counts().calls)
 
     async def wait_all_closed(self) -> None:
-        """See ``ProcessMode``."""
+        """Report that this process accepts no connections. If the whole server stops, wait until no worker does."""
 
     async def wait_all_drained(self) -> bool:
-        """See ``ProcessMode``."""
+        """Report that this process has drained, and wait for permission to end.
+
+        Returns:
+            Whether the whole server ends, so that the resources shared by its processes can be released.
+        """
         return True
 
     def report_final_counts(self, counts: Counts) -> None:
-        """See ``ProcessMode``."""
-        log_stopped(counts)
-
-
-def print_welcome(welcome: str, created: str) -> None:
-    """Print that the server serves, and which store it created."""
-    logs.print_line("\n".join(filter(None, (welcome, created))))
-
-
-def log_stopped(counts: Counts) -> None:
-    """Log the end of a server, with its burned ids and lost log lines."""
-    totals = {"burned": dict(counts.burned), "log_lines_lost": dict(counts.log_lines_lost)}
-    _log.info("stopped", **{name: total for name, total in totals.items() if total})
+        """Report the final counts."""
+        totals = {"burned": dict(counts.burned), "log_lines_lost": dict(counts.log_lines_lost)}
+        _log.info("stopped", **{name: total for name, total in totals.items() if total})

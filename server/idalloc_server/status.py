@@ -7,7 +7,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from idalloc_server.domain.errors import InvalidRequest, QuotaExceeded, Refusal, Retryable, WorkerFailed
+from idalloc_server.domain.errors import InternalError, InvalidRequest, QuotaExceeded, Refusal, Retryable
 
 DOMAIN = "idalloc"
 PUSHBACK = "grpc-retry-pushback-ms"
@@ -54,4 +54,4 @@ def from_refusal(refusal: Refusal) -> Status:
 
 def internal() -> Status:
     """Return the status of a call that failed by a fault of the server."""
-    return from_refusal(WorkerFailed("internal error of the server; see its log"))
+    return from_refusal(InternalError())

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import socket
 import sqlite3
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from idalloc.v1 import id_allocator_pb2 as pb
-from tests.support.processes import running
+from tests.support.processes import Server, environment, running, serve_command
 from tests.support.server_calls import (
     channel_per_worker,
     connect,
@@ -70,25 +72,25 @@ class TestDying:
             pauses = [line["restart_in"] for line in log_events(server, "worker_ended")]
         assert pauses == [0.0, 0.5, 1.0]
 
-    def test_a_hanging_worker_is_replaced_by_an_update(self, tmp_path: Path) -> None:
-        """A worker that does not answer UpdateNode is replaced, and no worker has changed."""
+    def test_a_hanging_worker_is_not_ended_by_an_update(self, tmp_path: Path) -> None:
+        """UpdateNode says that a worker hangs; that worker applies the change when it goes on."""
 
-        def changed(channel: grpc.Channel) -> grpc.StatusCode:
+        def changed(channel: grpc.Channel) -> tuple[grpc.StatusCode, str]:
             with pytest.raises(grpc.RpcError) as error:
-                update_node(channel, auto_increment_offset=5, timeout=40)
-            return error.value.code()
+                update_node(channel, auto_increment_offset=5, timeout=3)
+            return error.value.code(), str(error.value.details())
 
-        with running(tmp_path, workers=2, store_timeout="1s") as server:
-            with channel_per_worker(server) as channels, ThreadPoolExecutor() as pool:
-                hung = worker_pids(server)[0]
-                os.kill(hung, signal.SIGSTOP)
-                # One of the channels belongs to the hanging worker.
-                assert grpc.StatusCode.INTERNAL in list(pool.map(changed, channels))
-            wait_until(lambda: len(worker_pids(server)) == 3)
-            assert [line["pid"] for line in log_events(server, "worker_unresponsive")] == [hung]
-            with channel_per_worker(server) as channels:
-                assert [get_node(each).auto_increment_offset for each in channels] == [1, 1]
-                assert update_node(channels[0], auto_increment_offset=5).auto_increment_offset == 5
+        with running(tmp_path, workers=2) as server, channel_per_worker(server) as channels:
+            hung = worker_pids(server)[0]
+            os.kill(hung, signal.SIGSTOP)
+            with ThreadPoolExecutor() as pool:
+                results = dict(pool.map(changed, channels))  # One of the channels belongs to the hanging worker.
+            assert set(results) == {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+            assert results[grpc.StatusCode.UNAVAILABLE].startswith("1 of 2 workers have applied the change")
+            os.kill(hung, signal.SIGCONT)
+            wait_until(lambda: [get_node(each).auto_increment_offset for each in channels] == [5, 5])
+            assert len(worker_pids(server)) == 2
+            assert log_events(server, "worker_unresponsive") == []
 
     def test_workers_end_with_their_supervisor(self, tmp_path: Path) -> None:
         """Workers end when their supervisor is killed, and free its address."""
@@ -136,6 +138,26 @@ class TestStopping:
             assert "worker" not in last
         with running(tmp_path, node_prefix=4, prefix_conflict="refuse"):
             pass
+
+    def test_sigterm_during_the_start_stops_all_workers(self, tmp_path: Path) -> None:
+        """SIGTERM to a server whose workers wait for the store ends all of them, with exit code 0."""
+        log = tmp_path / "server.log"
+        with closing(socket.create_server(("127.0.0.1", 0))) as free:
+            store = f"crate://127.0.0.1:{free.getsockname()[1]}"
+        command = serve_command(store=store, workers=2)
+        with log.open("w") as stderr:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment())
+        server = Server(process, "", "", log)
+        try:
+            wait_until(lambda: {line["worker"] for line in log_events(server, "store_unavailable")} == {1, 2})
+            workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            assert len(workers) == 2
+            assert server.stop() == 0
+            assert not any(is_running(int(pid)) for pid in workers)
+        finally:
+            process.kill()
+            output, _ = process.communicate()
+        assert output == ""
 
     def test_a_signal_that_reaches_the_supervisor_last_stops_all(self, tmp_path: Path) -> None:
         """Workers that get the signal before their supervisor are not replaced."""

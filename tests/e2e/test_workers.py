@@ -127,7 +127,7 @@ class TestUpdating:
                 assert [get_node(each).prefix for each in after] == [9, 9]
 
     def test_a_failed_update_changes_no_worker(self, tmp_path: Path) -> None:
-        """UpdateNode changes no worker if one of them cannot change."""
+        """UpdateNode changes no worker, and keeps nothing, if the first one cannot change."""
         store = f"sqlite://{tmp_path}/ids.db"
         with (
             running(tmp_path, node_prefix=4),

@@ -18,7 +18,7 @@ from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
 from idalloc_server.telemetry import log_queue, metrics
-from idalloc_server.workers import supervisor
+from idalloc_server.workers import supervisor, worker
 
 # Required phrases by place (an element of a proto, a section of a document). Limits that a document states in words
 # are asserted where the phrase is built.
@@ -199,6 +199,7 @@ def of_documents() -> Claims:
     """Returns the claims for the rest of the documents."""
     plain = model.Sequence()
     largest, times = power(model.MAX_ID), reserve_times()
+    assert worker.CHANGE_SECONDS == 60  # "after a minute"
     return {
         "README.md": [
             f"(or `IDALLOC_SERVER`, default {defaults.DEFAULT_TARGET})",
@@ -217,6 +218,8 @@ def of_documents() -> Claims:
             f"up to {resumption.MAX_RETRY_AFTER:g} s at a time",
             f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
             f"Each reason has up to {metrics.MAX_CAUSES} causes a second",
+            f"tries again each {worker.CHANGE_PAUSE_SECONDS:g} s",
+            f"becomes free {start_timestamps.STALE_AFTER:g} s after the last worker has left it",
         ],
         "SECURITY.md": [
             f"serves {number(health.MAX_WATCHES)} who watch it, {health.MAX_WATCHES_OF_HOST} of one host",
@@ -232,6 +235,7 @@ def of_documents() -> Claims:
             f"all at once and for {app.RELEASE_SECONDS:g} s at most",
             f"acknowledged the GOAWAY, up to {app.LAST_REPLIES_SECONDS:g} s,",
             f"plus a margin of {generations.MARGIN_SECONDS:g} s",
+            f"after {worker.CHANGE_PAUSE_SECONDS:g} s if it cannot",
         ],
         "docs/strategies.md": [],
     }

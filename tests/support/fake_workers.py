@@ -4,8 +4,7 @@ import asyncio
 import socket
 from typing import Any
 
-from idalloc_server.domain.errors import ServerDraining
-from idalloc_server.workers.pipe import Message, Pipe, encode_error
+from idalloc_server.workers.pipe import Pipe, Values
 from idalloc_server.workers.worker_process import WorkerProcess
 
 SECONDS = 10.0
@@ -15,7 +14,7 @@ class FakeWorker:
     """The worker's end of a pipe, and its process.
 
     Attributes:
-        requires_authentication: Whether the message ``start`` required authentication; None before it.
+        start: What the supervisor sent to start it; empty before.
     """
 
     pid = 1
@@ -23,42 +22,47 @@ class FakeWorker:
     def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
         self.exited = asyncio.Event()
-        self.requires_authentication: bool | None = None
+        self.start: Values = {}
+        self.received: list[Values] = []
 
-    async def expect(self, kind: str) -> Message:
-        """Return the next message, which must be of this kind."""
-        message = await asyncio.wait_for(self.pipe.receive(), SECONDS)
-        assert message is not None
-        assert message["kind"] == kind
-        return message
+    async def expect(self, name: str) -> Any:
+        """Return the next value of this name; no other step of the start, the stop or a turn may come before."""
+        while True:
+            message = await asyncio.wait_for(self.pipe.receive(), SECONDS)
+            assert message is not None
+            self.received.append(message)
+            if name in message:
+                return message[name]
+            assert not {"serve", "stop", "all_closed", "exit", "turn", "requires_authentication"} & message.keys()
 
-    async def serve(self) -> Message:
+    async def serve(self) -> Values:
         """Start as a worker does; return its settings."""
-        start = await self.expect("start")
-        settings: Message = start["settings"]
-        self.requires_authentication = start["requires_authentication"]
-        self.pipe.send("ready", welcome="here")
+        self.start = await self.expect("start")
+        self.pipe.send(ready=True, applied=0)
         await self.expect("serve")
-        self.pipe.send("serving")
+        self.pipe.send(serving="here")
+        settings: Values = self.start["settings"]
         return settings
 
-    async def change(self, reply: str, **values: object) -> tuple[Message, bool | None]:
-        """Reply to a change; return its message, and the decision if the reply is ``prepared``."""
-        given = await self.expect("change")
-        self.pipe.send(reply, **values)
-        if reply != "prepared":
-            return given, None
-        committed = (await self.expect("decide"))["commit"]
-        self.pipe.send("changed" if committed else "rejected", error=encode_error(ServerDraining()))
-        return given, committed
+    async def turn(self, **given: int) -> None:
+        """Ask for a turn; change these settings, or refuse the change if there are none."""
+        self.pipe.send(wants_turn=True)
+        await self.end_turn(await self.expect("turn"), **given)
 
-    def request(self, method: str, **values: object) -> None:
-        self.pipe.send("request", id=5, method=method, **values)
+    async def end_turn(self, turn: int, **given: int) -> None:
+        """End a turn as ``turn`` does."""
+        self.pipe.send(turn_ended=turn, **({"given": given, "applied": turn} if given else {}))
 
-    async def response(self) -> Message:
-        message = await self.expect("response")
-        assert message["id"] == 5
-        return message
+    async def expect_settings(self, **settings: int) -> int:
+        """Wait until the supervisor has sent these settings of the node; return their revision."""
+        while not settings.items() <= self.pipe.values.get("settings", {}).items():
+            await self.expect("settings")
+        return int(self.pipe.values["revision"])
+
+    async def expect_others(self, *revisions: int) -> None:
+        """Wait until the supervisor has sent that the other workers use these revisions."""
+        while self.pipe.values.get("others") != list(revisions):
+            await self.expect("others")
 
     async def exit(self) -> None:
         await self.pipe.close()

@@ -10,18 +10,24 @@ from idalloc_server.domain.errors import (
     StoreUnavailable,
 )
 from idalloc_server.node_settings import NodeSettingsFile
+from idalloc_server.process_mode import ProcessMode
 from idalloc_server.workers.supervisor import Supervisor
 from tests.support.fake_workers import SECONDS, FakeWorker, FakeWorkers
 
 
-@asynccontextmanager
-async def supervised(
-    workers: FakeWorkers, node_settings: NodeSettingsFile | None = None, store_timeout: str = "40s"
-) -> AsyncIterator["asyncio.Task[int]"]:
-    settings = Settings.model_validate(
+def supervised_settings(store_timeout: str = "40s") -> Settings:
+    return Settings.model_validate(
         {"listen": "127.0.0.1:0", "workers": 2, "node_prefix": 3, "store_timeout": store_timeout}
     )
-    running = asyncio.create_task(Supervisor(settings, node_settings or NodeSettingsFile(None, "127.0.0.1:0")).run())
+
+
+def new_supervisor(settings: Settings) -> Supervisor:
+    return Supervisor(settings, ProcessMode(NodeSettingsFile(None, "127.0.0.1:0"), settings.drain_timeout))
+
+
+@asynccontextmanager
+async def supervised(workers: FakeWorkers, store_timeout: str = "40s") -> AsyncIterator["asyncio.Task[int]"]:
+    running = asyncio.create_task(new_supervisor(supervised_settings(store_timeout)).run())
     try:
         yield running
     finally:

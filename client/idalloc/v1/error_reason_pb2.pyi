@@ -51,8 +51,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 5
     """The store is down, too slow, or refused the statement for now: it may recover by itself. Ids may have been burned,
-    none was issued twice. Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it
-    gave one).
+    none was issued twice. Of UpdateNode also: some workers of the server have not changed yet, and try again until
+    they have. Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it gave one).
 
       {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5031", "http_status": "503"}}
     """
@@ -194,8 +194,8 @@ FAILED_PRECONDITION. Metadata: sequence.
 """
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 5
 """The store is down, too slow, or refused the statement for now: it may recover by itself. Ids may have been burned,
-none was issued twice. Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it
-gave one).
+none was issued twice. Of UpdateNode also: some workers of the server have not changed yet, and try again until
+they have. Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it gave one).
 
   {"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5031", "http_status": "503"}}
 """

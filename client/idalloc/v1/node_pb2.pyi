@@ -69,7 +69,7 @@ class UpdateNodeRequest(_message.Message):
     PERSIST_FIELD_NUMBER: _builtins.int
     persist: _builtins.bool
     """Whether the node keeps the change over restarts, like MySQL's SET PERSIST. Refused if a flag or the environment
-    sets the same field, since it would take precedence at the next start.
+    sets the same field, since it would take precedence at the next start, and if the file cannot be written.
     """
     @_builtins.property
     def node(self) -> Global___Node:

@@ -41,7 +41,13 @@ class NodeServiceStub:
     UpdateNode: _grpc.UnaryUnaryMultiCallable[_node_pb2.UpdateNodeRequest, _node_pb2.UpdateNodeResponse]
     """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, like MySQL's global
     variables: at once, for all callers, without changing the serial. For a new prefix the node first claims a start
-    timestamp. A server with several workers changes all of them or none; each claims a start timestamp of its own.
+    timestamp.
+
+    Of several workers, the one that gets the call changes first. If it cannot, the call fails, no worker has changed,
+    and nothing is kept. Otherwise the change is kept, and the others follow, each with a start timestamp of its own; the
+    call returns when all have changed. A worker that cannot reach the store serves on with the old settings and tries
+    again. At its deadline the call fails with STORE_UNAVAILABLE and the number of workers that have changed; the change
+    goes on. The same call again waits for it.
 
     Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
     SERVER_DRAINING.
@@ -60,7 +66,13 @@ class NodeServiceAsyncStub(NodeServiceStub):
     UpdateNode: _aio.UnaryUnaryMultiCallable[_node_pb2.UpdateNodeRequest, _node_pb2.UpdateNodeResponse]  # type: ignore[assignment]
     """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, like MySQL's global
     variables: at once, for all callers, without changing the serial. For a new prefix the node first claims a start
-    timestamp. A server with several workers changes all of them or none; each claims a start timestamp of its own.
+    timestamp.
+
+    Of several workers, the one that gets the call changes first. If it cannot, the call fails, no worker has changed,
+    and nothing is kept. Otherwise the change is kept, and the others follow, each with a start timestamp of its own; the
+    call returns when all have changed. A worker that cannot reach the store serves on with the old settings and tries
+    again. At its deadline the call fails with STORE_UNAVAILABLE and the number of workers that have changed; the change
+    goes on. The same call again waits for it.
 
     Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
     SERVER_DRAINING.
@@ -88,7 +100,13 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_node_pb2.UpdateNodeResponse, _abc.Awaitable[_node_pb2.UpdateNodeResponse]]:
         """Changes prefix, auto_increment_offset and auto_increment_increment while the node runs, like MySQL's global
         variables: at once, for all callers, without changing the serial. For a new prefix the node first claims a start
-        timestamp. A server with several workers changes all of them or none; each claims a start timestamp of its own.
+        timestamp.
+
+        Of several workers, the one that gets the call changes first. If it cannot, the call fails, no worker has changed,
+        and nothing is kept. Otherwise the change is kept, and the others follow, each with a start timestamp of its own; the
+        call returns when all have changed. A worker that cannot reach the store serves on with the old settings and tries
+        again. At its deadline the call fails with STORE_UNAVAILABLE and the number of workers that have changed; the change
+        goes on. The same call again waits for it.
 
         Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
         SERVER_DRAINING.

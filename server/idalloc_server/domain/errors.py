@@ -7,7 +7,7 @@
     x InvalidRequest, SequenceExists, SequenceChanged, SequenceExhausted, SequenceInvalid, TooManySequences
     x StoreWentBackwards, DocIdTimestampRefused, PrefixInUse, RequestIdReused, RequestIdBurned
     x Unauthenticated, PermissionDenied
-    x WorkerFailed              an internal error of the server
+    x InternalError             an internal error of the server
     * StoreFailure            the store did not execute the statement
         x StoreRefused          the store answered with an error that lasts until an operator acts
         * StoreUnavailable      transient; also Retryable
@@ -265,10 +265,13 @@ class PermissionDenied(Refusal, reason="PERMISSION_DENIED", status="PERMISSION_D
         super().__init__(f"identity {identity!r} lacks role {role!r}{where}", identity=identity, role=role, **about)
 
 
-class WorkerFailed(Refusal, reason="INTERNAL", status="INTERNAL"):
-    """A worker process failed or did not answer. The log has the cause."""
+class InternalError(Refusal, reason="INTERNAL", status="INTERNAL"):
+    """A fault of the server. The log has the cause."""
 
     next_step = "Read the server's log of that time ([runbook](../runbook.md#calls-fail)), and report the defect."
+
+    def __init__(self) -> None:
+        super().__init__("internal error of the server; see its log")
 
 
 class Retryable(Refusal):

@@ -6,12 +6,10 @@ from typing import Protocol
 
 from idalloc.v1 import node_pb2, node_pb2_grpc
 from idalloc_server.domain.allocation.allocator import Allocator
-from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import InvalidRequest
 from idalloc_server.grpc_types import Context
-
-# The fields that UpdateNode changes, and their names in the domain.
-_CHANGEABLE = {"prefix": "prefix", "auto_increment_offset": "offset", "auto_increment_increment": "increment"}
+from idalloc_server.node_settings import SETTINGS, NodeSettingsFile
 
 
 class Workers(Protocol):
@@ -19,12 +17,22 @@ class Workers(Protocol):
 
     count: int
 
-    async def change(self, given: Mapping[str, int], *, persist: bool) -> None:
-        """Change settings in all workers, or in none and raise a ``Refusal``; see ``DocIdGenerator.change``."""
+    @property
+    def other_lease_count(self) -> int:
+        """How many leases all other workers held about a second ago."""
         ...
 
-    async def lease_count(self) -> int:
-        """Return the number of leases that the other workers hold."""
+    async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
+        """Change this worker as ``DocIdGenerator.change`` does, and then all others; a failure here ends the change.
+
+        Args:
+            given: The new values, by field.
+            save: See ``DocIdGenerator.change``.
+            timeout: The time that the caller has left, in seconds; None without a deadline.
+
+        Raises:
+            ChangePending: Not all workers changed in time. The change goes on, as it does if the caller leaves.
+        """
         ...
 
 
@@ -35,7 +43,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         allocator: Issues ranges.
         doc_ids: Generates document ids.
         store: The store's address, without credentials.
-        node_settings: Keeps settings across restarts; None if they cannot be kept, or if ``workers`` does it.
+        node_settings: Keeps settings across restarts; None if they cannot be kept.
         workers: All workers of the server; None if it is a single process.
     """
 
@@ -46,7 +54,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         allocator: Allocator,
         doc_ids: DocIdGenerator,
         store: str,
-        node_settings: NodeSettings | None = None,
+        node_settings: NodeSettingsFile | None = None,
         workers: Workers | None = None,
     ) -> None:
         self._allocator = allocator
@@ -57,26 +65,28 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
 
     async def GetNode(self, request: node_pb2.GetNodeRequest, context: Context) -> node_pb2.GetNodeResponse:
         """See node.proto."""
-        return node_pb2.GetNodeResponse(node=await self._node())
+        return node_pb2.GetNodeResponse(node=self._node())
 
     async def UpdateNode(self, request: node_pb2.UpdateNodeRequest, context: Context) -> node_pb2.UpdateNodeResponse:
         """See node.proto."""
-        given = {_CHANGEABLE[field]: getattr(request.node, field) for field in _fields_to_change(request)}
+        given = {field: getattr(request.node, field) for field in _fields_to_change(request)}
+        save = None
+        if request.persist:
+            if self._node_settings is None:
+                raise InvalidRequest("persist", "this node cannot keep settings across restarts")
+            self._node_settings.check(given)
+            save = self._node_settings.save
         if self._workers is not None:
-            await self._workers.change(given, persist=request.persist)
-        elif request.persist and self._node_settings is None:
-            raise InvalidRequest("persist", "this node cannot keep settings across restarts")
+            await self._workers.change(given, save, context.time_remaining())
         else:
-            await self._doc_ids.change(**given, node_settings=self._node_settings if request.persist else None)
-        return node_pb2.UpdateNodeResponse(node=await self._node())
+            await self._doc_ids.change(**given, save=save)
+        return node_pb2.UpdateNodeResponse(node=self._node())
 
-    async def _node(self) -> node_pb2.Node:
-        others = await self._workers.lease_count() if self._workers else 0
+    def _node(self) -> node_pb2.Node:
+        others = self._workers.other_lease_count if self._workers else 0
         return node_pb2.Node(
-            prefix=self._doc_ids.prefix,
+            **self._doc_ids.settings,
             start_timestamp=self._doc_ids.start_timestamp,
-            auto_increment_offset=self._doc_ids.offset,
-            auto_increment_increment=self._doc_ids.increment,
             version=version("idalloc"),
             store=self._store,
             lease_count=self._allocator.lease_count + others,
@@ -89,9 +99,9 @@ def _fields_to_change(request: node_pb2.UpdateNodeRequest) -> list[str]:
     if not request.HasField("node"):
         raise InvalidRequest("node", "must be set")
     for path in request.update_mask.paths:
-        if path not in _CHANGEABLE:
-            raise InvalidRequest("update_mask", f"{path!r} is not one of {', '.join(_CHANGEABLE)}")
-    fields = list(request.update_mask.paths) or [field for field in _CHANGEABLE if getattr(request.node, field)]
+        if path not in SETTINGS:
+            raise InvalidRequest("update_mask", f"{path!r} is not one of {', '.join(SETTINGS)}")
+    fields = list(request.update_mask.paths) or [field for field in SETTINGS if getattr(request.node, field)]
     if not fields:
         raise InvalidRequest("update_mask", "is empty, and node has no field set; to set prefix to 0, name it here")
     return fields

@@ -1,5 +1,6 @@
 """Files and folders with permissions for the server's own user only."""
 
+import os
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -21,3 +22,13 @@ def make_folder(folder: Path) -> None:
         with suppress(FileExistsError):  # another process made it first
             each.mkdir(FOLDER_MODE)
             each.chmod(FOLDER_MODE)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the entries of a folder durable, if the system allows it."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,1 +1,19 @@
-"""Several worker processes; one supervisor starts, replaces and drains them, and sums their counts."""
+"""Several worker processes; one supervisor starts, replaces and drains them, and sums their counts.
+
+The processes send each other values by name, see ``Pipe``. A worker sends:
+
+* ``ready``, ``serving`` (the line to print), ``closed``, ``drained``: how far it is
+* ``start_error``: the reason of a store's failure, if it is one, and the message
+* ``counts``: its counters, each second
+* ``requires_authentication``: its access file has identities
+* ``wants_turn``: a caller changes the node; ``turn_ended`` and, unless it failed, ``given``: the new settings
+* ``applied``: the revision of the node's settings that it uses
+
+The supervisor sends:
+
+* ``start``: what a worker needs to start; ``serve``, once all are ready
+* ``revision``, ``settings``, ``others``: the node's newest settings, and the revisions that the other workers use
+* ``turn``: the worker may change the node now
+* ``other_leases``, ``requires_authentication``, ``reload``
+* ``stop``; ``all_closed``, once all are closed; ``exit``: it may exit, ``alone`` or with ``all``
+"""

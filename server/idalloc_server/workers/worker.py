@@ -7,238 +7,195 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from itertools import count
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import structlog
 
 from idalloc_server import app
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.config import Settings
-from idalloc_server.domain import change_events
-from idalloc_server.domain.document_ids.generator import DocIdGenerator, NodeSettings
-from idalloc_server.domain.errors import Refusal, ServerDraining, StartRefused, StoreFailure, WorkerFailed
-from idalloc_server.rpc.node import Workers
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
+from idalloc_server.domain.errors import Refusal, Retryable, ServerDraining, StartRefused, StoreFailure
+from idalloc_server.node_settings import NodeSettingsFile
+from idalloc_server.process_mode import ProcessMode
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
-from idalloc_server.workers.pipe import Message, Pipe, decode_error, encode_error
+from idalloc_server.workers.pipe import Pipe
 
 # The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
+# A change is answered after this share of the time that its caller has left, or after so long without a deadline.
+# Without a deadline a call has None left on grpcio, and centuries on native.
+DEADLINE_SHARE, CHANGE_SECONDS, CENTURIES = 0.9, 60.0, 1e10
+# The pause before a worker tries again to apply a change.
+CHANGE_PAUSE_SECONDS = 5.0
 
 _log = structlog.get_logger("idalloc.worker")
 
 
-class Worker:
-    """The ``ProcessMode`` of a worker, and its side of the pipe to the supervisor.
+class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
+    """Not all workers of the server have applied a change of the node yet; the others go on until they have."""
+
+    def __init__(self, applied: int, workers: int) -> None:
+        super().__init__(f"{applied} of {workers} workers have applied the change; the others try until they have")
+
+
+class Worker(ProcessMode):
+    """The mode of a worker, and its side of the pipe to the supervisor.
+
+    Attributes:
+        settings: All settings.
 
     Args:
-        pipe: The connection to the supervisor.
-        workers: How many workers the server has.
-        drain_timeout: How long running calls may continue after a stop, in seconds.
-        requires_authentication: Whether another worker requires authentication already.
+        pipe: The connection to the supervisor, which has sent ``start``.
     """
 
-    shares_port = True
-    # When a terminal closes, SIGHUP reaches the supervisor, too.
-    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
-    node_settings: NodeSettings | None = None  # the supervisor persists settings
-
-    def __init__(self, pipe: Pipe, workers: int, drain_timeout: float, requires_authentication: bool = False) -> None:
-        self.count = workers
-        self.workers: Workers | None = self
-        self.stop_requested = asyncio.Event()
-        self.reload_requested = asyncio.Event()
-        self.drain_timeout = drain_timeout
-        self.requires_authentication = requires_authentication
-        self.is_ready = False
+    def __init__(self, pipe: Pipe) -> None:
+        start = pipe.values["start"]
+        self.settings = Settings.model_construct(**start["settings"])  # The supervisor has validated them.
+        super().__init__(NodeSettingsFile(*start["node_settings"]), self.settings.drain_timeout)
+        self.workers = self
+        self.count = self.settings.workers
+        self.requires_authentication = start["requires_authentication"]
+        self.stop_signals = (signal.SIGTERM, signal.SIGINT)  # When a terminal closes, the supervisor gets SIGHUP, too.
         self._pipe = pipe
-        self._doc_ids: DocIdGenerator | None = None
         self._access_control: AccessControl | None = None
-        self._all_ready = asyncio.Event()
-        self._all_stop = False
-        self._all_closed = asyncio.Event()
-        self._all_drained: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._commit: asyncio.Future[bool] | None = None
-        self._responses: dict[int, asyncio.Future[Message]] = {}
-        self._request_ids = count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._doc_ids: DocIdGenerator
+        self._is_ready = False
+        self._applied = 0  # the revision of the node's settings that this worker uses
+        self._change_lock = asyncio.Lock()
+        self.changes: set[asyncio.Task[int]] = set()
 
-    async def receive_until_orphaned(self) -> None:
-        """Handle the supervisor's messages until it exits."""
-        while (message := await self._pipe.receive()) is not None:
-            match message.pop("kind"):
-                case "serve":
-                    self._all_ready.set()
-                case "require_authentication":
+    async def receive_until_orphaned(self, serving: asyncio.Task[None]) -> None:
+        """React to the supervisor's values until it exits; then drain, or end a start."""
+        try:
+            while (values := await self._pipe.receive()) is not None:
+                if "requires_authentication" in values:
                     self.requires_authentication = True
                     if self._access_control is not None:
                         self._access_control.require_authentication()
-                case "change":
-                    self._create_task(self._change(message))
-                case "decide":
-                    if self._commit is not None and not self._commit.done():
-                        self._commit.set_result(message["commit"])
-                case "response":
-                    response = self._responses.pop(message["id"])
-                    if not response.done():  # the caller may have cancelled
-                        response.set_result(message)
-                case "reload":
+                if "reload" in values:
                     self.reload_requested.set()
-                case "stop":
-                    self._all_stop = True
+                if "stop" in values:
                     self.stop_requested.set()
-                case "all_closed":
-                    self._all_closed.set()
-                case "exit":
-                    self._allow_exit(message["all_drained"])
-        self._on_orphaned()
+        finally:
+            self.drain_timeout = min(self.drain_timeout, ORPHAN_DRAIN_SECONDS)
+            self.stop_requested.set()
+            if not self._is_ready:
+                serving.cancel()
 
     # ProcessMode: reports to the supervisor.
 
-    def reserve_address(self, listen: str) -> None:
-        """See ``ProcessMode``: the supervisor has reserved it."""
-
-    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl, welcome: str) -> None:
+    async def wait_all_ready(self, doc_ids: DocIdGenerator, access_control: AccessControl) -> None:
         """See ``ProcessMode``."""
-        self.is_ready = True
-        self._doc_ids = doc_ids
+        self._doc_ids, self._is_ready = doc_ids, True
         self._access_control = access_control
-        if self.requires_authentication:  # the message may have come during the start
+        if self.requires_authentication:  # the supervisor may have sent it during the start
             access_control.require_authentication()
         if access_control.requires_authentication:
             self.require_authentication()
-        self._pipe.send("ready", welcome=welcome)
-        stop_requested = asyncio.create_task(self.stop_requested.wait())
-        all_ready = asyncio.create_task(self._all_ready.wait())
-        await asyncio.wait({stop_requested, all_ready}, return_when=asyncio.FIRST_COMPLETED)
-        stop_requested.cancel()
-        all_ready.cancel()
+        self._pipe.send(ready=True, applied=self._applied)
+        await self._pipe.wait_until(lambda values: "serve" in values or "stop" in values)
 
     def require_authentication(self) -> None:
         """See ``ProcessMode``."""
         if not self.requires_authentication:
             self.requires_authentication = True
-            self._pipe.send("require_authentication")
+            self._pipe.send(requires_authentication=True)
 
-    def report_serving(self) -> None:
+    def report_serving(self, welcome: str) -> None:
         """See ``ProcessMode``."""
-        self._pipe.send("serving")
+        self._pipe.send(serving=welcome)
 
     async def report_counts(self, counts: Callable[[], Counts]) -> None:
         """See ``ProcessMode``."""
         while True:
             await asyncio.sleep(1)
-            self._pipe.send("counts", counts=counts().to_json())
+            self.report_final_counts(counts())
 
     async def wait_all_closed(self) -> None:
         """See ``ProcessMode``: a rejected caller must not reconnect to a worker that is about to close."""
-        self._pipe.send("closed")
-        if self._all_stop:
-            await self._all_closed.wait()
+        self._pipe.send(closed=True)
+        if "stop" in self._pipe.values:
+            await self._pipe.wait_until(lambda values: "all_closed" in values)
 
     async def wait_all_drained(self) -> bool:
         """See ``ProcessMode``."""
-        self._pipe.send("drained")
-        return await self._all_drained
+        self._pipe.send(drained=True)
+        await self._pipe.wait_until(lambda values: "exit" in values)
+        return bool(self._pipe.values.get("exit", "all") == "all")
 
     def report_final_counts(self, counts: Counts) -> None:
         """See ``ProcessMode``."""
-        self._pipe.send("counts", counts=counts.to_json())
+        self._pipe.send(counts=counts.to_json())
 
-    # Workers: requests to the supervisor.
+    # Workers: changes of the node's settings.
 
-    async def change(self, given: Mapping[str, int], *, persist: bool) -> None:
+    @property
+    def other_lease_count(self) -> int:
+        """See ``Workers``."""
+        return int(self._pipe.values.get("other_leases", 0))
+
+    async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
         """See ``Workers.change``."""
-        before = self._settings()
-
-        def publish(done: asyncio.Future[Message]) -> None:
-            if done.exception() is None and done.result()["error"] is None:
-                # Concurrent calls may change other settings.
-                changed = [name for name in before if name.removeprefix("auto_increment_") in given]
-                after = self._settings()
-                change_events.publish_settings(
-                    {name: before[name] for name in changed}, {name: after[name] for name in changed}
-                )
-
-        response = self._request("change", given=dict(given), persist=persist)
-        response.add_done_callback(publish)
-        answer = await asyncio.shield(response)  # A cancelled caller does not stop the change or its event.
-        if answer["error"] is not None:
-            raise decode_error(answer["error"])
-
-    async def lease_count(self) -> int:
-        """See ``Workers.lease_count``."""
-        lease_count: int = (await self._request("lease_count"))["lease_count"]
-        return lease_count
-
-    def _settings(self) -> dict[str, int]:
-        return {} if self._doc_ids is None else self._doc_ids.settings
-
-    def _request(self, method: str, **values: object) -> asyncio.Future[Message]:
-        if self._all_drained.done():
-            raise ServerDraining
-        request_id = next(self._request_ids)
-        response: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._responses[request_id] = response
-        self._pipe.send("request", id=request_id, method=method, **values)
-        return response
-
-    # Requests of the supervisor.
-
-    async def _change(self, given: Message) -> None:
-        """Prepare a change, and commit it once all workers have prepared it; see ``Supervisor``."""
-        self._commit = asyncio.get_running_loop().create_future()
+        seconds = CHANGE_SECONDS if timeout is None or timeout > CENTURIES else timeout * DEADLINE_SHARE
+        change = asyncio.create_task(self._change_first(given, save))  # It goes on if the caller leaves.
+        self.changes.add(change)
+        change.add_done_callback(self.changes.discard)
         try:
-            if self._doc_ids is None:
+            async with asyncio.timeout(seconds):
+                revision = await asyncio.shield(change)
+                await self._pipe.wait_until(lambda values: min(values["others"]) >= revision)
+        except TimeoutError:
+            applied = 0
+            if change.done():
+                applied = 1 + sum(each >= change.result() for each in self._pipe.values["others"])
+            raise ChangePending(applied, self.count) from None
+        if self._pipe.has_ended:
+            raise ServerDraining
+
+    async def _change_first(self, given: Mapping[str, int], save: Save | None) -> int:
+        """Change this worker, in turn with others; return the revision with which the others follow."""
+        async with self._change_lock:
+            last_turn = self._pipe.values.get("turn", 0)
+            await self._pipe.wait_until(lambda values: "serve" in values)
+            self._pipe.send(wants_turn=True)
+            await self._pipe.wait_until(lambda values: values.get("turn", 0) > last_turn)
+            if self._pipe.has_ended:
                 raise ServerDraining
-            await self._doc_ids.change(**given, node_settings=_TwoPhaseCommit(self._pipe, self._commit))
-        except Refusal as refusal:
-            self._pipe.send("rejected", error=encode_error(refusal))
-        except Exception as fault:
-            # All workers wait for the reply.
-            _log.error("change_failed", exc_info=fault)
-            self._pipe.send("rejected", error=encode_error(WorkerFailed(f"a worker failed: {fault!r}; see its log")))
-        else:
-            self._pipe.send("changed")
+            turn: int = self._pipe.values["turn"]
+            try:
+                await self._apply_newest()  # It may have failed before.
+                await self._doc_ids.change(**given, save=save)
+            except BaseException:
+                self._pipe.send(turn_ended=turn)
+                raise
+            self._applied = turn
+            self._pipe.send(turn_ended=turn, given=dict(given), applied=turn)
+            return turn
 
-    def _create_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def apply_changes(self) -> None:
+        """Apply what other workers changed first, and retry what fails, until the supervisor exits."""
+        await self._pipe.wait_until(lambda values: "serve" in values)
+        while not self._pipe.has_ended:
+            newest, pause = self._pipe.values["revision"], None
+            try:
+                async with self._change_lock:
+                    await self._apply_newest()
+            except Exception as error:
+                _log.warning("change_failed", error=str(error), exc_info=not isinstance(error, Refusal))
+                pause = CHANGE_PAUSE_SECONDS
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._pipe.wait_until(lambda values: values["revision"] > newest)  # noqa: B023
 
-    def _on_orphaned(self) -> None:
-        self.drain_timeout = min(self.drain_timeout, ORPHAN_DRAIN_SECONDS)
-        self.stop_requested.set()
-        self._all_closed.set()
-        self._allow_exit(True)
-        if self._commit is not None and not self._commit.done():
-            self._commit.set_result(False)
-        for response in self._responses.values():
-            if not response.done():
-                response.set_exception(ServerDraining())
-
-    def _allow_exit(self, all_drained: bool) -> None:
-        if not self._all_drained.done():
-            self._all_drained.set_result(all_drained)
-
-
-class _TwoPhaseCommit:
-    """A ``NodeSettings`` that delays a change until all workers have prepared it."""
-
-    def __init__(self, pipe: Pipe, commit: asyncio.Future[bool]) -> None:
-        self._pipe = pipe
-        self._commit = commit
-
-    def check(self, settings: Iterable[str]) -> None:
-        """See ``NodeSettings``: the supervisor checks."""
-
-    async def save(self, settings: Mapping[str, int]) -> None:
-        """See ``NodeSettings``."""
-        self._pipe.send("prepared")
-        if not await self._commit:
-            raise ServerDraining  # The supervisor knows the cause, and drops this error.
+    async def _apply_newest(self) -> None:
+        newest = self._pipe.values["revision"]
+        if newest > self._applied:
+            await self._doc_ids.change(**self._pipe.values["settings"])
+            self._applied = newest
+            self._pipe.send(applied=newest)
 
 
 async def run_worker(connection: socket.socket) -> None:
@@ -251,23 +208,22 @@ async def run_worker(connection: socket.socket) -> None:
     start = await pipe.receive()
     if start is None:
         return
-    # The supervisor has validated them.
-    settings = Settings.model_construct(**start["settings"])
-    logs.configure(settings.log_level, worker=start["number"])
-    worker = Worker(pipe, settings.workers, settings.drain_timeout, start["requires_authentication"])
-    serving = asyncio.create_task(app.serve(settings, worker))
-    receiving = asyncio.create_task(worker.receive_until_orphaned())
-    await asyncio.wait({serving, receiving}, return_when=asyncio.FIRST_COMPLETED)
-    if not worker.is_ready:
-        serving.cancel()  # The supervisor is gone.
+    worker = Worker(pipe)
+    logs.configure(worker.settings.log_level, worker=start["start"]["number"])
+    serving = asyncio.create_task(app.serve(worker.settings, worker))
+    receiving = asyncio.create_task(worker.receive_until_orphaned(serving))
+    applying = asyncio.create_task(worker.apply_changes())
     try:
         await serving
     except (StartRefused, StoreFailure) as error:
-        pipe.send("start_failed", error=encode_error(error))
+        pipe.send(start_error=[getattr(error, "reason", ""), str(error)])
     except asyncio.CancelledError:
-        pass
+        pass  # The supervisor exited during the start.
     finally:
-        receiving.cancel()
+        background = {receiving, applying, *worker.changes}
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)
         await pipe.close()
 
 

@@ -5,32 +5,14 @@ import math
 import socket
 import sys
 from contextlib import suppress
-from typing import Protocol
 
 import structlog
 
-from idalloc_server.domain.errors import WorkerFailed
+from idalloc_server.domain.errors import StartRefused, StoreUnavailable
 from idalloc_server.telemetry.metrics import Counts
-from idalloc_server.workers.pipe import Message, Pipe
+from idalloc_server.workers.pipe import Pipe
 
 _log = structlog.get_logger("idalloc.supervisor")
-
-
-class WorkerExited(Exception):
-    """The process has exited."""
-
-
-class WorkerListener(Protocol):
-    """Handles the messages that a worker sends unasked; the supervisor implements it."""
-
-    def on_request(self, worker: "WorkerProcess", request: Message) -> None:
-        """Answers a request of the worker."""
-
-    def require_authentication(self) -> None:
-        """Requires authentication in all workers."""
-
-    def on_drained(self, worker: "WorkerProcess") -> None:
-        """Handles that the worker has drained."""
 
 
 class WorkerProcess:
@@ -38,27 +20,24 @@ class WorkerProcess:
 
     Attributes:
         number: The worker's number, from 1; its replacement has the same one.
-        counts: The counts that it reported last.
-        is_serving: Whether it serves with health SERVING.
-        closed: Set when it accepts no more connections.
-        drained: Set when it has released its leases.
+        process: The process.
+        pipe: The connection to it.
+        exit: Receives its values until it exits, and returns its exit code, negative for a signal.
         serving_since: When it began to serve, in seconds of the loop's clock; infinite before.
     """
 
+    exit: asyncio.Task[int]
+
     def __init__(self, number: int, process: asyncio.subprocess.Process, pipe: Pipe) -> None:
         self.number = number
-        self.counts = Counts().to_json()
-        self.is_serving = False
-        self.closed, self.drained = asyncio.Event(), asyncio.Event()
         self.process = process
-        self.send = pipe.send
+        self.pipe = pipe
+        pipe.values["counts"] = Counts().to_json()
         self.serving_since = math.inf
-        self._pipe = pipe
-        self._replies: asyncio.Queue[Message | None] = asyncio.Queue()
 
     @classmethod
     async def start(cls, number: int) -> "WorkerProcess":
-        """Start a process, which then waits for the message ``start``."""
+        """Start a process, which then waits for the value ``start``."""
         ours, theirs = socket.socketpair()
         with theirs:
             # -P: Python imports no module from the current directory.
@@ -68,51 +47,27 @@ class WorkerProcess:
             )
         return cls(number, process, await Pipe.over(ours))
 
-    async def receive_until_exit(self, listener: WorkerListener) -> int:
-        """Handle messages until the process exits; return its exit code, negative for a signal."""
-        while (message := await self._pipe.receive()) is not None:
-            match message["kind"]:
-                case "counts":
-                    self.counts = message["counts"]
-                case "request":
-                    listener.on_request(self, message)
-                case "require_authentication":
-                    listener.require_authentication()
-                case "closed":
-                    self.closed.set()
-                case "drained":
-                    self.drained.set()
-                    listener.on_drained(self)
-                case _:
-                    self._replies.put_nowait(message)
-        self.is_serving = False
-        self.closed.set()
-        self.drained.set()
-        self._replies.put_nowait(None)
-        await self._pipe.close()
-        return await self.process.wait()
-
-    async def wait_reply(self, timeout: float) -> Message:
-        """Return the next reply; kill the process if none arrives in time.
-
-        Args:
-            timeout: The longest wait, in seconds.
+    async def wait_started(self, name: str, timeout: float) -> None:
+        """Wait for a value that the start brings; kill the process if it does not come in time.
 
         Raises:
-            WorkerExited: The process exited before it replied.
-            WorkerFailed: It did not reply in time.
+            StartRefused: The worker could not start, exited, or was killed.
+            StoreUnavailable: The worker could not reach the store.
         """
+        values = self.pipe.values
         try:
             async with asyncio.timeout(timeout):
-                message = await self._replies.get()
+                await self.pipe.wait_until(lambda values: name in values or "start_error" in values)
         except TimeoutError:
             _log.error("worker_unresponsive", worker=self.number, pid=self.process.pid, timeout=timeout)
             self.kill()
-            raise WorkerFailed(f"worker {self.number} did not answer within {timeout:g} s, and was killed") from None
-        if message is None:
-            self._replies.put_nowait(None)
-            raise WorkerExited
-        return message
+        if "start_error" in values:
+            reason, error = values["start_error"]
+            if reason == StoreUnavailable.reason:
+                raise StoreUnavailable(error)
+            raise StartRefused("store", error) if reason else StartRefused(*error.split(": ", 1))
+        if name not in values:
+            raise StartRefused("workers", f"worker {self.number} exited while it started; see the log")
 
     def kill(self) -> None:
         """Kill the process."""

@@ -97,7 +97,7 @@ class TestChange:
         doc_ids = await started(store, clock)
         store.next("claim_start", unreachable())
         with pytest.raises(StoreUnavailable):
-            await doc_ids.change(prefix=7, offset=3)
+            await doc_ids.change(prefix=7, auto_increment_offset=3)
         assert (doc_ids.prefix, doc_ids.offset) == (0, 1)
 
     async def test_prefix_of_another_node_is_refused(self, store: MemoryStore, clock: FakeClock) -> None:
@@ -121,9 +121,9 @@ class TestChange:
         """Concurrent changes run one after the other, even after a cancelled call."""
         doc_ids = await started(store, clock)
         gate = store.hold("claim_start")
-        first = asyncio.create_task(doc_ids.change(prefix=1, offset=1))
+        first = asyncio.create_task(doc_ids.change(prefix=1, auto_increment_offset=1))
         await settle()
-        second = asyncio.create_task(doc_ids.change(prefix=2, offset=2))
+        second = asyncio.create_task(doc_ids.change(prefix=2, auto_increment_offset=2))
         await settle()
         first.cancel()  # Its change continues.
         assert doc_ids.generate_from_memory(1)[0].prefix == 0  # type: ignore[index]

@@ -11,8 +11,8 @@ import asyncio
 import os
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, NoReturn, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, NoReturn
 
 from idalloc_server.domain import change_events, fork
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
@@ -128,24 +128,8 @@ def _runs_before_overflow(
     return runs, count
 
 
-class NodeSettings(Protocol):
-    """Persists node settings across restarts, by the names of the server's settings."""
-
-    def check(self, settings: Iterable[str]) -> None:
-        """Checks that settings can be persisted.
-
-        Raises:
-            InvalidRequest: Another source would override them at the next start.
-        """
-        ...
-
-    async def save(self, settings: Mapping[str, int]) -> None:
-        """Persists settings in addition to those saved before.
-
-        Raises:
-            InvalidRequest: They cannot be written; nothing is saved.
-        """
-        ...
+# Persists new settings of a node by name, or raises a ``Refusal``.
+Save = Callable[[Mapping[str, int]], Awaitable[None]]
 
 
 class DocIdGenerator:
@@ -246,36 +230,30 @@ class DocIdGenerator:
             await self._wait_for_claim()
         return runs
 
-    async def change(
-        self,
-        *,
-        prefix: int | None = None,
-        offset: int | None = None,
-        increment: int | None = None,
-        node_settings: NodeSettings | None = None,
-    ) -> None:
+    async def change(self, *, save: Save | None = None, **given: int) -> None:
         """Changes the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
 
         A new prefix gets a start timestamp of its own. Concurrent changes are applied in order. A failed change has no
         effect; one whose caller is cancelled completes.
 
         Args:
-            prefix: The new prefix, 0 to 65535; None to keep the current one.
-            offset: The new auto_increment_offset, 1 to 65535; None to keep it.
-            increment: The new auto_increment_increment, 1 to 65535; None to keep it.
-            node_settings: Persists the change across restarts; None to change this process only.
+            save: Persists the change before it takes effect; None to change this process only.
+            given: New values of ``settings``: the prefix, 0 to 65535; the others 1 to 65535.
 
         Raises:
-            InvalidRequest: A value is out of range, or ``node_settings`` cannot persist it.
+            InvalidRequest: A value is out of range, or ``save`` cannot persist it.
             DocIdTimestampRefused: The clock is wrong, or the new prefix has no start timestamp left.
             PrefixInUse: Another node uses the new prefix, and ``prefix_conflict`` is refuse.
             StoreUnavailable: No start timestamp could be claimed.
             ServerDraining: ``cancel_claims`` was called.
         """
-        _check_ranges(prefix, offset, increment)
+        for field, value in given.items():
+            least = 0 if field == "prefix" else 1
+            if not least <= value <= MAX_STEP:
+                raise InvalidRequest(field, f"must be between {least} and {MAX_STEP}, not {value}")
         if self._closed:
             raise ServerDraining
-        change = asyncio.create_task(self._change(prefix, offset, increment, node_settings), name="change the node")
+        change = asyncio.create_task(self._change(given, save), name="change the node")
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
         await asyncio.wait({change})
@@ -319,33 +297,23 @@ class DocIdGenerator:
             self._next_start = start
         return None
 
-    async def _change(
-        self, prefix: int | None, offset: int | None, increment: int | None, node_settings: NodeSettings | None
-    ) -> Refusal | None:
+    async def _change(self, given: Mapping[str, int], save: Save | None) -> Refusal | None:
         """Applies one change. Returns an error rather than raise it: the caller may be cancelled."""
-        requested = {"node_prefix": prefix, "auto_increment_offset": offset, "auto_increment_increment": increment}
-        changed = {name: value for name, value in requested.items() if value is not None}
         async with self._change_lock:
+            old_prefix, start = self.prefix, None
             try:
-                if node_settings is not None:
-                    node_settings.check(changed)
-                old_prefix = self._start.prefix
-                start = (
-                    None if prefix in (None, old_prefix) else await self._start_timestamps.claim(changed["node_prefix"])
-                )
-                try:
-                    if node_settings is not None:
-                        await node_settings.save(changed)
-                except Refusal:
-                    if start is not None:
-                        await self._start_timestamps.release(start.prefix)
-                    raise
+                if given.get("prefix", old_prefix) != old_prefix:
+                    start = await self._start_timestamps.claim(given["prefix"])
+                if save is not None:
+                    await save(given)
             except Refusal as refusal:
+                if start is not None:
+                    await self._start_timestamps.release(start.prefix)
                 return refusal
             # No await up to publish_settings: the change is atomic for callers.
             before = self.settings
-            self.offset = offset or self.offset
-            self.increment = increment or self.increment
+            self.offset = given.get("auto_increment_offset", self.offset)
+            self.increment = given.get("auto_increment_increment", self.increment)
             if start is not None:
                 self._start, self._next_start = start, None
                 self._start_timestamps.switch_to(start)
@@ -360,13 +328,3 @@ def _raise_out_of_range(count: int, offset: int, increment: int) -> NoReturn:
         if not 0 <= value <= MAX_STEP:
             raise InvalidRequest(field, f"must be between 1 and {MAX_STEP}, or 0 for the node's, not {value}")
     raise InvalidRequest("id_count", f"must be between 1 and {MAX_COUNT}, not {count}")
-
-
-def _check_ranges(prefix: int | None, offset: int | None, increment: int | None) -> None:
-    for field, value, least in (
-        ("prefix", prefix, 0),
-        ("auto_increment_offset", offset, 1),
-        ("auto_increment_increment", increment, 1),
-    ):
-        if value is not None and not least <= value <= MAX_STEP:
-            raise InvalidRequest(field, f"must be between {least} and {MAX_STEP}, not {value}")

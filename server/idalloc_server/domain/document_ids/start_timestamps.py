@@ -55,6 +55,7 @@ class StartTimestamps:
         max_clock_skew: The largest allowed difference between the clocks of this machine and the store, in seconds.
         prefix_conflict: Whether to warn or refuse if another live node holds the prefix. Ids are unique either way.
         store_timeout: Timeout of a store call, in seconds.
+        is_shared: Whether other processes hold prefixes under the same name.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class StartTimestamps:
         max_clock_skew: float,
         prefix_conflict: Literal["warn", "refuse"] = "warn",
         store_timeout: float = 40.0,
+        is_shared: bool = False,
     ) -> None:
         self.prefix = prefix
         self._store = store
@@ -75,6 +77,7 @@ class StartTimestamps:
         self._max_clock_skew = max_clock_skew
         self._prefix_conflict = prefix_conflict
         self._store_timeout = store_timeout
+        self._is_shared = is_shared
         self._claimed: dict[int, int] = {}  # by prefix, in case a restored store repeats one
 
     async def start(self) -> StartTimestamp:
@@ -155,6 +158,8 @@ class StartTimestamps:
 
     async def release(self, prefix: int | None = None) -> None:
         """Releases a prefix (by default the current one) in the store. If that fails, it becomes stale later."""
+        if self._is_shared and prefix is not None:
+            return  # Others may use the old prefix until they have changed, too. It becomes stale.
         prefix = self.prefix if prefix is None else prefix
         try:
             await within_timeout(self._store_timeout, self._store.release_prefix(prefix, self._holder))

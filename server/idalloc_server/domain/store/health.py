@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from idalloc_server.domain.errors import Refusal
+from idalloc_server.domain.errors import StoreFailure
 
 _log = structlog.get_logger("idalloc.store")
 
@@ -29,7 +29,7 @@ class StoreHealth:
 
     def record_failure(self, error: Exception) -> None:
         """Records a failed call or refill. Only errors of the store count, and not those of a single sequence."""
-        if isinstance(error, Refusal) and error.reason in ("STORE_UNAVAILABLE", "STORE_REFUSED"):
+        if isinstance(error, StoreFailure):
             self._failures += 1
             self._last_error = str(error)
 

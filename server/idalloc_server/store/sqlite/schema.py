@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.store.permissions import make_folder
+from idalloc_server.store.permissions import make_folder, sync_folder
 from idalloc_server.store.sqlite.errors import is_busy
 from idalloc_server.store.sqlite.files import DatabaseFiles
 from idalloc_server.store.sqlite.locks import check_locks
@@ -83,7 +83,7 @@ def connect(path: Path, busy_timeout: float) -> tuple[sqlite3.Connection, Databa
             _journal_mode(db)
             files.claim()
         for folder in folders:
-            _fsync_folder(folder)
+            sync_folder(folder)
         opened.pop_all()
     return db, files
 
@@ -112,15 +112,6 @@ def _make_folder(folder: Path) -> list[Path]:
         return [folder]
     make_folder(folder)
     return [folder, *folder.parents]
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # the file system or the permissions do not allow it
-            os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _create_tables(db: sqlite3.Connection, path: Path) -> None:

@@ -1,21 +1,11 @@
-"""Messages and errors pass unchanged between supervisor and workers."""
+"""Values pass unchanged between supervisor and workers."""
 
+import asyncio
 import socket
 
 import pytest
 
-from idalloc_server.domain.document_ids.start_timestamps import _WrongClock
-from idalloc_server.domain.errors import (
-    InvalidRequest,
-    PrefixInUse,
-    Refusal,
-    SequenceAheadOfClock,
-    ServerDraining,
-    StartRefused,
-    StoreAnsweredError,
-    WorkerFailed,
-)
-from idalloc_server.workers.pipe import Pipe, decode_error, encode_error
+from idalloc_server.workers.pipe import Pipe
 
 
 async def pair() -> tuple[Pipe, Pipe]:
@@ -26,14 +16,48 @@ async def pair() -> tuple[Pipe, Pipe]:
 async def test_messages_arrive_in_order_until_close() -> None:
     """A pipe delivers messages in order, and None after the other end closed."""
     one, other = await pair()
-    one.send("first", values=[1, 2.5, "ä\n", None])
-    one.send("second")
+    one.send(first=[1, 2.5, "ä\n", None])
+    one.send(second=2)
     await one.close()
-    assert await other.receive() == {"kind": "first", "values": [1, 2.5, "ä\n", None]}
-    assert await other.receive() == {"kind": "second"}
+    assert await other.receive() == {"first": [1, 2.5, "ä\n", None]}
+    assert await other.receive() == {"second": 2}
+    still_open = not other.has_ended
     assert await other.receive() is None
-    other.send("too late")
+    assert still_open
+    assert other.has_ended
+    other.send(late=True)
     assert await other.receive() is None
+    await other.close()
+
+
+async def test_values_are_the_newest_by_name() -> None:
+    """A pipe has the newest value of each name."""
+    one, other = await pair()
+    one.send(first=1, second=2)
+    one.send(second=3)
+    await other.receive()
+    await other.receive()
+    assert other.values == {"first": 1, "second": 3}
+    await one.close()
+    await other.close()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_wait_ends_with_the_condition_or_the_process(ends: bool) -> None:
+    """A wait ends when the values meet its condition, or the other process exits."""
+    one, other = await pair()
+    waiting = asyncio.create_task(other.wait_until(lambda values: values.get("turn", 0) > 1))
+    one.send(turn=1)
+    await other.receive()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    if not ends:
+        one.send(turn=2)
+    await one.close()
+    await other.receive()
+    async with asyncio.timeout(10):
+        await waiting
+    assert other.has_ended is ends
     await other.close()
 
 
@@ -42,38 +66,6 @@ async def test_incomplete_message_is_dropped() -> None:
     ours, theirs = socket.socketpair()
     pipe = await Pipe.over(ours)
     with theirs:
-        theirs.sendall(b'{"kind": "counts", "cou')
+        theirs.sendall(b'{"counts": {"cou')
     assert await pipe.receive() is None
     await pipe.close()
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        InvalidRequest("prefix", "must be between 0 and 65535, not 70000"),
-        PrefixInUse(7, "there:1"),
-        SequenceAheadOfClock("orders", 5.0, 1.0),
-        ServerDraining(),
-        WorkerFailed("worker 2 did not answer"),
-        StoreAnsweredError("SQLite: busy", code=5),
-        StartRefused("store", "is none"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_error_is_decoded_as_it_was_encoded(error: Refusal | StartRefused) -> None:
-    """A decoded error has the class, message and attributes of the original."""
-    found = decode_error(encode_error(error))
-    assert type(found) is type(error)
-    assert str(found) == str(error)
-    assert vars(found) == vars(error)
-
-
-def test_unknown_error_class_is_decoded_as_its_base_class() -> None:
-    """An error class outside domain.errors is decoded as its base class."""
-    found = decode_error(encode_error(_WrongClock("set it right")))
-    assert isinstance(found, Refusal)
-    assert (type(found).__name__, str(found), found.reason) == (
-        "DocIdTimestampRefused",
-        "set it right",
-        "DOC_ID_TIMESTAMP_REFUSED",
-    )

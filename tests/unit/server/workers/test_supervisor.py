@@ -1,6 +1,7 @@
 """The supervisor with fake workers."""
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -12,14 +13,16 @@ from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
-from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.workers import supervisor
-from idalloc_server.workers.pipe import encode_error
-from idalloc_server.workers.supervisor import Supervisor
+from idalloc_server.workers.pipe import Values
 from tests.support.fake_workers import SECONDS, FakeWorkers
-from tests.support.supervised import start_both, supervised
+from tests.support.supervised import new_supervisor, start_both, supervised, supervised_settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a port on Linux only")
+
+
+def counts(lease_count: int = 0) -> Values:
+    return {"methods": {}, "burned": {}, "lease_count": lease_count, "log_lines_lost": {}}
 
 
 class TestStarting:
@@ -28,23 +31,30 @@ class TestStarting:
         async with supervised(workers):
             one, other = await workers.next(), await workers.next()
             await one.expect("start")
-            one.pipe.send("ready", welcome="here")
-            first = asyncio.create_task(one.pipe.receive())
+            one.pipe.send(ready=True, applied=0)
+            first = asyncio.create_task(one.expect("serve"))
             settings = (await other.expect("start"))["settings"]
             assert settings["listen"] != "127.0.0.1:0"
             assert (await asyncio.wait({first}, timeout=0.05))[0] == set()
-            other.pipe.send("ready", welcome="here")
-            assert (await asyncio.wait_for(first, SECONDS)) == {"kind": "serve"}
+            other.pipe.send(ready=True, applied=0)
+            assert await asyncio.wait_for(first, SECONDS)
 
-    @pytest.mark.parametrize("error", [StartRefused("store", "is none"), StoreUnavailable("it is away")])
+    @pytest.mark.parametrize(
+        ("reason", "error"),
+        [
+            ("", StartRefused("listen", "is none: name it")),
+            ("STORE_REFUSED", StartRefused("store", "host:4200: wrong password")),
+            ("STORE_UNAVAILABLE", StoreUnavailable("host:4200: it is away")),
+        ],
+    )
     async def test_start_error_of_a_worker_stops_the_server(
-        self, workers: FakeWorkers, error: StartRefused | StoreUnavailable
+        self, workers: FakeWorkers, reason: str, error: StartRefused | StoreUnavailable
     ) -> None:
         """A start fails with the error of its first failing worker, and kills the others."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
-            one.pipe.send("ready", welcome="here")
-            other.pipe.send("start_failed", error=encode_error(error))
+            one.pipe.send(ready=True, applied=0)
+            other.pipe.send(start_error=[reason, str(error).removeprefix("store: ")])
             with pytest.raises(type(error), match=str(error)):
                 await asyncio.wait_for(running, SECONDS)
             assert one.exited.is_set()  # It was killed, since it did not serve yet.
@@ -53,7 +63,7 @@ class TestStarting:
         """A start fails if a worker exits before it is ready."""
         async with supervised(workers) as running:
             one, other = await workers.next(), await workers.next()
-            one.pipe.send("ready", welcome="here")
+            one.pipe.send(ready=True, applied=0)
             await other.exit()
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
@@ -64,9 +74,9 @@ class TestStarting:
             one, other = await workers.next(), await workers.next()
             for worker in (one, other):
                 await worker.expect("start")
-                worker.pipe.send("ready", welcome="here")
+                worker.pipe.send(ready=True, applied=0)
             await one.expect("serve")
-            one.pipe.send("serving")
+            one.pipe.send(serving="here")
             await other.exit()
             await one.expect("stop")
             await one.exit()
@@ -79,18 +89,24 @@ class TestStarting:
         """A start fails if a worker does not reply in time."""
         async with supervised(workers, store_timeout=short_timeout) as running:
             one, _ = await workers.next(), await workers.next()
-            one.pipe.send("ready", welcome="here")
+            one.pipe.send(ready=True, applied=0)
             with pytest.raises(StartRefused, match="workers: "):
                 await asyncio.wait_for(running, SECONDS)
 
-    async def test_change_waits_until_all_workers_serve(self, workers: FakeWorkers) -> None:
-        """A change requested during the start applies to all workers."""
-        async with supervised(workers):
-            one, other = await workers.next(), await workers.next()
-            one.request("change", given={"offset": 5}, persist=False)  # It serves calls already.
-            await asyncio.gather(one.serve(), other.serve())
-            changes = await asyncio.gather(one.change("prepared"), other.change("prepared"))
-            assert [committed for _, committed in changes] == [True, True]
+    @pytest.mark.parametrize("step", ["start", "serve"])
+    async def test_stop_signal_during_the_start_stops_all(self, workers: FakeWorkers, step: str) -> None:
+        """A stop signal that comes before the workers serve stops all of them, with exit code 0."""
+        server = new_supervisor(supervised_settings())
+        running = asyncio.create_task(server.run())
+        one, other = await workers.next(), await workers.next()
+        if step == "serve":
+            for worker in (one, other):
+                worker.pipe.send(ready=True, applied=0)
+            await one.expect("serve")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(running, SECONDS) == 0
+        assert one.exited.is_set()
+        assert other.exited.is_set()
 
 
 class TestReplacing:
@@ -101,7 +117,7 @@ class TestReplacing:
             await one.exit()
             for error in (StoreUnavailable("it is away"), StartRefused("node_prefix", "in use")):
                 late = await workers.next()
-                late.pipe.send("start_failed", error=encode_error(error))
+                late.pipe.send(start_error=[getattr(error, "reason", ""), str(error)])
                 await late.exit()
             await (await workers.next()).serve()
             assert not running.done()
@@ -137,7 +153,7 @@ class TestReplacing:
                 await one.exit()
                 for _ in range(3):
                     late = await workers.next()
-                    late.pipe.send("start_failed", error=encode_error(StoreUnavailable("it is away")))
+                    late.pipe.send(start_error=["STORE_UNAVAILABLE", "it is away"])
                     await late.exit()
                 await workers.next()
             assert [line["restart_in"] for line in logs if line["event"] == "worker_ended"] == [0.0, 0.1, 0.2, 0.4]
@@ -151,9 +167,8 @@ class TestReplacing:
             await one.exit()
             hung = await workers.next()
             await hung.expect("start")
-            other.request("change", given={"offset": 5}, persist=False)
-            assert (await other.change("prepared"))[1] is True
-            assert hung.exited.is_set()
+            await other.turn(auto_increment_offset=5)
+            await asyncio.wait_for(hung.exited.wait(), SECONDS)
             assert (await (await workers.next()).serve())["auto_increment_offset"] == 5
 
 
@@ -162,30 +177,29 @@ class TestAuthentication:
         """Once one worker requires authentication, all present and later workers do."""
         async with supervised(workers):
             one, other = await start_both(workers)
-            assert (one.requires_authentication, other.requires_authentication) == (False, False)
+            assert [each.start["requires_authentication"] for each in (one, other)] == [False, False]
             await one.exit()
             late = await workers.next()
             assert (await late.expect("start"))["requires_authentication"] is False
-            other.pipe.send("require_authentication")
-            await late.expect("require_authentication")  # even while it starts
-            await other.expect("require_authentication")
+            other.pipe.send(requires_authentication=True)
+            await late.expect("requires_authentication")  # even while it starts
+            await other.expect("requires_authentication")
             await late.exit()
             later = await workers.next()
             await later.serve()
-            assert later.requires_authentication
+            assert later.start["requires_authentication"]
 
     async def test_required_authentication_is_broadcast_once(self, workers: FakeWorkers) -> None:
         """The supervisor sends each worker the requirement once."""
         async with supervised(workers):
             one, other = await start_both(workers)
-            one.pipe.send("require_authentication")
-            await other.expect("require_authentication")
-            other.pipe.send("require_authentication")
-            other.request("lease_count")
-            await other.response()
-            await one.expect("require_authentication")
-            one.request("lease_count")
-            await one.response()
+            one.pipe.send(requires_authentication=True)
+            await other.expect("requires_authentication")
+            other.pipe.send(requires_authentication=True, counts=counts())
+            await other.expect("other_leases")
+            await one.expect("requires_authentication")
+            one.pipe.send(counts=counts())
+            await one.expect("other_leases")
 
 
 class TestStopping:
@@ -196,20 +210,20 @@ class TestStopping:
         """The exit code of a stop is 0, or 1 if a worker had to be killed."""
         monkeypatch.setattr(supervisor, "STOP_MARGIN_SECONDS", SECONDS if ends else 1.0)
         settings = Settings.model_validate({"listen": "127.0.0.1:0", "workers": 2, "drain_timeout": "0s"})
-        server = Supervisor(settings, NodeSettingsFile(None, "127.0.0.1:0"))
+        server = new_supervisor(settings)
         running = asyncio.create_task(server.run())
         one, other = await start_both(workers)
         with capture_logs() as logs:
             server._on_stop_signal(signal.SIGTERM)
             for worker in (one, other):
                 await worker.expect("stop")
-            one.pipe.send("closed")
-            one.pipe.send("drained")
+            one.pipe.send(closed=True)
+            one.pipe.send(drained=True)
             if ends:
-                other.pipe.send("closed")
+                other.pipe.send(closed=True)
                 for worker in (one, other):
                     await worker.expect("all_closed")
-                other.pipe.send("drained")
+                other.pipe.send(drained=True)
                 for worker in (one, other):
                     await worker.expect("exit")
                     await worker.exit()
@@ -222,18 +236,17 @@ class TestStopping:
     async def test_calls_are_rejected_after_all_workers_closed(self, workers: FakeWorkers) -> None:
         """No rejected caller reconnects to a worker that is about to close."""
         settings = Settings.model_validate({"listen": "127.0.0.1:0", "workers": 2})
-        server = Supervisor(settings, NodeSettingsFile(None, "127.0.0.1:0"))
+        server = new_supervisor(settings)
         running = asyncio.create_task(server.run())
         one, other = await start_both(workers)
         server._on_stop_signal(signal.SIGTERM)
         for worker in (one, other):
             await worker.expect("stop")
-        one.pipe.send("closed")
-        one.request("lease_count")
-        await one.response()  # and no "all_closed" before it
+        one.pipe.send(closed=True, counts=counts())
+        await one.expect("other_leases")  # and no "all_closed" before it
         await other.exit()
         await one.expect("all_closed")
-        one.pipe.send("drained")
+        one.pipe.send(drained=True)
         await one.expect("exit")
         await one.exit()
         assert await asyncio.wait_for(running, SECONDS) == 0
@@ -241,13 +254,12 @@ class TestStopping:
 
 class TestCounting:
     async def test_lease_count_sums_the_other_workers(self, workers: FakeWorkers) -> None:
-        """A worker learns the number of leases of the other workers."""
+        """A worker that reports its counts learns the number of leases of the other workers."""
         async with supervised(workers):
             one, other = await start_both(workers)
-            for worker, lease_count in ((one, 1), (other, 4)):
-                worker.pipe.send("counts", counts={"methods": {}, "burned": {}, "lease_count": lease_count})
-                worker.request("lease_count")
-                await worker.response()  # The counts have arrived.
-            for worker, others in ((one, 4), (other, 1)):
-                worker.request("lease_count")
-                assert (await worker.response())["lease_count"] == others
+            one.pipe.send(counts=counts(1))
+            assert await one.expect("other_leases") == 0
+            other.pipe.send(counts=counts(4))
+            assert await other.expect("other_leases") == 1
+            one.pipe.send(counts=counts(2))
+            assert await one.expect("other_leases") == 4

@@ -1,136 +1,378 @@
-"""Messages between a worker and its supervisor."""
+"""A worker, with a test in place of its supervisor."""
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.config import Settings
 from idalloc_server.domain import change_events
 from idalloc_server.domain.change_events import ChangedSettings
-from idalloc_server.domain.errors import WorkerFailed
-from idalloc_server.workers.pipe import Pipe, decode_error, encode_error
-from idalloc_server.workers.worker import Worker
-from tests.support.fake_store import FakeClock
+from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
+from idalloc_server.domain.errors import InvalidRequest, PrefixInUse, ServerDraining, StoreUnavailable
+from idalloc_server.node_settings import NodeSettingsFile
+from idalloc_server.workers import worker as worker_module
+from idalloc_server.workers.pipe import Pipe
+from idalloc_server.workers.worker import ChangePending, Worker
+from tests.support.fake_store import FakeClock, MemoryStore, unreachable
+
+LISTEN = "127.0.0.1:50051"
+CHANGED = {"prefix": 9, "auto_increment_offset": 1, "auto_increment_increment": 1}
 
 
-class Broken:
-    async def change(self, **_: object) -> None:
-        raise ZeroDivisionError("of its own")
+class Supervisor:
+    """The supervisor's end of the pipe to one of two workers, with prefix 3."""
 
+    def __init__(self, pipe: Pipe, worker: Worker, serving: asyncio.Task[None], store: MemoryStore) -> None:
+        self.pipe = pipe
+        self.serving = serving
+        self.worker = worker
+        self.store = store
+        start_timestamps = StartTimestamps(
+            store, FakeClock(), prefix=3, holder="me", max_clock_skew=5, prefix_conflict="refuse", is_shared=True
+        )
+        self._start_timestamps = start_timestamps
+        self._failures: asyncio.Queue[None] = asyncio.Queue()
 
-async def test_bug_during_a_change_is_reported() -> None:
-    """A worker rejects a change that fails by a bug, so that the supervisor does not wait."""
-    one, other = socket.socketpair()
-    supervisor = await Pipe.over(one)
-    worker = Worker(await Pipe.over(other), 2, 1.0)
-    broken: Any = Broken()
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        tasks.create_task(worker.receive_until_orphaned())
-        supervisor.send("serve")
-        await worker.wait_all_ready(broken, AccessControl(FakeClock(), 1), "here")
-        assert await supervisor.receive() == {"kind": "ready", "welcome": "here"}
-        supervisor.send("change", offset=5)
-        reply = await supervisor.receive()
-        assert reply is not None
-        assert reply["kind"] == "rejected"
-        error = decode_error(reply["error"])
-        assert isinstance(error, WorkerFailed)
-        assert "of its own" in str(error)
-        await supervisor.close()
-    await worker._pipe.close()
+    async def make_ready(self) -> None:
+        """Let the worker report that it is ready; it waits for the others."""
+        self.doc_ids = DocIdGenerator(self._start_timestamps, await self._start_timestamps.start())
+        change = self.doc_ids.change
 
+        async def counted(**settings: Any) -> None:
+            try:
+                await change(**settings)
+            except StoreUnavailable:
+                self._failures.put_nowait(None)
+                raise
 
-async def test_cancelled_change_still_publishes_its_event(pipes: tuple[Pipe, Pipe]) -> None:
-    """A committed change is published even if its caller has cancelled the call."""
-    supervisor, ours = pipes
-    worker = Worker(ours, 2, 1.0)
-    events: list[tuple[ChangedSettings, ChangedSettings]] = []
-    doc_ids: Any = SimpleNamespace(settings={"prefix": 1, "auto_increment_offset": 1})
-    supervisor.send("stop")
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        receiving = tasks.create_task(worker.receive_until_orphaned())
-        await worker.wait_all_ready(doc_ids, AccessControl(FakeClock(), 1), "here")
-        await supervisor.receive()
-        with change_events.listening(lambda *change: events.append(change)):
-            calls = [tasks.create_task(worker.change({"prefix": prefix}, persist=False)) for prefix in (2, 3)]
-        for call, prefix, error in ((calls[0], 2, None), (calls[1], 3, encode_error(WorkerFailed("x")))):
-            request = await supervisor.receive()
-            assert request is not None
-            call.cancel()
-            await asyncio.wait({call})
-            if error is None:
-                doc_ids.settings = {"prefix": prefix, "auto_increment_offset": 5}  # with another call's change
-            supervisor.send("response", id=request["id"], error=error)
-        await supervisor.close()
-        await receiving
-    assert events == [({"prefix": 1}, {"prefix": 2})]
+        self.doc_ids.change = counted  # type: ignore[method-assign]
+        self.ready = asyncio.create_task(self.worker.wait_all_ready(self.doc_ids, AccessControl(FakeClock(), 1)))
+        await self.expect("ready")
+
+    async def serve(self) -> None:
+        """Let the worker serve."""
+        await self.make_ready()
+        self.pipe.send(serve=True)
+        await self.ready
+
+    async def expect(self, name: str) -> Any:
+        """Return the next value of this name."""
+        async with asyncio.timeout(10):
+            while (message := await self.pipe.receive()) is not None:
+                if name in message:
+                    return message[name]
+        raise AssertionError("the worker has ended")
+
+    async def give_turn(self, turn: int) -> None:
+        """Give the worker its turn, once it asks for it."""
+        await self.expect("wants_turn")
+        self.pipe.send(turn=turn)
+        assert await self.expect("turn_ended") == turn
+
+    async def wait_failures(self, times: int) -> None:
+        """Wait until the worker has failed so often to reach the store for a change."""
+        async with asyncio.timeout(10):
+            for _ in range(times):
+                await self._failures.get()
+
+    @property
+    def save(self) -> Save:
+        """Persists a change."""
+        return self.worker.node_settings.save
+
+    def pop_given(self) -> object:
+        """What the worker changed in its last turn, if anything."""
+        return self.pipe.values.pop("given", None)
 
 
 @pytest.fixture
-async def pipes() -> AsyncIterator[tuple[Pipe, Pipe]]:
+async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Supervisor]:
+    monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 0.01)
     one, other = socket.socketpair()
-    supervisor, ours = await Pipe.over(one), await Pipe.over(other)
-    yield supervisor, ours
-    await supervisor.close()
+    pipe, ours = await Pipe.over(one), await Pipe.over(other)
+    settings = dict(Settings(workers=2))
+    pipe.send(
+        start={
+            "settings": settings,
+            "node_settings": NodeSettingsFile(tmp_path, LISTEN).arguments,
+            "requires_authentication": False,
+        }
+    )
+    pipe.send(revision=0, settings={}, others=[0])
+    await ours.receive()
+    await ours.receive()
+    worker = Worker(ours)
+    serving = asyncio.create_task(asyncio.sleep(60))
+    tasks = {serving, *map(asyncio.create_task, (worker.receive_until_orphaned(serving), worker.apply_changes()))}
+    yield Supervisor(pipe, worker, serving, MemoryStore(FakeClock()))
+    for task in {*tasks, *worker.changes}:
+        task.cancel()
+    await pipe.close()
     await ours.close()
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
-async def test_worker_follows_required_authentication(pipes: tuple[Pipe, Pipe], order: str) -> None:
-    """A worker requires authentication when the supervisor does, during its start or later."""
-    supervisor, ours = pipes
-    worker, access_control, doc_ids = Worker(ours, 2, 1.0), AccessControl(FakeClock(), 1, AccessPolicy()), Any
-    supervisor.send("require_authentication")
-    supervisor.send("stop")  # It marks the end of the messages, and wait_all_ready returns.
-    async with asyncio.timeout(10):
+class TestChanging:
+    async def test_change_waits_for_all_workers(self, supervisor: Supervisor) -> None:
+        """A change is made in this worker first, and returns once the others have applied it."""
+        await supervisor.serve()
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
+        await supervisor.expect("wants_turn")
+        assert supervisor.doc_ids.prefix == 3
+        supervisor.pipe.send(turn=4)
+        assert await supervisor.expect("turn_ended") == 4
+        assert (supervisor.pop_given(), supervisor.pipe.values["applied"]) == ({"prefix": 9}, 4)
+        assert supervisor.doc_ids.prefix == 9
+        assert not change.done()
+        supervisor.pipe.send(others=[4])
+        await change
+
+    async def test_change_during_the_start_waits_for_it(self, supervisor: Supervisor) -> None:
+        """A change that a worker gets before all serve is made when they do."""
+        await supervisor.make_ready()
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
+        await asyncio.sleep(0)
+        supervisor.pipe.send(serve=True)
+        await supervisor.give_turn(1)
+        supervisor.pipe.send(others=[1])
+        await change
+
+    async def test_deadline_says_how_many_have_applied(self, supervisor: Supervisor) -> None:
+        """At its deadline a change fails with the number of workers that have applied it, and goes on."""
+        await supervisor.serve()
+        early = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=0.0))
+        with pytest.raises(ChangePending, match="0 of 2 workers"):
+            await early
+        await supervisor.give_turn(1)
+        assert supervisor.pop_given() == {"prefix": 9}
+        late = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=1.0))
+        await supervisor.give_turn(2)
+        with pytest.raises(ChangePending, match="1 of 2 workers have applied") as pending:
+            await late
+        assert pending.value.reason == "STORE_UNAVAILABLE"
+
+    @pytest.mark.parametrize("timeout", [None, float(sys.maxsize)], ids=["grpcio", "native"])
+    async def test_change_without_a_deadline_is_bounded(
+        self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+    ) -> None:
+        """A change of a caller without a deadline is answered in bounded time, on both transports."""
+        monkeypatch.setattr(worker_module, "CHANGE_SECONDS", 0.0)
+        await supervisor.serve()
+        async with asyncio.timeout(10):
+            with pytest.raises(ChangePending):
+                await supervisor.worker.change({"prefix": 9}, None, timeout=timeout)
+
+    @pytest.mark.parametrize("error", [InvalidRequest, PrefixInUse, StoreUnavailable, ZeroDivisionError])
+    async def test_failure_of_the_first_worker_ends_a_change(
+        self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    ) -> None:
+        """What the first worker cannot apply has no effect, and the next change goes on."""
+        await supervisor.serve()
+        given = {"prefix": 70_000 if error is InvalidRequest else 9}
+        if error is PrefixInUse:
+            await supervisor.store.claim_start(9, 1, "other", 30.0)
+        if error is StoreUnavailable:
+            supervisor.store.next("claim_start", unreachable())
+        with monkeypatch.context() as patch:
+            if error is ZeroDivisionError:
+                patch.setattr(supervisor.doc_ids, "_change", failing)
+            change = asyncio.create_task(supervisor.worker.change(given, supervisor.save, timeout=None))
+            await supervisor.give_turn(1)
+            with pytest.raises(error):
+                await change
+        assert supervisor.pop_given() is None
+        assert (supervisor.doc_ids.prefix, kept(supervisor.worker)) == (3, {})
+        change = asyncio.create_task(
+            supervisor.worker.change({"auto_increment_offset": 5}, supervisor.save, timeout=None)
+        )
+        await supervisor.give_turn(2)
+        assert supervisor.pop_given() == {"auto_increment_offset": 5}
+        assert kept(supervisor.worker) == {"auto_increment_offset": 5}
+        supervisor.pipe.send(others=[2])
+        await change
+
+    async def test_change_that_cannot_be_persisted_has_no_effect(self, supervisor: Supervisor, tmp_path: Path) -> None:
+        """A change that cannot be written to the file is not made in any worker."""
+        await supervisor.serve()
+        path = tmp_path / f"persisted-{LISTEN.replace(':', '-')}.json"
+        path.mkdir()
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, supervisor.save, timeout=None))
+        await supervisor.give_turn(1)
+        with pytest.raises(InvalidRequest, match="cannot read"):
+            await change
+        assert (supervisor.pop_given(), supervisor.doc_ids.prefix) == (None, 3)
+
+    async def test_cancelled_change_still_publishes_its_event(self, supervisor: Supervisor) -> None:
+        """A change is made, published once and kept even if its caller has cancelled the call."""
+        await supervisor.serve()
+        events: list[tuple[ChangedSettings, ChangedSettings]] = []
+        with change_events.listening(lambda *change: events.append(change)):
+            call = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
+        await supervisor.expect("wants_turn")
+        call.cancel()
+        await asyncio.wait({call})
+        supervisor.pipe.send(turn=1)
+        await supervisor.expect("turn_ended")
+        assert supervisor.pop_given() == {"prefix": 9}
+        assert events == [({"prefix": 3}, {"prefix": 9})]
+
+    async def test_exit_of_the_supervisor_ends_a_change(self, supervisor: Supervisor) -> None:
+        """A change whose supervisor exits fails with SERVER_DRAINING."""
+        await supervisor.serve()
+        change = asyncio.create_task(supervisor.worker.change({"prefix": 9}, None, timeout=None))
+        await supervisor.expect("wants_turn")
+        await supervisor.pipe.close()
+        with pytest.raises(ServerDraining):
+            await change
+
+
+class TestFollowing:
+    async def test_worker_applies_what_another_one_changed(self, supervisor: Supervisor) -> None:
+        """A worker applies the newest settings without an event, and with a start timestamp of its own."""
+        await supervisor.serve()
+        events: list[object] = []
+        with change_events.listening(lambda *change: events.append(change)):
+            supervisor.pipe.send(revision=1, settings=CHANGED)
+            assert await supervisor.expect("applied") == 1
+        assert supervisor.doc_ids.prefix == 9
+        assert len(supervisor.store.calls_of("claim_start")) == 2
+        assert events == []
+
+    async def test_worker_without_the_store_tries_again(self, supervisor: Supervisor) -> None:
+        """P6: a worker that cannot reach the store issues ids with its old settings, and tries again."""
+        await supervisor.serve()
+        supervisor.store.down = True
+        supervisor.pipe.send(revision=1, settings=CHANGED)
+        await supervisor.wait_failures(3)
+        runs = supervisor.doc_ids.generate_from_memory(1)
+        assert runs is not None
+        assert runs[0].prefix == 3
+        assert "applied" not in supervisor.pipe.values or supervisor.pipe.values["applied"] == 0
+        supervisor.store.down = False
+        assert await supervisor.expect("applied") == 1
+        assert supervisor.doc_ids.prefix == 9
+
+    async def test_newer_change_supersedes_one_that_fails(
+        self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A newer change is tried at once in place of one that failed."""
+        monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 60.0)
+        await supervisor.serve()
+        supervisor.store.next("claim_start", unreachable())
+        supervisor.pipe.send(revision=1, settings=CHANGED)
+        await supervisor.wait_failures(1)
+        supervisor.pipe.send(revision=2, settings=CHANGED | {"prefix": 10})
+        assert await supervisor.expect("applied") == 2
+        assert supervisor.doc_ids.prefix == 10
+        assert [call.arguments[0] for call in supervisor.store.calls_of("claim_start")] == [3, 9, 10]
+
+    async def test_own_change_first_applies_those_of_others(
+        self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A worker in its turn first applies what it could not apply before, and persists its own change only."""
+        monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 60.0)
+        await supervisor.serve()
+        supervisor.store.next("claim_start", unreachable())
+        supervisor.pipe.send(revision=1, settings=CHANGED)
+        await supervisor.wait_failures(1)
+        change = asyncio.create_task(
+            supervisor.worker.change({"auto_increment_offset": 5}, supervisor.save, timeout=None)
+        )
+        await supervisor.give_turn(2)
+        assert supervisor.pop_given() == {"auto_increment_offset": 5}
+        assert (supervisor.doc_ids.prefix, supervisor.doc_ids.offset) == (9, 5)
+        assert kept(supervisor.worker) == {"auto_increment_offset": 5}
+        supervisor.pipe.send(others=[2])
+        await change
+
+    async def test_old_prefix_is_left_to_the_other_workers(self, supervisor: Supervisor) -> None:
+        """A worker that changes the prefix does not release the old one, which others still use."""
+        await supervisor.serve()
+        supervisor.pipe.send(revision=1, settings=CHANGED)
+        await supervisor.expect("applied")
+        assert supervisor.store.calls_of("release_prefix") == []
+
+
+class TestAuthentication:
+    @pytest.mark.parametrize("order", ["before", "after"])
+    async def test_worker_follows_required_authentication(self, supervisor: Supervisor, order: str) -> None:
+        """A worker requires authentication when the supervisor does, during its start or later."""
+        worker, access_control, doc_ids = supervisor.worker, AccessControl(FakeClock(), 1, AccessPolicy()), Any
+        supervisor.pipe.send(serve=True)
         if order == "after":
-            worker.stop_requested.set()
-            await worker.wait_all_ready(doc_ids, access_control, "here")  # type: ignore[arg-type]
-            worker.stop_requested.clear()
+            await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
             assert not access_control.requires_authentication
-        receiving = asyncio.create_task(worker.receive_until_orphaned())
-        await worker.stop_requested.wait()
+        supervisor.pipe.send(requires_authentication=True)
+        supervisor.pipe.send(stop=True)  # It marks the end of the messages.
+        async with asyncio.timeout(10):
+            await worker.stop_requested.wait()
         if order == "before":
-            await worker.wait_all_ready(doc_ids, access_control, "here")  # type: ignore[arg-type]
+            await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
         assert access_control.requires_authentication
         worker.require_authentication()
-        worker.report_serving()
-        kinds = [(await supervisor.receive() or {})["kind"] for _ in range(2)]
-        assert kinds == ["ready", "serving"]  # The supervisor required authentication, so it gets no such report.
-        receiving.cancel()
+        worker.report_serving("here")
+        await supervisor.expect("serving")
+        # The supervisor required authentication, so it gets no such report.
+        assert "requires_authentication" not in supervisor.pipe.values
 
-
-async def test_worker_reports_required_authentication_once(pipes: tuple[Pipe, Pipe]) -> None:
-    """A worker reports once that it requires authentication."""
-    supervisor, ours = pipes
-    worker, doc_ids = Worker(ours, 2, 1.0), Any
-    worker.stop_requested.set()  # wait_all_ready returns at once
-    access_control = AccessControl(FakeClock(), 1, AccessPolicy(), requires_authentication=True)
-    await worker.wait_all_ready(doc_ids, access_control, "here")  # type: ignore[arg-type]
-    worker.require_authentication()
-    worker.report_serving()
-    kinds = [(await supervisor.receive() or {})["kind"] for _ in range(3)]
-    assert kinds == ["require_authentication", "ready", "serving"]
+    async def test_worker_reports_required_authentication_once(self, supervisor: Supervisor) -> None:
+        """A worker reports once that it requires authentication."""
+        worker, doc_ids = supervisor.worker, Any
+        supervisor.pipe.send(serve=True)
+        access_control = AccessControl(FakeClock(), 1, AccessPolicy(), requires_authentication=True)
+        await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
+        worker.require_authentication()
+        worker.report_serving("here")
+        names = [next(iter(await supervisor.pipe.receive() or {})) for _ in range(3)]
+        assert names == ["requires_authentication", "ready", "serving"]
 
 
 @pytest.mark.parametrize("all_stop", [True, False])
-async def test_closed_worker_waits_for_all_if_all_stop(pipes: tuple[Pipe, Pipe], all_stop: bool) -> None:
+async def test_closed_worker_waits_for_all_if_all_stop(supervisor: Supervisor, all_stop: bool) -> None:
     """A closed worker waits for the others only if the whole server stops."""
-    supervisor, ours = pipes
-    worker = Worker(ours, 2, 1.0)
-    receiving = asyncio.create_task(worker.receive_until_orphaned())
     async with asyncio.timeout(10):
         if all_stop:
-            supervisor.send("stop")
-            await worker.stop_requested.wait()
-        closed = asyncio.create_task(worker.wait_all_closed())
-        assert await supervisor.receive() == {"kind": "closed"}
+            supervisor.pipe.send(stop=True)
+            await supervisor.worker.stop_requested.wait()
+        closed = asyncio.create_task(supervisor.worker.wait_all_closed())
+        assert await supervisor.expect("closed")
         assert closed.done() is not all_stop
-        supervisor.send("all_closed")
+        supervisor.pipe.send(all_closed=True)
         await closed
-    receiving.cancel()
+
+
+@pytest.mark.parametrize("exit", ["alone", "all", None])
+async def test_drained_worker_exits_when_it_may(supervisor: Supervisor, exit: str | None) -> None:
+    """A drained worker waits for permission to exit, or for the exit of its supervisor."""
+    async with asyncio.timeout(10):
+        drained = asyncio.create_task(supervisor.worker.wait_all_drained())
+        await supervisor.expect("drained")
+        assert not drained.done()
+        if exit is None:
+            await supervisor.pipe.close()
+        else:
+            supervisor.pipe.send(exit=exit)
+        assert await drained is (exit != "alone")
+
+
+async def test_orphan_that_starts_ends(supervisor: Supervisor) -> None:
+    """A worker that starts ends with its supervisor."""
+    await supervisor.pipe.close()
+    async with asyncio.timeout(10):
+        await asyncio.wait({supervisor.serving})
+    assert supervisor.serving.cancelled()
+
+
+async def failing(*_: object) -> None:
+    raise ZeroDivisionError("of its own")
+
+
+def kept(worker: Worker) -> dict[str, int]:
+    return worker.node_settings.read()
