@@ -47,7 +47,6 @@ _UUID_VERSIONS = {
     pb.UUID_VERSION_4: re.compile(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}"),
     pb.UUID_VERSION_7: re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}"),
 }
-_UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TIMES = ("exhaust_time", "create_time", "update_time", "delete_time")
 
 
@@ -113,7 +112,7 @@ def check_chunk(request: StreamRequest, reply: pb.StreamRangesResponse | pb.Stre
     if isinstance(reply, pb.StreamRangesResponse):
         return _check_range(reply, min_count, max_count, request.view == pb.RANGE_VIEW_TEXTS)
     if isinstance(reply, pb.StreamDocIdsResponse):
-        return _check_doc_ids(reply, min_count, max_count, request.view)
+        return _check_doc_ids(reply, min_count, max_count)
     raise unparsable(request)
 
 
@@ -135,14 +134,9 @@ class ChunkChecker:
         if isinstance(reply, pb.StreamRangesResponse):
             ids = reply.range
             self._check_order(reply, "range.first_id", reply.period, ids.first_id, ids.last_id, ids.step)
-        elif reply.runs:
-            first = reply.runs[0].first_doc_id
-            self._check_order(
-                reply, "runs[0].first_doc_id", first[:_SHARED_LENGTH], first, _last_doc_id(reply.runs[-1]), 1
-            )
         else:
-            first = reply.doc_ids[0]
-            self._check_order(reply, "doc_ids[0]", first[:_SHARED_LENGTH], first, reply.doc_ids[-1], 1)
+            first, last = reply.runs[0].first_doc_id, _last_doc_id(reply.runs[-1])
+            self._check_order(reply, "runs[0].first_doc_id", first[:_SHARED_LENGTH], first, last, 1)
         self.missing -= count
         return count
 
@@ -194,10 +188,8 @@ def _check_range(reply: Ranges, min_count: int, max_count: int, with_texts: bool
     return count
 
 
-def _check_doc_ids(reply: DocIds, min_count: int, max_count: int, view: int) -> int:
-    """Check a message with document ids; return the number of ids."""
-    if view != pb.DOC_ID_VIEW_COMPACT:
-        return _check_doc_id_texts(reply, min_count, max_count)
+def _check_doc_ids(reply: DocIds, min_count: int, max_count: int) -> int:
+    """Check a message with document ids in the view COMPACT; return the number of ids."""
     if reply.doc_ids:
         raise protocol_error(reply, "doc_ids", f"has {len(reply.doc_ids)} items", "none in the view COMPACT")
     count, last = 0, ""
@@ -207,7 +199,8 @@ def _check_doc_ids(reply: DocIds, min_count: int, max_count: int, view: int) -> 
         if not 0 < more <= left:
             raise protocol_error(reply, f"runs[{number}].id_count", f"is {more}", f"1 to {left}" if left else "no run")
         if not _DOC_ID.fullmatch(first):
-            raise _invalid_doc_id(reply, f"runs[{number}].first_doc_id", first)
+            found = f"is {quote(first)}"
+            raise protocol_error(reply, f"runs[{number}].first_doc_id", found, "28 lower-case hexadecimal characters")
         if first <= last:
             raise protocol_error(reply, f"runs[{number}].first_doc_id", f"is {quote(first)}", f"an id after {last}")
         if step < 1 or int(first[_SHARED_LENGTH:], 16) + (more - 1) * step > _MAX_SERIAL:
@@ -226,38 +219,16 @@ def _last_doc_id(run: pb.DocIdRun) -> str:
     return f"{run.first_doc_id[:_SHARED_LENGTH]}{serial:016x}"
 
 
-def _check_doc_id_texts(reply: DocIds, min_count: int, max_count: int) -> int:
-    texts = list(reply.doc_ids)
-    if reply.runs:
-        raise protocol_error(reply, "runs", f"has {len(reply.runs)} items", "none in the view IDS")
-    if not min_count <= len(texts) <= max_count:
-        raise _wrong_count(reply, "doc_ids", f"has {len(texts)} items", min_count, max_count)
-    last = ""
-    for number, text in enumerate(texts):
-        if not _DOC_ID.fullmatch(text):
-            raise _invalid_doc_id(reply, f"doc_ids[{number}]", text)
-        if text <= last:
-            raise protocol_error(reply, f"doc_ids[{number}]", f"is {quote(text)}", f"an id after {last}")
-        last = text
-    return len(texts)
-
-
 def _check_uuids(request: pb.GenerateUuidRequest, reply: pb.GenerateUuidResponse) -> None:
-    if request.view == pb.UUID_VIEW_BYTES:
-        field, uuids, other = "uuid_bytes", [octets.hex() for octets in reply.uuid_bytes], "uuids"
-    else:
-        field, uuids, other = "uuids", list(reply.uuids), "uuid_bytes"
-    if beside := getattr(reply, other):
-        raise protocol_error(reply, other, f"has {len(beside)} items", f"none beside {field}")
-    _check_each_once(reply, field, uuids, request.id_count)
-    version = _UUID_VERSIONS[request.version]
+    """Check UUIDs in the view BYTES."""
+    if reply.uuids:
+        raise protocol_error(reply, "uuids", f"has {len(reply.uuids)} items", "none in the view BYTES")
+    uuids = [octets.hex() for octets in reply.uuid_bytes]
+    _check_each_once(reply, "uuid_bytes", uuids, request.id_count)
     for number, text in enumerate(uuids):
-        if request.view != pb.UUID_VIEW_BYTES and not _UUID_TEXT.fullmatch(text):
-            raise protocol_error(reply, f"{field}[{number}]", f"is {quote(text)}", "a UUID of 36 lower-case characters")
-        if not version.fullmatch(text.replace("-", "")):
-            raise protocol_error(
-                reply, f"{field}[{number}]", f"is {quote(text)}", f"a UUID of version {request.version}"
-            )
+        if not _UUID_VERSIONS[request.version].fullmatch(text):
+            expected = f"a UUID of version {request.version}"
+            raise protocol_error(reply, f"uuid_bytes[{number}]", f"is {quote(text)}", expected)
 
 
 def _check_each_once(reply: Message, field: str, texts: list[str], count: int) -> None:
@@ -340,18 +311,12 @@ def _wrong_count(reply: Message, field: str, found: str, min_count: int, max_cou
     return protocol_error(reply, field, found, expected)
 
 
-def _invalid_doc_id(reply: Message, field: str, text: str) -> ProtocolError:
-    return protocol_error(reply, field, f"is {quote(text)}", "28 lower-case hexadecimal characters")
-
-
 # The check of each reply to a unary request.
 CHECKS: dict[type[Message], Callable[[Any, Any], object]] = {
     pb.AllocateRangeResponse: lambda request, reply: _check_range(
         reply, request.id_count, request.id_count, request.view == pb.RANGE_VIEW_TEXTS
     ),
-    pb.GenerateDocIdResponse: lambda request, reply: _check_doc_ids(
-        reply, request.id_count, request.id_count, request.view
-    ),
+    pb.GenerateDocIdResponse: lambda request, reply: _check_doc_ids(reply, request.id_count, request.id_count),
     pb.GenerateUuidResponse: _check_uuids,
     sequences.CreateSequenceResponse: lambda request, reply: _check_named_sequence(reply, request.sequence.name),
     sequences.GetSequenceResponse: lambda request, reply: _check_named_sequence(reply, request.name),
