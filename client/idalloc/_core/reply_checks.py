@@ -18,6 +18,7 @@ from idalloc.v1 import node_pb2
 from idalloc.v1 import sequences_pb2 as sequences
 
 StreamRequest = pb.StreamRangesRequest | pb.StreamDocIdsRequest
+StreamReply = pb.StreamRangesResponse | pb.StreamDocIdsResponse
 Ranges = pb.AllocateRangeResponse | pb.StreamRangesResponse
 DocIds = pb.GenerateDocIdResponse | pb.StreamDocIdsResponse
 Change = sequences.UpdateSequenceResponse | sequences.DeleteSequenceResponse | sequences.AdvanceSequenceResponse
@@ -91,7 +92,7 @@ def unparsable(request: Message) -> ProtocolError:
     return ProtocolError(f"the reply to {type(request).__name__} cannot be parsed as protobuf")
 
 
-def check_chunk(request: StreamRequest, reply: pb.StreamRangesResponse | pb.StreamDocIdsResponse, missing: int) -> int:
+def check_chunk(request: StreamRequest, reply: StreamReply, missing: int) -> int:
     """Check one message of a stream.
 
     Args:
@@ -116,48 +117,26 @@ def check_chunk(request: StreamRequest, reply: pb.StreamRangesResponse | pb.Stre
     raise unparsable(request)
 
 
-class ChunkChecker:
-    """Checks the messages of one stream in their order.
+def check_order(reply: StreamReply, before: tuple[str, Any] | None) -> tuple[str, Any]:
+    """Check that the ids of a stream's message come after those of the previous message.
 
-    Attributes:
-        missing: How many ids of the total have not arrived.
+    Args:
+        reply: The message.
+        before: What this function returned for the previous message; None for the first one.
+
+    Returns:
+        The message's period or shared characters, within which ids are in order, and its last id.
     """
-
-    def __init__(self, request: StreamRequest) -> None:
-        self.missing = request.total_id_count
-        self._request = request
-        self._last: tuple[str, Any] | None = None  # the last message's period or shared characters, and its last id
-
-    def check(self, reply: pb.StreamRangesResponse | pb.StreamDocIdsResponse) -> int:
-        """Check the next message as ``check_chunk`` does, and that its ids come after those of the previous message."""
-        count = check_chunk(self._request, reply, self.missing)
-        if isinstance(reply, pb.StreamRangesResponse):
-            ids = reply.range
-            self._check_order(reply, "range.first_id", reply.period, ids.first_id, ids.last_id, ids.step)
-        else:
-            first, last = reply.runs[0].first_doc_id, _last_doc_id(reply.runs[-1])
-            self._check_order(reply, "runs[0].first_doc_id", first[:_SHARED_LENGTH], first, last, 1)
-        self.missing -= count
-        return count
-
-    def end(self) -> None:
-        """Check that the stream may end now.
-
-        Raises:
-            ProtocolError: Ids are missing.
-        """
-        if self.missing:
-            name, total = type(self._request).__name__, self._request.total_id_count
-            raise ProtocolError(f"the reply to {name} ended with {self.missing} of {total} ids missing")
-
-    def _check_order(self, reply: Message, field: str, scope: str, first: Any, last: Any, step: int) -> None:
-        before, self._last = self._last, (scope, last)
-        if before is None or before[0] != scope:
-            return
-        if first <= before[1] if step > 0 else first >= before[1]:
-            raise protocol_error(
-                reply, field, f"is {quote(first)}", f"an id after {before[1]}, the last one of the previous message"
-            )
+    if isinstance(reply, pb.StreamRangesResponse):
+        scope, first, last = reply.period, reply.range.first_id, reply.range.last_id
+        field, rises = "range.first_id", reply.range.step > 0
+    else:
+        first, last = reply.runs[0].first_doc_id, _last_doc_id(reply.runs[-1])
+        scope, field, rises = first[:_SHARED_LENGTH], "runs[0].first_doc_id", True
+    if before is not None and before[0] == scope and (first <= before[1] if rises else first >= before[1]):
+        expected = f"an id after {before[1]}, the last one of the previous message"
+        raise protocol_error(reply, field, f"is {quote(first)}", expected)
+    return scope, last
 
 
 def _check_range(reply: Ranges, min_count: int, max_count: int, with_texts: bool) -> int:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from idalloc import ParsedId
 from idalloc.cli import _output
-from idalloc.v1 import sequences_pb2 as pb
 from tests.support.command_line import Command
 from tests.support.fake_server import FakeServer
 
@@ -34,7 +34,7 @@ def test_parse_prints_parts_of_an_id(server: FakeServer, run: Command) -> None:
 
 def test_parse_omits_absent_parts(capsys: pytest.CaptureFixture[str]) -> None:
     """Parts that a format lacks are not printed."""
-    _output.write_fields(pb.ParseIdResponse(value=0, year=2026))
+    _output.write_fields(ParsedId(value=0, year=2026))
     assert capsys.readouterr().out == "value: 0\nyear: 2026\n"
 
 

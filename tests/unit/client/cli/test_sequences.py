@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from idalloc import cli
-from idalloc._core.sequences import enum_texts
+from idalloc._core.types import enum_texts
 from idalloc.cli import _output, _sequence_output, _sequences
 from idalloc.v1 import sequences_pb2 as pb
 from idalloc.v1.id_allocator_pb2 import ORDERING_RISING
@@ -48,7 +48,9 @@ def test_create_sends_the_options(server: FakeServer, run: Command) -> None:
 @pytest.mark.parametrize("name", _sequences.CHOICES)
 def test_choices_equal_the_enums(name: str) -> None:
     """The choices of an option are the values of its enum."""
-    assert set(_sequences.CHOICES[name]) == set(enum_texts(name))
+    enum = pb.Sequence.DESCRIPTOR.fields_by_name[name].enum_type
+    assert enum is not None
+    assert set(_sequences.CHOICES[name]) == set(enum_texts(enum))
 
 
 def test_options_equal_the_fields() -> None:
