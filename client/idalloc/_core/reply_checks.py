@@ -127,6 +127,8 @@ def check_order(reply: StreamReply, before: tuple[str, Any] | None) -> tuple[str
     Returns:
         The message's period or shared characters, within which ids are in order, and its last id.
     """
+    first: Any
+    last: Any
     if isinstance(reply, pb.StreamRangesResponse):
         scope, first, last = reply.period, reply.range.first_id, reply.range.last_id
         field, rises = "range.first_id", reply.range.step > 0

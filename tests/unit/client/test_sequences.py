@@ -52,7 +52,7 @@ def call(server: FakeServer, request: pytest.FixtureRequest) -> Iterator[Call]:
 def test_both_clients_have_the_same_sequence_methods() -> None:
     """client.sequences of both clients has the same methods and parameters."""
 
-    def methods(kind: type) -> dict[str, list[str]]:
+    def methods(kind: type) -> dict[str, list[inspect.Parameter]]:
         public = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
         signatures = {name: inspect.signature(member) for name, member in public.items()}
         return {name: list(signature.parameters.values()) for name, signature in signatures.items()}

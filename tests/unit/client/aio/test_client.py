@@ -31,7 +31,7 @@ async def take(ids: idalloc.aio.Ids, n: int) -> list[int]:
 def test_both_clients_have_the_same_methods() -> None:
     """Both clients have the same public methods and parameters."""
 
-    def methods(kind: type) -> dict[str, list[str]]:
+    def methods(kind: type) -> dict[str, list[inspect.Parameter]]:
         public = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
         signatures = {name: inspect.signature(member) for name, member in public.items()}
         return {name: list(signature.parameters.values()) for name, signature in signatures.items()}
