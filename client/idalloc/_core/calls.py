@@ -104,8 +104,9 @@ def node() -> Call[Node]:
     return Call(node_pb2.GetNodeRequest(), _to_node)
 
 
-def update_node(persist: bool, **settings: int | None) -> Call[Node]:
+def update_node(prefix: int | None, offset: int | None, increment: int | None, persist: bool) -> Call[Node]:
     """Return a call that changes the settings that are not None."""
+    settings = {"prefix": prefix, "auto_increment_offset": offset, "auto_increment_increment": increment}
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if not given:
         raise ValueError("nothing to change: no setting was given")

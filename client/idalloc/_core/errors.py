@@ -253,10 +253,9 @@ class SequenceAheadOfClock(Unavailable):
 class ServerUnreachable(Unavailable):
     """The service did not answer: no server listens on the target, the connection broke, or TLS failed.
 
-    If TLS failed, ``metadata["tls"]`` is the cause: ``untrusted`` (CA of the server's certificate), ``expired``
-    (server's certificate), ``name`` (not in the server's certificate), ``plaintext`` (the server does not use TLS),
-    ``closed`` (the server closed the connection: it may require TLS or another client certificate), ``refused`` (the
-    client's certificate), or ``unusable`` (the client's credentials).
+    If TLS failed for one of these causes, ``metadata["tls"]`` names it: ``untrusted`` (CA of the server's certificate),
+    ``expired`` (server's certificate), ``name`` (not in the server's certificate), ``plaintext`` (the server does not
+    use TLS).
     """
 
     default_reason = "SERVER_UNREACHABLE"

@@ -4,7 +4,7 @@ import collections.abc
 from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -77,7 +77,13 @@ class Range(Reply, collections.abc.Sequence[int]):
     def __len__(self) -> int:
         return self.id_count
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> range: ...
+
+    def __getitem__(self, index: int | slice) -> int | range:
         return self.ids[index]
 
     def __iter__(self) -> collections.abc.Iterator[int]:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -15,6 +16,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2, sequences_pb2
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, 5000, UTC)
+TIMESTAMP = Timestamp(seconds=int(NOON.timestamp()), nanos=5_000_000)
 SEQUENCE = sequences_pb2.Sequence(
     name="orders",
     labels={"team": "shop"},
@@ -25,7 +27,7 @@ SEQUENCE = sequences_pb2.Sequence(
     reset=99,  # type: ignore[arg-type]  # a newer server's
     remaining=2**62,
     used_ratio=0.25,
-    create_time=Timestamp(seconds=int(NOON.timestamp()), nanos=5_000_000),
+    create_time=TIMESTAMP,
     etag='"1"',
 )
 RANGE = pb.IdRange(first_id=0, last_id=-4, step=-2, id_count=3)
@@ -34,14 +36,14 @@ RANGE = pb.IdRange(first_id=0, last_id=-4, step=-2, id_count=3)
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (idalloc.Range, pb.AllocateRangeResponse(range=RANGE, ttl=timedelta(seconds=180), created=True)),
-        (idalloc.Range, pb.StreamRangesResponse(range=RANGE, ttl=timedelta(0), texts=["a", "b", "c"], node_id=2**40)),
+        (idalloc.Range, pb.AllocateRangeResponse(range=RANGE, ttl=Duration(seconds=180), created=True)),
+        (idalloc.Range, pb.StreamRangesResponse(range=RANGE, ttl=Duration(), texts=["a", "b", "c"], node_id=2**40)),
         (idalloc.Sequence, SEQUENCE),
         (idalloc.Sequence, sequences_pb2.Sequence(name="empty", last_value=0)),
         (
             idalloc.SequenceChange,
             sequences_pb2.DeleteSequenceResponse(
-                sequence=SEQUENCE, effective_time=NOON, effective_delay=timedelta(seconds=1.5)
+                sequence=SEQUENCE, effective_time=TIMESTAMP, effective_delay=Duration(seconds=1, nanos=500_000_000)
             ),
         ),
         (idalloc.ParsedId, sequences_pb2.ParseIdResponse(value=5, year=2026, prefix=0, check="7")),
@@ -69,7 +71,9 @@ def test_values_have_python_types() -> None:
     assert (sequence.kind, sequence.ordering, sequence.reset) == ("timestamp-ms", "rising-per-node", "99")
     assert (sequence.start, sequence.last_value, sequence.labels) == (0, None, {"team": "shop"})
     assert (sequence.create_time, sequence.delete_time) == (NOON, None)
-    assert from_message(idalloc.Range, pb.AllocateRangeResponse(range=RANGE, ttl=timedelta(1))).ttl == timedelta(1)
+    assert from_message(
+        idalloc.Range, pb.AllocateRangeResponse(range=RANGE, ttl=Duration(seconds=86_400))
+    ).ttl == timedelta(1)
 
 
 def test_a_range_is_a_sequence_of_its_ids() -> None:
