@@ -67,7 +67,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "ListSequences": [["sequences", "list"], ["sequences", "list", "--json"]],
     "GetSequence": [["sequences", "show", "orders"]],
     "AdvanceSequence": [["sequences", "advance", "orders", "--past", "5"]],
-    "GetNode": [["node"]],
+    "GetNode": [["node", "show"]],
     "Check": [["health"]],
 }
 SCENARIOS: dict[str, list[list[str]]] = {
