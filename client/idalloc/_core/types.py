@@ -1,10 +1,11 @@
 """The values that the clients' methods return: frozen dataclasses, so that no protobuf message is public."""
 
 import collections.abc
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, TypeVar, overload
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar, cast, overload
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -32,6 +33,8 @@ class Reply:
 
 
 AnyReply = TypeVar("AnyReply", bound=Reply)
+
+_RANGE_FIELDS = tuple(id_allocator_pb2.IdRange.DESCRIPTOR.fields_by_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +234,7 @@ def from_message(kind: type[AnyReply], message: Message) -> AnyReply:
     return kind(**{name: values[name] for name in names if name in values})
 
 
+@lru_cache
 def enum_text(enum: EnumDescriptor, number: int) -> str:
     """Return the text of an enum value, such as ``"rising"``; its number if a newer server added it."""
     known = enum.values_by_number.get(number)
@@ -242,9 +246,9 @@ def enum_texts(enum: EnumDescriptor) -> list[str]:
     return [enum_text(enum, value.number) for value in enum.values if value.number]
 
 
-def enum_name(enum: EnumDescriptor, text: str) -> str:
-    """Return the name of the enum value with a text."""
-    return _prefix(enum) + text.upper().replace("-", "_")
+def enum_value(enum: EnumDescriptor, text: str) -> str | int:
+    """Return the name, or the number, of the enum value with a text."""
+    return int(text) if text.isdecimal() else _prefix(enum) + (text or "unspecified").upper().replace("-", "_")
 
 
 def _prefix(enum: EnumDescriptor) -> str:
@@ -256,24 +260,24 @@ def _python_values(message: Message) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
         if isinstance(value, id_allocator_pb2.IdRange):
-            values |= {each.name: getattr(value, each.name) for each in value.DESCRIPTOR.fields}
+            values |= {name: getattr(value, name) for name in _RANGE_FIELDS}
         else:
             values[descriptor.name] = _python_value(descriptor, value)
     return values
 
 
 def _python_value(descriptor: FieldDescriptor, value: Any) -> Any:
+    if descriptor.enum_type is not None:
+        return enum_text(descriptor.enum_type, value)
+    if isinstance(value, int | float | str):
+        return value
     if isinstance(value, Timestamp):
         return value.ToDatetime(UTC)
     if isinstance(value, Duration):
         return value.ToTimedelta()
     if isinstance(value, sequences_pb2.Sequence):
         return from_message(Sequence, value)
-    if descriptor.enum_type is not None:
-        return enum_text(descriptor.enum_type, value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return tuple(value) if isinstance(value, MutableSequence) else value
+    return dict(value) if isinstance(value, Mapping) else tuple(value)
 
 
 def _to_message(kind: type[Message], reply: Reply) -> Message:
@@ -286,12 +290,6 @@ def _to_message(kind: type[Message], reply: Reply) -> Message:
         if isinstance(value, Reply):
             value = _to_message(value._MESSAGE, value)
         elif descriptor.enum_type is not None and value is not None:
-            value = _enum_value(descriptor.enum_type, value)
+            value = enum_value(cast("EnumDescriptor", descriptor.enum_type), value)
         fields[descriptor.name] = value
     return kind(**fields)
-
-
-def _enum_value(enum: Any, text: str) -> str | int:
-    if text.isdecimal():  # see enum_text
-        return int(text)
-    return enum_name(enum, text or "unspecified")
