@@ -32,6 +32,7 @@ def _credential(kind: Any, variable: str, metavar: str, help: str, *names: str) 
     return Annotated[kind | None, option]
 
 
+# The arguments of `read_channel_arguments` but the token: no option holds a secret itself.
 _CREDENTIALS = {
     "tls": _credential(bool, "IDALLOC_TLS", "", "Use TLS, and trust the system's certificate authorities.", "--tls"),
     "ca": _credential(Path, "IDALLOC_CA", "FILE", "Use TLS, and trust only the authorities in this PEM file."),

@@ -40,7 +40,7 @@ class CommandGroup(TyperGroup):
         name = args[0]
         if name in _plugins():
             return name, _load(_plugins()[name]), args[1:]
-        if name in _RENAMED:
+        if name in _RENAMED and not ctx.resilient_parsing:  # completion reports no errors
             raise UsageError(f"No such command {name!r}: it is now `idalloc {_RENAMED[name]}`", ctx)
         return super().resolve_command(ctx, args)
 
