@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from idalloc._core.conversions import to_doc_ids
 from idalloc._core.resumption import Stream, at_least_one
-from idalloc._core.types import Node, ParsedId, Range, from_message
+from idalloc._core.types import Node, ParsedId, Range, from_message, to_range
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
 from idalloc.v1.sequences_pb2 import ParseIdRequest
@@ -51,13 +51,13 @@ def allocate_range(
     request = pb.AllocateRangeRequest(
         sequence=sequence, id_count=at_least_one("n", n), view=_VIEWS[texts], request_id=str(request_id or "")
     )
-    return Call(request, partial(from_message, Range))
+    return Call(request, to_range)
 
 
 def stream_ranges(sequence: str, total: int, chunk: int, texts: bool, timeout: float | None) -> Stream[Range]:
     """Return a stream of ranges."""
     request = pb.StreamRangesRequest(sequence=sequence, total_id_count=total, chunk_id_count=chunk, view=_VIEWS[texts])
-    return Stream(request, partial(from_message, Range), timeout)
+    return Stream(request, to_range, timeout)
 
 
 def parse_id(sequence: str, text: str) -> Call[ParsedId]:

@@ -34,7 +34,6 @@ class Stream(Generic[T]):
         timeout: Limit of all attempts in seconds; None for no limit.
 
     Attributes:
-        convert: As above.
         missing: How many ids of the total have not arrived.
     """
 
@@ -60,11 +59,7 @@ class Stream(Generic[T]):
         self.received(count)
 
     def check_end(self) -> None:
-        """Check that an attempt may end now.
-
-        Raises:
-            ProtocolError: Ids are missing.
-        """
+        """Raise ProtocolError if ids are missing when an attempt ends."""
         if self.missing:
             name, total = type(self._request).__name__, self._request.total_id_count
             raise ProtocolError(f"the reply to {name} ended with {self.missing} of {total} ids missing")

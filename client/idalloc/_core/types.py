@@ -34,7 +34,7 @@ class Reply:
 
 AnyReply = TypeVar("AnyReply", bound=Reply)
 
-_RANGE_FIELDS = tuple(id_allocator_pb2.IdRange.DESCRIPTOR.fields_by_name)
+_ORDERING = id_allocator_pb2.Ordering.DESCRIPTOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,16 +227,36 @@ class Node(Reply):
     store_error: str = ""
 
 
+def to_range(reply: id_allocator_pb2.AllocateRangeResponse | id_allocator_pb2.StreamRangesResponse) -> Range:
+    """Return the range of a checked reply. Written out, because ranges are far more frequent than other replies."""
+    ids = reply.range
+    return Range(
+        first_id=ids.first_id,
+        last_id=ids.last_id,
+        step=ids.step,
+        id_count=ids.id_count,
+        generation=reply.generation,
+        ttl=reply.ttl.ToTimedelta(),
+        ordering=enum_text(_ORDERING, reply.ordering),
+        texts=tuple(reply.texts),
+        period=reply.period,
+        node_id=reply.node_id,
+        created=reply.created,
+    )
+
+
 def from_message(kind: type[AnyReply], message: Message) -> AnyReply:
     """Return a checked message as a dataclass. Fields of a newer server are ignored."""
-    values = _python_values(message)
+    values = {descriptor.name: _python_value(descriptor, value) for descriptor, value in message.ListFields()}
     names: tuple[str, ...] = kind.__slots__
     return kind(**{name: values[name] for name in names if name in values})
 
 
 @lru_cache
 def enum_text(enum: EnumDescriptor, number: int) -> str:
-    """Return the text of an enum value, such as ``"rising"``; its number if a newer server added it."""
+    """Return the text of an enum value, such as ``"rising"``: empty for 0, a number if a newer server added it."""
+    if not number:
+        return ""
     known = enum.values_by_number.get(number)
     return str(number) if known is None else known.name.removeprefix(_prefix(enum)).lower().replace("_", "-")
 
@@ -253,17 +273,6 @@ def enum_value(enum: EnumDescriptor, text: str) -> str | int:
 
 def _prefix(enum: EnumDescriptor) -> str:
     return enum.values[0].name.removesuffix("UNSPECIFIED")
-
-
-def _python_values(message: Message) -> dict[str, Any]:
-    """Return the fields that are set, and all fields of the message's range."""
-    values: dict[str, Any] = {}
-    for descriptor, value in message.ListFields():
-        if isinstance(value, id_allocator_pb2.IdRange):
-            values |= {name: getattr(value, name) for name in _RANGE_FIELDS}
-        else:
-            values[descriptor.name] = _python_value(descriptor, value)
-    return values
 
 
 def _python_value(descriptor: FieldDescriptor, value: Any) -> Any:
