@@ -1,11 +1,11 @@
 """Client of idalloc, a server that allocates unique ids.
 
     with idalloc.Client("127.0.0.1:50051") as client:
-        client.allocate_range("orders", 100)   # range(1, 101)
-        for i in client.ids("orders"): ...     # endless; most ids cost no call
-        client.doc_ids(3)                      # ["0000674b2a…", …]
+        list(client.allocate_range("orders", 3))   # [1, 2, 3]
+        for i in client.ids("orders"): ...         # endless; most ids cost no call
+        client.doc_ids(3)                          # ["0000674b2a…", …]
         client.sequences.create("invoices", format="INV-{year}-{value:06d}", reset="yearly")
-        client.allocate_texts("invoices", 2)   # ["INV-2026-000001", "INV-2026-000002"]
+        client.allocate_texts("invoices", 2)       # ["INV-2026-000001", "INV-2026-000002"]
 
 ``idalloc.aio.Client`` has the same methods for asyncio.
 """
@@ -82,9 +82,11 @@ __all__ = [
     "Unavailable",
     "aio",
 ]
-
-
-_TYPES = ("Node", "ParsedId", "Range", "Sequence", "SequenceChange")
+_MODULES = {
+    "Client": "_sync.client",
+    "Ids": "_sync.ids",
+    **dict.fromkeys(("Node", "ParsedId", "Range", "Sequence", "SequenceChange"), "_core.types"),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -95,13 +97,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "aio":
         return import_module("idalloc.aio")
-    modules = {
-        "Client": "idalloc._sync.client",
-        "Ids": "idalloc._sync.ids",
-        **dict.fromkeys(_TYPES, "idalloc._core.types"),
-    }
-    module = modules.get(name, "idalloc._core.errors")
-    return getattr(import_module(module), name)
+    return getattr(import_module(f"idalloc.{_MODULES.get(name, '_core.errors')}"), name)
 
 
 def __dir__() -> list[str]:

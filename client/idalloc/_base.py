@@ -1,6 +1,7 @@
 """The base of both clients: their arguments, their connections and their log."""
 
 import os
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 import grpc
@@ -10,7 +11,7 @@ from idalloc._core.calls import Call
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc._core.reply_checks import check_reply
 from idalloc._issued_log.log import IssuedLog
-from idalloc._transport.channel import MAX_CONNECTIONS, Connection, Stubs, open_stubs
+from idalloc._transport.channel import MAX_CONNECTIONS, Connection, open_stubs
 from idalloc._transport.config import ChannelConfig, from_environment
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ class BaseClient:
             target, token=token, credentials=credentials, server_name=server_name, insecure=insecure
         )
         self._log = None if log is None else IssuedLog(log)
-        self._connections = [Connection(self._open_stubs, is_asyncio=self._is_asyncio) for _ in range(MAX_CONNECTIONS)]
+        open_channel = partial(open_stubs, target, self._config, is_asyncio=self._is_asyncio)
+        self._connections = [Connection(open_channel, is_asyncio=self._is_asyncio) for _ in range(MAX_CONNECTIONS)]
         self._connection = self._connections[0]
         self._add_parts()
 
@@ -62,9 +64,6 @@ class BaseClient:
     def _add_parts(self) -> None:
         """Create the parts that differ between the clients."""
         raise NotImplementedError
-
-    def _open_stubs(self) -> Stubs:
-        return open_stubs(self.target, self._config, is_asyncio=self._is_asyncio)
 
     def _now(self) -> int:
         """Return the time on the clock of the log, to be read before a request is sent."""

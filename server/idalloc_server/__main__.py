@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from json import dumps
 from math import ceil
 from pathlib import Path
@@ -43,8 +44,10 @@ else:
 # The most characters of --moved-to, so that it fits into every error.
 MAX_MOVED_TO_LENGTH = 300
 
-config = typer.Typer(no_args_is_help=True, add_completion=False)
-store = typer.Typer(no_args_is_help=True, add_completion=False)
+config = typer.Typer(no_args_is_help=True, add_completion=False, help="Show the server's settings.")
+store = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Export all sequences of a store, and import them."
+)
 
 _ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="PATH", help="TOML file with settings; also IDALLOC_CONFIG.")
@@ -94,11 +97,6 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
         _fail(f"store: {error}", 2 if isinstance(error, StoreRefused) else 1)
 
 
-@config.callback()
-def config_group(context: typer.Context) -> None:
-    """Show the server's settings."""
-
-
 @config.command("show")
 @_with_settings_as_flags
 def show(context: typer.Context, *, config_file: _ConfigFile = None, **flags: str | None) -> None:
@@ -114,13 +112,7 @@ def show(context: typer.Context, *, config_file: _ConfigFile = None, **flags: st
     context.obj.rows(("setting", "value", "origin"), rows, lambda: values, text=toml)
 
 
-@store.callback()
-def store_group(context: typer.Context) -> None:
-    """Export all sequences of a store, and import them."""
-
-
-def _with_store_as_flags(command: Any) -> Any:
-    return _with_settings_as_flags(command, only=("store", "store_timeout"))
+_with_store_as_flags = partial(_with_settings_as_flags, only=("store", "store_timeout"))
 
 
 @store.command()

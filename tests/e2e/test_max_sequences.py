@@ -36,7 +36,7 @@ def test_a_server_serves_max_sequences_and_no_more(tmp_path: Path, transport: st
     with running(tmp_path, max_sequences=MOST, transport=transport) as server, idalloc.Client(server.address) as client:
         client.sequences.create("existing")
         for number in range(MOST):
-            assert client.allocate_range(f"n{number}", 1) == range(1, 2)
+            assert client.allocate_range(f"n{number}", 1).ids == range(1, 2)
         for name in ("existing", "new"):
             with pytest.raises(idalloc.TooManySequences, match="raise max_sequences and restart") as refused:
                 client.allocate_range(name, 1)
@@ -47,7 +47,7 @@ def test_a_server_serves_max_sequences_and_no_more(tmp_path: Path, transport: st
         with pytest.raises(idalloc.TooManySequences):
             list(client.stream_ranges("new", 10))
         for number in range(MOST):
-            assert client.allocate_range(f"n{number}", 1) == range(2, 3)
+            assert client.allocate_range(f"n{number}", 1).ids == range(2, 3)
         # Administration needs no high-water mark.
         assert client.sequences.get("existing").name == "existing"
         assert server.stop() == 0
@@ -73,7 +73,7 @@ def test_refused_names_do_not_count(tmp_path: Path) -> None:
                 with pytest.raises(idalloc.SequenceNotFound):
                     client.allocate_range(f"no{number}", 1)
             for number in range(MOST):
-                assert client.allocate_range(f"n{number}", 1) == range(1, 2)
+                assert client.allocate_range(f"n{number}", 1).ids == range(1, 2)
             with pytest.raises(idalloc.TooManySequences):
                 client.allocate_range("no", 1)
 

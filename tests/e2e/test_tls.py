@@ -88,7 +88,7 @@ def test_clients_without_tls_or_the_ca_are_rejected(tmp_path: Path, files: Files
     """A TLS server serves clients that trust its CA, and no client without TLS."""
     with running(tmp_path, **files.flags, workers=workers) as server:
         with idalloc.Client(server.address, credentials=files.trust()) as client:
-            assert client.allocate_range("orders", 3) == range(1, 4)
+            assert client.allocate_range("orders", 3).ids == range(1, 4)
         with idalloc.Client(server.address, timeout=2) as client, pytest.raises(idalloc.ServerUnreachable):
             client.allocate_range("orders")
         stranger = grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes())
@@ -118,7 +118,7 @@ def test_clients_without_a_certificate_of_the_ca_are_rejected(tmp_path: Path, fi
     with running(tmp_path, **files.flags, tls_client_ca=files.client_ca) as server:
         known, unknown = people.issue_cert("billing.example.org"), trustme.CA().issue_cert("billing.example.org")
         with idalloc.Client(server.address, credentials=files.trust(known)) as client:
-            assert client.allocate_range("orders") == range(1, 2)
+            assert client.allocate_range("orders").ids == range(1, 2)
         for shown in (None, unknown):
             with (
                 idalloc.Client(server.address, credentials=files.trust(shown), timeout=2) as client,
@@ -147,7 +147,7 @@ def test_a_new_client_ca_applies_to_new_connections(tmp_path: Path, files: Files
     of_old, of_new = (files.trust(each.issue_cert("billing.example.org")) for each in (old, new))
     with running(tmp_path, **files.flags, tls_client_ca=files.client_ca) as server:
         with idalloc.Client(server.address, credentials=of_old) as client:
-            assert client.allocate_range("orders") == range(1, 2)
+            assert client.allocate_range("orders").ids == range(1, 2)
             assert is_accepted(server, of_old)
             assert not is_accepted(server, of_new)
             new.cert_pem.write_to_path(str(files.client_ca))
@@ -248,14 +248,14 @@ class TestNonLoopbackAddresses:
             port = server.address.rpartition(":")[2]
             credentials = files.trust(people.issue_cert("billing.example.org"))
             with idalloc.Client(f"127.0.0.1:{port}", credentials=credentials) as client:
-                assert client.allocate_range("orders") == range(1, 2)
+                assert client.allocate_range("orders").ids == range(1, 2)
 
     def test_insecure_is_served(self, tmp_path: Path) -> None:
         """A reachable address with insecure is served."""
         with running(tmp_path, listen="0.0.0.0:0", insecure="true") as server:
             port = server.address.rpartition(":")[2]
             with idalloc.Client(f"127.0.0.1:{port}") as client:
-                assert client.allocate_range("orders") == range(1, 2)
+                assert client.allocate_range("orders").ids == range(1, 2)
 
 
 def test_max_connection_age_is_transparent_to_clients(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_export_retire_ends_all_leases_first(tmp_path: Path) -> None:
         Client(paused.address) as late,
     ):
         before = max(fill_lease(client, "orders"), fill_lease(late, "orders"))
-        while client.sequences.get("orders").last_value <= before:  # until the node holds more ids
+        while (client.sequences.get("orders").last_value or 0) <= before:  # until the node holds more ids
             before = max(before, late.allocate_range("orders", 10)[-1])
         paused.pause(tmp_path / "ids.db")
         try:
@@ -235,7 +235,7 @@ def test_a_live_node_continues_beyond_an_import(tmp_path: Path) -> None:
         issued = allocate(server)
         file.write_text(re.sub(r'"last_value": "\d+"', '"last_value": "1000000000"', exported(store)))
         # Until the node holds more ids than are allocated before the import is effective.
-        while client.sequences.get("orders").last_value < issued + 50_000:
+        while (client.sequences.get("orders").last_value or 0) < issued + 50_000:
             issued = allocate(server, 100_000)
         assert issued < 900_000_000
         _, output = idalloc_while_in_use(client, "store", "import", str(file), f"--store={store}")

@@ -50,7 +50,7 @@ def test_a_unix_socket_is_for_the_user_and_group(tmp_path: Path, listen: str, tr
         assert server.address == listen
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         with idalloc.Client(listen) as client:
-            assert client.allocate_range("orders", 3) == range(1, 4)
+            assert client.allocate_range("orders", 3).ids == range(1, 4)
             assert sum(len(each) for each in client.stream_ranges("orders", 50, 10)) == 50
         assert server.stop() == 0
     assert not path.exists()
@@ -60,10 +60,10 @@ def test_a_unix_socket_is_for_the_user_and_group(tmp_path: Path, listen: str, tr
 def test_a_unix_socket_belongs_to_one_server(tmp_path: Path, listen: str, transport: str) -> None:
     """A second server on the same Unix socket is refused; gRPC would take the first one's place."""
     with running(tmp_path, transport=transport, listen=listen), idalloc.Client(listen) as client:
-        assert client.allocate_range("orders") == range(1, 2)
+        assert client.allocate_range("orders").ids == range(1, 2)
         line = refusal(tmp_path, transport=transport, listen=listen)
         assert line.startswith(f"idalloc: listen: cannot serve on {listen}: Address already in use")
-        assert client.allocate_range("orders") == range(2, 3)
+        assert client.allocate_range("orders").ids == range(2, 3)
 
 
 @TRANSPORTS
@@ -105,4 +105,4 @@ def test_native_requires_loopback_unless_insecure(tmp_path: Path, host: str) -> 
     with running(tmp_path, transport="native", listen=f"{host}:0", insecure="true") as server:
         port = server.address.rpartition(":")[2]
         with idalloc.Client(f"localhost:{port}") as client:
-            assert client.allocate_range("orders") == range(1, 2)
+            assert client.allocate_range("orders").ids == range(1, 2)

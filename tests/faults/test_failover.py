@@ -235,7 +235,7 @@ def wait_for_shared_reserve(scenario: Scenario, nodes: list[Server], callers: li
             began, before = time.monotonic(), issued()
             hold_for(2, "the rate is measured")
             rate = (issued() - before) / (time.monotonic() - began)
-            held = client.sequences.get("shared").last_value - issued() - burned()
+            held = (client.sequences.get("shared").last_value or 0) - issued() - burned()
             return held > RESERVE_SECONDS * rate
 
         scenario.wait_until(has_reserve, "a reserve", within=400)

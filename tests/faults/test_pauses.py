@@ -61,7 +61,7 @@ def highest_id(clients: Sequence[ClientProcess]) -> int:
 def advance_and_wait(client: idalloc.Client, past: int) -> int:
     """Advances orders past a value, waits until that is effective, and returns the boot time in nanoseconds."""
     advanced = client.sequences.advance("orders", past)
-    hold_for(advanced.effective_delay.ToTimedelta().total_seconds(), "leases from before the advance end")
+    hold_for(max(0.0, advanced.effective_delay.total_seconds()), "leases from before the advance end")
     return boot_time_ns()
 
 

@@ -177,7 +177,7 @@ def test_a_hanging_store_causes_no_errors_on_shared_sequences(scenario: Scenario
     with idalloc.Client(nodes[0].address, timeout=30) as client:
 
         def has_reserve() -> bool:
-            held = client.sequences.get("shared").last_value - size * sum(caller.records for caller in callers)
+            held = (client.sequences.get("shared").last_value or 0) - size * sum(caller.records for caller in callers)
             return bool(held > 1.25 * hang * calls_a_second * size * len(nodes))
 
         scenario.wait_until(has_reserve, "a reserve", within=240)

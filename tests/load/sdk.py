@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any
 
 import grpc
-from idalloc._core.requests import range_request
 
 import idalloc
 import idalloc.aio
+from idalloc._core.calls import allocate_range
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.load.drivers import in_threads, loop
@@ -61,10 +61,10 @@ def shared_calls(address: str, *, shared: bool) -> Callable[[float], Turn]:
         latencies: list[float] = []
         async with idalloc.aio.Client(address, timeout=30) as client:
 
-            async def alone(sequence: str) -> range:
-                return await client._allocate_range(range_request(sequence, 1))
+            async def alone(sequence: str) -> idalloc.Range:
+                return await client._call(allocate_range(sequence, 1))
 
-            take: Callable[[str], Awaitable[range]] = client.allocate_range if shared else alone
+            take: Callable[[str], Awaitable[idalloc.Range]] = client.allocate_range if shared else alone
 
             async def timed() -> None:
                 before = time.perf_counter()

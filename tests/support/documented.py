@@ -4,7 +4,7 @@ from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from math import ceil
 
-from idalloc._core import defaults, pool, requests, resumption
+from idalloc._core import calls, defaults, pool, resumption
 from idalloc_server import app
 from idalloc_server.auth import rejected_callers
 from idalloc_server.config import Settings, load
@@ -249,6 +249,6 @@ def copies() -> list[tuple[float, float]]:
     return [
         *of_terms,
         (retention.OLD_WINDOW, default("request_id_window")),
-        (requests.MAX_UUIDS_PER_CALL, id_allocator.MAX_TEXTS_PER_MESSAGE),
+        (calls.MAX_UUIDS_PER_CALL, id_allocator.MAX_TEXTS_PER_MESSAGE),
         (pool.MAX_RANGE_SIZE, default("max_ids_per_call")),
     ]

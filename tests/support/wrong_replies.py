@@ -156,30 +156,13 @@ def _runs(name: str, answer: Callable[[int], list[pb.DocIdRun]], error: str) -> 
     return WrongReply(name, "GenerateDocId", lambda r: pb.GenerateDocIdResponse(runs=answer(r.id_count)), error)
 
 
-def _doc_ids(name: str, answer: Callable[[int], list[str]], error: str) -> WrongReply:
-    return WrongReply(
-        name, "GenerateDocId", lambda r: pb.GenerateDocIdResponse(doc_ids=answer(r.id_count)), error, caller="texts"
-    )
-
-
 def batch(request: pb.StreamDocIdsRequest, first: int, count: int) -> pb.StreamDocIdsResponse:
-    """Return document ids in the requested view."""
-    if request.view == pb.DOC_ID_VIEW_COMPACT:
-        return pb.StreamDocIdsResponse(runs=[run(first, count)])
-    return pb.StreamDocIdsResponse(doc_ids=texts(range(first, first + count)))
+    """Return document ids as a run."""
+    return pb.StreamDocIdsResponse(runs=[run(first, count)])
 
 
 def _uuids(name: str, answer: Callable[[int], list[bytes]], error: str) -> WrongReply:
-    """Return a wrong reply in both views of UUIDs."""
-
-    def made(request: Any) -> pb.GenerateUuidResponse:
-        octets = answer(request.id_count)
-        if request.view == pb.UUID_VIEW_BYTES:
-            return pb.GenerateUuidResponse(uuid_bytes=octets)
-        written = (each.hex() for each in octets)
-        return pb.GenerateUuidResponse(uuids=[f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}" for h in written])
-
-    return WrongReply(name, "GenerateUuid", made, error)
+    return WrongReply(name, "GenerateUuid", lambda r: pb.GenerateUuidResponse(uuid_bytes=answer(r.id_count)), error)
 
 
 def _uuid(number: int, version: int = 7, variant: int = 8) -> bytes:
@@ -326,11 +309,14 @@ WRONG_REPLIES = [
         lambda r: pb.GenerateDocIdResponse(runs=[run(1, 2**40)], doc_ids=texts(range(r.id_count))),
         "runs|doc_ids",
     ),
-    _doc_ids("fewer texts of document ids", lambda n: texts(range(n - 1)), "doc_ids has 4 items"),
-    _doc_ids("a document id twice", lambda n: texts([1] * n), r"doc_ids\[1\] is"),
-    _doc_ids("document ids that fall", lambda n: texts(range(n, 0, -1)), r"doc_ids\[1\] is"),
-    _doc_ids("texts of no document ids", lambda n: ["0" * 27 + "g"] * n, r"doc_ids\[0\] is"),
-    _doc_ids("texts of two lengths", lambda n: [*texts(range(n - 2)), "0" * 27, "0" * 29], r"doc_ids\[3\] is"),
+    WrongReply(
+        "texts in place of runs",
+        "GenerateDocId",
+        lambda r: pb.GenerateDocIdResponse(doc_ids=texts(range(r.id_count))),
+        "doc_ids has 5 items",
+    ),
+    _runs("a document id twice", lambda n: [run(1, 1), run(1, n - 1)], r"runs\[1\].first_doc_id is"),
+    _runs("document ids that fall", lambda n: [run(2, n - 1), run(1, 1)], r"runs\[1\].first_doc_id is"),
     WrongReply("an empty batch", "StreamDocIds", lambda _: [b""], "has 0"),
     WrongReply(
         "a batch of 2^40", "StreamDocIds", lambda _: [pb.StreamDocIdsResponse(runs=[run(1, 2**40)])], "runs|doc_ids"
@@ -339,7 +325,7 @@ WRONG_REPLIES = [
         "a batch twice",
         "StreamDocIds",
         lambda r: (batch(r, 1, 5) for _ in count()),
-        "doc_id is|doc_ids.0. is",
+        "doc_id is",
         valid_ids=5,
     ),
     # UUIDs

@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
-from idalloc._core.conversions import to_doc_ids, to_uuids
+from idalloc._core.conversions import to_doc_ids
 from idalloc._core.resumption import Stream, at_least_one
-from idalloc._core.types import Node, ParsedId, Range, from_message
+from idalloc._core.types import Node, ParsedId, Range, from_message, to_range
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2
 from idalloc.v1.sequences_pb2 import ParseIdRequest
@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 # The most UUIDs that the server generates in a call.
 MAX_UUIDS_PER_CALL = 10_000
+# By whether the caller wants texts.
+_VIEWS = {False: pb.RANGE_VIEW_UNSPECIFIED, True: pb.RANGE_VIEW_TEXTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,15 @@ def allocate_range(
     if request_id is None and exactly_once:
         request_id = uuid.uuid4()
     request = pb.AllocateRangeRequest(
-        sequence=sequence, id_count=at_least_one("n", n), view=_view(texts), request_id=str(request_id or "")
+        sequence=sequence, id_count=at_least_one("n", n), view=_VIEWS[texts], request_id=str(request_id or "")
     )
-    return Call(request, partial(from_message, Range))
+    return Call(request, to_range)
 
 
 def stream_ranges(sequence: str, total: int, chunk: int, texts: bool, timeout: float | None) -> Stream[Range]:
     """Return a stream of ranges."""
-    request = pb.StreamRangesRequest(sequence=sequence, total_id_count=total, chunk_id_count=chunk, view=_view(texts))
-    return Stream(request, partial(from_message, Range), timeout)
+    request = pb.StreamRangesRequest(sequence=sequence, total_id_count=total, chunk_id_count=chunk, view=_VIEWS[texts])
+    return Stream(request, to_range, timeout)
 
 
 def parse_id(sequence: str, text: str) -> Call[ParsedId]:
@@ -93,10 +95,8 @@ def uuids(n: int, version: int) -> Iterator[Call[list[uuid.UUID]]]:
     at_least_one("n", n)
     kind = pb.UUID_VERSION_4 if version == 4 else pb.UUID_VERSION_7
     counts = (min(MAX_UUIDS_PER_CALL, n - made) for made in range(0, n, MAX_UUIDS_PER_CALL))
-    return (
-        Call(pb.GenerateUuidRequest(id_count=count, version=kind, view=pb.UUID_VIEW_BYTES), to_uuids)
-        for count in counts
-    )
+    requests = (pb.GenerateUuidRequest(id_count=count, version=kind, view=pb.UUID_VIEW_BYTES) for count in counts)
+    return (Call(each, lambda reply: [uuid.UUID(bytes=octets) for octets in reply.uuid_bytes]) for each in requests)
 
 
 def node() -> Call[Node]:
@@ -104,8 +104,9 @@ def node() -> Call[Node]:
     return Call(node_pb2.GetNodeRequest(), _to_node)
 
 
-def update_node(persist: bool, **settings: int | None) -> Call[Node]:
+def update_node(prefix: int | None, offset: int | None, increment: int | None, persist: bool) -> Call[Node]:
     """Return a call that changes the settings that are not None."""
+    settings = {"prefix": prefix, "auto_increment_offset": offset, "auto_increment_increment": increment}
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if not given:
         raise ValueError("nothing to change: no setting was given")
@@ -115,7 +116,3 @@ def update_node(persist: bool, **settings: int | None) -> Call[Node]:
 
 def _to_node(reply: node_pb2.GetNodeResponse | node_pb2.UpdateNodeResponse) -> Node:
     return from_message(Node, reply.node)
-
-
-def _view(texts: bool) -> pb.RangeView.ValueType:
-    return pb.RANGE_VIEW_TEXTS if texts else pb.RANGE_VIEW_UNSPECIFIED

@@ -1,6 +1,4 @@
-"""Conversion of document ids and UUIDs."""
-
-import uuid
+"""Expansion of document ids."""
 
 from idalloc.v1 import id_allocator_pb2 as pb
 
@@ -15,11 +13,6 @@ def to_doc_ids(reply: pb.GenerateDocIdResponse | pb.StreamDocIdsResponse) -> lis
     for run in reply.runs:
         doc_ids += expand_run(run.first_doc_id, run.step, run.id_count)
     return doc_ids
-
-
-def to_uuids(reply: pb.GenerateUuidResponse) -> list[uuid.UUID]:
-    """Return the UUIDs of a reply in the view BYTES."""
-    return [uuid.UUID(bytes=octets) for octets in reply.uuid_bytes]
 
 
 def expand_run(first: str, step: int, count: int) -> list[str]:

@@ -196,10 +196,9 @@ class SequenceAheadOfClock(Unavailable, reason="SEQUENCE_AHEAD_OF_CLOCK"):
 class ServerUnreachable(Unavailable, reason="SERVER_UNREACHABLE"):
     """The service did not answer: no server listens on the target, the connection broke, or TLS failed.
 
-    If TLS failed, ``metadata["tls"]`` is the cause: ``untrusted`` (CA of the server's certificate), ``expired``
-    (server's certificate), ``name`` (not in the server's certificate), ``plaintext`` (the server does not use TLS),
-    ``closed`` (the server closed the connection: it may require TLS or another client certificate), ``refused`` (the
-    client's certificate), or ``unusable`` (the client's credentials).
+    If TLS failed for one of these causes, ``metadata["tls"]`` names it: ``untrusted`` (CA of the server's certificate),
+    ``expired`` (server's certificate), ``name`` (not in the server's certificate), ``plaintext`` (the server does not
+    use TLS).
     """
 
 

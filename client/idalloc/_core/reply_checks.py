@@ -18,6 +18,7 @@ from idalloc.v1 import node_pb2
 from idalloc.v1 import sequences_pb2 as sequences
 
 StreamRequest = pb.StreamRangesRequest | pb.StreamDocIdsRequest
+StreamReply = pb.StreamRangesResponse | pb.StreamDocIdsResponse
 Ranges = pb.AllocateRangeResponse | pb.StreamRangesResponse
 DocIds = pb.GenerateDocIdResponse | pb.StreamDocIdsResponse
 Change = sequences.UpdateSequenceResponse | sequences.DeleteSequenceResponse | sequences.AdvanceSequenceResponse
@@ -47,7 +48,6 @@ _UUID_VERSIONS = {
     pb.UUID_VERSION_4: re.compile(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}"),
     pb.UUID_VERSION_7: re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}"),
 }
-_UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TIMES = ("exhaust_time", "create_time", "update_time", "delete_time")
 
 
@@ -92,7 +92,7 @@ def unparsable(request: Message) -> ProtocolError:
     return ProtocolError(f"the reply to {type(request).__name__} cannot be parsed as protobuf")
 
 
-def check_chunk(request: StreamRequest, reply: pb.StreamRangesResponse | pb.StreamDocIdsResponse, missing: int) -> int:
+def check_chunk(request: StreamRequest, reply: StreamReply, missing: int) -> int:
     """Check one message of a stream.
 
     Args:
@@ -113,57 +113,32 @@ def check_chunk(request: StreamRequest, reply: pb.StreamRangesResponse | pb.Stre
     if isinstance(reply, pb.StreamRangesResponse):
         return _check_range(reply, min_count, max_count, request.view == pb.RANGE_VIEW_TEXTS)
     if isinstance(reply, pb.StreamDocIdsResponse):
-        return _check_doc_ids(reply, min_count, max_count, request.view)
+        return _check_doc_ids(reply, min_count, max_count)
     raise unparsable(request)
 
 
-class ChunkChecker:
-    """Checks the messages of one stream in their order.
+def check_order(reply: StreamReply, before: tuple[str, Any] | None) -> tuple[str, Any]:
+    """Check that the ids of a stream's message come after those of the previous message.
 
-    Attributes:
-        missing: How many ids of the total have not arrived.
+    Args:
+        reply: The message.
+        before: What this function returned for the previous message; None for the first one.
+
+    Returns:
+        The message's period or shared characters, within which ids are in order, and its last id.
     """
-
-    def __init__(self, request: StreamRequest) -> None:
-        self.missing = request.total_id_count
-        self._request = request
-        self._last: tuple[str, Any] | None = None  # the last message's period or shared characters, and its last id
-
-    def check(self, reply: pb.StreamRangesResponse | pb.StreamDocIdsResponse) -> int:
-        """Check the next message as ``check_chunk`` does, and that its ids come after those of the previous message."""
-        count = check_chunk(self._request, reply, self.missing)
-        if isinstance(reply, pb.StreamRangesResponse):
-            ids = reply.range
-            self._check_order(reply, "range.first_id", reply.period, ids.first_id, ids.last_id, ids.step)
-        elif reply.runs:
-            first = reply.runs[0].first_doc_id
-            self._check_order(
-                reply, "runs[0].first_doc_id", first[:_SHARED_LENGTH], first, _last_doc_id(reply.runs[-1]), 1
-            )
-        else:
-            first = reply.doc_ids[0]
-            self._check_order(reply, "doc_ids[0]", first[:_SHARED_LENGTH], first, reply.doc_ids[-1], 1)
-        self.missing -= count
-        return count
-
-    def end(self) -> None:
-        """Check that the stream may end now.
-
-        Raises:
-            ProtocolError: Ids are missing.
-        """
-        if self.missing:
-            name, total = type(self._request).__name__, self._request.total_id_count
-            raise ProtocolError(f"the reply to {name} ended with {self.missing} of {total} ids missing")
-
-    def _check_order(self, reply: Message, field: str, scope: str, first: Any, last: Any, step: int) -> None:
-        before, self._last = self._last, (scope, last)
-        if before is None or before[0] != scope:
-            return
-        if first <= before[1] if step > 0 else first >= before[1]:
-            raise protocol_error(
-                reply, field, f"is {quote(first)}", f"an id after {before[1]}, the last one of the previous message"
-            )
+    first: Any
+    last: Any
+    if isinstance(reply, pb.StreamRangesResponse):
+        scope, first, last = reply.period, reply.range.first_id, reply.range.last_id
+        field, rises = "range.first_id", reply.range.step > 0
+    else:
+        first, last = reply.runs[0].first_doc_id, _last_doc_id(reply.runs[-1])
+        scope, field, rises = first[:_SHARED_LENGTH], "runs[0].first_doc_id", True
+    if before is not None and before[0] == scope and (first <= before[1] if rises else first >= before[1]):
+        expected = f"an id after {before[1]}, the last one of the previous message"
+        raise protocol_error(reply, field, f"is {quote(first)}", expected)
+    return scope, last
 
 
 def _check_range(reply: Ranges, min_count: int, max_count: int, with_texts: bool) -> int:
@@ -194,10 +169,8 @@ def _check_range(reply: Ranges, min_count: int, max_count: int, with_texts: bool
     return count
 
 
-def _check_doc_ids(reply: DocIds, min_count: int, max_count: int, view: int) -> int:
-    """Check a message with document ids; return the number of ids."""
-    if view != pb.DOC_ID_VIEW_COMPACT:
-        return _check_doc_id_texts(reply, min_count, max_count)
+def _check_doc_ids(reply: DocIds, min_count: int, max_count: int) -> int:
+    """Check a message with document ids in the view COMPACT; return the number of ids."""
     if reply.doc_ids:
         raise protocol_error(reply, "doc_ids", f"has {len(reply.doc_ids)} items", "none in the view COMPACT")
     count, last = 0, ""
@@ -207,7 +180,8 @@ def _check_doc_ids(reply: DocIds, min_count: int, max_count: int, view: int) -> 
         if not 0 < more <= left:
             raise protocol_error(reply, f"runs[{number}].id_count", f"is {more}", f"1 to {left}" if left else "no run")
         if not _DOC_ID.fullmatch(first):
-            raise _invalid_doc_id(reply, f"runs[{number}].first_doc_id", first)
+            found = f"is {quote(first)}"
+            raise protocol_error(reply, f"runs[{number}].first_doc_id", found, "28 lower-case hexadecimal characters")
         if first <= last:
             raise protocol_error(reply, f"runs[{number}].first_doc_id", f"is {quote(first)}", f"an id after {last}")
         if step < 1 or int(first[_SHARED_LENGTH:], 16) + (more - 1) * step > _MAX_SERIAL:
@@ -226,38 +200,16 @@ def _last_doc_id(run: pb.DocIdRun) -> str:
     return f"{run.first_doc_id[:_SHARED_LENGTH]}{serial:016x}"
 
 
-def _check_doc_id_texts(reply: DocIds, min_count: int, max_count: int) -> int:
-    texts = list(reply.doc_ids)
-    if reply.runs:
-        raise protocol_error(reply, "runs", f"has {len(reply.runs)} items", "none in the view IDS")
-    if not min_count <= len(texts) <= max_count:
-        raise _wrong_count(reply, "doc_ids", f"has {len(texts)} items", min_count, max_count)
-    last = ""
-    for number, text in enumerate(texts):
-        if not _DOC_ID.fullmatch(text):
-            raise _invalid_doc_id(reply, f"doc_ids[{number}]", text)
-        if text <= last:
-            raise protocol_error(reply, f"doc_ids[{number}]", f"is {quote(text)}", f"an id after {last}")
-        last = text
-    return len(texts)
-
-
 def _check_uuids(request: pb.GenerateUuidRequest, reply: pb.GenerateUuidResponse) -> None:
-    if request.view == pb.UUID_VIEW_BYTES:
-        field, uuids, other = "uuid_bytes", [octets.hex() for octets in reply.uuid_bytes], "uuids"
-    else:
-        field, uuids, other = "uuids", list(reply.uuids), "uuid_bytes"
-    if beside := getattr(reply, other):
-        raise protocol_error(reply, other, f"has {len(beside)} items", f"none beside {field}")
-    _check_each_once(reply, field, uuids, request.id_count)
-    version = _UUID_VERSIONS[request.version]
+    """Check UUIDs in the view BYTES."""
+    if reply.uuids:
+        raise protocol_error(reply, "uuids", f"has {len(reply.uuids)} items", "none in the view BYTES")
+    uuids = [octets.hex() for octets in reply.uuid_bytes]
+    _check_each_once(reply, "uuid_bytes", uuids, request.id_count)
     for number, text in enumerate(uuids):
-        if request.view != pb.UUID_VIEW_BYTES and not _UUID_TEXT.fullmatch(text):
-            raise protocol_error(reply, f"{field}[{number}]", f"is {quote(text)}", "a UUID of 36 lower-case characters")
-        if not version.fullmatch(text.replace("-", "")):
-            raise protocol_error(
-                reply, f"{field}[{number}]", f"is {quote(text)}", f"a UUID of version {request.version}"
-            )
+        if not _UUID_VERSIONS[request.version].fullmatch(text):
+            expected = f"a UUID of version {request.version}"
+            raise protocol_error(reply, f"uuid_bytes[{number}]", f"is {quote(text)}", expected)
 
 
 def _check_each_once(reply: Message, field: str, texts: list[str], count: int) -> None:
@@ -340,18 +292,12 @@ def _wrong_count(reply: Message, field: str, found: str, min_count: int, max_cou
     return protocol_error(reply, field, found, expected)
 
 
-def _invalid_doc_id(reply: Message, field: str, text: str) -> ProtocolError:
-    return protocol_error(reply, field, f"is {quote(text)}", "28 lower-case hexadecimal characters")
-
-
 # The check of each reply to a unary request.
 CHECKS: dict[type[Message], Callable[[Any, Any], object]] = {
     pb.AllocateRangeResponse: lambda request, reply: _check_range(
         reply, request.id_count, request.id_count, request.view == pb.RANGE_VIEW_TEXTS
     ),
-    pb.GenerateDocIdResponse: lambda request, reply: _check_doc_ids(
-        reply, request.id_count, request.id_count, request.view
-    ),
+    pb.GenerateDocIdResponse: lambda request, reply: _check_doc_ids(reply, request.id_count, request.id_count),
     pb.GenerateUuidResponse: _check_uuids,
     sequences.CreateSequenceResponse: lambda request, reply: _check_named_sequence(reply, request.sequence.name),
     sequences.GetSequenceResponse: lambda request, reply: _check_named_sequence(reply, request.name),

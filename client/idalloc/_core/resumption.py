@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from idalloc._core.errors import IdallocError, ProtocolError, ServerUnreachable, Unavailable
-from idalloc._core.reply_checks import ChunkChecker, StreamRequest
+from idalloc._core.reply_checks import StreamReply, StreamRequest, check_chunk, check_order
 
 T = TypeVar("T")
 
@@ -25,18 +25,44 @@ MAX_RETRY_AFTER = 30.0
 END_TIMEOUT = 5.0
 
 
-class Resumption:
-    """How many ids of a stream are missing, and whether and when to request them again.
+class Stream(Generic[T]):
+    """A call whose reply is a stream of ids. If it breaks, another attempt requests the missing ids.
+
+    Args:
+        request: The request for the total.
+        convert: Returns what the caller gets for a message.
+        timeout: Limit of all attempts in seconds; None for no limit.
 
     Attributes:
         missing: How many ids of the total have not arrived.
     """
 
-    def __init__(self, total: int, timeout: float | None) -> None:
-        self.missing = at_least_one("total", total)
+    def __init__(self, request: StreamRequest, convert: Callable[[Any], T], timeout: float | None) -> None:
+        self.convert = convert
+        self.missing = at_least_one("total", request.total_id_count)
+        self._request = request
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._failures = 0
         self._started = False
+        self._last: tuple[str, Any] | None = None  # of the latest message of this attempt: see `check_order`
+
+    def start_attempt(self) -> StreamRequest:
+        """Return the request for the missing ids."""
+        self._request.total_id_count = self.missing
+        self._last = None
+        return self._request
+
+    def check(self, reply: StreamReply) -> None:
+        """Check the next message of an attempt, and count its ids as received."""
+        count = check_chunk(self._request, reply, self.missing)
+        self._last = check_order(reply, self._last)
+        self.received(count)
+
+    def check_end(self) -> None:
+        """Raise ProtocolError if ids are missing when an attempt ends."""
+        if self.missing:
+            name, total = type(self._request).__name__, self._request.total_id_count
+            raise ProtocolError(f"the reply to {name} ended with {self.missing} of {total} ids missing")
 
     def time_left(self) -> float | None:
         """Return the timeout of the next attempt in seconds; None if there is no limit."""
@@ -72,39 +98,6 @@ class Resumption:
         if self._deadline is not None and time.monotonic() + delay >= self._deadline:
             raise error
         return delay
-
-
-class Stream(Resumption, Generic[T]):
-    """A stream of ids and its attempts.
-
-    Args:
-        request: The request for the total.
-        convert: Returns what the caller gets for a message.
-        timeout: Limit of the whole stream in seconds; None for no limit.
-
-    Attributes:
-        convert: As above.
-    """
-
-    def __init__(self, request: StreamRequest, convert: Callable[[Any], T], timeout: float | None) -> None:
-        super().__init__(request.total_id_count, timeout)
-        self.convert = convert
-        self._request = request
-        self._checker = ChunkChecker(request)
-
-    def start_attempt(self) -> StreamRequest:
-        """Return the request for the missing ids."""
-        self._request.total_id_count = self.missing
-        self._checker = ChunkChecker(self._request)
-        return self._request
-
-    def check(self, response: Any) -> None:
-        """Check a message of the latest attempt, and count its ids as received."""
-        self.received(self._checker.check(response))
-
-    def check_end(self) -> None:
-        """Check that the latest attempt may end now."""
-        self._checker.end()
 
 
 def at_least_one(name: str, count: int) -> int:

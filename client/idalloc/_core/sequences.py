@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from idalloc._core.calls import Call
 from idalloc._core.reply_checks import protocol_error, quote
-from idalloc._core.types import Sequence, SequenceChange, enum_name, enum_texts, from_message
+from idalloc._core.types import Sequence, SequenceChange, enum_texts, enum_value, from_message
 from idalloc.v1 import sequences_pb2 as pb
 
 AnyRequest = TypeVar("AnyRequest", bound=Message)
@@ -51,8 +51,7 @@ _SETTINGS = frozenset(SequenceSettings.__annotations__)
 
 def create(name: str, settings: Mapping[str, Any]) -> Call[Sequence]:
     """Return a call that creates a sequence."""
-    request = pb.CreateSequenceRequest(sequence=_sequence(name, settings), request_id=_new_request_id())
-    return Call(request, _to_sequence)
+    return Call(_with_request_id(pb.CreateSequenceRequest, sequence=_sequence(name, settings)), _to_sequence)
 
 
 def get(name: str, period: str) -> Call[Sequence]:
@@ -81,12 +80,12 @@ def advance(name: str, past: int, period: str, etag: str) -> Call[SequenceChange
 
 
 def _change(kind: type[Message], **fields: Any) -> Call[SequenceChange]:
-    return Call(_message(kind, request_id=_new_request_id(), **fields), partial(from_message, SequenceChange))
+    return Call(_with_request_id(kind, **fields), partial(from_message, SequenceChange))
 
 
-def _new_request_id() -> str:
-    """Return a new request id, by which the server recognizes a request that it receives twice."""
-    return str(uuid.uuid4())
+def _with_request_id(kind: type[Message], **fields: Any) -> Message:
+    # By the request id the server recognizes a request that it receives twice.
+    return _message(kind, request_id=str(uuid.uuid4()), **fields)
 
 
 def _to_sequence(reply: pb.CreateSequenceResponse | pb.GetSequenceResponse) -> Sequence:
@@ -164,4 +163,4 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
     text = str(value).lower().replace("_", "-")
     if text not in enum_texts(enum):
         raise ValueError(f"{field.name} must be one of {', '.join(enum_texts(enum))}, not {value!r}")
-    return enum_name(enum, text)
+    return enum_value(enum, text)

@@ -1,10 +1,11 @@
 """The values that the clients' methods return: frozen dataclasses, so that no protobuf message is public."""
 
 import collections.abc
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, TypeVar
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar, cast, overload
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -32,6 +33,8 @@ class Reply:
 
 
 AnyReply = TypeVar("AnyReply", bound=Reply)
+
+_ORDERING = id_allocator_pb2.Ordering.DESCRIPTOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,13 @@ class Range(Reply, collections.abc.Sequence[int]):
     def __len__(self) -> int:
         return self.id_count
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> range: ...
+
+    def __getitem__(self, index: int | slice) -> int | range:
         return self.ids[index]
 
     def __iter__(self) -> collections.abc.Iterator[int]:
@@ -218,15 +227,36 @@ class Node(Reply):
     store_error: str = ""
 
 
+def to_range(reply: id_allocator_pb2.AllocateRangeResponse | id_allocator_pb2.StreamRangesResponse) -> Range:
+    """Return the range of a checked reply. Written out, because ranges are far more frequent than other replies."""
+    ids = reply.range
+    return Range(
+        first_id=ids.first_id,
+        last_id=ids.last_id,
+        step=ids.step,
+        id_count=ids.id_count,
+        generation=reply.generation,
+        ttl=reply.ttl.ToTimedelta(),
+        ordering=enum_text(_ORDERING, reply.ordering),
+        texts=tuple(reply.texts),
+        period=reply.period,
+        node_id=reply.node_id,
+        created=reply.created,
+    )
+
+
 def from_message(kind: type[AnyReply], message: Message) -> AnyReply:
     """Return a checked message as a dataclass. Fields of a newer server are ignored."""
-    values = _python_values(message)
+    values = {descriptor.name: _python_value(descriptor, value) for descriptor, value in message.ListFields()}
     names: tuple[str, ...] = kind.__slots__
     return kind(**{name: values[name] for name in names if name in values})
 
 
+@lru_cache
 def enum_text(enum: EnumDescriptor, number: int) -> str:
-    """Return the text of an enum value, such as ``"rising"``; its number if a newer server added it."""
+    """Return the text of an enum value, such as ``"rising"``: empty for 0, a number if a newer server added it."""
+    if not number:
+        return ""
     known = enum.values_by_number.get(number)
     return str(number) if known is None else known.name.removeprefix(_prefix(enum)).lower().replace("_", "-")
 
@@ -236,38 +266,27 @@ def enum_texts(enum: EnumDescriptor) -> list[str]:
     return [enum_text(enum, value.number) for value in enum.values if value.number]
 
 
-def enum_name(enum: EnumDescriptor, text: str) -> str:
-    """Return the name of the enum value with a text."""
-    return _prefix(enum) + text.upper().replace("-", "_")
+def enum_value(enum: EnumDescriptor, text: str) -> str | int:
+    """Return the name, or the number, of the enum value with a text."""
+    return int(text) if text.isdecimal() else _prefix(enum) + (text or "unspecified").upper().replace("-", "_")
 
 
 def _prefix(enum: EnumDescriptor) -> str:
     return enum.values[0].name.removesuffix("UNSPECIFIED")
 
 
-def _python_values(message: Message) -> dict[str, Any]:
-    """Return the fields that are set, and all fields of the message's range."""
-    values: dict[str, Any] = {}
-    for descriptor, value in message.ListFields():
-        if isinstance(value, id_allocator_pb2.IdRange):
-            values |= {each.name: getattr(value, each.name) for each in value.DESCRIPTOR.fields}
-        else:
-            values[descriptor.name] = _python_value(descriptor, value)
-    return values
-
-
 def _python_value(descriptor: FieldDescriptor, value: Any) -> Any:
+    if descriptor.enum_type is not None:
+        return enum_text(descriptor.enum_type, value)
+    if isinstance(value, int | float | str):
+        return value
     if isinstance(value, Timestamp):
         return value.ToDatetime(UTC)
     if isinstance(value, Duration):
         return value.ToTimedelta()
     if isinstance(value, sequences_pb2.Sequence):
         return from_message(Sequence, value)
-    if descriptor.enum_type is not None:
-        return enum_text(descriptor.enum_type, value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return tuple(value) if isinstance(value, MutableSequence) else value
+    return dict(value) if isinstance(value, Mapping) else tuple(value)
 
 
 def _to_message(kind: type[Message], reply: Reply) -> Message:
@@ -280,12 +299,6 @@ def _to_message(kind: type[Message], reply: Reply) -> Message:
         if isinstance(value, Reply):
             value = _to_message(value._MESSAGE, value)
         elif descriptor.enum_type is not None and value is not None:
-            value = _enum_value(descriptor.enum_type, value)
+            value = enum_value(cast("EnumDescriptor", descriptor.enum_type), value)
         fields[descriptor.name] = value
     return kind(**fields)
-
-
-def _enum_value(enum: Any, text: str) -> str | int:
-    if text.isdecimal():  # see enum_text
-        return int(text)
-    return enum_name(enum, text or "unspecified")

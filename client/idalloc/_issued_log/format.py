@@ -60,9 +60,6 @@ PERIOD_SEPARATOR = "\x1f"
 SHARED_LENGTH = 12
 SERIAL_OFFSET = 2**63
 
-# The largest distance between serials: MySQL's maximum of auto_increment_increment.
-_MAX_STEP = 65_535
-
 # ORDERING_RISING, without importing the protos, which a reader of a log does not need.
 _ORDERING_RISING = 2
 
@@ -182,23 +179,6 @@ class JsonLinesEncoder:
 def _request_id(request: "RangeRequest") -> uuid.UUID | None:
     text: str = getattr(request, "request_id", "")  # streams have none
     return uuid.UUID(text) if text else None
-
-
-def to_runs(texts: Iterable[str]) -> list[Run]:
-    """Group document ids into runs, in their order."""
-    runs: list[Run] = []
-    for text in texts:
-        shared, serial = text[:SHARED_LENGTH], int(text[SHARED_LENGTH:], 16)
-        if runs and runs[-1].first[:SHARED_LENGTH] == shared:
-            first, step, id_count = runs[-1]
-            first_serial = int(first[SHARED_LENGTH:], 16)
-            if id_count == 1 and 0 < serial - first_serial <= _MAX_STEP:
-                step = serial - first_serial
-            if serial == first_serial + id_count * step:
-                runs[-1] = Run(first, step, id_count + 1)
-                continue
-        runs.append(Run(text, 1, 1))
-    return runs
 
 
 def _row(content: bytes) -> bytes:

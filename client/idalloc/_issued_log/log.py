@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from idalloc._core.fork import process_marker
-from idalloc._issued_log.format import FORMAT, JSON_LINES, BinaryEncoder, Encoder, JsonLinesEncoder, Run, dump, to_runs
+from idalloc._issued_log.format import FORMAT, JSON_LINES, BinaryEncoder, Encoder, JsonLinesEncoder, Run, dump
 from idalloc.v1 import id_allocator_pb2 as pb
 
 if TYPE_CHECKING:
@@ -73,16 +73,16 @@ class IssuedLog:
         """Record document ids that have just arrived, one record per run.
 
         Args:
-            response: The reply, with runs or texts.
+            response: The reply, in the view COMPACT.
             asked: ``now()`` before the request was sent.
 
         Raises:
-            ValueError: The reply has neither runs nor texts.
+            ValueError: The reply has no runs.
         """
         answered = self.now()
-        runs = [Run(run.first_doc_id, run.step, run.id_count) for run in response.runs] or to_runs(response.doc_ids)
+        runs = [Run(run.first_doc_id, run.step, run.id_count) for run in response.runs]
         if not runs:
-            raise ValueError("the reply has neither runs nor texts of document ids, which the log requires")
+            raise ValueError("the reply has no runs of document ids, which the log requires")
         self._write(lambda encoder: encoder.doc_ids(runs, asked, answered))
 
     def reply(self, request: Any, response: Any, asked: int) -> None:

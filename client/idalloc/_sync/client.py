@@ -232,10 +232,5 @@ class Client(BaseClient):
             PrefixInUse: Another live node holds the prefix, and the server does not allow sharing it.
             ValueError: No setting was given.
         """
-        call = calls.update_node(
-            persist,
-            prefix=prefix,
-            auto_increment_offset=auto_increment_offset,
-            auto_increment_increment=auto_increment_increment,
-        )
+        call = calls.update_node(prefix, auto_increment_offset, auto_increment_increment, persist)
         return self._call(call)

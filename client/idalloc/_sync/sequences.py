@@ -1,14 +1,11 @@
 """``client.sequences`` of the client for threads."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from idalloc._core import sequences as calls
 from idalloc._core.types import Sequence, SequenceChange
 from idalloc._sync.base import BaseClient
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 class Sequences:
@@ -26,7 +23,7 @@ class Sequences:
     def __init__(self, client: BaseClient) -> None:
         self._client = client
 
-    def create(self, name: str, **settings: "Unpack[calls.SequenceSettings]") -> Sequence:
+    def create(self, name: str, **settings: Unpack[calls.SequenceSettings]) -> Sequence:
         """Create a sequence. If a sequence of that name was deleted, the new one continues after its last id.
 
         Args:
@@ -64,7 +61,7 @@ class Sequences:
         while pages.more:
             yield from self._client._call(pages.next_page())
 
-    def update(self, name: str, *, etag: str = "", **settings: "Unpack[calls.SequenceSettings]") -> SequenceChange:
+    def update(self, name: str, *, etag: str = "", **settings: Unpack[calls.SequenceSettings]) -> SequenceChange:
         """Change settings of a sequence.
 
         Args:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -51,7 +51,7 @@ def read_stream(client: BaseClient, stream: Stream[T]) -> Iterator[T]:
                     leak(call)
 
 
-def _await_end(responses: Iterator[object], call: grpc.RpcContext, stream: Stream[T]) -> None:
+def _await_end(responses: Iterator[Any], call: grpc.RpcContext, stream: Stream[Any]) -> None:
     """Wait for the end of a stream whose total has arrived. A further message is an error."""
     timer = threading.Timer(END_TIMEOUT, call.cancel)
     timer.daemon = True

@@ -30,7 +30,7 @@ MAX_CONNECTIONS = 4
 # Read at import: importlib suppresses what a signal handler raises, and then reports a missing file.
 _SERVICE_CONFIG = json.loads(files("idalloc.v1").joinpath("service_config.json").read_text())
 # gRPC's retry policy waits as long as the trailer grpc-retry-pushback-ms requests, even days. A unary call ends at its
-# timeout, but a stream may have none: `Resumption` does all retries of streams.
+# timeout, but a stream may have none: `Stream` does all retries of streams.
 _STREAMS = [{"service": "idalloc.v1.IdAllocatorService", "method": name} for name in ("StreamRanges", "StreamDocIds")]
 _SERVICE_CONFIG["methodConfig"].append({"name": _STREAMS})
 _USER_AGENT = f"idalloc-python/{version('idalloc')}"

@@ -121,10 +121,5 @@ class Client(BaseClient):
         persist: bool = False,
     ) -> Node:
         """As ``idalloc.Client.update_node``."""
-        call = calls.update_node(
-            persist,
-            prefix=prefix,
-            auto_increment_offset=auto_increment_offset,
-            auto_increment_increment=auto_increment_increment,
-        )
+        call = calls.update_node(prefix, auto_increment_offset, auto_increment_increment, persist)
         return await self._call(call)

@@ -1,14 +1,11 @@
 """``client.sequences`` of the client for asyncio."""
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from idalloc._core import sequences as calls
 from idalloc._core.types import Sequence, SequenceChange
 from idalloc.aio._base import BaseClient
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 class Sequences:
@@ -17,7 +14,7 @@ class Sequences:
     def __init__(self, client: BaseClient) -> None:
         self._client = client
 
-    async def create(self, name: str, **settings: "Unpack[calls.SequenceSettings]") -> Sequence:
+    async def create(self, name: str, **settings: Unpack[calls.SequenceSettings]) -> Sequence:
         """As ``idalloc.Client.sequences.create``."""
         return await self._client._call(calls.create(name, settings))
 
@@ -32,9 +29,7 @@ class Sequences:
             for sequence in await self._client._call(pages.next_page()):
                 yield sequence
 
-    async def update(
-        self, name: str, *, etag: str = "", **settings: "Unpack[calls.SequenceSettings]"
-    ) -> SequenceChange:
+    async def update(self, name: str, *, etag: str = "", **settings: Unpack[calls.SequenceSettings]) -> SequenceChange:
         """As ``idalloc.Client.sequences.update``."""
         return await self._client._call(calls.update(name, settings, etag))
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from idalloc._core.errors import IdallocError
 from idalloc._core.fork import process_marker
@@ -42,7 +42,7 @@ async def read_stream(client: BaseClient, stream: Stream[T]) -> AsyncIterator[T]
                     leak(call)
 
 
-async def _await_end(call: AsyncIterable[object], stream: Stream[T]) -> None:
+async def _await_end(call: AsyncIterable[Any], stream: Stream[Any]) -> None:
     """Wait for the end of a stream whose total has arrived. A further message is an error."""
     with suppress(TimeoutError):
         async with asyncio.timeout(END_TIMEOUT):

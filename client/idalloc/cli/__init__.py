@@ -10,7 +10,6 @@ import typer
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc.cli import _bench, _connection, _health, _ids, _node, _sequences, _verify
-from idalloc.cli._options import with_options
 from idalloc.cli._plugins import CommandGroup
 from idalloc.cli._printer import write_stderr
 from idalloc.cli._usage import UsageError, explain
@@ -26,7 +25,7 @@ _UNREACHABLE_HINTS = {
 
 app = typer.Typer(
     cls=CommandGroup,
-    callback=with_options(_connection.root),
+    callback=_connection.root,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

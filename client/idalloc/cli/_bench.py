@@ -6,17 +6,9 @@ from typing import Annotated
 import typer
 
 from idalloc.cli import _connection
-from idalloc.cli._options import Log, integer_parser, parse_count, parse_seconds, with_options
+from idalloc.cli._options import Log, choices, integer_parser, parse_seconds, with_options
 from idalloc.cli._printer import to_json, write_stderr
 from idalloc.cli._usage import UsageError
-
-SCENARIOS = ("unary", "stream", "docids", "mixed")
-
-
-def _parse_scenario(text: str) -> str:
-    if text not in SCENARIOS:
-        raise typer.BadParameter("must be unary, stream, docids or mixed")
-    return text
 
 
 def _parse_warm_up(text: str | float) -> float:
@@ -37,14 +29,16 @@ def _parse_output_file(text: str) -> Path:
 def bench(
     context: typer.Context,
     scenario: Annotated[
-        str, typer.Argument(metavar="unary|stream|docids|mixed", parser=_parse_scenario, help="The RPCs to call.")
+        str, typer.Argument(**choices("unary", "stream", "docids", "mixed"), help="The RPCs to call.")
     ] = "unary",
     sequence: Annotated[str, typer.Option(metavar="NAME", help="The sequence to allocate from.")] = "bench",
-    id_count: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="Ids per unary call.")] = 1,
+    id_count: Annotated[int, typer.Option(metavar="N", parser=integer_parser(1), help="Ids per unary call.")] = 1,
     total_ids: Annotated[
-        int | None, typer.Option(metavar="N", parser=parse_count, help="Ids per stream; default: 100,000.")
+        int | None, typer.Option(metavar="N", parser=integer_parser(1), help="Ids per stream; default: 100,000.")
     ] = None,
-    chunk: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="Ids per message of a stream.")] = 10_000,
+    chunk: Annotated[
+        int, typer.Option(metavar="N", parser=integer_parser(1), help="Ids per message of a stream.")
+    ] = 10_000,
     concurrency: Annotated[
         int, typer.Option(metavar="N", parser=integer_parser(1, 10_000), help="Concurrent callers, one call each.")
     ] = 64,
@@ -56,7 +50,7 @@ def bench(
         typer.Option(metavar="DURATION", parser=parse_seconds, help="How long to count calls; default: 10s."),
     ] = None,
     total: Annotated[
-        int | None, typer.Option(metavar="CALLS", parser=parse_count, help="The number of calls to count.")
+        int | None, typer.Option(metavar="CALLS", parser=integer_parser(1), help="The number of calls to count.")
     ] = None,
     warm_up: Annotated[
         float,

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,16 +12,13 @@ import typer
 
 from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc.cli._environment import unknown_variables
-from idalloc.cli._options import nearest, parse_seconds
+from idalloc.cli._options import add_options, nearest, parse_seconds, with_options
 from idalloc.cli._plugins import is_plugin
 from idalloc.cli._printer import Printer, write_stderr
 
 if TYPE_CHECKING:
     from idalloc import Client, InvalidRequest
     from idalloc._transport.config import ChannelArguments
-
-# The parameters of `root` that configure TLS and credentials.
-_CREDENTIALS = ("tls", "ca", "cert", "key", "server_name", "token_file", "insecure")
 
 
 def _print_version(requested: bool) -> None:
@@ -29,41 +27,38 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-def _credential(name: str, metavar: str, help: str, variable: str = "") -> Any:
-    return typer.Option(
-        f"--{name.replace('_', '-')}",
-        metavar=metavar,
-        envvar=f"IDALLOC_{variable or name.upper()}",
-        help=help,
-        rich_help_panel="TLS and credentials",
-    )
+def _credential(kind: Any, variable: str, metavar: str, help: str, *names: str) -> Any:
+    option = typer.Option(*names, metavar=metavar, envvar=variable, help=help, rich_help_panel="TLS and credentials")
+    return Annotated[kind | None, option]
 
 
+# The arguments of `read_channel_arguments` but the token: no option holds a secret itself.
+_CREDENTIALS = {
+    "tls": _credential(bool, "IDALLOC_TLS", "", "Use TLS, and trust the system's certificate authorities.", "--tls"),
+    "ca": _credential(Path, "IDALLOC_CA", "FILE", "Use TLS, and trust only the authorities in this PEM file."),
+    "cert": _credential(Path, "IDALLOC_CERT", "FILE", "Authenticate with the certificate in this PEM file."),
+    "key": _credential(Path, "IDALLOC_KEY", "FILE", "The private key of --cert."),
+    "server_name": _credential(str, "IDALLOC_SERVER_NAME", "NAME", "The name to expect in the server's certificate."),
+    "token_file": _credential(
+        Path,
+        "IDALLOC_TOKEN_FILE",
+        "FILE",
+        "Authenticate with the token in this file, or with the one in IDALLOC_TOKEN.",
+    ),
+    "insecure": _credential(
+        bool, "IDALLOC_TOKEN_INSECURE", "", "Send the token to another machine even without TLS.", "--insecure"
+    ),
+}
+
+
+@with_options
+@partial(add_options, options=_CREDENTIALS)
 def root(
     context: typer.Context,
-    tls: Annotated[bool, _credential("tls", "", "Use TLS, and trust the system's certificate authorities.")] = False,
-    ca: Annotated[
-        Path | None, _credential("ca", "FILE", "Use TLS, and trust only the authorities in this PEM file.")
-    ] = None,
-    cert: Annotated[
-        Path | None, _credential("cert", "FILE", "Authenticate with the certificate in this PEM file.")
-    ] = None,
-    key: Annotated[Path | None, _credential("key", "FILE", "The private key of --cert.")] = None,
-    server_name: Annotated[
-        str | None, _credential("server_name", "NAME", "The name to expect in the server's certificate.")
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        _credential(
-            "token_file", "FILE", "Authenticate with the token in this file, or with the one in IDALLOC_TOKEN."
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool, _credential("insecure", "", "Send the token to another machine even without TLS.", "TOKEN_INSECURE")
-    ] = False,
     version: Annotated[
         bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    **credentials: Any,
 ) -> None:
     """Issue identifiers that are never issued twice."""
     if not is_plugin(context.invoked_subcommand):  # the server rejects unknown variables itself

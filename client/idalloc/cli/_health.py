@@ -31,16 +31,14 @@ def health(
     target, limit = target_and_timeout(context)
     access = channel_arguments(context, target)
     status = check(target, service, limit, access)
-    failing = {}
-    if not service and check(target, STORE, limit, access) == "NOT_SERVING":
-        failing[STORE] = _store_error(context)
+    fails = not service and check(target, STORE, limit, access) == "NOT_SERVING"
+    store_error = _store_error(context) if fails else ""
     as_json = context.obj.output == "json"
     if as_json or status == "SERVING":
-        reply = {"status": status, "failing": failing} if failing else {"status": status}
-        context.obj.lines([status], lambda: reply)
-    if not as_json:
-        for name, error in failing.items():
-            write_stderr(f"{name}: NOT_SERVING: {error}")
+        failing = {"failing": {STORE: store_error}} if fails else {}
+        context.obj.lines([status], lambda: {"status": status} | failing)
+    if fails and not as_json:
+        write_stderr(f"{STORE}: NOT_SERVING: {store_error}")
     if status != "SERVING":
         write_stderr(f"{status}: {service or 'the server'} at {target}")
         raise typer.Exit(1)

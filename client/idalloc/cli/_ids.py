@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from idalloc.cli._connection import connect
-from idalloc.cli._options import Log, integer_parser, parse_count, parse_count_or_zero, with_options
+from idalloc.cli._options import Log, choices, integer_parser, with_options
 from idalloc.cli._printer import write_stderr
 from idalloc.cli._progress import progress
 from idalloc.cli._usage import UsageError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from idalloc import Range
 
 Sequence = Annotated[str, typer.Argument(metavar="SEQUENCE", help="The sequence's name.")]
-Count = Annotated[int, typer.Argument(metavar="COUNT", parser=parse_count, help="The number of ids.")]
+Count = Annotated[int, typer.Argument(metavar="COUNT", parser=integer_parser(1), help="The number of ids.")]
 Ranges = Annotated[
     bool, typer.Option("--ranges", metavar="", help="Print a line 'FIRST LAST STEP' for each range, not the ids.")
 ]
@@ -26,19 +26,6 @@ AUTO_INCREMENT = typer.Option(
     parser=integer_parser(0, 65535),
     help="As MySQL's auto_increment variable, for this call: 1 to 65535; 0: the server's setting.",
 )
-
-
-def _parse_request_id(text: str) -> str:
-    try:
-        return str(uuid.UUID(text))
-    except ValueError:
-        raise typer.BadParameter("must be a UUID") from None
-
-
-def _parse_version(text: str | int) -> int:
-    if str(text) not in ("4", "7"):
-        raise typer.BadParameter("must be 4 or 7")
-    return int(text)
 
 
 Texts = Annotated[
@@ -63,8 +50,7 @@ def allocate(
     ranges: Ranges = False,
     texts: Texts = False,
     request_id: Annotated[
-        str | None,
-        typer.Option(metavar="UUID", parser=_parse_request_id, help="A retry with the same UUID gets the same ids."),
+        uuid.UUID | None, typer.Option(metavar="UUID", help="A retry with the same UUID gets the same ids.")
     ] = None,
     log: Log = None,
 ) -> None:
@@ -85,9 +71,9 @@ def allocate(
 def stream(
     context: typer.Context,
     sequence: Sequence,
-    total: Annotated[int, typer.Option(metavar="N", parser=parse_count, help="The number of ids in all.")],
+    total: Annotated[int, typer.Option(metavar="N", parser=integer_parser(1), help="The number of ids in all.")],
     chunk: Annotated[
-        int, typer.Option(metavar="N", parser=parse_count_or_zero, help="The number of ids in a range; 0: 10,000.")
+        int, typer.Option(metavar="N", parser=integer_parser(0), help="The number of ids in a range; 0: 10,000.")
     ] = 0,
     ranges: Ranges = False,
     texts: Texts = False,
@@ -138,7 +124,7 @@ def docid(
 def uuids(
     context: typer.Context,
     count: Count = 1,
-    version: Annotated[int, typer.Option(metavar="4|7", parser=_parse_version, help="7: time-ordered; 4: random.")] = 7,
+    version: Annotated[str, typer.Option(**choices("4", "7"), help="7: time-ordered; 4: random.")] = "7",
 ) -> None:
     """Generate UUIDs (RFC 9562), and print one on each line.
 
@@ -146,7 +132,7 @@ def uuids(
     """
     with connect(context) as client:
         for start in range(0, count, MAX_IDS_PER_MESSAGE):
-            batch = [str(each) for each in client.uuids(min(count - start, MAX_IDS_PER_MESSAGE), version)]
+            batch = [str(each) for each in client.uuids(min(count - start, MAX_IDS_PER_MESSAGE), int(version))]
             context.obj.lines(batch, partial(dict, uuids=batch), one_line=count > MAX_IDS_PER_MESSAGE)
 
 

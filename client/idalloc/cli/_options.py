@@ -13,6 +13,7 @@ from idalloc._core.defaults import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from idalloc.cli._printer import OUTPUTS, Printer
 from idalloc.cli._usage import UsageError
 
+MAX_INT64 = 2**63 - 1
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -26,38 +27,27 @@ def parse_seconds(text: str | float) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def integer_parser(minimum: int, maximum: int) -> Callable[[str | int], int]:
+def integer_parser(minimum: int, maximum: int = MAX_INT64) -> Callable[[str | int], int]:
     """Return a parser of integers within bounds, with a plainer error than typer's."""
+    largest = "2^63-1" if maximum == MAX_INT64 else maximum
 
     def parse(text: str | int) -> int:
         if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not minimum <= int(text) <= maximum:
-            raise typer.BadParameter(f"must be a whole number from {minimum} to {maximum}, not {text!r}")
+            raise typer.BadParameter(f"must be a whole number from {minimum} to {largest}, not {text!r}")
         return int(text)
 
     return parse
 
 
-def parse_count(text: str | int) -> int:
-    """Parse a number of ids. A default is passed as an integer."""
-    if not re.fullmatch(r"[0-9]{1,19}", str(text)) or not 1 <= int(text) < 2**63:
-        raise typer.BadParameter(f"must be a whole number from 1 to 2^63-1, not {text!r}")
-    return int(text)
-
-
-def parse_count_or_zero(text: str | int) -> int:
-    """Parse a number of ids, or 0 for the server's default."""
-    return 0 if str(text) == "0" else parse_count(text)
-
-
-def choice_option(choices: tuple[str, ...], help: str) -> Any:
-    """Return an option whose value is one of the choices."""
+def choices(*values: str) -> Any:
+    """Return the arguments of an option or argument whose value is one of the given ones."""
 
     def parse(text: str) -> str:
-        if text not in choices:
-            raise typer.BadParameter(f"must be one of {', '.join(choices)}, not {text!r}")
+        if text not in values:
+            raise typer.BadParameter(f"must be one of {', '.join(values)}, not {text!r}")
         return text
 
-    return typer.Option(metavar="|".join(choices), parser=parse, autocompletion=lambda: list(choices), help=help)
+    return {"metavar": "|".join(values), "parser": parse, "autocompletion": lambda: list(values)}
 
 
 Log = Annotated[
@@ -85,7 +75,8 @@ _CONNECTION = {
 }
 _OUTPUT = {
     "output": Annotated[
-        str | None, choice_option(OUTPUTS, "The form of the results; default: table on a terminal, else text.")
+        str | None,
+        typer.Option(**choices(*OUTPUTS), help="The form of the results; default: table on a terminal, else text."),
     ],
     "as_json": Annotated[bool | None, typer.Option("--json", metavar="", help="Short for --output json.")],
 }
@@ -139,6 +130,16 @@ def with_output(command: Any, options: Mapping[str, Any] = _OUTPUT) -> Any:
 def with_options(command: Any) -> Any:
     """Add --server and --timeout to a command or a group, besides the options for the output."""
     return with_output(command, _CONNECTION | _OUTPUT)
+
+
+def add_group_options(group: typer.Typer, decorate: Callable[[Any], Any] = with_options) -> typer.Typer:
+    """Add the shared options to a group of commands, and return it."""
+
+    def callback(context: typer.Context) -> None:
+        pass
+
+    group.callback()(decorate(callback))
+    return group
 
 
 def nearest(context: typer.Context, option: str) -> Any:

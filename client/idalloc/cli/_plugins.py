@@ -6,7 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from idalloc.cli._options import with_output
+from idalloc.cli._options import add_group_options, with_output
 from idalloc.cli._printer import write_stderr
 from idalloc.cli._usage import UsageError
 
@@ -40,7 +40,7 @@ class CommandGroup(TyperGroup):
         name = args[0]
         if name in _plugins():
             return name, _load(_plugins()[name]), args[1:]
-        if name in _RENAMED:
+        if name in _RENAMED and not ctx.resilient_parsing:  # completion reports no errors
             raise UsageError(f"No such command {name!r}: it is now `idalloc {_RENAMED[name]}`", ctx)
         return super().resolve_command(ctx, args)
 
@@ -62,13 +62,14 @@ def _load(entry_point: EntryPoint) -> Any:
             f"idalloc {entry_point.name} needs the server, and {error.name} is missing: pip install 'idalloc[server]'"
         )
         raise typer.Exit(2) from error
-    if not isinstance(loaded, typer.Typer):
-        wrapper = typer.Typer(add_completion=False)
-        wrapper.command(entry_point.name)(loaded)
-        loaded = wrapper
-    for each in (*loaded.registered_commands, loaded.registered_callback):
-        if each is not None and each.callback is not None:
-            each.callback = with_output(each.callback)
+    if isinstance(loaded, typer.Typer):
+        if loaded.registered_callback is None:
+            add_group_options(loaded, with_output)
+    else:
+        function, loaded = loaded, typer.Typer(add_completion=False)
+        loaded.command(entry_point.name)(function)
+    for each in loaded.registered_commands:
+        each.callback = with_output(each.callback)
     command = typer.main.get_command(loaded)
     command.name = entry_point.name
     return command

@@ -3,12 +3,9 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from idalloc._core.text import escaped
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 OUTPUTS = ("table", "text", "json")
 # The number of ids in one write.
@@ -107,7 +104,7 @@ def write_stderr(message: str) -> None:
     _write(escaped(" ".join(message.split())) + "\n", sys.stderr)
 
 
-def _write_table(table: "Table") -> None:
+def _write_table(table: Any) -> None:
     from rich.console import Console
 
     console = Console()

@@ -8,7 +8,7 @@ import typer
 
 from idalloc.cli import _fields, _past_table
 from idalloc.cli._connection import connect
-from idalloc.cli._options import add_options, choice_option, with_options
+from idalloc.cli._options import add_group_options, add_options, choices, with_options
 from idalloc.cli._printer import write_stderr
 from idalloc.cli._progress import wait
 from idalloc.cli._usage import UsageError
@@ -16,7 +16,8 @@ from idalloc.cli._usage import UsageError
 if TYPE_CHECKING:
     from idalloc import SequenceChange
 
-app = typer.Typer(no_args_is_help=True)
+_HELP = "Create, show, change, advance and delete sequences, and parse their ids."
+app = add_group_options(typer.Typer(no_args_is_help=True, help=_HELP))
 
 # The values of enum fields, repeated here: --help and completion do not import the messages.
 CHOICES = {
@@ -27,21 +28,15 @@ CHOICES = {
 DEFAULT = "default"
 
 
-def _parse_number(text: str | int) -> int:
+def _parse_number(text: str | int, alternative: str = "") -> int:
     """Parse a signed 64-bit integer."""
-    return _parse_int64(text, "must be a whole number of 64 bits")
+    if not re.fullmatch(r"[+-]?[0-9]{1,19}", str(text)) or not -(2**63) <= int(text) < 2**63:
+        raise typer.BadParameter(f"must be a whole number of 64 bits{alternative}, not {text!r}")
+    return int(text)
 
 
 def _parse_number_or_default(text: str | int) -> int | str:
-    """Parse a signed 64-bit integer, or the word `default`."""
-    rule = "must be a whole number of 64 bits, or the word default"
-    return DEFAULT if text == DEFAULT else _parse_int64(text, rule)
-
-
-def _parse_int64(text: str | int, rule: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,19}", str(text)) or not -(2**63) <= int(text) < 2**63:
-        raise typer.BadParameter(f"{rule}, not {text!r}")
-    return int(text)
+    return DEFAULT if text == DEFAULT else _parse_number(text, ", or the word default")
 
 
 def _reject_change(_: str) -> str:
@@ -63,7 +58,7 @@ def _text(metavar: str, help: str) -> Any:
 
 
 def _choice(name: str, help: str) -> Any:
-    return Annotated[str | None, choice_option(CHOICES[name], help)]
+    return Annotated[str | None, typer.Option(**choices(*CHOICES[name]), help=help)]
 
 
 # The settings of a sequence, by the names of their fields.
@@ -113,12 +108,6 @@ NoWait = Annotated[
 ]
 
 
-@app.callback()
-@with_options
-def sequences(context: typer.Context) -> None:
-    """Create, show, change, advance and delete sequences, and parse their ids."""
-
-
 @app.command("list")
 @with_options
 def list_(
@@ -150,11 +139,7 @@ def create(context: typer.Context, name: Name, **settings: Any) -> None:
 
 @app.command()
 @with_options
-def show(
-    context: typer.Context,
-    name: Name,
-    period: Period = "",
-) -> None:
+def show(context: typer.Context, name: Name, period: Period = "") -> None:
     """Show a sequence: its settings, its counter and its forecast exhaustion."""
     with connect(context) as client:
         sequence = client.sequences.get(name, period)
@@ -215,12 +200,7 @@ def advance(
 
 @app.command()
 @with_options
-def delete(
-    context: typer.Context,
-    name: Name,
-    etag: Etag = "",
-    no_wait: NoWait = False,
-) -> None:
+def delete(context: typer.Context, name: Name, etag: Etag = "", no_wait: NoWait = False) -> None:
     """Delete a sequence, and wait until no node issues its ids. The store keeps its name and last id."""
     with connect(context) as client:
         change = client.sequences.delete(name, etag=etag)

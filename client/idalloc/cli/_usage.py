@@ -31,14 +31,10 @@ def explain(error: Any, args: Sequence[str]) -> str:
         if negative and option == negative[:2]:
             return f"Invalid value for 'COUNT': must be a whole number from 1 to 2^63-1, not {negative!r}"
         if _COUNT_OPTIONS.fullmatch(option):
-            usage = " ".join(name.upper() for name in _argument_names(context.command))
-            return f"No such option: {option}; COUNT is an argument: {context.command_path} {usage}"
+            usage = [each.name.upper() for each in context.command.params if each.param_type_name == "argument"]
+            return f"No such option: {option}; COUNT is an argument: {context.command_path} {' '.join(usage)}"
     if _COUNT_OPTIONS.fullmatch(option) and any("--total" in param.opts for param in context.command.params):
         return f"No such option: {option}; give the number of ids with --total"
     if missing is not None and getattr(missing, "help", None):
         return f"{message.removesuffix('.')}: {missing.help}"
     return message
-
-
-def _argument_names(command: Any) -> list[str]:
-    return [param.name for param in command.params if param.param_type_name == "argument"]

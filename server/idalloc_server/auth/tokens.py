@@ -16,12 +16,7 @@ from idalloc_server.domain.sequences.text import escaped
 PREFIX = "idalloc_"
 TOKEN_BYTES = 32
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-
-@app.callback()
-def token(context: typer.Context) -> None:
-    """Make tokens for the access file."""
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make tokens for the access file.")
 
 
 @app.command("new")

@@ -63,8 +63,10 @@ class InMemoryStub:
     """A stub that answers at once, without gRPC, so that most signals hit the client's own code."""
 
     def __init__(self) -> None:
-        self.ids = self.AllocateRange = self
         self._last = 0
+
+    def rpc(self, _: pb.AllocateRangeRequest) -> "InMemoryStub":
+        return self
 
     def future(self, request: pb.AllocateRangeRequest, **_: object) -> "CompletedCall":
         count = request.id_count

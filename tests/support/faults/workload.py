@@ -62,7 +62,7 @@ def wait_for_reserve(scenario: Scenario, node: Server, caller: ClientProcess, se
     """Waits until the node's reserve serves a steady caller for ``seconds``; it grows with the observed rate."""
 
     def holds() -> int:
-        return client.sequences.get(f"{STEADY}-{number}").last_value - 10 * caller.records
+        return (client.sequences.get(f"{STEADY}-{number}").last_value or 0) - 10 * caller.records
 
     with idalloc.Client(node.address, timeout=30) as client:
         scenario.wait_for_records([caller], 20)

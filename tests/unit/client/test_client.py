@@ -79,11 +79,11 @@ def ids_from(first: int, last: int, step: int = 1) -> pb.IdRange:
     return pb.IdRange(first_id=first, last_id=last, step=step, id_count=(last - first) // step + 1)
 
 
-def test_allocate_range_returns_a_python_range(double: Double) -> None:
-    """allocate_range returns the ids as a range."""
-    answer = pb.AllocateRangeResponse(range=ids_from(41, 50))
+def test_allocate_range_returns_the_ids_and_the_reply(double: Double) -> None:
+    """allocate_range returns the ids as a range, with what the reply says of them."""
+    answer = pb.AllocateRangeResponse(range=ids_from(41, 50), generation=7)
     request, result = double.call(lambda: double.client.allocate_range("orders", 10), "AllocateRange", answer)
-    assert result() == range(41, 51)
+    assert (result().ids, result().generation) == (range(41, 51), 7)
     assert request == pb.AllocateRangeRequest(sequence="orders", id_count=10)
 
 
@@ -100,7 +100,7 @@ def test_a_range_can_end_at_the_largest_id(double: Double) -> None:
     answer = pb.AllocateRangeResponse(range=ids_from(largest - 3 * 1000, largest, 1000))
     _, result = double.call(lambda: double.client.allocate_range("orders", 4), "AllocateRange", answer)
     assert list(result())[-1] == largest
-    assert result().stop == 2**63 - 1
+    assert result().ids.stop == 2**63 - 1
 
 
 def test_doc_ids_are_requested_in_the_compact_form(double: Double) -> None:
@@ -153,7 +153,7 @@ def test_a_broken_stream_requests_the_missing_ids(double: Double) -> None:
     request, rpc = double.stream()
     assert request == pb.StreamRangesRequest(sequence="orders", total_id_count=10, chunk_id_count=3)
     rpc.send_response(pb.StreamRangesResponse(range=ids_from(1, 3)))
-    assert taken.result(10) == range(1, 4)
+    assert taken.result(10).ids == range(1, 4)
     rpc.terminate(trailers("SERVER_DRAINING", code, 0.01), code, "why")
 
     rest = double.start(lambda: list(stream))
@@ -166,7 +166,7 @@ def test_a_broken_stream_requests_the_missing_ids(double: Double) -> None:
     for ends in ((101, 103), (104, 106), (107, 107)):
         rpc.send_response(pb.StreamRangesResponse(range=ids_from(*ends)))
     rpc.terminate((), grpc.StatusCode.OK, "")
-    assert rest.result(10) == [range(101, 104), range(104, 107), range(107, 108)]
+    assert [each.ids for each in rest.result(10)] == [range(101, 104), range(104, 107), range(107, 108)]
 
 
 def test_a_failed_stream_yields_its_ids_before_the_error(double: Double) -> None:
@@ -175,7 +175,7 @@ def test_a_failed_stream_yields_its_ids_before_the_error(double: Double) -> None
     first = double.start(lambda: next(stream))
     _, rpc = double.stream()
     rpc.send_response(pb.StreamRangesResponse(range=ids_from(1, 3)))
-    assert first.result(10) == range(1, 4)
+    assert first.result(10).ids == range(1, 4)
     code = grpc.StatusCode.OUT_OF_RANGE
     rpc.terminate(trailers("SEQUENCE_EXHAUSTED", code), code, "why")
     with pytest.raises(idalloc.SequenceExhausted):
@@ -226,7 +226,7 @@ def test_calls_end_at_their_timeout(server: FakeServer) -> None:
 def test_unavailable_is_retried(server: FakeServer, client: idalloc.Client) -> None:
     """A call that fails with UNAVAILABLE is retried within its timeout."""
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
-    assert client.allocate_range("orders", 5) == range(1, 6)
+    assert client.allocate_range("orders", 5).ids == range(1, 6)
     assert len(server.requests["AllocateRange"]) == 3
 
 
@@ -234,8 +234,8 @@ def test_calls_cancelled_by_a_draining_server_are_retried(server: FakeServer, cl
     """A call and a stream that a draining server has not begun are sent again."""
     for method in ("AllocateRange", "StreamRanges"):
         server.fail_next(method, "", grpc.StatusCode.CANCELLED, times=2)
-    assert client.allocate_range("orders", 5) == range(1, 6)
-    assert list(client.stream_ranges("orders", 5)) == [range(6, 11)]
+    assert client.allocate_range("orders", 5).ids == range(1, 6)
+    assert [each.ids for each in client.stream_ranges("orders", 5)] == [range(6, 11)]
 
 
 def test_permanent_errors_are_not_retried(server: FakeServer, client: idalloc.Client) -> None:
@@ -269,7 +269,7 @@ def test_a_missing_server_is_an_error() -> None:
 def test_streams_resume_after_a_break(server: FakeServer, client: idalloc.Client) -> None:
     """P1: a resumed stream yields its total, and no id twice."""
     server.break_after = 2
-    ranges = list(client.stream_ranges("orders", 50, 10))
+    ranges = [each.ids for each in client.stream_ranges("orders", 50, 10)]
     assert ranges == [range(first, first + 10) for first in range(1, 51, 10)]
     assert [request.total_id_count for request in server.requests["StreamRanges"]] == [50, 30]
     server.break_after = 1
@@ -286,7 +286,7 @@ def test_deleting_a_stream_cancels_it_on_the_server(server: FakeServer, client: 
     taken = [-1]
 
     def took_nothing() -> bool:
-        taken.append(client.allocate_range("orders").start)
+        taken.append(client.allocate_range("orders").first_id)
         return taken[-1] == taken[-2] + 1
 
     wait_until(took_nothing, "the end of the stream on the server")

@@ -169,7 +169,7 @@ def test_any_client_raises_after_a_fork_of_asyncio(server: FakeServer) -> None:
     """After a fork with a connected asyncio client, any client in the child raises."""
     _, child, _ = run(
         server,
-        WARM_LOOP + "fork(lambda: 0, lambda: idalloc.Client(target).allocate_range('a').start)",
+        WARM_LOOP + "fork(lambda: 0, lambda: idalloc.Client(target).allocate_range('a').first_id)",
         fork_support=False,
     )
     assert child.startswith("RuntimeError: ")

@@ -14,8 +14,8 @@ import idalloc
 from idalloc._core.sequences import SequenceSettings
 from idalloc._sync import sequences
 from idalloc.aio import _sequences
-from idalloc.v1 import id_allocator_pb2
 from idalloc.v1 import sequences_pb2 as pb
+from idalloc.v1.id_allocator_pb2 import ORDERING_RISING
 from tests.support.fake_server import FakeServer, serving
 
 Call = Callable[[Callable[[Any], Any]], Any]
@@ -52,9 +52,10 @@ def call(server: FakeServer, request: pytest.FixtureRequest) -> Iterator[Call]:
 def test_both_clients_have_the_same_sequence_methods() -> None:
     """client.sequences of both clients has the same methods and parameters."""
 
-    def methods(kind: type) -> dict[str, list[str]]:
+    def methods(kind: type) -> dict[str, list[inspect.Parameter]]:
         public = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
-        return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
+        signatures = {name: inspect.signature(member) for name, member in public.items()}
+        return {name: list(signature.parameters.values()) for name, signature in signatures.items()}
 
     assert methods(sequences.Sequences) == methods(_sequences.Sequences)
 
@@ -66,7 +67,7 @@ def test_the_settings_are_fields_of_the_proto() -> None:
 
 
 def create_daily(client: Any, name: str) -> Any:
-    return client.sequences.create(name, reset=pb.RESET_DAILY)
+    return client.sequences.create(name, reset="daily")
 
 
 def test_create_get_list(server: FakeServer, call: Call) -> None:
@@ -74,11 +75,9 @@ def test_create_get_list(server: FakeServer, call: Call) -> None:
     created = call(
         lambda client: client.sequences.create("a", step=-2, kind="timestamp-ms", ordering="rising", start=None)
     )
-    assert (created.step, created.kind, created.ordering) == (
-        -2,
-        pb.SEQUENCE_KIND_TIMESTAMP_MS,
-        id_allocator_pb2.ORDERING_RISING,
-    )
+    assert (created.step, created.kind, created.ordering) == (-2, "timestamp-ms", "rising")
+    [sent] = server.requests["CreateSequence"]
+    assert (sent.sequence.kind, sent.sequence.ordering) == (pb.SEQUENCE_KIND_TIMESTAMP_MS, ORDERING_RISING)
     assert call(lambda client: client.sequences.get("a")) == created
     call(lambda client: client.sequences.get("a", period="2026-11"))
     assert [request.period for request in server.requests["GetSequence"]] == ["", "2026-11"]
@@ -105,6 +104,8 @@ def test_invalid_arguments_raise_before_a_request_is_sent(server: FakeServer, ca
         call(lambda client: client.sequences.create("a", cycle=True))
     with pytest.raises(ValueError, match="rising-per-node, rising"):
         call(lambda client: client.sequences.create("a", ordering="falling"))
+    with pytest.raises(ValueError, match="rising-per-node, rising"):
+        call(lambda client: client.sequences.create("a", ordering=ORDERING_RISING))
     with pytest.raises(ValueError, match="nothing"):
         call(lambda client: client.sequences.update("a"))
     with pytest.raises(ValueError, match="nothing"):
@@ -129,15 +130,15 @@ def test_update_advance_and_delete(server: FakeServer, call: Call) -> None:
     call(lambda client: client.sequences.create("a", max_value=100, labels={"x": "y"}))
     server.effective_delay = 5
     changed = call(lambda client: client.sequences.update("a", max_value=None, description="d", etag='"1"'))
-    assert not changed.sequence.HasField("max_value")
+    assert changed.sequence.max_value is None
     assert (changed.sequence.description, changed.sequence.labels["x"]) == ("d", "y")
-    assert changed.effective_delay.ToTimedelta().total_seconds() == 5
+    assert changed.effective_delay.total_seconds() == 5
     advanced = call(lambda client: client.sequences.advance("a", -7, period="2026"))
     assert advanced.sequence.last_value == -7
     assert server.requests["AdvanceSequence"][0].period == "2026"
     call(lambda client: client.sequences.advance("a", 0))
     assert server.requests["AdvanceSequence"][1].HasField("past")
-    assert call(lambda client: client.sequences.delete("a")).sequence.HasField("delete_time")
+    assert call(lambda client: client.sequences.delete("a")).sequence.delete_time is not None
     with pytest.raises(idalloc.SequenceChanged) as caught:
         call(lambda client: client.sequences.delete("a", etag="old"))
     assert caught.value.etag == '"1"'
@@ -158,8 +159,8 @@ def test_a_retried_change_keeps_its_request_id(server: FakeServer, call: Call) -
 def test_request_ids_are_sent_only_on_demand(server: FakeServer, call: Call) -> None:
     """P7: a request id is sent only if it is given, or if exactly_once is set."""
     given = uuid.uuid4()
-    assert call(lambda client: client.allocate_range("a", 2, request_id=given)) == range(1, 3)
-    assert call(lambda client: client.allocate_range("a", 2, request_id=str(given))) == range(1, 3)
+    assert call(lambda client: client.allocate_range("a", 2, request_id=given)).ids == range(1, 3)
+    assert call(lambda client: client.allocate_range("a", 2, request_id=str(given))).ids == range(1, 3)
     for _ in range(2):
         call(lambda client: client.allocate_range("a", exactly_once=True))
     call(lambda client: client.allocate_range("a"))
@@ -177,10 +178,13 @@ def test_exactly_once_keeps_its_request_id_in_retries(server: FakeServer, call: 
 
 
 def test_allocate_texts_and_parse_id(server: FakeServer, call: Call) -> None:
-    """allocate_texts returns texts, and parse_id their parts."""
+    """allocate_texts and texts=True return texts, and parse_id their parts."""
+    assert call(lambda client: client.allocate_range("b", 2, texts=True)).texts == ("T-0001", "T-0002")
+    streamed = call(lambda client: client.stream_ranges("c", 3, 2, texts=True))
+    assert [each.texts for each in streamed] == [("T-0001", "T-0002"), ("T-0003",)]
     assert call(lambda client: client.allocate_texts("a", 2)) == ["T-0001", "T-0002"]
     parts = call(lambda client: client.parse_id("a", "T-0042"))
-    assert (parts.value, parts.year, parts.HasField("month"), parts.check) == (42, 2026, False, "7")
+    assert (parts.value, parts.year, parts.month, parts.check) == (42, 2026, None, "7")
     with pytest.raises(idalloc.InvalidRequest):
         call(lambda client: client.parse_id("a", "?"))
 

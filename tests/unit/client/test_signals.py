@@ -258,8 +258,9 @@ def test_an_exception_anywhere_leaves_doc_ids_valid(tmp_path: Path, name: str) -
         places.watch()
         for number in range(3):
             texts = [f"{prefix:04x}6b017bcf{number + 1:016x}" for prefix in (100, number, 200)]
+            runs = [pb.DocIdRun(first_doc_id=text, step=1, id_count=1) for text in texts]
             try:
-                log.doc_ids(pb.GenerateDocIdResponse(doc_ids=texts), 0)
+                log.doc_ids(pb.GenerateDocIdResponse(runs=runs), 0)
                 logged += texts
             except Interrupt:
                 places.watch()

@@ -31,9 +31,10 @@ async def take(ids: idalloc.aio.Ids, n: int) -> list[int]:
 def test_both_clients_have_the_same_methods() -> None:
     """Both clients have the same public methods and parameters."""
 
-    def methods(kind: type) -> dict[str, list[str]]:
+    def methods(kind: type) -> dict[str, list[inspect.Parameter]]:
         public = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
-        return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
+        signatures = {name: inspect.signature(member) for name, member in public.items()}
+        return {name: list(signature.parameters.values()) for name, signature in signatures.items()}
 
     assert methods(idalloc.Client) == methods(idalloc.aio.Client)
     assert {"allocate_range", "close"} <= methods(idalloc.Client).keys()
@@ -41,10 +42,10 @@ def test_both_clients_have_the_same_methods() -> None:
 
 async def test_each_method_returns_its_ids(client: idalloc.aio.Client) -> None:
     """Each method of the asyncio client returns the server's ids."""
-    assert await client.allocate_range("orders", 5) == range(1, 6)
+    assert (await client.allocate_range("orders", 5)).ids == range(1, 6)
     assert await client.doc_ids(2) == ["00076553f1000000000000000001", "00076553f1000000000000000002"]
     assert (await client.node()).prefix == 7
-    assert [ids async for ids in client.stream_ranges("others", 5, 2)] == [range(1, 3), range(3, 5), range(5, 6)]
+    assert [each.ids async for each in client.stream_ranges("others", 5, 2)] == [range(1, 3), range(3, 5), range(5, 6)]
     assert [len(ids) async for ids in client.stream_doc_ids(25, 10)] == [10, 10, 5]
 
 
@@ -61,7 +62,7 @@ async def test_errors_are_translated(server: FakeServer, client: idalloc.aio.Cli
 async def test_unavailable_is_retried(server: FakeServer, client: idalloc.aio.Client) -> None:
     """A call that fails with UNAVAILABLE is retried within its timeout."""
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, times=2)
-    assert await client.allocate_range("orders", 5) == range(1, 6)
+    assert (await client.allocate_range("orders", 5)).ids == range(1, 6)
     assert len(server.requests["AllocateRange"]) == 3
 
 
@@ -69,14 +70,14 @@ async def test_calls_cancelled_by_a_draining_server_are_retried(server: FakeServ
     """A call and a stream that a draining server has not begun are sent again."""
     for method in ("AllocateRange", "StreamRanges"):
         server.fail_next(method, "", grpc.StatusCode.CANCELLED, times=2)
-    assert await client.allocate_range("orders", 5) == range(1, 6)
-    assert [ids async for ids in client.stream_ranges("orders", 5)] == [range(6, 11)]
+    assert (await client.allocate_range("orders", 5)).ids == range(1, 6)
+    assert [each.ids async for each in client.stream_ranges("orders", 5)] == [range(6, 11)]
 
 
 async def test_a_broken_stream_requests_the_missing_ids(server: FakeServer, client: idalloc.aio.Client) -> None:
     """P1: a broken stream requests only the missing ids, and yields no id twice."""
     server.break_after = 2
-    ranges = [ids async for ids in client.stream_ranges("orders", 50, 10)]
+    ranges = [each.ids async for each in client.stream_ranges("orders", 50, 10)]
     assert ranges == [range(first, first + 10) for first in range(1, 51, 10)]
     assert [request.total_id_count for request in server.requests["StreamRanges"]] == [50, 30]
 
@@ -88,7 +89,7 @@ async def test_closing_a_stream_cancels_it_on_the_server(server: FakeServer, cli
     await stream.aclose()  # type: ignore[attr-defined]
     taken = -1
     async with asyncio.timeout(60):
-        while taken != (taken := (await client.allocate_range("orders")).start) - 1:
+        while taken != (taken := (await client.allocate_range("orders")).first_id) - 1:
             await hold_for_async(0.02, "the server may continue the stream")
 
 

@@ -65,7 +65,7 @@ def counts(server: FakeServer) -> list[int]:
     return [request.id_count for request in server.requests["AllocateRange"]]
 
 
-def start(*calls: Coroutine[Any, Any, range]) -> list[asyncio.Task[range]]:
+def start(*calls: Coroutine[Any, Any, idalloc.Range]) -> list[asyncio.Task[idalloc.Range]]:
     return [asyncio.create_task(call) for call in calls]
 
 
@@ -94,7 +94,8 @@ async def allocate_during_a_call(
     async with call_in_flight(gate, client, sequence):
         waiting = start(*(client.allocate_range(sequence, n) for n in numbers))
     gate.set()
-    return await asyncio.gather(*waiting, return_exceptions=True)
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    return [each.ids if isinstance(each, idalloc.Range) else each for each in results]
 
 
 async def test_calls_during_a_call_share_the_next_one(
@@ -107,7 +108,7 @@ async def test_calls_during_a_call_share_the_next_one(
 
 async def test_sequential_calls_are_not_coalesced(server: FakeServer, client: idalloc.aio.Client) -> None:
     """Sequential calls are sent one by one."""
-    assert [await client.allocate_range("orders", n) for n in (2, 3)] == [range(1, 3), range(3, 6)]
+    assert [(await client.allocate_range("orders", n)).ids for n in (2, 3)] == [range(1, 3), range(3, 6)]
     assert counts(server) == [2, 3]
 
 
@@ -123,9 +124,11 @@ async def test_shared_ranges_keep_the_sequences_step(
 def test_parts_end_within_64_bits() -> None:
     """A part that ends at the largest id stops at 2^63-1."""
     largest = 2**63 - 2
-    *_, last = _split(range(largest - 3000, largest + 1, 1000), [1, 3])
+    allocated = idalloc.Range(first_id=largest - 3000, last_id=largest, step=1000, id_count=4, created=True)
+    first, last = _split(allocated, [1, 3])
     assert list(last) == [largest - 2000, largest - 1000, largest]
-    assert last.stop == 2**63 - 1
+    assert last.ids.stop == 2**63 - 1
+    assert (first.created, last.created) == (True, False)
 
 
 async def test_many_callers_get_each_id_once(server: FakeServer, client: idalloc.aio.Client) -> None:
@@ -265,7 +268,7 @@ async def test_a_caller_cancelled_while_waiting_takes_no_id(gate: Gate, client: 
     gate.set()
     await asyncio.wait([one, cancelled, other])
     assert cancelled.cancelled()
-    assert [one.result(), other.result()] == [range(2, 4), range(4, 6)]
+    assert [one.result().ids, other.result().ids] == [range(2, 4), range(4, 6)]
 
 
 async def test_a_caller_cancelled_in_flight_leaves_a_gap(gate: Gate, client: idalloc.aio.Client) -> None:
@@ -277,8 +280,8 @@ async def test_a_caller_cancelled_in_flight_leaves_a_gap(gate: Gate, client: ida
     gate.set()
     await asyncio.wait([one, cancelled, other])
     assert cancelled.cancelled()
-    assert [one.result(), other.result()] == [range(2, 4), range(6, 8)]
-    assert await client.allocate_range("orders") == range(8, 9)
+    assert [one.result().ids, other.result().ids] == [range(2, 4), range(6, 8)]
+    assert (await client.allocate_range("orders")).ids == range(8, 9)
 
 
 async def test_cancelling_the_first_caller_serves_the_others(gate: Gate, client: idalloc.aio.Client) -> None:
@@ -291,7 +294,7 @@ async def test_cancelling_the_first_caller_serves_the_others(gate: Gate, client:
     gate.set()
     one, other = await asyncio.gather(*others)
     assert first.cancelled()
-    assert one.stop == other.start
+    assert one.last_id + 1 == other.first_id
 
 
 async def test_each_caller_has_its_own_timeout(server: FakeServer, gate: Gate) -> None:
@@ -372,7 +375,7 @@ async def test_closing_the_client_before_the_shared_call_is_sent(gate: Gate, ser
     assert [str(call.exception()) for call in waiting] == ["the client is closed"] * 3
 
 
-async def close(client: idalloc.aio.Client, *calls: asyncio.Task[range]) -> None:
+async def close(client: idalloc.aio.Client, *calls: asyncio.Task[idalloc.Range]) -> None:
     """Close the client, and check that its calls end and that no queue or task is left."""
     async with asyncio.timeout(10):
         await client.close()

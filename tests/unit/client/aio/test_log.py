@@ -39,8 +39,8 @@ async def test_each_call_is_one_record(server: FakeServer, client: idalloc.aio.C
     server.also = {"generation": 3, "ordering": pb.ORDERING_RISING}
     server.period = "2026"
     server.fail_next("AllocateRange", "STORE_UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
-    assert await client.allocate_range("orders", 5) == range(1, 6)
-    assert await client.allocate_range("orders", 2, request_id=REQUEST_ID) == range(6, 8)
+    assert (await client.allocate_range("orders", 5)).ids == range(1, 6)
+    assert (await client.allocate_range("orders", 2, request_id=REQUEST_ID)).ids == range(6, 8)
     assert await client.allocate_texts("orders", 2) == ["T-0008", "T-0009"]
     first, second, third = issued_log.read(path).records
     assert (first.name, first.period, first.ids) == ("orders", "2026", range(1, 6))

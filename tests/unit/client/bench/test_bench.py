@@ -326,9 +326,9 @@ def test_text_report_is_a_table(server: FakeServer, run: BenchCommand) -> None:
 
 
 def test_report_and_chart_files_are_written(server: FakeServer, run: BenchCommand, tmp_path: Path) -> None:
-    """--output writes the JSON report, and --chart a self-contained page with the same numbers."""
+    """--report writes the JSON report, and --chart a self-contained page with the same numbers."""
     output, chart = tmp_path / "report.json", tmp_path / "chart.html"
-    text = run("mixed", *FEW, "--total-ids", "100", "--output", str(output), "--chart", str(chart))
+    text = run("mixed", *FEW, "--total-ids", "100", "--report", str(output), "--chart", str(chart))
     report, page = json.loads(output.read_text()), chart.read_text()
     root = ET.fromstring(page)
     assert not re.search(r"(src|href)=|url\(|https?:|<script|@import", page)
@@ -363,13 +363,13 @@ def number_in_ms(nanoseconds: int) -> str:
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (["fast"], "unary, stream, docids or mixed"),
+        (["fast"], "must be one of unary, stream, docids, mixed, not 'fast'"),
         (["--duration", "10"], "--duration"),
         (["--duration", "1s", "--total", "5"], "--duration and --total are mutually exclusive"),
         (["--concurrency", "0"], "--concurrency"),
         (["--connections", "0"], "--connections"),
         (["--id-count", "0"], "--id-count"),
-        (["--output", "/nowhere/report.json"], "cannot be written"),
+        (["--report", "/nowhere/report.json"], "cannot be written"),
         (["--chart", "/nowhere/chart.html"], "cannot be written"),
     ],
 )

@@ -59,10 +59,6 @@ def test_plugin_prints_by_the_printer_of_the_context(run: Command, monkeypatch: 
 
     group = typer.Typer()
 
-    @group.callback()
-    def things(context: typer.Context) -> None:
-        """Show things."""
-
     @group.command()
     def show(context: typer.Context, size: int = 1) -> None:
         context.obj.record([("size", str(size))], lambda: {"size": size})

@@ -2,14 +2,24 @@
 
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import islice
 
 import pytest
-from google.protobuf.duration_pb2 import Duration
 
-from idalloc import DeadlineExceeded, InvalidRequest, SequenceExhausted, StoreUnavailable
+from idalloc import DeadlineExceeded, InvalidRequest, Range, SequenceExhausted, StoreUnavailable
 from idalloc._core.pool import MAX_LATE_RANGES, MAX_RANGE_SIZE, Pool, PoolRequest, boot_clock
 from idalloc.v1 import id_allocator_pb2 as pb
+
+
+def count_of(request: PoolRequest) -> int:
+    message = request.call.request
+    assert isinstance(message, pb.AllocateRangeRequest)
+    return message.id_count
+
+
+def next_size(pool: Pool) -> int:
+    return count_of(pool.next_request())
 
 
 class Clock(Iterator[float]):
@@ -34,13 +44,12 @@ class Source:
         self._number = 1
 
     def answer(self, request: PoolRequest) -> None:
-        count = request.message.id_count
+        count = count_of(request)
         self.sizes.append(count)
         first, last = self._number * self.step, (self._number + count - 1) * self.step
         self._number += count
-        ttl = Duration(seconds=int(self.ttl), nanos=int(self.ttl % 1 * 1e9))
-        ids = pb.IdRange(first_id=first, last_id=last, step=self.step, id_count=count)
-        self.pool.add(request, pb.AllocateRangeResponse(range=ids, ttl=ttl))
+        ttl = timedelta(seconds=self.ttl)
+        self.pool.add(request, Range(first_id=first, last_id=last, step=self.step, id_count=count, ttl=ttl))
 
     def take(self, n: int) -> list[int]:
         """Take n ids, and request ranges as a client does."""
@@ -173,9 +182,9 @@ def test_near_exhaustion_the_remaining_ids_are_requested() -> None:
     """After SequenceExhausted the pool requests the largest range that is left."""
     pool = Pool("orders", Clock())
     pool._size = 64
-    assert pool.next_request().message.id_count == 64
+    assert next_size(pool) == 64
     assert pool.adapt_size(SequenceExhausted(metadata={"remaining": "9", "largest_range": "5"}))
-    assert pool.next_request().message.id_count == 5
+    assert next_size(pool) == 5
     assert not pool.adapt_size(SequenceExhausted(metadata={"remaining": "5", "largest_range": "5"}))
     assert not pool.adapt_size(SequenceExhausted(metadata={"remaining": "0", "largest_range": "0"}))
 
@@ -196,7 +205,7 @@ def test_other_errors_keep_the_range_size() -> None:
     pool._size = 64
     assert not pool.adapt_size(InvalidRequest(metadata={"field": "sequence"}))
     assert not pool.adapt_size(StoreUnavailable())
-    assert pool.next_request().message.id_count == 64
+    assert next_size(pool) == 64
 
 
 def test_clear_ends_iterators_in_use() -> None:

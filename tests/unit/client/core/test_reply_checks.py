@@ -61,14 +61,13 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["stream", "orders", "--total", "10", "--chunk", "5"],
         ["stream", "orders", "--total", "10", "--chunk", "5", "--json"],
     ],
-    "GenerateDocId": [["docid", "5"]],
-    "GenerateDocId texts": [["docid", "5", "--json"]],
+    "GenerateDocId": [["docid", "5"], ["docid", "5", "--json"]],
     "StreamDocIds": [["docid", "10001"]],
     "GenerateUuid": [["uuid", "5"], ["uuid", "5", "--json"]],
     "ListSequences": [["sequences", "list"], ["sequences", "list", "--json"]],
     "GetSequence": [["sequences", "show", "orders"]],
     "AdvanceSequence": [["sequences", "advance", "orders", "--past", "5"]],
-    "GetNode": [["node"]],
+    "GetNode": [["node", "show"]],
     "Check": [["health"]],
 }
 SCENARIOS: dict[str, list[list[str]]] = {

@@ -5,16 +5,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 import idalloc
-from idalloc._core.types import from_message
+from idalloc._core.types import from_message, to_range
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import node_pb2, sequences_pb2
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, 5000, UTC)
+TIMESTAMP = Timestamp(seconds=int(NOON.timestamp()), nanos=5_000_000)
 SEQUENCE = sequences_pb2.Sequence(
     name="orders",
     labels={"team": "shop"},
@@ -25,7 +26,7 @@ SEQUENCE = sequences_pb2.Sequence(
     reset=99,  # type: ignore[arg-type]  # a newer server's
     remaining=2**62,
     used_ratio=0.25,
-    create_time=Timestamp(seconds=int(NOON.timestamp()), nanos=5_000_000),
+    create_time=TIMESTAMP,
     etag='"1"',
 )
 RANGE = pb.IdRange(first_id=0, last_id=-4, step=-2, id_count=3)
@@ -34,14 +35,14 @@ RANGE = pb.IdRange(first_id=0, last_id=-4, step=-2, id_count=3)
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (idalloc.Range, pb.AllocateRangeResponse(range=RANGE, ttl=timedelta(seconds=180), created=True)),
-        (idalloc.Range, pb.StreamRangesResponse(range=RANGE, ttl=timedelta(0), texts=["a", "b", "c"], node_id=2**40)),
+        (idalloc.Range, pb.AllocateRangeResponse(range=RANGE, ttl=Duration(seconds=180), created=True)),
+        (idalloc.Range, pb.StreamRangesResponse(range=RANGE, ttl=Duration(), texts=["a", "b", "c"], node_id=2**40)),
         (idalloc.Sequence, SEQUENCE),
         (idalloc.Sequence, sequences_pb2.Sequence(name="empty", last_value=0)),
         (
             idalloc.SequenceChange,
             sequences_pb2.DeleteSequenceResponse(
-                sequence=SEQUENCE, effective_time=NOON, effective_delay=timedelta(seconds=1.5)
+                sequence=SEQUENCE, effective_time=TIMESTAMP, effective_delay=Duration(seconds=1, nanos=500_000_000)
             ),
         ),
         (idalloc.ParsedId, sequences_pb2.ParseIdResponse(value=5, year=2026, prefix=0, check="7")),
@@ -49,9 +50,11 @@ RANGE = pb.IdRange(first_id=0, last_id=-4, step=-2, id_count=3)
     ],
     ids=["range", "chunk", "sequence", "unused", "change", "parsed", "node"],
 )
-def test_to_dict_is_the_messages_json(kind: Any, message: Message) -> None:
+def test_to_dict_is_the_messages_json(kind: Any, message: Any) -> None:
     """to_dict() returns what protobuf's JSON mapping of the reply is."""
-    assert from_message(kind, message).to_dict() == MessageToDict(message)
+    is_range = isinstance(message, pb.AllocateRangeResponse | pb.StreamRangesResponse)
+    reply = to_range(message) if is_range else from_message(kind, message)
+    assert reply.to_dict() == MessageToDict(message)
 
 
 def test_dataclasses_have_the_fields_of_the_messages() -> None:
@@ -69,12 +72,13 @@ def test_values_have_python_types() -> None:
     assert (sequence.kind, sequence.ordering, sequence.reset) == ("timestamp-ms", "rising-per-node", "99")
     assert (sequence.start, sequence.last_value, sequence.labels) == (0, None, {"team": "shop"})
     assert (sequence.create_time, sequence.delete_time) == (NOON, None)
-    assert from_message(idalloc.Range, pb.AllocateRangeResponse(range=RANGE, ttl=timedelta(1))).ttl == timedelta(1)
+    reply = pb.AllocateRangeResponse(range=RANGE, ttl=Duration(seconds=86_400), ordering=pb.ORDERING_RISING)
+    assert (to_range(reply).ttl, to_range(reply).ordering) == (timedelta(1), "rising")
 
 
 def test_a_range_is_a_sequence_of_its_ids() -> None:
     """A Range has the ids as a built-in range, and behaves like it."""
-    allocated = from_message(idalloc.Range, pb.AllocateRangeResponse(range=RANGE))
+    allocated = to_range(pb.AllocateRangeResponse(range=RANGE))
     assert allocated.ids == range(0, -5, -2)
     assert list(allocated) == [0, -2, -4]
     assert (len(allocated), allocated[-1], allocated[1:], allocated.index(-2)) == (3, -4, range(-2, -5, -2), 1)

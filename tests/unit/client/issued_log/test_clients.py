@@ -54,7 +54,7 @@ def test_a_range_is_one_record(server: FakeServer, client: idalloc.Client, path:
     """A range is one record with its sequence, period, generation, node and ordering."""
     server.also = {"generation": 3, "ordering": pb.ORDERING_RISING}
     server.period = "2026"
-    assert client.allocate_range("orders", 5) == range(1, 6)
+    assert client.allocate_range("orders", 5).ids == range(1, 6)
     [record] = issued_log.read(path).records
     assert (record.name, record.period, record.ids, record.request) == ("orders", "2026", range(1, 6), 0)
     assert (record.generation, record.node, record.rising) == (3, 7 << 32, True)
@@ -63,7 +63,7 @@ def test_a_range_is_one_record(server: FakeServer, client: idalloc.Client, path:
 def test_a_record_has_the_request_id(client: idalloc.Client, path: Path) -> None:
     """P7: a record has the request id of its call, and a repeated call the same ids."""
     for _ in range(2):
-        assert client.allocate_range("orders", 5, request_id=REQUEST_ID) == range(1, 6)
+        assert client.allocate_range("orders", 5, request_id=REQUEST_ID).ids == range(1, 6)
     client.allocate_texts("orders", 2, exactly_once=True)
     first, again, texts = issued_log.read(path).records
     assert first.ids == again.ids == range(1, 6)

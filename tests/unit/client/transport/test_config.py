@@ -127,11 +127,11 @@ async def test_a_token_is_sent_over_tls(certificates: Certificates) -> None:
     with serving(credentials=certificates.server()) as server:
         server.tokens = {TOKEN}
         with idalloc.Client(server.target, credentials=certificates.trust, token=TOKEN) as client:
-            assert client.allocate_range("orders", 5) == range(1, 6)
-            assert list(client.stream_ranges("orders", 5)) == [range(6, 11)]
+            assert client.allocate_range("orders", 5).ids == range(1, 6)
+            assert [each.ids for each in client.stream_ranges("orders", 5)] == [range(6, 11)]
         async with idalloc.aio.Client(server.target, credentials=certificates.trust, token=TOKEN) as other:
-            assert await other.allocate_range("orders", 5) == range(11, 16)
-            assert [ids async for ids in other.stream_ranges("orders", 5)] == [range(16, 21)]
+            assert (await other.allocate_range("orders", 5)).ids == range(11, 16)
+            assert [each.ids async for each in other.stream_ranges("orders", 5)] == [range(16, 21)]
 
 
 async def test_a_client_sends_its_certificate(certificates: Certificates) -> None:
@@ -140,16 +140,16 @@ async def test_a_client_sends_its_certificate(certificates: Certificates) -> Non
     good, bad = certificates.client("billing", ours), certificates.client("stranger", others)
     with serving(credentials=certificates.server(of_clients=ours)) as server:
         with idalloc.Client(server.target, credentials=good.credentials) as client:
-            assert client.allocate_range("orders") == range(1, 2)
+            assert client.allocate_range("orders").ids == range(1, 2)
         async with idalloc.aio.Client(server.target, credentials=good.credentials) as other:
-            assert await other.allocate_range("orders") == range(2, 3)
+            assert (await other.allocate_range("orders")).ids == range(2, 3)
         for rejected in (bad.credentials, certificates.trust):
             with (
                 idalloc.Client(server.target, credentials=rejected) as client,
                 pytest.raises(idalloc.ServerUnreachable) as caught,
             ):
                 client.node()
-            assert caught.value.metadata["tls"] in ("closed", "refused")
+            assert "tls" not in caught.value.metadata
         assert len(server.requests["AllocateRange"]) == 2
 
 
@@ -160,7 +160,6 @@ async def test_a_client_sends_its_certificate(certificates: Certificates) -> Non
         ("expired", ("127.0.0.1",), "has expired"),
         ("name", ("idalloc.example.org",), "is not valid for the expected name"),
         ("plaintext", (), "the server does not use TLS"),
-        ("closed", ("127.0.0.1",), "it may require TLS"),
     ],
 )
 async def test_the_cause_of_a_tls_failure_is_reported(
@@ -168,10 +167,8 @@ async def test_the_cause_of_a_tls_failure_is_reported(
 ) -> None:
     """ServerUnreachable names the cause of a TLS failure in its message and metadata."""
     of_server = certificates.server(*names, expired=kind == "expired") if names else None
-    trust = {
-        "untrusted": grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes()),
-        "closed": None,
-    }.get(kind, certificates.trust)
+    others = grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes())
+    trust = others if kind == "untrusted" else certificates.trust
     with serving(credentials=of_server) as server:
         with idalloc.Client(server.target, credentials=trust) as client:
             with pytest.raises(idalloc.ServerUnreachable, match=message) as caught:
@@ -185,12 +182,12 @@ async def test_the_cause_of_a_tls_failure_is_reported(
 
 
 def test_invalid_credentials_are_reported(certificates: Certificates) -> None:
-    """Credentials that gRPC cannot use are named as the cause."""
+    """Credentials that gRPC cannot use are an error with gRPC's own message."""
     broken = grpc.ssl_channel_credentials(b"no certificate")
     with (
         serving(credentials=certificates.server()) as server,
         idalloc.Client(server.target, credentials=broken) as client,
-        pytest.raises(idalloc.ServerUnreachable, match="the client's credentials are invalid"),
+        pytest.raises(idalloc.ServerUnreachable, match=r"no answer from .*handshaker"),
     ):
         client.node()
 
@@ -335,7 +332,7 @@ async def test_streams_and_ids_wait_for_a_quota(server: FakeServer) -> None:
     """Streams and ids() wait for a quota and continue."""
     with idalloc.Client(server.target) as client:
         quota(server, "StreamRanges", 0.05, times=2)
-        assert list(client.stream_ranges("orders", 5)) == [range(1, 6)]
+        assert [each.ids for each in client.stream_ranges("orders", 5)] == [range(1, 6)]
         quota(server, "AllocateRange", 0.05, times=2)
         assert next(client.ids("orders")) == 6
     async with idalloc.aio.Client(server.target) as other:
@@ -379,6 +376,6 @@ def test_a_long_quota_wait_halves_the_range_size() -> None:
     pool = Pool("orders")
     pool._size = 1000
     assert not pool.adapt_size(idalloc.QuotaExceeded(retry_after=0.1))
-    assert pool.next_request().message.id_count == 1000
+    assert "id_count: 1000" in str(pool.next_request().call.request)
     assert not pool.adapt_size(idalloc.QuotaExceeded(retry_after=2.0))
-    assert pool.next_request().message.id_count == 500
+    assert "id_count: 500" in str(pool.next_request().call.request)

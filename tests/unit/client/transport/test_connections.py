@@ -85,7 +85,7 @@ async def test_asyncio_streams_are_spread_over_connections(server: Peers) -> Non
     """The asyncio client uses one connection for sequential streams, and several for concurrent ones."""
     async with idalloc.aio.Client(server.target) as client:
         for _ in range(2):
-            assert [ids async for ids in client.stream_ranges("orders", 20, 10)] != []
+            assert [each.ids async for each in client.stream_ranges("orders", 20, 10)] != []
         assert len(set(server.peers)) == 1
         streams = [client.stream_ranges("orders", 10**9, 1000) for _ in range(2 * MAX_CONNECTIONS)]
         for stream in streams:
