@@ -179,7 +179,7 @@ class Changes:
         return self._nodes[self._made % len(self._nodes)].sequences
 
     def _wait_until_effective(self, reply: Any) -> int:
-        hold_for(reply.effective_delay.ToTimedelta().total_seconds(), "leases from before the change end")
+        hold_for(max(0.0, reply.effective_delay.total_seconds()), "leases from before the change end")
         return boot_time_ns()
 
     def _later(self, since: int) -> list[IssuedRange]:
