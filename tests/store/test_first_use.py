@@ -19,6 +19,7 @@ from tests.support.fake_store import FakeClock
 from tests.support.sequence_allocators import ids
 from tests.support.store_backends import Opener
 from tests.support.store_rows import ids_of, new_row, read_row
+from tests.support.waiting import until
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=5.0, auto_create_sequences=True)
 Creating = Callable[[Row], Awaitable[Row]]
@@ -236,10 +237,7 @@ async def test_ids_of_a_creation_that_nobody_got_are_counted(node: Node, store: 
     waiting.append(asyncio.create_task(node.allocate("s", 3)))
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
-    for _ in range(500):
-        if node.lease_count:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: node.lease_count, "a lease")
     await node.return_leases()
     assert node.burned.by_cause == {BurnCause.NOT_RETURNED: 3}
     assert (await read_row(store, "s")).last_value == 3

@@ -1,5 +1,6 @@
 """The report of a bench, as text and as JSON in the shape of ghz's."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import grpc
 from idalloc._core.text import escaped
 from idalloc.bench._engine import Bench, Tally
 from idalloc.bench._latencies import PERCENTAGES, Latencies
+from idalloc.bench._verifier import Verifier
 
 # The percentages and the steps of the histogram in ghz's report.
 _GHZ_PERCENTAGES = (10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0)
@@ -28,15 +30,11 @@ def to_json(bench: Bench) -> dict[str, Any]:
     The fields of ghz's report have its names and units: nanoseconds, but seconds for the histogram's marks. Latencies
     are of successful calls. The list of single calls (`details`) is empty.
     """
-    plan, verifier, tallies = bench.plan, bench.verifier, list(bench.tallies.values())
+    plan, tallies = bench.plan, list(bench.tallies.values())
     latencies = Latencies.merge(tally.latencies for tally in tallies)
-    codes: dict[str, int] = {"OK": latencies.count} if latencies.count else {}
-    errors: dict[str, int] = {}
-    for tally in tallies:
-        for (code, reason), count in tally.errors.items():
-            codes[_go_name(code)] = codes.get(_go_name(code), 0) + count
-            text = f"rpc error: code = {_go_name(code)} desc = {reason}: {bench.messages[code, reason]}"
-            errors[text] = errors.get(text, 0) + count
+    codes, errors = _outcomes(bench)
+    if latencies.count:
+        codes["OK"] = latencies.count
     calls = latencies.count + bench.errors
     return {
         "date": bench.date.isoformat().replace("+00:00", "Z"),
@@ -78,16 +76,29 @@ def to_json(bench: Bench) -> dict[str, Any]:
         "percentiles": _named_percentiles(latencies),
         "rpcs": [_rpc(tally, bench.seconds) for tally in tallies],
         "clientCpu": bench.cpu_seconds / bench.seconds,
-        "verified": verifier
-        and {
-            "ids": verifier.ids,
-            "twice": verifier.twice,
-            "disordered": verifier.disordered,
-            "malformed": verifier.malformed,
-            "intervals": verifier.intervals,
-            "findings": verifier.messages,
-        },
+        "verified": bench.verifier and _verified(bench.verifier),
     }
+
+
+def _verified(verifier: Verifier) -> dict[str, Any]:
+    return {
+        "ids": verifier.ids,
+        "twice": verifier.twice,
+        "disordered": verifier.disordered,
+        "malformed": verifier.malformed,
+        "intervals": verifier.intervals,
+        "findings": verifier.messages,
+    }
+
+
+def _outcomes(bench: Bench) -> tuple[Counter[str], Counter[str]]:
+    """Return how many calls failed, by code and by message, in gRPC-Go's spelling."""
+    codes, errors = Counter[str](), Counter[str]()
+    for tally in bench.tallies.values():
+        for (code, reason), count in tally.errors.items():
+            codes[_go_name(code)] += count
+            errors[f"rpc error: code = {_go_name(code)} desc = {reason}: {bench.messages[code, reason]}"] += count
+    return codes, errors
 
 
 def to_text(bench: Bench) -> str:

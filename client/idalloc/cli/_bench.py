@@ -1,14 +1,17 @@
 """`idalloc bench`. It needs the extra `idalloc[bench]`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from idalloc.cli import _connection
-from idalloc.cli._options import Log, choices, integer_parser, parse_seconds, with_options
+from idalloc.cli._options import MAX_INT64, Log, choices, integer_parser, parse_seconds, with_options
 from idalloc.cli._printer import to_json, write_stderr
 from idalloc.cli._usage import UsageError
+
+if TYPE_CHECKING:
+    from idalloc.bench._engine import Bench
 
 
 def _parse_warm_up(text: str | float) -> float:
@@ -25,6 +28,22 @@ def _parse_output_file(text: str) -> Path:
     return file
 
 
+def _count(text: str, maximum: int = MAX_INT64) -> Any:
+    return typer.Option(metavar="N", parser=integer_parser(1, maximum), help=text)
+
+
+def _output_file(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, parser=_parse_output_file, help=text)
+
+
+_WARM_UP = typer.Option(
+    metavar="DURATION", parser=_parse_warm_up, show_default="2s", help="How long to call before counting."
+)
+_DURATION = typer.Option(metavar="DURATION", parser=parse_seconds, help="How long to count calls; default: 10s.")
+_TOTAL = typer.Option(metavar="CALLS", parser=integer_parser(1), help="The number of calls to count.")
+_VERIFY = typer.Option("--verify", metavar="", help="Check every id: none issued twice, all in order.")
+
+
 @with_options
 def bench(
     context: typer.Context,
@@ -32,41 +51,17 @@ def bench(
         str, typer.Argument(**choices("unary", "stream", "docids", "mixed"), help="The RPCs to call.")
     ] = "unary",
     sequence: Annotated[str, typer.Option(metavar="NAME", help="The sequence to allocate from.")] = "bench",
-    id_count: Annotated[int, typer.Option(metavar="N", parser=integer_parser(1), help="Ids per unary call.")] = 1,
-    total_ids: Annotated[
-        int | None, typer.Option(metavar="N", parser=integer_parser(1), help="Ids per stream; default: 100,000.")
-    ] = None,
-    chunk: Annotated[
-        int, typer.Option(metavar="N", parser=integer_parser(1), help="Ids per message of a stream.")
-    ] = 10_000,
-    concurrency: Annotated[
-        int, typer.Option(metavar="N", parser=integer_parser(1, 10_000), help="Concurrent callers, one call each.")
-    ] = 64,
-    connections: Annotated[
-        int, typer.Option(metavar="N", parser=integer_parser(1, 1_000), help="The connections that they share.")
-    ] = 4,
-    duration: Annotated[
-        float | None,
-        typer.Option(metavar="DURATION", parser=parse_seconds, help="How long to count calls; default: 10s."),
-    ] = None,
-    total: Annotated[
-        int | None, typer.Option(metavar="CALLS", parser=integer_parser(1), help="The number of calls to count.")
-    ] = None,
-    warm_up: Annotated[
-        float,
-        typer.Option(
-            metavar="DURATION", parser=_parse_warm_up, show_default="2s", help="How long to call before counting."
-        ),
-    ] = 2.0,
-    verify: Annotated[
-        bool, typer.Option("--verify", metavar="", help="Check every id: none issued twice, all in order.")
-    ] = False,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=_parse_output_file, help="Also write the JSON report here.")
-    ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", parser=_parse_output_file, help="Write a page with charts.")
-    ] = None,
+    id_count: Annotated[int, _count("Ids per unary call.")] = 1,
+    total_ids: Annotated[int | None, _count("Ids per stream; default: 100,000.")] = None,
+    chunk: Annotated[int, _count("Ids per message of a stream.")] = 10_000,
+    concurrency: Annotated[int, _count("Concurrent callers, one call each.", 10_000)] = 64,
+    connections: Annotated[int, _count("The connections that they share.", 1_000)] = 4,
+    duration: Annotated[float | None, _DURATION] = None,
+    total: Annotated[int | None, _TOTAL] = None,
+    warm_up: Annotated[float, _WARM_UP] = 2.0,
+    verify: Annotated[bool, _VERIFY] = False,
+    report: Annotated[Path | None, _output_file("FILE", "Also write the JSON report here.")] = None,
+    chart: Annotated[Path | None, _output_file("FILE.html", "Write a page with charts.")] = None,
     log: Log = None,
 ) -> None:
     """Run a load test, and report latencies and rates.
@@ -79,17 +74,10 @@ def bench(
     if duration is not None and total is not None:
         raise UsageError("--duration and --total are mutually exclusive; give one of them", context)
     target, limit = _connection.target_and_timeout(context)
-    try:
-        from idalloc._issued_log.log import IssuedLog
-        from idalloc._transport.config import ChannelConfig
-        from idalloc.bench import _chart, _engine, _plan, _report
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "hdrh":
-            raise
-        write_stderr("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'")
-        raise typer.Exit(2) from error
-    plan = _plan.Plan(
-        target,
+    result = _run(
+        context,
+        log,
+        target=target,
         scenario=scenario,
         sequence=sequence,
         id_count=id_count,
@@ -103,14 +91,33 @@ def bench(
         timeout=limit,
         verify=verify,
     )
+    _print(context, result, report, chart)
+
+
+def _run(context: typer.Context, log: Path | None, target: str, **options: Any) -> "Bench":
+    try:
+        from idalloc._issued_log.log import IssuedLog
+        from idalloc._transport.config import ChannelConfig
+        from idalloc.bench import _engine, _plan
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "hdrh":
+            raise
+        write_stderr("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'")
+        raise typer.Exit(2) from error
+    plan = _plan.Plan(target, **options)
     access = ChannelConfig(target, **_connection.channel_arguments(context, target))
     with _connection.log_errors_as_usage(context):
         issued = None if log is None else IssuedLog(log)
     try:
-        result = _engine.run(plan, access, issued)
+        return _engine.run(plan, access, issued)
     finally:
         if issued is not None:
             issued.close()
+
+
+def _print(context: typer.Context, result: "Bench", report: Path | None, chart: Path | None) -> None:
+    from idalloc.bench import _chart, _report
+
     if report is not None:
         report.write_text(to_json(_report.to_json(result)), encoding="utf-8")
     if chart is not None:

@@ -105,10 +105,13 @@ class Statements:
     """
 
     def __init__(self, schema: str) -> None:
-        sequences = self._sequences = SEQUENCES.reference(schema)
-        starts = START_TIMESTAMPS.reference(schema)
-        allocations = self._allocations = ALLOCATIONS.reference(schema)
+        self._sequences = SEQUENCES.reference(schema)
+        self._allocations = ALLOCATIONS.reference(schema)
+        self._set_sequence_statements(self._sequences)
+        self._set_allocation_statements(self._allocations)
+        self._set_start_statements(START_TIMESTAMPS.reference(schema))
 
+    def _set_sequence_statements(self, sequences: str) -> None:
         # ids, lease_ms, name, generation of the floor, its least and most
         self.grant = (
             f"UPDATE {sequences} SET granted = {_GRANTED}, last_value = last_value + {_STEP} * {_GRANTED},"
@@ -136,6 +139,7 @@ class Statements:
         self._revise = {rising: self._revise_statement(rising) for rising in (True, False)}
         self._open_period = {rising: self._open_period_statement(rising) for rising in (True, False)}
 
+    def _set_allocation_statements(self, allocations: str) -> None:
         self.recorded = f"SELECT {ALLOCATION} FROM {allocations} WHERE request_id = $1"
         self.refresh_allocations = f"REFRESH TABLE {allocations}"
         # The table has one shard. Its _seq_no grows with every write within a _primary_term; a new primary has a higher
@@ -152,6 +156,7 @@ class Statements:
             f"DELETE FROM {allocations} WHERE request_id = $1 AND _seq_no = $2 AND _primary_term = $3"
         )
 
+    def _set_start_statements(self, starts: str) -> None:
         may_hold = _may_hold("excluded.holder", "$4", "excluded.seen_at")
         # prefix, at least, holder, ms
         self.claim = (

@@ -93,6 +93,10 @@ class Supervisor:
         return self.pipe.values.pop("given", None)
 
 
+async def _forever() -> None:
+    await asyncio.Event().wait()
+
+
 @pytest.fixture
 async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Supervisor]:
     monkeypatch.setattr(worker_module, "CHANGE_PAUSE_SECONDS", 0.01)
@@ -110,7 +114,7 @@ async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     await ours.receive()
     await ours.receive()
     worker = Worker(ours)
-    serving = asyncio.create_task(asyncio.sleep(60))
+    serving = asyncio.create_task(_forever())
     tasks = {serving, *map(asyncio.create_task, (worker.receive_until_orphaned(serving), worker.apply_changes()))}
     yield Supervisor(pipe, worker, serving, MemoryStore(FakeClock()))
     for task in {*tasks, *worker.changes}:
