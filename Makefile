@@ -10,7 +10,7 @@ UV ?= uv
 IMAGE ?= idalloc
 ARGS ?=
 # More than 2 cores need: many tests wait for processes.
-JOBS ?= 3
+JOBS ?= 4
 # Where Go finds the generated code: `make go-prefix` writes it into the protos, once, before the first release.
 GO_PREFIX ?= example.com/idalloc/go
 

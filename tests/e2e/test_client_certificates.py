@@ -84,6 +84,7 @@ def answer_of(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.OK, ""
 
 
+@pytest.mark.test_long  # the certificate expires in real time
 @pytest.mark.parametrize("authenticates", [True, False])
 def test_an_expired_certificate_is_refused_on_resumption(tmp_path: Path, authenticates: bool) -> None:
     """An expired certificate's TLS sessions, connections and streams are refused."""

@@ -138,7 +138,8 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("why", REFUSALS)
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.test_long)])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.test_long
 def test_log_and_health_report_why_calls_fail(crate: Crate, tmp_path: Path, why: str, workers: int) -> None:
     """The log has the cause with a count, and `idalloc health` the failing check, until the store works."""
 

@@ -17,7 +17,7 @@ NEW = "the cluster db1, schema idalloc"
 __all__ = ["crate"]
 
 
-@pytest.fixture(params=["sqlite", "crate"])
+@pytest.fixture(params=["sqlite", pytest.param("crate", marks=pytest.mark.test_long)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a store."""
     if request.param == "sqlite":

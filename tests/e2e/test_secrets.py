@@ -289,6 +289,7 @@ class TestStartup:
             assert "127.0.0.1:1/?schema=doc" in shown
         observed.assert_no_secrets()
 
+    @pytest.mark.test_long
     async def test_a_failing_store_discloses_no_secret(self, tmp_path: Path) -> None:
         """A store that refuses the password, or sends invalid rows, discloses no secret."""
         observed = Observed()

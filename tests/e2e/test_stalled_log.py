@@ -25,6 +25,8 @@ from idalloc_server.telemetry.log_queue import FLUSH_SECONDS
 from tests.support.processes import Server, environment, serve_command
 from tests.support.server_calls import wait_until
 
+pytestmark = pytest.mark.test_long  # floods of lines, and stops that wait for them
+
 # Linux's smallest pipe.
 PIPE_BYTES = 4096
 # A name whose audit line has over 2,000 bytes, and more lines than a process queues.

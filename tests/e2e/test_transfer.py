@@ -72,6 +72,7 @@ def allocate(server: Server, count: int = 1) -> int:
         return int(reply.range.last_id)
 
 
+@pytest.mark.test_long
 def test_sequences_move_to_cratedb_and_back(crate: Crate, tmp_path: Path) -> None:
     """P1: a sequence that moves to another store and back continues beyond its last id."""
     with running(tmp_path) as server:
@@ -228,6 +229,7 @@ def test_an_adopted_cratedb_table_can_be_moved(crate: Crate, tmp_path: Path) -> 
     assert_recipe_continues(tmp_path, crate.url)
 
 
+@pytest.mark.test_long
 def test_a_live_node_continues_beyond_an_import(tmp_path: Path) -> None:
     """P5: a live node issues ids beyond an imported counter from its effective time on."""
     store, file = f"sqlite://{tmp_path}/ids.db", tmp_path / "raised.jsonl"

@@ -170,6 +170,7 @@ class TestStopping:
         with running(tmp_path, node_prefix=4, prefix_conflict="refuse"):
             pass
 
+    @pytest.mark.test_long
     def test_all_workers_drain_in_parallel(self, tmp_path: Path) -> None:
         """All workers turn to NOT_SERVING and drain within drain_timeout."""
         with running(tmp_path, workers=2, drain_timeout="5s") as server, channel_per_worker(server) as channels:

@@ -47,6 +47,7 @@ def at_each_place(take: Callable[[Places], None]) -> int:
             return places.count
 
 
+@pytest.mark.test_long
 def test_an_exception_anywhere_repeats_no_id(server: FakeServer) -> None:
     """P1: ids() returns no id twice and does not hang, wherever a signal handler raises."""
     with idalloc.Client(server.target) as client:
@@ -67,6 +68,7 @@ def test_an_exception_anywhere_repeats_no_id(server: FakeServer) -> None:
         assert at_each_place(take) > 150
 
 
+@pytest.mark.test_long
 def test_an_exception_anywhere_repeats_no_id_in_asyncio(server: FakeServer) -> None:
     """P1: ids() of the asyncio client returns no id twice, wherever a signal handler raises."""
 

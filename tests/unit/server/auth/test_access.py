@@ -59,7 +59,8 @@ def test_ranges_have_every_matching_name_once(patterns: list[str], prefix: str, 
     assert all(name.startswith(prefix) for name in read)
     assert {name for name in names if found.match(name) and name.startswith(prefix)} <= set(read)
     for each in ranges:
-        assert each.is_before(after) == (not any(each.has(name) and name > after for name in [*names, "b" * 9]))
+        longer = each.prefix + "c" * 9  # than any name above
+        assert each.is_before(after) == (not any(each.has(name) and name > after for name in [*names, longer]))
 
 
 def test_pattern_with_many_stars_matches_fast() -> None:
