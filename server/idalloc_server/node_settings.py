@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from idalloc_server.domain.errors import InvalidRequest, StartRefused
 from idalloc_server.listen_address import unix_path
-from idalloc_server.store.permissions import make_folder, sync_folder
+from idalloc_server.store.permissions import FILE_MODE, make_folder, sync_folder
 
 # The setting of each field that UpdateNode changes.
 SETTINGS = {
@@ -103,9 +103,10 @@ class NodeSettingsFile:
         content = json.dumps(self.read() | given, indent=2) + "\n"
         folder = self.path.parent
         make_folder(folder)
-        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=folder)  # with mode 600
+        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=folder)
         temporary = Path(name)
         try:
+            temporary.chmod(FILE_MODE)  # whatever the umask
             with os.fdopen(handle, "w") as file:
                 file.write(content)
                 file.flush()
