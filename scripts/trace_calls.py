@@ -39,7 +39,7 @@ from idalloc.v1 import (
 )
 from idalloc_server import app
 from idalloc_server.config import Settings
-from idalloc_server.process_mode import SingleProcess
+from idalloc_server.process_mode import ProcessMode
 from idalloc_server.telemetry import logs
 
 ROOT = Path(app.__file__).parents[2]
@@ -102,7 +102,7 @@ class Tracer:
                 self.entries.append(frame.f_code)
 
 
-class Traced(SingleProcess):
+class Traced(ProcessMode):
     """The mode of the traced server: it sets an event instead of printing a line."""
 
     def __init__(self) -> None:
