@@ -1,4 +1,4 @@
-"""A load generator for any idalloc server, which can also check the ids. `idalloc bench` runs it.
+"""A load generator for any idalloc server, which can also verify the ids. `idalloc bench` runs it.
 
 It needs the extra `idalloc[bench]`.
 """

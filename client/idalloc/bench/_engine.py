@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -19,13 +19,14 @@ from idalloc._core.errors import (
     Unauthenticated,
     Unavailable,
 )
-from idalloc._core.reply_checks import check_chunk, check_reply
+from idalloc._core.reply_checks import check_chunk, check_order, check_reply
 from idalloc._core.rpc_errors import from_rpc_error
 from idalloc._issued_log.log import IssuedLog
 from idalloc._transport.config import ChannelConfig
 from idalloc.bench._latencies import Latencies
 from idalloc.bench._plan import Call, Plan, planned_calls
-from idalloc.bench._verifier import HighWaterMark, LastIds, Verifier
+from idalloc.verify._logs import MAX_MESSAGES
+from idalloc.verify._verdict import Verdict, verify
 
 # The resolution of counts over time.
 INTERVAL_NS = 100_000_000
@@ -64,31 +65,6 @@ class Tally:
         self.cut_streams = 0
 
 
-class Caller:
-    """A caller on one of the channels, with one call at a time.
-
-    Attributes:
-        methods: The callables of the channel, by RPC.
-        last_ids: The last ids that it received.
-    """
-
-    def __init__(self, channel: grpc.aio.Channel, calls: list[Call]) -> None:
-        self.methods = {call.rpc: _method(channel, call) for call in calls}
-        self.last_ids = LastIds()
-
-
-class CallStart(NamedTuple):
-    """The state when a call began.
-
-    Attributes:
-        time: The log's time; 0 without a log.
-        mark: The high-water mark; None if ids are not checked.
-    """
-
-    time: int
-    mark: HighWaterMark | None
-
-
 class Bench:
     """One run of a plan.
 
@@ -101,7 +77,9 @@ class Bench:
         plan: The plan.
         tallies: Counts and latencies, by RPC.
         messages: The first message of each status and reason.
-        verifier: The checker of ids, if the plan asks for one.
+        malformed: The number of replies that violate the contract, the warm-up's included. They are not logged.
+        malformed_messages: The messages of the first of them.
+        verdict: The result of `verify`; None before it.
         date: When counting began.
         seconds: The time from then to the last reply.
         cpu_seconds: The CPU time of this process in that time.
@@ -116,7 +94,9 @@ class Bench:
         self._calls = planned_calls(plan)
         self.tallies = {call.rpc: Tally(call.rpc) for call in self._calls}
         self.messages: dict[tuple[grpc.StatusCode, str], str] = {}
-        self.verifier = Verifier() if plan.verify else None
+        self.malformed = 0
+        self.malformed_messages: list[str] = []
+        self.verdict: Verdict | None = None
         self.date = datetime.now(UTC)
         self.seconds = 0.0
         self.cpu_seconds = 0.0
@@ -163,6 +143,16 @@ class Bench:
             for channel in channels:
                 await channel.close()
 
+    def verify(self, log: Path) -> None:
+        """Verify the log of this bench after its run, as `idalloc verify` does, and add the malformed replies.
+
+        Raises:
+            InvalidFile: The log cannot be read, or the temporary folder cannot be written.
+        """
+        self.verdict = verify([log])
+        self.verdict.findings.malformed += self.malformed
+        self.verdict.findings.messages += self.malformed_messages
+
     async def _connect(self, channels: list[grpc.aio.Channel]) -> None:
         ready = asyncio.gather(*(channel.channel_ready() for channel in channels))
         try:
@@ -194,7 +184,7 @@ class Bench:
 
     async def _call_repeatedly(self, channel: grpc.aio.Channel, number: int) -> None:
         """Make one caller's calls, one after another, until the bench ends."""
-        caller = Caller(channel, self._calls)
+        methods = {call.rpc: _method(channel, call) for call in self._calls}
         turn = number * 31 % len(self._calls)  # callers begin at different places of the cycle
         while not self._finished:
             if self._counting and self._calls_left is not None:
@@ -203,34 +193,38 @@ class Bench:
                 self._calls_left -= 1
             call = self._calls[turn]
             turn = (turn + 1) % len(self._calls)
-            await (self._stream if call.chunk else self._unary)(caller, call)
+            await (self._stream if call.chunk else self._unary)(methods[call.rpc], call)
 
-    async def _unary(self, caller: Caller, call: Call) -> None:
-        counted, start = self._counting, self._call_start()
+    async def _unary(self, method: Any, call: Call) -> None:
+        counted, asked = self._counting, self._log_time()
         began = time.perf_counter_ns()
         try:
-            method = caller.methods[call.rpc]
             reply = await method(call.request, timeout=self.plan.timeout, metadata=self._access.metadata)
         except grpc.RpcError as error:
             await self._handle_error(call, error, counted)
             return
         ended = time.perf_counter_ns()
-        check = partial(check_reply, call.message)
-        if self._handle_reply(caller, call, reply, check, start, ended, counted) and counted:
+        if self._handle_reply(call, reply, check_reply, asked, ended, counted) and counted:
             self.tallies[call.rpc].latencies.add(ended - began)
 
-    async def _stream(self, caller: Caller, call: Call) -> None:
-        counted, start, tally, missing = self._counting, self._call_start(), self.tallies[call.rpc], call.ids
+    async def _stream(self, method: Any, call: Call) -> None:
+        counted, asked, tally, missing = self._counting, self._log_time(), self.tallies[call.rpc], call.ids
+        last: tuple[str, Any] | None = None
+
+        def check(request: Any, reply: Any) -> None:
+            nonlocal last
+            check_chunk(request, reply, missing)
+            last = check_order(reply, last)
+
         timeout = self.plan.timeout * -(-call.ids // call.chunk)
         if self._time_limit is not None:
             timeout = min(timeout, self._time_limit - time.monotonic())
         began = before = time.perf_counter_ns()
-        stream = caller.methods[call.rpc](call.request, timeout=timeout, metadata=self._access.metadata)
+        stream = method(call.request, timeout=timeout, metadata=self._access.metadata)
         try:
             async for reply in stream:
                 now = time.perf_counter_ns()
-                check = partial(check_chunk, call.message, missing=missing)
-                count = self._handle_reply(caller, call, reply, check, start, now, self._counting)
+                count = self._handle_reply(call, reply, check, asked, now, self._counting)
                 if not count:
                     return
                 missing -= count
@@ -252,37 +246,24 @@ class Bench:
         elif counted:
             tally.latencies.add(time.perf_counter_ns() - began)
 
-    def _call_start(self) -> CallStart:
-        now = self._log.now() if self._log else 0
-        return CallStart(now, self.verifier.high_water_mark() if self.verifier else None)
+    def _log_time(self) -> int:
+        return self._log.now() if self._log else 0
 
     def _handle_reply(
-        self,
-        caller: Caller,
-        call: Call,
-        reply: Any,
-        check: Callable[[Any], object],
-        start: CallStart,
-        now: int,
-        counted: bool,
+        self, call: Call, reply: Any, check: Callable[[Any, Any], object], asked: int, now: int, counted: bool
     ) -> int:
         """Check, log and count a reply or a stream's message; return the number of its ids, 0 if it is invalid."""
         try:
-            check(reply)
+            check(call.message, reply)
         except ProtocolError as error:
             self._count_error(call, error.code, error.reason, str(error), counted)
-            if self.verifier is not None:
-                self.verifier.count_malformed(str(error))
+            self.malformed += 1
+            if len(self.malformed_messages) < MAX_MESSAGES:
+                self.malformed_messages.append(str(error))
             return 0
         count = call.decode(reply)
-        if self._log is not None and call.returns_doc_ids:
-            self._log.doc_ids(reply, start.time)
-        elif self._log is not None:
-            self._log.range(call.message, reply, start.time)
-        if self.verifier is not None and call.returns_doc_ids:
-            self.verifier.check_doc_ids(reply, caller.last_ids)
-        elif self.verifier is not None and start.mark is not None:
-            self.verifier.check_range(reply, start.mark, caller.last_ids)
+        if self._log is not None:
+            self._log.reply(call.message, reply, asked)
         if counted:
             self.tallies[call.rpc].ids += count
             interval = (now - self._start_ns) // INTERVAL_NS

@@ -34,7 +34,6 @@ class Plan:
         total: How many calls to count, instead of a duration.
         warm_up: For how many seconds to call before counting.
         timeout: The limit in seconds of a unary call, and of each message of a stream.
-        verify: Whether to check the ids.
     """
 
     target: str
@@ -49,7 +48,6 @@ class Plan:
     total: int | None = None
     warm_up: float = 2.0
     timeout: float = 5.0
-    verify: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,11 +75,6 @@ class Call:
         """The serialized request."""
         data: bytes = self.message.SerializeToString()
         return data
-
-    @property
-    def returns_doc_ids(self) -> bool:
-        """Whether the RPC returns document ids, not ranges."""
-        return "DocId" in self.rpc
 
 
 def planned_calls(plan: Plan) -> list[Call]:

@@ -9,7 +9,7 @@ import grpc
 from idalloc._core.text import escaped
 from idalloc.bench._engine import Bench, Tally
 from idalloc.bench._latencies import PERCENTAGES, Latencies
-from idalloc.bench._verifier import Verifier
+from idalloc.verify._verdict import Verdict
 
 # The percentages and the steps of the histogram in ghz's report.
 _GHZ_PERCENTAGES = (10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0)
@@ -19,9 +19,9 @@ _BUSY = 0.9
 
 
 def succeeded(bench: Bench) -> bool:
-    """Return whether ids were received, no call failed, and the verifier has no finding."""
+    """Return whether ids were received, no call failed, and verifying the log had no finding."""
     received = any(tally.ids for tally in bench.tallies.values())
-    return received and not bench.errors and not (bench.verifier and bench.verifier.findings)
+    return received and not bench.errors and not (bench.verdict and bench.verdict.findings.any)
 
 
 def to_json(bench: Bench) -> dict[str, Any]:
@@ -76,18 +76,18 @@ def to_json(bench: Bench) -> dict[str, Any]:
         "percentiles": _named_percentiles(latencies),
         "rpcs": [_rpc(tally, bench.seconds) for tally in tallies],
         "clientCpu": bench.cpu_seconds / bench.seconds,
-        "verified": bench.verifier and _verified(bench.verifier),
+        "verified": bench.verdict and _verified(bench.verdict),
     }
 
 
-def _verified(verifier: Verifier) -> dict[str, Any]:
+def _verified(verdict: Verdict) -> dict[str, Any]:
+    findings = verdict.findings
     return {
-        "ids": verifier.ids,
-        "twice": verifier.twice,
-        "disordered": verifier.disordered,
-        "malformed": verifier.malformed,
-        "intervals": verifier.intervals,
-        "findings": verifier.messages,
+        "ids": verdict.ids,
+        "twice": findings.twice,
+        "disordered": findings.disordered,
+        "malformed": findings.malformed,
+        "findings": findings.messages,
     }
 
 
@@ -107,7 +107,7 @@ def to_text(bench: Bench) -> str:
 
 
 def _lines(bench: Bench) -> Iterator[str]:
-    plan, verifier = bench.plan, bench.verifier
+    plan, verdict = bench.plan, bench.verdict
     connections = min(plan.connections, plan.concurrency)
     yield f"{plan.scenario} on {plan.target}: {plan.concurrency} callers, {connections} connections"
     yield f"{bench.seconds:.1f} s after a warm-up of {plan.warm_up:g} s"
@@ -141,14 +141,15 @@ def _lines(bench: Bench) -> Iterator[str]:
     for tally in bench.tallies.values():
         for (code, reason), count in tally.errors.most_common():
             yield f"{count:,} of {tally.rpc}: {code.name} {reason}: {bench.messages[code, reason]}"
-    if verifier is not None and not verifier.findings:
-        yield f"verified {verifier.ids:,} ids, warm-up included: none issued twice, none out of order"
-    elif verifier is not None:
+    if verdict is not None and not verdict.findings.any:
+        yield f"verified {verdict.ids:,} ids, warm-up included: none issued twice, none out of order"
+    elif verdict is not None:
+        findings = verdict.findings
         yield (
-            f"WRONG: of {verifier.ids:,} ids, {verifier.twice:,} replies repeat some, "
-            f"{verifier.disordered:,} are out of order, {verifier.malformed:,} do not match their request"
+            f"WRONG: of {verdict.ids:,} ids, {findings.twice:,} were issued twice; "
+            f"{findings.disordered:,} replies are out of order, {findings.malformed:,} are malformed"
         )
-        yield from (f"  {message}" for message in verifier.messages)
+        yield from (f"  {message}" for message in findings.messages)
 
 
 def _row(name: str, latencies: Latencies) -> str:

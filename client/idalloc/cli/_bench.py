@@ -1,6 +1,8 @@
 """`idalloc bench`. It needs the extra `idalloc[bench]`."""
 
+from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,12 +38,15 @@ def _output_file(metavar: str, text: str) -> Any:
     return typer.Option(metavar=metavar, parser=_parse_output_file, help=text)
 
 
+# The packages of the extra, by module.
+_PACKAGES = {"hdrh": "hdrhistogram", "numpy": "numpy"}
+
 _WARM_UP = typer.Option(
     metavar="DURATION", parser=_parse_warm_up, show_default="2s", help="How long to call before counting."
 )
 _DURATION = typer.Option(metavar="DURATION", parser=parse_seconds, help="How long to count calls; default: 10s.")
 _TOTAL = typer.Option(metavar="CALLS", parser=integer_parser(1), help="The number of calls to count.")
-_VERIFY = typer.Option("--verify", metavar="", help="Check every id: none issued twice, all in order.")
+_VERIFY = typer.Option("--verify", metavar="", help="Verify the log of the ids: none issued twice, all in order.")
 
 
 @with_options
@@ -77,6 +82,7 @@ def bench(
     result = _run(
         context,
         log,
+        verify,
         target=target,
         scenario=scenario,
         sequence=sequence,
@@ -89,30 +95,34 @@ def bench(
         total=total,
         warm_up=warm_up,
         timeout=limit,
-        verify=verify,
     )
     _print(context, result, report, chart)
 
 
-def _run(context: typer.Context, log: Path | None, target: str, **options: Any) -> "Bench":
+def _run(context: typer.Context, log: Path | None, verify: bool, target: str, **options: Any) -> "Bench":
     try:
         from idalloc._issued_log.log import IssuedLog
         from idalloc._transport.config import ChannelConfig
         from idalloc.bench import _engine, _plan
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "hdrh":
+        package = _PACKAGES.get((error.name or "").partition(".")[0])
+        if package is None:
             raise
-        write_stderr("idalloc bench needs the package hdrhistogram: pip install 'idalloc[bench]'")
+        write_stderr(f"idalloc bench needs the package {package}: pip install 'idalloc[bench]'")
         raise typer.Exit(2) from error
     plan = _plan.Plan(target, **options)
     access = ChannelConfig(target, **_connection.channel_arguments(context, target))
-    with _connection.log_errors_as_usage(context):
-        issued = None if log is None else IssuedLog(log)
-    try:
-        return _engine.run(plan, access, issued)
-    finally:
-        if issued is not None:
-            issued.close()
+    with ExitStack() as stack:
+        if verify and log is None:
+            log = Path(stack.enter_context(TemporaryDirectory(prefix="idalloc-bench-"))) / "issued.log"
+        issued = None
+        if log is not None:
+            with _connection.log_errors_as_usage(context):
+                issued = stack.enter_context(closing(IssuedLog(log)))
+        result = _engine.run(plan, access, issued)
+        if verify and log is not None:
+            result.verify(log)
+        return result
 
 
 def _print(context: typer.Context, result: "Bench", report: Path | None, chart: Path | None) -> None:

@@ -104,7 +104,6 @@ def test_each_scenario_calls_its_rpcs_and_verifies(server: FakeServer, run: Benc
     assert sum(map(len, server.requests.values())) == report["count"] == 40
     assert report["ids"] == report["verified"]["ids"] == sum(server._next.values()) - len(server._next)
     assert report["verified"] | {"twice": 0, "disordered": 0, "malformed": 0, "findings": []} == report["verified"]
-    assert 1 <= report["verified"]["intervals"] <= 2
     assert {getattr(r, "sequence", "orders") for requests in server.requests.values() for r in requests} == {"orders"}
 
 
@@ -112,6 +111,8 @@ def test_each_scenario_calls_its_rpcs_and_verifies(server: FakeServer, run: Benc
 def test_overlapping_ranges_are_found(server: FakeServer, run: BenchCommand, name: str) -> None:
     """P1: --verify finds one id that two replies have."""
     args, _ = SCENARIOS[name]
+    if "--chunk" in args:
+        args = [*args, "--total-ids", "10"]  # within one stream it would be a malformed message
     change_ranges(server, overlap)
     report = run.json(*args, *FEW, "--verify", code=1)
     assert report["statusCodeDistribution"] == {"OK": 40}
@@ -125,18 +126,46 @@ def test_text_report_names_duplicates(server: FakeServer, run: BenchCommand) -> 
     ids = pb.IdRange(first_id=7, last_id=9, step=1, id_count=3)
     change_ranges(server, lambda number, _: ids)
     report = run("--id-count", "3", "--total", "2", "--warm-up", "0s", "--verify", code=1)
-    assert "WRONG: of 6 ids, 1 replies repeat some" in report
-    assert "7 was issued twice, the second time in 7 to 9" in report
+    assert "WRONG: of 3 ids, 3 were issued twice" in report
+    assert "bench: 7 was issued twice: 7…9 in " in report
 
 
-@pytest.mark.parametrize("name", ["unary", "stream", "docids"])
+@pytest.mark.parametrize("name", ["unary", "docids"])
 def test_ids_out_of_order_are_found(server: FakeServer, run: BenchCommand, name: str) -> None:
     """--verify counts replies whose ids are out of order."""
     change_ranges(server, backwards)
     args, _ = SCENARIOS[name]
     report = run.json(*args, "--total", "4", "--concurrency", "1", "--warm-up", "0s", "--verify", code=1)
     assert report["verified"]["twice"] == 0
-    assert report["verified"]["disordered"] == (11 if name == "stream" else 3)
+    assert report["verified"]["disordered"] == 3
+
+
+@pytest.mark.parametrize("name", ["stream", "docids, streamed"])
+def test_chunk_out_of_order_is_malformed(server: FakeServer, run: BenchCommand, tmp_path: Path, name: str) -> None:
+    """A message whose ids do not follow those of its stream's last message ends the stream, and is not logged."""
+    change_ranges(server, backwards)
+    args, _ = SCENARIOS[name]
+    log = tmp_path / "issued.jsonl"
+    once = ("--total", "4", "--concurrency", "1", "--warm-up", "0s")
+    report = run.json(*args, *once, "--verify", "--log", str(log), code=1)
+    [[failure, count]] = report["errorDistribution"].items()
+    assert "PROTOCOL_ERROR" in failure
+    assert "the last one of the previous message" in failure
+    assert count == report["verified"]["malformed"] == 4
+    assert report["verified"]["disordered"] == 3  # the first messages
+    assert report["ids"] == report["verified"]["ids"] == 40
+    assert len(log.read_text().splitlines()) == 1 + 4
+
+
+def test_rising_sequence_is_checked_over_all_nodes(server: FakeServer, run: BenchCommand) -> None:
+    """The nodes of a rising sequence have one order; those of another sequence have one each."""
+    change_ranges(server, backwards)
+    nodes = count(7 << 32)
+    server._node_id = lambda: next(nodes)  # type: ignore[method-assign]
+    args = ("--total", "4", "--concurrency", "1", "--warm-up", "0s", "--verify")
+    assert run.json(*args)["verified"]["disordered"] == 0
+    server.also = {"ordering": pb.ORDERING_RISING}
+    assert run.json(*args, "--sequence", "rising", code=1)["verified"]["disordered"] == 3
 
 
 def test_failed_calls_are_counted_and_not_retried(server: FakeServer, run: BenchCommand) -> None:
@@ -270,6 +299,23 @@ def test_binary_log_is_written_and_not_overwritten(server: FakeServer, run: Benc
     assert "cannot be written" in run.error_line(2, *FEW, "--log", "/nowhere/issued.log")
 
 
+def test_verify_checks_the_log_and_leaves_no_other_file(
+    run: BenchCommand, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1: --verify checks the file of --log, else a temporary file, which is then removed."""
+    temporary, log = tmp_path / "temporary", tmp_path / "issued.log"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    change_ranges(server, lambda number, _: pb.IdRange(first_id=7, last_id=9, step=1, id_count=3))
+    twice = ("--id-count", "3", "--total", "2", "--warm-up", "0s", "--verify")
+    [message, *_] = run.json(*twice, code=1)["verified"]["findings"]
+    assert f" in {temporary}/idalloc-bench-" in message
+    [message, *_] = run.json(*twice, "--log", str(log), code=1)["verified"]["findings"]
+    assert f" in {log} " in message
+    assert cli.main(["verify", str(log)]) == 1
+    assert set(tmp_path.rglob("*")) == {temporary, log}
+
+
 def test_log_write_error_ends_the_bench(server: FakeServer, tmp_path: Path) -> None:
     """A full disk ends the bench with one line and exit code 1."""
     script = """if True:
@@ -387,10 +433,11 @@ def test_unreachable_server_is_one_line(run: BenchCommand) -> None:
     assert line.startswith("SERVER_UNREACHABLE: no answer from 127.0.0.1:1")
 
 
-def test_missing_package_names_the_extra_to_install() -> None:
-    """Without hdrhistogram, the error names what to install."""
-    script = "import sys; sys.modules['hdrh'] = None; from idalloc.cli import main; sys.exit(main(['bench']))"
+@pytest.mark.parametrize(("module", "package"), [("hdrh", "hdrhistogram"), ("numpy", "numpy")])
+def test_missing_package_names_the_extra_to_install(module: str, package: str) -> None:
+    """Without one of its packages, the error names what to install."""
+    script = f"import sys; sys.modules['{module}'] = None; from idalloc.cli import main; sys.exit(main(['bench']))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert "pip install 'idalloc[bench]'" in line
+    assert line == f"idalloc bench needs the package {package}: pip install 'idalloc[bench]'"
