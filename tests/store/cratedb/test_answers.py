@@ -85,3 +85,12 @@ def test_a_refusal_names_the_next_step(status: int, code: int, message: str, ste
 def test_a_recoverable_error_is_not_refused(status: int, code: int | None, kind: type[StoreFailure]) -> None:
     """STORE_UNAVAILABLE: errors that a retry may cure are rejected or unknown, never refused."""
     assert type(failure(status, code, "an error")) is kind
+
+
+def test_a_shard_that_is_starting_is_not_refused() -> None:
+    """STORE_UNAVAILABLE: a shard that CrateDB creates, moves or recovers needs no operator."""
+    message = (
+        "IllegalIndexShardStateException[CurrentState[RECOVERING] operations only allowed when shard state is one of"
+        " [POST_RECOVERY, STARTED]]"
+    )
+    assert type(failure(404, 4040, message)) is StoreAnsweredError

@@ -162,6 +162,7 @@ class CounterAllocator:
         self.row.abandoned = True
         if self._refill:
             self._refill.cancel()
+        self._waiters.fail_all(ServerDraining())  # a refill that has not begun cannot do this
 
     def drop(self, cause: BurnCause) -> None:
         """Burns the rest of the lease."""

@@ -39,13 +39,11 @@ class Lease:
     # The first range, and the others as (first_id, id_count).
     _first: int = 0
     _count: int = 0
-    _later_ranges: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # mostly empty, when a deque is ten times as large
+    _later_ranges: list[tuple[int, int]] = field(default_factory=list)  # mostly empty: a deque is ten times as large
     # The row after the last write.
     _last_value: int = 0
     _version: tuple[int, int, int] = (0, 0, 0)
-    _writes: int = -1  # the first write of a row is number 1, so it never follows this one
+    _writes: int = -2  # the creation of a row is number 0, so no write follows this one
     # The last value of the counter that another node may have read.
     _others_saw: int = 0
 
@@ -134,8 +132,8 @@ class Lease:
         """Returns the unused ids at the counter, which can be given back to the store.
 
         There are none if another node has advanced the counter since, or if the row was created with these ids, since
-        ``Store.create`` returns no version. Ids below a counter value that another node may
-        have read are excluded: that node must not find the counter lower.
+        ``Store.create`` returns no version. Ids below a counter value that another node may have read are excluded:
+        that node must not find the counter lower.
 
         Returns:
             The value before the tail, its number of ids, and the row's version.

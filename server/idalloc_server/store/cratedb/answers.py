@@ -29,6 +29,8 @@ _DISK_NEARLY_FULL = 4037
 # HTTP 404: RelationUnknown or SchemaUnknownException, also for a user without any privilege.
 _TABLE_UNKNOWN = (4041, 4045)
 _COLUMN_UNKNOWN = 4043
+# HTTP 404 with code 4040: the shard is starting or moving.
+_SHARD_NOT_STARTED = "IllegalIndexShardStateException"
 # HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this primary key exists. 4092: another
 # write changed the row meanwhile (its _seq_no differs). 4093: the table exists.
 _CONFLICT = range(4090, 4100)
@@ -130,6 +132,7 @@ def _may_recover(failure: StoreAnsweredError) -> bool:
         failure.code is None
         or failure.code in (_DISK_NEARLY_FULL, *_CONFLICT)
         or failure.http_status == _HTTP_TOO_MANY_REQUESTS
+        or _SHARD_NOT_STARTED in str(failure)
     )
 
 

@@ -56,7 +56,7 @@ async def check(http: CrateHttp, schema: str, table: Table, nodes: int | None) -
 
 
 async def check_privileges(http: CrateHttp, schema: str, table: Table) -> None:
-    """Checks the privileges DQL and DML by a read and an update of a row that does not exist.
+    """Checks the privileges DQL and DML by an update and a read of a row that does not exist.
 
     Raises:
         StartRefused: The user lacks a privilege, or the table is blocked or closed.
@@ -66,8 +66,9 @@ async def check_privileges(http: CrateHttp, schema: str, table: Table) -> None:
     column = list(table.columns)[1]
     reference = table.reference(schema)
     try:
-        await http.read(f"SELECT {column} FROM {reference} WHERE {table.key} = ?", missing_key)
+        # The update first: it waits for the shard of a table that another process is creating; a read then fails.
         await http.write(f"UPDATE {reference} SET {column} = {column} WHERE {table.key} = ?", missing_key)
+        await http.read(f"SELECT {column} FROM {reference} WHERE {table.key} = ?", missing_key)
     except StoreRefused as error:
         raise _refused(schema, table, f"it cannot be used: {error}") from error
 

@@ -106,6 +106,18 @@ class TestInFlight:
         assert caller.cancelled() or isinstance(caller.exception(), ServerDraining)
         assert allocator.burned.by_cause == {BurnCause.UNKNOWN_OUTCOME: wanted}
 
+    async def test_a_refill_abandoned_before_it_began_fails_callers(self, store: MemoryStore, clock: FakeClock) -> None:
+        """A caller whose refill is abandoned before its first step is refused and does not wait for ever."""
+        allocator = Allocator(store, clock, CONFIG)
+        caller = asyncio.create_task(allocator.allocate("orders", 3))
+        await asyncio.sleep(0)
+        allocator.abandon()
+        await asyncio.wait({caller}, timeout=5)
+        assert caller.done()
+        assert isinstance(caller.exception(), ServerDraining)
+        assert not store.calls_of("grant")
+        assert not allocator.burned.by_cause
+
     async def test_an_abandoned_return_of_a_tail_is_counted_once(self, store: MemoryStore, clock: FakeClock) -> None:
         """P9: a tail whose return is in flight counts once as not returned."""
         allocator = Allocator(store, clock, CONFIG)
