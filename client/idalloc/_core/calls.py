@@ -2,9 +2,8 @@
 
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
@@ -20,12 +19,9 @@ T = TypeVar("T")
 
 # The most UUIDs that the server generates in a call.
 MAX_UUIDS_PER_CALL = 10_000
-# By whether the caller wants texts.
-_VIEWS = {False: pb.RANGE_VIEW_UNSPECIFIED, True: pb.RANGE_VIEW_TEXTS}
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class Call(NamedTuple, Generic[T]):
     """A unary call.
 
     Attributes:
@@ -48,15 +44,19 @@ def allocate_range(
     """Return a call for a range of n ids; ``exactly_once`` adds a new request id unless there is one."""
     if request_id is None and exactly_once:
         request_id = uuid.uuid4()
-    request = pb.AllocateRangeRequest(
-        sequence=sequence, id_count=at_least_one("n", n), view=_VIEWS[texts], request_id=str(request_id or "")
-    )
+    request = pb.AllocateRangeRequest(sequence=sequence, id_count=at_least_one("n", n))
+    if request_id:
+        request.request_id = str(request_id)
+    if texts:
+        request.view = pb.RANGE_VIEW_TEXTS
     return Call(request, to_range)
 
 
 def stream_ranges(sequence: str, total: int, chunk: int, texts: bool, timeout: float | None) -> Stream[Range]:
     """Return a stream of ranges."""
-    request = pb.StreamRangesRequest(sequence=sequence, total_id_count=total, chunk_id_count=chunk, view=_VIEWS[texts])
+    request = pb.StreamRangesRequest(sequence=sequence, total_id_count=total, chunk_id_count=chunk)
+    if texts:
+        request.view = pb.RANGE_VIEW_TEXTS
     return Stream(request, to_range, timeout)
 
 

@@ -18,7 +18,11 @@ class TlsFailure(NamedTuple):
 
 _CAUSES = (
     (r"CERTIFICATE_VERIFY_FAILED: certificate has expired", "expired", "the server's certificate has expired"),
-    (r"CERTIFICATE_VERIFY_FAILED", "untrusted", "the server's certificate is signed by an untrusted CA"),
+    (
+        r"CERTIFICATE_VERIFY_FAILED: (unable to|self.signed|certificate signature failure)",
+        "untrusted",
+        "the server's certificate is signed by an untrusted CA",
+    ),
     (
         r"Hostname Verification Check failed|is not in peer certificate",
         "name",

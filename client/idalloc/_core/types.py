@@ -22,7 +22,7 @@ class Reply:
     _MESSAGE: ClassVar[type[Message]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the reply in proto3's JSON mapping, as grpcurl prints it.
+        """Return the reply in proto3's JSON mapping.
 
         Names are in lowerCamelCase, 64-bit integers are texts, enums have their names in the protos, times are in
         RFC 3339, and unset fields are absent.
@@ -132,7 +132,7 @@ class Sequence(Reply):
 
     name: str
     description: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     kind: str = ""
     start: int | None = None
     step: int | None = None
@@ -229,14 +229,14 @@ class Node(Reply):
 
 def to_range(reply: id_allocator_pb2.AllocateRangeResponse | id_allocator_pb2.StreamRangesResponse) -> Range:
     """Return the range of a checked reply. Written out, because ranges are far more frequent than other replies."""
-    ids = reply.range
+    ids, ttl = reply.range, reply.ttl
     return Range(
         first_id=ids.first_id,
         last_id=ids.last_id,
         step=ids.step,
         id_count=ids.id_count,
         generation=reply.generation,
-        ttl=reply.ttl.ToTimedelta(),
+        ttl=timedelta(0, ttl.seconds, ttl.nanos // 1000),
         ordering=enum_text(_ORDERING, reply.ordering),
         texts=tuple(reply.texts),
         period=reply.period,
@@ -268,7 +268,9 @@ def enum_texts(enum: EnumDescriptor) -> list[str]:
 
 def enum_value(enum: EnumDescriptor, text: str) -> str | int:
     """Return the name, or the number, of the enum value with a text."""
-    return int(text) if text.isdecimal() else _prefix(enum) + (text or "unspecified").upper().replace("-", "_")
+    if text.removeprefix("-").isdecimal():
+        return int(text)
+    return _prefix(enum) + (text or "unspecified").upper().replace("-", "_")
 
 
 def _prefix(enum: EnumDescriptor) -> str:

@@ -2,9 +2,11 @@
 
 from typing import ClassVar, Self, TypeVar
 
+import grpc
+
 from idalloc import _base
 from idalloc._core.calls import Call
-from idalloc._core.rpc_errors import translate_rpc_errors
+from idalloc._core.rpc_errors import from_rpc_error
 
 T = TypeVar("T")
 
@@ -30,8 +32,10 @@ class BaseClient(_base.BaseClient):
 
     def _call(self, call: Call[T]) -> T:
         asked = self._now()
-        with translate_rpc_errors(self.target):
-            stubs = self._connection.stubs()
+        stubs = self._connection.stubs()
+        try:
             with self._connection.abandon_if_interrupted(stubs):
                 reply = stubs.rpc(call.request)(call.request, timeout=self.timeout, metadata=self._config.metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.target) from error
         return self._receive(call, reply, asked)

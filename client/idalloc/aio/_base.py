@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, ClassVar, Self, TypeVar
 
+import grpc
+
 from idalloc import _base
 from idalloc._core.calls import Call
-from idalloc._core.rpc_errors import translate_rpc_errors
+from idalloc._core.rpc_errors import from_rpc_error
 
 T = TypeVar("T")
 
@@ -39,10 +41,12 @@ class BaseClient(_base.BaseClient):
 
     async def _call(self, call: Call[T], timeout: float | None = None) -> T:
         asked = self._now()
-        with translate_rpc_errors(self.target):
-            rpc = self._connection.stubs().rpc(call.request)
-            seconds = self.timeout if timeout is None else timeout
+        rpc = self._connection.stubs().rpc(call.request)
+        seconds = self.timeout if timeout is None else timeout
+        try:
             reply = await rpc(call.request, timeout=seconds, metadata=self._config.metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.target) from error
         return self._receive(call, reply, asked)
 
     def _start_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

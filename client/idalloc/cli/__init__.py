@@ -16,6 +16,7 @@ from idalloc.cli._usage import UsageError, explain
 
 # The next step if the server is unreachable: for each kind of TLS error, and otherwise.
 _UNREACHABLE_HINTS = {
+    "expired": "renew it on the server",
     "untrusted": "pass the certificate of its CA with --ca",
     "name": "pass a name in its certificate with --server-name",
     "plaintext": "omit --tls, --ca and --cert",

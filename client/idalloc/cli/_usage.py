@@ -35,6 +35,13 @@ def explain(error: Any, args: Sequence[str]) -> str:
             return f"No such option: {option}; COUNT is an argument: {context.command_path} {' '.join(usage)}"
     if _COUNT_OPTIONS.fullmatch(option) and any("--total" in param.opts for param in context.command.params):
         return f"No such option: {option}; give the number of ids with --total"
+    if any(param.name == "server" for param in context.command.params):  # a command that calls the server
+        root = context.find_root()
+        if any(option in param.opts for param in root.command.params):
+            command = context.command_path.removeprefix(f"{root.command_path} ")
+            return f"No such option: {option}; it stands before the command: {root.command_path} {option} {command}"
+    if message == "Missing command.":
+        return f"Missing command; give one of {', '.join(context.command.list_commands(context))}"
     if missing is not None and getattr(missing, "help", None):
         return f"{message.removesuffix('.')}: {missing.help}"
     return message

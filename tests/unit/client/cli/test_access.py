@@ -173,6 +173,9 @@ def test_tls_errors_are_one_line_with_a_hint(
         untrusted = "the server's certificate is signed by an untrusted CA; "
         assert cause_and_hint(server, "--ca", other) == untrusted + "pass the certificate of its CA with --ca"
         assert cause_and_hint(server).endswith(UNREACHABLE_HINT)
+    with serving(credentials=certificates.server(expired=True)) as server:
+        expired = "the server's certificate has expired; renew it on the server"
+        assert cause_and_hint(server, "--ca", certificates.ca) == expired
     with serving(credentials=certificates.server("idalloc.example.org")) as server:
         name = "the server's certificate is not valid for the expected name; "
         hint = "pass a name in its certificate with --server-name"

@@ -111,6 +111,30 @@ def test_invalid_count_is_explained(line: str, message: str, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
+    ("line", "message", "command"),
+    [
+        ("node --json", "Missing command; give one of show, set", "idalloc node"),
+        ("token --json", "Missing command; give one of new", "idalloc token"),
+        (
+            "allocate orders --tls",
+            "No such option: --tls; it stands before the command: idalloc --tls allocate",
+            "idalloc allocate",
+        ),
+        (
+            "sequences list --token-file x",
+            "No such option: --token-file; it stands before the command: idalloc --token-file sequences list",
+            "idalloc sequences list",
+        ),
+    ],
+)
+def test_what_is_missing_or_misplaced_is_named(
+    line: str, message: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A group without a command lists its commands, and an option of the whole command says where it stands."""
+    assert error_of(capsys, *line.split()) == f"idalloc: {message} (see {command} --help)"
+
+
+@pytest.mark.parametrize(
     ("variable", "suggestion"),
     [
         ("IDALLOC_SERVR", "IDALLOC_SERVER"),

@@ -143,3 +143,22 @@ def test_unparsable_details_hide_no_error(kind: type[Message]) -> None:
     error = from_rpc_error(Failure(grpc.StatusCode.UNAVAILABLE, "gone", details), "here:1")
     assert isinstance(error, idalloc.ServerUnreachable)
     assert "gone" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        ("certificate has expired", "expired"),
+        ("unable to get local issuer certificate", "untrusted"),
+        ("self signed certificate in certificate chain", "untrusted"),
+        ("certificate signature failure", "untrusted"),
+        ("certificate is not yet valid", None),
+        ("unsupported certificate purpose", None),
+    ],
+)
+def test_only_known_tls_failures_are_named(problem: str, kind: str | None) -> None:
+    """A certificate that is refused for another reason than its CA is not called untrusted."""
+    message = f"failed to connect to all addresses; last error: OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: {problem}"
+    error = from_rpc_error(Failure(grpc.StatusCode.UNAVAILABLE, message, None), "here:1")
+    assert error.metadata.get("tls") == kind
+    assert problem in str(error)

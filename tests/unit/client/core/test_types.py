@@ -76,6 +76,19 @@ def test_values_have_python_types() -> None:
     assert (to_range(reply).ttl, to_range(reply).ordering) == (timedelta(1), "rising")
 
 
+def test_all_replies_are_hashable() -> None:
+    """Equal replies have equal hashes, also those with labels."""
+    sequences = {from_message(idalloc.Sequence, SEQUENCE), from_message(idalloc.Sequence, SEQUENCE)}
+    assert len(sequences) == 1
+    assert len({idalloc.SequenceChange(sequence=each) for each in sequences}) == 1
+
+
+def test_negative_enum_values_have_json() -> None:
+    """to_dict() keeps an unknown enum value that is negative, as the reply's JSON does."""
+    message = sequences_pb2.Sequence(name="orders", reset=-3)  # type: ignore[arg-type]
+    assert from_message(idalloc.Sequence, message).to_dict() == MessageToDict(message)
+
+
 def test_a_range_is_a_sequence_of_its_ids() -> None:
     """A Range has the ids as a built-in range, and behaves like it."""
     allocated = to_range(pb.AllocateRangeResponse(range=RANGE))

@@ -1,0 +1,30 @@
+"""The container image starts with the settings that the workflow and the README give it."""
+
+import re
+
+import pytest
+
+from idalloc_server.config import Settings, load
+from idalloc_server.listen.transport import check
+from tests.support.paths import ROOT
+
+IMAGE = dict(re.findall(r"(IDALLOC_\w+)=(\S+)", (ROOT / "Dockerfile").read_text().partition("FROM")[2]))
+
+
+def runs(file: str) -> list[str]:
+    """Return the commands `docker run` of a file, each on one line."""
+    return re.findall(r"docker run .*? idalloc$", (ROOT / file).read_text().replace("\\\n", ""), re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", ["README.md", ".github/workflows/image.yml"])
+def test_the_image_starts_as_it_is_run(file: str) -> None:
+    """The settings of the image and of each documented `docker run` are accepted: it listens on all addresses."""
+    commands = runs(file)
+    assert commands
+    for command in commands:
+        given = dict(re.findall(r"--env (IDALLOC_\w+)=(\S+)", command))
+        variables = {
+            k: v for k, v in (IMAGE | given).items() if k.removeprefix("IDALLOC_").lower() in Settings.model_fields
+        }
+        settings = load({}, None, variables).settings
+        check(settings, authenticates=bool(settings.access))
