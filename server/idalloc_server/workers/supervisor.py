@@ -188,7 +188,12 @@ class Supervisor:
             await worker.pipe.wait_until(lambda values: values.get("turn_ended") == self._turn)
 
     def _on_applied(self, worker: WorkerProcess, values: Values) -> None:
-        """Keep what a worker changed first, and send it to the others; they learn, too, who has applied it."""
+        """Keep what a worker changed first, and send it to the others; they learn, too, who has applied it.
+
+        The others apply it concurrently rather than one after the other. Nothing collides, since each claims a start
+        timestamp of its own. An order would need a time limit for each worker, so that one that is paused or cannot
+        reach the store does not delay those behind it, and a second lock in a worker that waits for a turn of its own.
+        """
         if "given" in values:
             update = {SETTINGS[field]: value for field, value in values["given"].items()}
             self._settings = self._settings.model_copy(update=update)

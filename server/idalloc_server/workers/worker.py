@@ -38,7 +38,8 @@ class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE")
     """Not all workers of the server have applied a change of the node yet; the others go on until they have."""
 
     def __init__(self, applied: int, workers: int) -> None:
-        super().__init__(f"{applied} of {workers} workers have applied the change; the others try until they have")
+        rest = "the others try until they have" if applied else "it may still be applied, or refused"
+        super().__init__(f"{applied} of {workers} workers have applied the change; {rest}")
 
 
 class Worker(ProcessMode):
@@ -142,7 +143,7 @@ class Worker(ProcessMode):
         seconds = CHANGE_SECONDS if timeout is None or timeout > CENTURIES else timeout * DEADLINE_SHARE
         change = asyncio.create_task(self._change_first(given, save))  # It goes on if the caller leaves.
         self.changes.add(change)
-        change.add_done_callback(self.changes.discard)
+        change.add_done_callback(self._on_change_end)
         try:
             async with asyncio.timeout(seconds):
                 revision = await asyncio.shield(change)
@@ -154,6 +155,12 @@ class Worker(ProcessMode):
             raise ChangePending(applied, self.count) from None
         if self._pipe.has_ended:
             raise ServerDraining
+
+    def _on_change_end(self, change: asyncio.Task[int]) -> None:
+        self.changes.discard(change)
+        # Its caller may have left: without this, asyncio logs a refusal as an error that nobody has retrieved.
+        if not change.cancelled() and not isinstance(error := change.exception(), Refusal | None):
+            _log.error("change_failed", exc_info=error)
 
     async def _change_first(self, given: Mapping[str, int], save: Save | None) -> int:
         """Change this worker, in turn with others; return the revision with which the others follow."""
