@@ -37,6 +37,10 @@ _log = structlog.get_logger("idalloc.worker")
 class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
     """Not all workers of the server have applied a change of the node yet; the others go on until they have."""
 
+    # Longer than LONGEST_PUSHBACK_SECONDS: the caller has no time left in which gRPC's retry policy could try again; it
+    # would end the call with DEADLINE_EXCEEDED in place of this error.
+    retry_after = 10.0
+
     def __init__(self, applied: int, workers: int) -> None:
         rest = "the others try until they have" if applied else "it may still be applied, or refused"
         super().__init__(f"{applied} of {workers} workers have applied the change; {rest}")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from idalloc_server import status
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.config import Settings
@@ -250,6 +251,10 @@ class TestChanging:
         gc.collect()
         assert unretrieved == []
         assert [each["event"] for each in logs] == ([] if refused else ["change_failed"])
+
+    def test_pending_change_forbids_a_retry_of_the_transport(self) -> None:
+        """At its deadline a caller with gRPC's retry policy gets this error: a retry has no time, and would hide it."""
+        assert dict(status.from_refusal(ChangePending(1, 2)).trailers)[status.PUSHBACK] == "-1"
 
     async def test_exit_of_the_supervisor_ends_a_change(self, supervisor: Supervisor) -> None:
         """A change whose supervisor exits fails with SERVER_DRAINING."""
