@@ -171,7 +171,7 @@ class Worker(ProcessMode):
         async with self._change_lock:
             last_turn = self._pipe.values.get("turn", 0)
             await self._pipe.wait_until(lambda values: "serve" in values)
-            self._pipe.send(wants_turn=True)
+            self._pipe.send(wants_turn=dict(given) if save else {})
             await self._pipe.wait_until(lambda values: values.get("turn", 0) > last_turn)
             if self._pipe.has_ended:
                 raise ServerDraining
