@@ -46,7 +46,7 @@ class FakeWorker:
 
     async def turn(self, **given: int) -> None:
         """Ask for a turn; change these settings, or refuse the change if there are none."""
-        self.pipe.send(wants_turn=True)
+        self.pipe.send(wants_turn={})
         await self.end_turn(await self.expect("turn"), **given)
 
     async def end_turn(self, turn: int, **given: int) -> None:

@@ -6,7 +6,8 @@ The processes send each other values by name, see ``Pipe``. A worker sends:
 * ``start_error``: the reason of a store's failure, if it is one, and the message
 * ``counts``: its counters, each second
 * ``requires_authentication``: its access file has identities
-* ``wants_turn``: a caller changes the node; ``turn_ended`` and, unless it failed, ``given``: the new settings
+* ``wants_turn``: a caller changes the node and persists these settings, if any
+* ``turn_ended`` and, unless the change failed, ``given``: the new settings
 * ``applied``: the revision of the node's settings that it uses
 
 The supervisor sends:

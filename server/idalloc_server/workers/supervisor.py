@@ -9,6 +9,7 @@ import asyncio
 import signal
 import sys
 from collections import Counter
+from contextlib import suppress
 
 import structlog
 
@@ -165,7 +166,7 @@ class Supervisor:
                 self._requires_authentication = True
                 self._broadcast(requires_authentication=True)
             if "wants_turn" in values:
-                task = asyncio.create_task(self._give_turn(worker))
+                task = asyncio.create_task(self._give_turn(worker, values["wants_turn"]))
                 self._turns.add(task)
                 task.add_done_callback(self._turns.discard)
             if "applied" in values:
@@ -180,15 +181,26 @@ class Supervisor:
         await worker.pipe.close()
         return await worker.process.wait()
 
-    async def _give_turn(self, worker: WorkerProcess) -> None:
-        """Let a worker change the node, when no other one does."""
+    async def _give_turn(self, worker: WorkerProcess, persisted: Values) -> None:
+        """Let a worker change the node, when no other one does; ``persisted`` are the settings that it writes."""
         async with self._turn_lock:
             self._turn += 1
             worker.pipe.send(turn=self._turn)
             await worker.pipe.wait_until(lambda values: values.get("turn_ended") == self._turn)
+            if persisted and worker.pipe.values.get("turn_ended") != self._turn:
+                # It was killed, perhaps after it had written the file: the server must run with what a start would use.
+                update = {SETTINGS[field]: value for field, value in persisted.items()}
+                with suppress(StartRefused):
+                    if update.items() <= (await asyncio.to_thread(self._mode.node_settings.read)).items():
+                        self._on_applied(worker, {"given": persisted, "applied": self._turn})
 
     def _on_applied(self, worker: WorkerProcess, values: Values) -> None:
-        """Keep what a worker changed first, and send it to the others; they learn, too, who has applied it."""
+        """Keep what a worker changed first, and send it to the others; they learn, too, who has applied it.
+
+        The others apply it concurrently rather than one after the other. Nothing collides, since each claims a start
+        timestamp of its own. An order would need a time limit for each worker, so that one that is paused or cannot
+        reach the store does not delay those behind it, and a second lock in a worker that waits for a turn of its own.
+        """
         if "given" in values:
             update = {SETTINGS[field]: value for field, value in values["given"].items()}
             self._settings = self._settings.model_copy(update=update)

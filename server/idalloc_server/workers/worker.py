@@ -37,8 +37,13 @@ _log = structlog.get_logger("idalloc.worker")
 class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
     """Not all workers of the server have applied a change of the node yet; the others go on until they have."""
 
+    # Longer than LONGEST_PUSHBACK_SECONDS: the caller has no time left in which gRPC's retry policy could try again; it
+    # would end the call with DEADLINE_EXCEEDED in place of this error.
+    retry_after = 10.0
+
     def __init__(self, applied: int, workers: int) -> None:
-        super().__init__(f"{applied} of {workers} workers have applied the change; the others try until they have")
+        rest = "the others try until they have" if applied else "it may still be applied, or refused"
+        super().__init__(f"{applied} of {workers} workers have applied the change; {rest}")
 
 
 class Worker(ProcessMode):
@@ -142,7 +147,7 @@ class Worker(ProcessMode):
         seconds = CHANGE_SECONDS if timeout is None or timeout > CENTURIES else timeout * DEADLINE_SHARE
         change = asyncio.create_task(self._change_first(given, save))  # It goes on if the caller leaves.
         self.changes.add(change)
-        change.add_done_callback(self.changes.discard)
+        change.add_done_callback(self._on_change_end)
         try:
             async with asyncio.timeout(seconds):
                 revision = await asyncio.shield(change)
@@ -155,12 +160,18 @@ class Worker(ProcessMode):
         if self._pipe.has_ended:
             raise ServerDraining
 
+    def _on_change_end(self, change: asyncio.Task[int]) -> None:
+        self.changes.discard(change)
+        # Its caller may have left: without this, asyncio logs a refusal as an error that nobody has retrieved.
+        if not change.cancelled() and not isinstance(error := change.exception(), Refusal | None):
+            _log.error("change_failed", exc_info=error)
+
     async def _change_first(self, given: Mapping[str, int], save: Save | None) -> int:
         """Change this worker, in turn with others; return the revision with which the others follow."""
         async with self._change_lock:
             last_turn = self._pipe.values.get("turn", 0)
             await self._pipe.wait_until(lambda values: "serve" in values)
-            self._pipe.send(wants_turn=True)
+            self._pipe.send(wants_turn=dict(given) if save else {})
             await self._pipe.wait_until(lambda values: values.get("turn", 0) > last_turn)
             if self._pipe.has_ended:
                 raise ServerDraining

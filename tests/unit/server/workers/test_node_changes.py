@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from idalloc_server.node_settings import NodeSettingsFile
 from tests.support.fake_workers import FakeWorkers
 from tests.support.supervised import start_both, supervised
 
@@ -34,6 +35,21 @@ async def test_change_exchanges_six_messages(workers: FakeWorkers) -> None:
         other.pipe.send(applied=await other.expect_settings(prefix=9))
         await one.expect_others(other.pipe.values["revision"])
         assert (len(one.received), len(other.received)) == (2, 1)
+
+
+@pytest.mark.parametrize("persisted", [True, False])
+async def test_worker_killed_in_its_turn(
+    workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch, persisted: bool
+) -> None:
+    """The others follow a change whose worker was killed after it wrote the file; another change has no effect."""
+    monkeypatch.setattr(NodeSettingsFile, "read", lambda _: {"node_prefix": 9 if persisted else 4})
+    async with supervised(workers):
+        one, other = await start_both(workers)
+        one.pipe.send(wants_turn={"prefix": 9})
+        await one.expect("turn")
+        await one.exit()
+        await other.turn(auto_increment_offset=5)
+        await (await workers.next()).expect_settings(prefix=9 if persisted else 3, auto_increment_offset=5)
 
 
 async def test_refused_change_is_not_kept(workers: FakeWorkers) -> None:
@@ -91,7 +107,7 @@ async def test_turns_are_given_in_order(workers: FakeWorkers) -> None:
     """Changes that are requested at once are made one after the other."""
     async with supervised(workers):
         one, other = await start_both(workers)
-        one.pipe.send(wants_turn=True)
+        one.pipe.send(wants_turn={})
         turn = await one.expect("turn")
         waiting = asyncio.create_task(other.turn(prefix=10))
         assert (await asyncio.wait({waiting}, timeout=0.05))[0] == set()
@@ -106,13 +122,13 @@ async def test_exit_of_a_worker_ends_its_turn(workers: FakeWorkers, has_turn: bo
     async with supervised(workers):
         one, other = await start_both(workers)
         first, second = (one, other) if has_turn else (other, one)
-        first.pipe.send(wants_turn=True)
+        first.pipe.send(wants_turn={})
         turn = await first.expect("turn")
-        second.pipe.send(wants_turn=True)
+        second.pipe.send(wants_turn={})
         await one.exit()
         if not has_turn:
             await other.end_turn(turn)
             second = other
-            second.pipe.send(wants_turn=True)
+            second.pipe.send(wants_turn={})
         await second.end_turn(await second.expect("turn"), prefix=9)
         await (await workers.next()).expect_settings(prefix=9)

@@ -1,6 +1,7 @@
 """A worker, with a test in place of its supervisor."""
 
 import asyncio
+import gc
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from idalloc_server import status
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.config import Settings
@@ -226,6 +229,32 @@ class TestChanging:
         await supervisor.expect("turn_ended")
         assert supervisor.pop_given() == {"prefix": 9}
         assert events == [({"prefix": 3}, {"prefix": 9})]
+
+    @pytest.mark.parametrize("refused", [True, False], ids=["refusal", "fault"])
+    async def test_failure_after_the_caller_left(
+        self, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, refused: bool
+    ) -> None:
+        """A change that fails after its caller left raises no unretrieved error; the log has it if it is a fault."""
+        await supervisor.serve()
+        unretrieved: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
+        if not refused:
+            monkeypatch.setattr(supervisor.doc_ids, "_change", failing)
+        with capture_logs() as logs:
+            with pytest.raises(ChangePending, match="0 of 2 workers have applied the change; it may still be applied"):
+                await supervisor.worker.change({"prefix": 70_000 if refused else 9}, None, timeout=0.0)
+            change = supervisor.worker.changes.copy()
+            await supervisor.give_turn(1)
+            await asyncio.wait(change)
+            await asyncio.sleep(0)
+        change.clear()
+        gc.collect()
+        assert unretrieved == []
+        assert [each["event"] for each in logs] == ([] if refused else ["change_failed"])
+
+    def test_pending_change_forbids_a_retry_of_the_transport(self) -> None:
+        """At its deadline a caller with gRPC's retry policy gets this error: a retry has no time, and would hide it."""
+        assert dict(status.from_refusal(ChangePending(1, 2)).trailers)[status.PUSHBACK] == "-1"
 
     async def test_exit_of_the_supervisor_ends_a_change(self, supervisor: Supervisor) -> None:
         """A change whose supervisor exits fails with SERVER_DRAINING."""
