@@ -54,6 +54,9 @@ QUIET_SECONDS = 0.1
 MAX_QUIET_WAIT_SECONDS = 1.0
 # The longest wait for clients to read the last replies and to acknowledge that their connection closes.
 LAST_REPLIES_SECONDS = 5.0
+# The grace of the stop that sends GOAWAY; a stop without grace ends it. If both ended in one turn of the event loop,
+# grpcio would use a server that it has destroyed, and crash.
+UNENDING_GRACE_SECONDS = 86_400.0
 # A Unix socket is accessible to the server's user and group.
 SOCKET_UMASK = 0o117
 # The longest wait at a stop for the store to take unused ids back.
@@ -330,7 +333,7 @@ class _Node:
         await self._draining.wait_until_quiet(QUIET_SECONDS, timeout=min(MAX_QUIET_WAIT_SECONDS, timeout / 2))
         closing = None
         if self._can_send_goaway:
-            closing = asyncio.create_task(self._listener.server.stop(remaining()))
+            closing = asyncio.create_task(self._listener.server.stop(UNENDING_GRACE_SECONDS))
             await asyncio.sleep(0)  # It has sent GOAWAY: rejections arrive after it, so their callers reconnect.
         with suppress(TimeoutError):  # The supervisor kills an unresponsive worker later.
             await asyncio.wait_for(self._mode.wait_all_closed(), MAX_QUIET_WAIT_SECONDS)
