@@ -71,14 +71,14 @@ class ControlFile:
             self._version, self._state = version, read_state(self._file)
         return self._state
 
-    def next_fault(self, method: str) -> StoreFault | None:
-        """Returns the fault of the next call, counted and logged, or None."""
+    def next_fault(self, method: str, name: object) -> StoreFault | None:
+        """Returns the fault of the next call, counted and logged with its first argument, or None."""
         for fault in self.state.faults:
             if fault.methods and method not in fault.methods:
                 continue
             if fault.times is None or self._applied[fault.number] < fault.times:
                 self._applied[fault.number] += 1
-                _log.warning("fault_injected", kind=fault.kind, method=method, fault=fault.number)
+                _log.warning("fault_injected", kind=fault.kind, method=method, name=str(name), fault=fault.number)
                 return fault
         return None
 
@@ -118,7 +118,7 @@ class FaultyStore:
         method = getattr(self._store, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            fault = self._control.next_fault(name)
+            fault = self._control.next_fault(name, args[0] if args else "")
             return await (self._fail(fault, lambda: method(*args, **kwargs)) if fault else method(*args, **kwargs))
 
         return call

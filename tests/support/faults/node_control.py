@@ -171,11 +171,11 @@ def read_state(file: Path) -> ControlState:
     return ControlState(**state | {"faults": [StoreFault(**each) for each in state["faults"]]})
 
 
-def injected_faults(log: Path) -> Counter[tuple[str, str]]:
-    """Counts the faults of calls to the store in a node's log, by (kind, method)."""
+def injected_faults(log: Path, name: str = "") -> Counter[tuple[str, str]]:
+    """Counts the faults of calls to the store in a node's log, by (kind, method); of one row if it is named."""
     counts: Counter[tuple[str, str]] = Counter()
     for line in log.read_text().splitlines():
         if '"fault_injected"' in line:
             event = json.loads(line)
-            counts[event["kind"], event["method"]] += 1
+            counts[event["kind"], event["method"]] += name in ("", event["name"])
     return counts
