@@ -47,7 +47,7 @@ class SharedState:
         drop_unknown: Called with the name of an idle sequence that the store never returned a row for.
         random: Returns random bytes of a given number.
         burned: Counts burned ids.
-        store_health: Collects the results of refills.
+        store_health: Whether the store works, by refills and failed calls.
     """
 
     store: Store

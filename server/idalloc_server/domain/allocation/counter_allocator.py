@@ -61,7 +61,7 @@ class CounterAllocator:
         self._lease = Lease(row.period)
         self._renew_at = 0.0
         self._waiters = WaiterQueue()
-        self._refill: asyncio.Task[None] | None = None
+        self._refill_task: asyncio.Task[None] | None = None
         self._went_backwards: StoreWentBackwards | None = None
         self._recheck_at = 0.0
         # The ids that the sequence had left after the last write, and the number of writes.
@@ -133,20 +133,20 @@ class CounterAllocator:
     def is_idle(self) -> bool:
         """Returns whether nothing is in progress, and nothing was issued since the last call."""
         last, self._last_activity = self._last_activity, (self._writes, self._lease.left)
-        return not self._refill and not self._waiters and not self._went_backwards and last == self._last_activity
+        return not self._refill_task and not self._waiters and not self._went_backwards and last == self._last_activity
 
     async def drop_after_change(self) -> None:
         """Drops the lease after a change of the sequence, and that of a refill in progress."""
-        if self._refill:
-            await asyncio.wait([self._refill])
+        if self._refill_task:
+            await asyncio.wait([self._refill_task])
         self.drop(BurnCause.GENERATION)
         self._went_backwards = None
 
     async def return_lease(self) -> None:
         """Waits for the refill, then gives the unused tail back to the store. Nothing is issued afterwards."""
         try:
-            while self._refill:
-                await self._refill
+            while self._refill_task:
+                await self._refill_task
             await self._return_tail()
         finally:
             self.abandon()
@@ -160,8 +160,8 @@ class CounterAllocator:
         self.row.burn(BurnCause.UNKNOWN_OUTCOME, self.row.requested)
         self.row.burn(BurnCause.CANCELLED, self._waiters.served_ids)
         self.row.abandoned = True
-        if self._refill:
-            self._refill.cancel()
+        if self._refill_task:
+            self._refill_task.cancel()
         self._waiters.fail_all(ServerDraining())  # a refill that has not begun cannot do this
 
     def drop(self, cause: BurnCause) -> None:
@@ -186,8 +186,8 @@ class CounterAllocator:
         self._reserve.record_skipped(skipped)
 
     def _start_refill(self) -> None:
-        if not self._refill:
-            self._refill = asyncio.get_running_loop().create_task(self._run_refill())
+        if not self._refill_task:
+            self._refill_task = asyncio.get_running_loop().create_task(self._run_refill())
 
     async def _run_refill(self) -> None:
         """Runs one refill; its error goes to the waiters. Callers that wait by then start the next one."""
@@ -210,7 +210,7 @@ class CounterAllocator:
             _log.exception("refill_failed", sequence=self.row.sequence)
             self._fail_waiters(error)
         finally:
-            self._refill = None
+            self._refill_task = None
             if self._waiters:
                 self._start_refill()
             elif self.row.name not in self._high_water_marks:

@@ -83,7 +83,7 @@ class SequenceAllocator:
         for _ in range(_ATTEMPTS):
             proof = self.proof() if self._own.has_reset else None
             if proof is None:
-                proof = await self._refill_own(count)
+                proof = await self._issue_from_own_row(count)
             if proof.id_count:  # without a reset
                 return proof
             counter = self._current_counter(proof)
@@ -101,7 +101,7 @@ class SequenceAllocator:
 
     async def renew_proof(self) -> IdRange:
         """Returns lease metadata after a renewal in the store."""
-        return await self._refill_own(0)
+        return await self._issue_from_own_row(0)
 
     def pop_created(self) -> bool:
         """Returns, once, whether this node created the sequence."""
@@ -121,7 +121,7 @@ class SequenceAllocator:
         """Returns whether there are no periods left and the own row's allocator is idle."""
         return self._own.is_idle() and not self._periods
 
-    async def _refill_own(self, count: int) -> IdRange:
+    async def _issue_from_own_row(self, count: int) -> IdRange:
         try:
             return await self._own.issue_after_refill(count)
         except SequenceDeleted:

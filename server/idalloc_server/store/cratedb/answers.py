@@ -31,8 +31,8 @@ _TABLE_UNKNOWN = (4041, 4045)
 _COLUMN_UNKNOWN = 4043
 # HTTP 404 with code 4040: the shard is starting or moving.
 _SHARD_NOT_STARTED = "IllegalIndexShardStateException"
-# HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this primary key exists. 4092: another
-# write changed the row meanwhile (its _seq_no differs). 4093: the table exists.
+# Codes with HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this primary key exists.
+# 4092: another write changed the row meanwhile (its _seq_no differs). 4093: the table exists.
 _CONFLICT = range(4090, 4100)
 
 _MAX_MESSAGE_LENGTH = 300

@@ -104,7 +104,7 @@ async def test_an_unknown_name_of_a_cancelled_caller_does_not_count(store: Memor
         await call
     with pytest.raises(TooManySequences):
         await allocator.allocate("orders", 1)  # while the refill of the first name is in progress
-    refill = own_counter(allocator, "unknown")._refill
+    refill = own_counter(allocator, "unknown")._refill_task
     gate.set()
     assert refill is not None
     await refill
