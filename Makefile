@@ -32,8 +32,9 @@ run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 test: lint type gen-check ## what protects a change, in under 5 minutes (ARGS="-k name" goes to pytest)
 	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long' $(ARGS)
 
+# Two at a time, as these tests kill, pause and flood processes that have deadlines.
 test-long: .venv/ready ## what `test` leaves out because it is long by nature; both must pass
-	$(bin)/pytest -n $(JOBS) -m test_long $(ARGS)
+	$(bin)/pytest -n 2 -m test_long $(ARGS)
 
 lint: .venv/ready ## ruff, import-linter, words, sizes, waits of tests, buf
 	$(bin)/ruff check --quiet
