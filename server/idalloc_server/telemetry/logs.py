@@ -124,7 +124,8 @@ def _printable(logger: object, method: str, line: structlog.types.EventDict) -> 
 # Returns each line instead of queueing it.
 _lost_log = structlog.wrap_logger(structlog.testing.ReturnLogger(), wrapper_class=_ALWAYS)
 _queue = LogQueue(_lost_line)
-atexit.register(_queue.flush)
+flush = _queue.flush
+atexit.register(flush)
 
 
 async def watch_burned(pop_new: Callable[[], Iterable[tuple[str, str, str, int]]]) -> None:

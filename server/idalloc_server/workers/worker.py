@@ -230,6 +230,11 @@ async def run_worker(connection: socket.socket) -> None:
         pipe.send(start_error=[getattr(error, "reason", ""), str(error)])
     except asyncio.CancelledError:
         pass  # The supervisor exited during the start.
+    except Exception:
+        # Before the pipe closes: then the supervisor may kill this process.
+        sys.excepthook(*sys.exc_info())
+        logs.flush()
+        raise SystemExit(1) from None
     finally:
         background = {receiving, applying, *worker.changes}
         for task in background:
