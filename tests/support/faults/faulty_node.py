@@ -88,10 +88,12 @@ class ControlledClock(SystemClock):
 
     def __init__(self, control: ControlFile) -> None:
         self._control = control
+        self.last_boot = 0.0
 
     def boot(self) -> float:
         """See ``Clock.boot``."""
-        return super().boot() + self._control.state.boot_offset
+        self.last_boot = super().boot() + self._control.state.boot_offset
+        return self.last_boot
 
     def wall(self) -> float:
         """See ``Clock.wall``."""
@@ -300,6 +302,7 @@ class FaultyWorker(WorkerProcess):
 def install(file: Path) -> None:
     """Replaces the server's clock, store, servicer and worker class by the controlled ones."""
     control = ControlFile(file)
+    clock = ControlledClock(control)
     servicers: list[IdAllocatorServicer] = []
     background: set[asyncio.Task[None]] = set()
 
@@ -308,13 +311,19 @@ def install(file: Path) -> None:
             super().__init__(*args, **kwargs)
             servicers.append(self)
 
+        async def AllocateRange(self, request: pb.AllocateRangeRequest, context: Any) -> pb.AllocateRangeResponse:
+            reply = await super().AllocateRange(request, context)
+            issued, read_at = reply.range, round(clock.last_boot * 1e9)
+            _log.debug("issued", name=request.sequence, first_id=issued.first_id, clock_read_at=read_at)
+            return reply
+
     def open_faulty_store(url: str, clock: Clock, timeout: float) -> Store:
         background.add(asyncio.create_task(fork_on_command(control, servicers)))
         return cast(Store, FaultyStore(open_store(url, clock, timeout), control))
 
     FaultyWorker.file = file
     for module, name, replacement in (
-        (app, "SystemClock", lambda: ControlledClock(control)),
+        (app, "SystemClock", lambda: clock),
         (app, "open_store", open_faulty_store),
         (app, "IdAllocatorServicer", Servicer),
         (supervisor, "WorkerProcess", FaultyWorker),
