@@ -197,9 +197,7 @@ class Supervisor:
     def _on_applied(self, worker: WorkerProcess, values: Values) -> None:
         """Keep what a worker changed first, and send it to the others; they learn, too, who has applied it.
 
-        The others apply it concurrently rather than one after the other. Nothing collides, since each claims a start
-        timestamp of its own. An order would need a time limit for each worker, so that one that is paused or cannot
-        reach the store does not delay those behind it, and a second lock in a worker that waits for a turn of its own.
+        The others apply it at the same time, see docs/adr/0007. Nothing collides: each claims its own start timestamp.
         """
         if "given" in values:
             update = {SETTINGS[field]: value for field, value in values["given"].items()}
