@@ -222,8 +222,11 @@ def of_documents() -> Claims:
             f"becomes free {start_timestamps.STALE_AFTER:g} s after the last worker has left it",
         ],
         "SECURITY.md": [
-            f"serves {number(health.MAX_WATCHES)} who watch it, {health.MAX_WATCHES_OF_HOST} of one host",
-            f"look through {number(paging.MAX_SCANNED_ROWS)} rows a page at most",
+            f"{number(transport.MAX_STREAMS_PER_CONNECTION['grpcio'])} with `grpcio`, "
+            f"{number(transport.MAX_STREAMS_PER_CONNECTION['native'])} with `native`",
+            f"limit a request to {transport.MAX_REQUEST_BYTES // _KB} kB",
+            f"serves {number(health.MAX_WATCHES)} watches, {health.MAX_WATCHES_OF_HOST} of one host",
+            f"examines {number(paging.MAX_SCANNED_ROWS)} rows a page at most",
             f"more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
         ],
         "docs/runbook.md": [
