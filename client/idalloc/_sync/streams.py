@@ -1,4 +1,4 @@
-"""Streams of the client for threads, resumed where they break."""
+"""Streams of the client for threads, which resume after a break."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def read_stream(client: BaseClient, stream: Stream[T]) -> Iterator[T]:
-    """Yield what the messages of a stream are for the caller; if it breaks, request the missing ids again."""
+    """Yield the converted messages of a stream; if it breaks, request the missing ids again."""
     while stream.missing > 0:
         with least_busy(client._connections) as connection:
             stubs = connection.stubs()

@@ -62,7 +62,7 @@ class CallCoalescer:
         self._queues: dict[tuple[asyncio.AbstractEventLoop, str], _Queue] = {}
 
     async def allocate(self, sequence: str, n: int, call: Call[Range]) -> Range:
-        """Allocate n ids by a call that asks for nothing else, or by another caller's call."""
+        """Allocate n ids by a separate call, or by another caller's call."""
         self._client._connection.stubs()  # raises if the client is closed, and in the child of a fork
         key = asyncio.get_running_loop(), sequence
         queue = self._queues.get(key)

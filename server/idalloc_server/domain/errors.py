@@ -46,7 +46,7 @@ class Refusal(Exception):
     next_step: ClassVar[str]
 
     def __init_subclass__(cls, *, reason: str = "", status: str = "") -> None:
-        """Set the reason and status of the class; without them it has its parent's."""
+        """Set the reason and status of the class; by default it inherits them."""
         super().__init_subclass__()
         if reason:
             cls.reason, cls.status = reason, status
@@ -192,7 +192,7 @@ class StoreWentBackwards(Refusal, reason="STORE_WENT_BACKWARDS", status="FAILED_
     def __init__(self, sequence: str, seen: str, found: str) -> None:
         super().__init__(
             f"the store went backwards for sequence {sequence!r}: this node saw {seen} before, and now found {found}; "
-            "it issues no ids of the sequence until you advance it past the highest id in use "
+            "this node issues no ids of the sequence until it is advanced past the highest id in use "
             "(idalloc sequences advance)",
             sequence=sequence,
             seen=seen,

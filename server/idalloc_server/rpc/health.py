@@ -1,4 +1,4 @@
-"""gRPC's health service. It needs no authentication, so no caller may delay others in it."""
+"""gRPC's health service. It needs no authentication, so no caller may delay others."""
 
 import asyncio
 from collections import Counter

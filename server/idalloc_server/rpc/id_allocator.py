@@ -184,7 +184,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         id_range: IdRange,
         prefix: int,
     ) -> None:
-        """Add what the view has besides the range. The range's texts show its period."""
+        """Add the view's fields besides the range. The range's texts show its period."""
         if view == pb.RANGE_VIEW_TEXTS:
             values = range(id_range.first_id, id_range.first_id + id_range.id_count * id_range.step, id_range.step)
             reply.texts.extend(compile_format(id_range.sequence.format).format_ids(values, id_range.period, prefix))

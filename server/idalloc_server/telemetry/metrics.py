@@ -24,7 +24,7 @@ class MethodCalls:
     """The calls of one RPC.
 
     Attributes:
-        started: How many began.
+        started: How many calls began.
         handled: How many ended, by status code.
         seconds: Their total duration, without calls that ended with their process, see ``Counts.end``.
         buckets: How many of the timed calls took at most ``BUCKETS[i]`` and more than the bound before; the last bucket

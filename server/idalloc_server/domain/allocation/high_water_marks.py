@@ -207,7 +207,7 @@ def _shared_fixed_settings(rises: bool, kind: Kind, reset: Reset) -> _FixedSetti
 
 
 def _differences(before: _FixedSettings, after: _FixedSettings) -> str:
-    """Returns what the error message adds for a row of another sequence."""
+    """Returns the addition to the error message for a row of another sequence."""
     words = []
     if before.rises != after.rises:
         words.append(f"counts {'up' if after.rises else 'down'}")

@@ -106,7 +106,7 @@ class Reserve:
     def _usage(self, left: int, now: float) -> tuple[float, float, float]:
         """Returns the recently issued ids, the seconds that this took, and the rate.
 
-        The rate is the larger one of the recent rate and that since the last write.
+        The rate is the recent rate, or the rate since the last write if that is larger.
         """
         used, elapsed = self._left - left, max(now - self._refilled_at, 1e-3)
         fade = math.exp2(-elapsed / max(self._duration, HALF_LIFE_SECONDS))

@@ -44,7 +44,7 @@ class SequenceAllocator:
     _period: str = ""
     _since: float = math.inf
     _until: float = -math.inf
-    # A generation that a period's counter has and the sequence has not, and when this was first seen.
+    # A generation that a period's counter has and the sequence does not have, and when this was first seen.
     _pending_generation: tuple[int, float] = (0, math.inf)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class SequenceAllocator:
         return created
 
     async def drop_after_change(self) -> None:
-        """Drops the leases after a change of the sequence, and those of refills in progress."""
+        """Drops the leases after a change of the sequence, and the results of refills in progress."""
         await asyncio.gather(*(counter.drop_after_change() for counter in self.counters))
 
     def pop_idle_periods(self) -> list[CounterAllocator]:

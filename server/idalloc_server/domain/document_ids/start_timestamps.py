@@ -1,7 +1,7 @@
 """Start timestamps of document ids, claimed in the store (P6), and the lock of a node's prefix.
 
 MySQL takes the start timestamp from the clock, so a restart within one second, or a clock that is set back, repeats
-ids. The store of idalloc gives out each (prefix, timestamp) once.
+ids. The store of idalloc issues each (prefix, timestamp) once.
 """
 
 import asyncio

@@ -304,7 +304,7 @@ class IdempotentAllocator:
 
 
 def _identity(allocation: RecordedAllocation) -> tuple[str, int, str, int]:
-    """Returns what identifies the ids: numbers repeat in each period."""
+    """Returns the key of the ids: numbers repeat in each period."""
     return (allocation.sequence, allocation.generation, allocation.period, allocation.first_id)
 
 

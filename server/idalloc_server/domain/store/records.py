@@ -65,7 +65,7 @@ class Row(NamedTuple):
 
     Attributes:
         name: The sequence's name, or ``name_of_period`` for a period's counter.
-        last_value: The counter: the last value handed out. May be None in an adopted row.
+        last_value: The counter: the last granted value. May be None in an adopted row.
         sequence: The settings.
         generation: The generation of the valid leases.
         lease_ms: The longest TTL of any lease granted so far, in milliseconds; 0 without one.

@@ -213,7 +213,7 @@ class CrateHttp:
                     if isinstance(error, StoreAnsweredError | StoreRefused) and not may_be_starting(error):
                         raise
                     failure = error
-            # The read itself may be slow: the most preferred silent host gets it again, without a limit.
+            # The read itself may be slow: the most preferred silent host gets it again, without a time limit.
             try:
                 if silent:
                     return await self._send_read(silent[0], request)
@@ -312,7 +312,7 @@ class CrateHttp:
             await asyncio.gather(*watches, return_exceptions=True)
 
     async def _end_if_silent(self, host: Host, end: asyncio.Timeout) -> None:
-        """Checks a host again and again; ends the write on it when it is not alive."""
+        """Checks a host repeatedly; ends the write on it when the host is not alive."""
         try:
             while True:
                 async with asyncio.timeout(self._host_timeouts.probe):
