@@ -115,7 +115,7 @@ lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest
 image: ## build the container image
 	docker build --tag $(IMAGE) .
 
-clean: ## remove everything that make creates
+clean: ## remove everything that make makes
 	rm -rf .venv .venv-gen .venv-mysqlx .venv-uwsgi .build dist .hypothesis .ruff_cache
 	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -50,6 +50,10 @@ FACTS: Claims = {
     "SequenceKind.SEQUENCE_KIND_TIMESTAMP_MS": ["1970-01-01T00:00:00Z"],
     "ErrorReason.ERROR_REASON_QUOTA_EXCEEDED": ['"host:10.0.0.7"'],
     "Sequence.name": ["U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069"],
+    "SECURITY.md": [
+        '"4,000" is an earlier limit of 4,000 calls',
+        "measured with the limit of 4,000",
+    ],
     # MySQL's own contract.
     "notice.proto": ["proto2", "type NOTICE (11)", "below 2^63", "28 characters"],
     "listen": ["port 0 selects a free port", "mode 0660"],
@@ -70,10 +74,6 @@ FACTS: Claims = {
         "at most 40 bytes for each record",
         "with at most 127 MB",
         "with 2 workers, or nodes, an identity gets up to twice as much",
-    ],
-    "SECURITY.md": [
-        '"4,000" is an earlier limit of 4,000 calls',
-        "measured with the limit of 4,000",
     ],
     "docs/architecture.md": ["about 300 bytes for each name ever served", "U+001F and the period"],
     "docs/strategies.md": [

@@ -37,9 +37,9 @@ class Fault:
     """A fault in the next statements.
 
     Attributes:
-        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST. ``hang``: there is no
-            answer; ``delay``: the answer is late. ``duplicate``: the statement is applied twice, and the second answer
-            is sent. ``error``: the answer is an error; ``garbage``: the answer is not JSON.
+        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``: there is no
+            answer; ``delay``: the answer is late; ``duplicate``: the statement is applied twice, and the second answer
+            is sent; ``error``: the answer is an error; ``garbage``: the answer is not JSON.
         times: The number of statements with the fault; -1 for all.
         match: Only statements that contain this text.
         port: Only statements on this port.

@@ -231,7 +231,8 @@ class CrateHttp:
     async def _retry_after_start(self, host: Host, request: _Request[_T], error: StoreFailure) -> _T:
         """Handles a 401, or an unknown table: is the host starting, or must an operator act?
 
-        Only time tells a wrong password from a user that the host has not loaded yet. For an unknown table, a host
+        Only time distinguishes a wrong password from a user that the host has not loaded yet. For an unknown table, a
+        host
         that passes a probe gets the statement again, which it did not apply: its first answer may have been too early.
         """
         if is_unauthorized(error):

@@ -117,12 +117,12 @@ def test_invalid_count_is_explained(line: str, message: str, capsys: pytest.Capt
         ("token --json", "Missing command; give one of new", "idalloc token"),
         (
             "allocate orders --tls",
-            "No such option: --tls; it stands before the command: idalloc --tls allocate",
+            "No such option: --tls; give it before the command: idalloc --tls allocate",
             "idalloc allocate",
         ),
         (
             "sequences list --token-file x",
-            "No such option: --token-file; it stands before the command: idalloc --token-file sequences list",
+            "No such option: --token-file; give it before the command: idalloc --token-file sequences list",
             "idalloc sequences list",
         ),
     ],
