@@ -197,9 +197,7 @@ class Supervisor:
     def _on_applied(self, worker: WorkerProcess, values: Values) -> None:
         """Keep what a worker changed first, and send it to the others; they learn, too, who has applied it.
 
-        The others apply it concurrently. Nothing collides, since each claims its own start timestamp. An order would
-        need a time limit for each worker, since a paused one would delay the next, and a second lock in a worker that
-        waits for its turn.
+        The others apply it at the same time, see docs/adr/0007. Nothing collides: each claims its own start timestamp.
         """
         if "given" in values:
             update = {SETTINGS[field]: value for field, value in values["given"].items()}
