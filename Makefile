@@ -29,11 +29,11 @@ help: ## list the targets
 run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
-test: lint type gen-check ## what protects a change, in under 5 minutes (ARGS="-k name" goes to pytest)
+test: lint type gen-check ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
 	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long' $(ARGS)
 
 # Two at a time, as these tests kill, pause and flood processes that have deadlines.
-test-long: .venv/ready ## what `test` leaves out because it is long by nature; both must pass
+test-long: .venv/ready ## the long tests, which `test` leaves out; both must pass
 	$(bin)/pytest -n 2 -m test_long $(ARGS)
 
 lint: .venv/ready ## ruff, import-linter, words, sizes, waits of tests, buf
@@ -50,7 +50,7 @@ lint: .venv/ready ## ruff, import-linter, words, sizes, waits of tests, buf
 type: .venv/ready ## mypy, strict
 	$(bin)/mypy
 
-format: .venv/ready ## put code and protos into the house's form
+format: .venv/ready ## format code and protos
 	$(bin)/ruff check --fix-only
 	$(bin)/ruff format
 	$(bin)/buf format --write protos
@@ -68,7 +68,7 @@ fuzz: .venv/ready ## random and damaged input for RPCs, files and the X Protocol
 soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat; adds to docs/faults.md
 	$(bin)/pytest -s tests/faults/test_soak.py --soak 600 --document docs/faults.md $(ARGS)
 
-trace: .venv/ready ## what each request runs: Python calls, functions, files, store transactions; the size of the code
+trace: .venv/ready ## print how much code each request runs, and the size of the code
 	@$(bin)/python scripts/trace_calls.py $(ARGS)
 
 load: .venv/ready ## measure speed and memory
@@ -84,9 +84,9 @@ gen: generated ## write the Python code of the protos
 	@rm -f $(generated:%=client/%/*_pb2*)
 	@cp -R .build/gen/. client
 
-gen-check: generated ## is the generated code what the protos give?
+gen-check: generated ## check that the generated code matches the protos
 	@($(foreach package,$(generated),diff -rq -x __init__.py -x __pycache__ .build/gen/$(package) client/$(package) &&) true) \
-	  || { echo 'The generated code is not what the protos give: run `make gen`.' >&2; exit 1; }
+	  || { echo 'The generated code does not match the protos: run `make gen`.' >&2; exit 1; }
 
 # Code and stubs of all protos, and the retry policy for the client to read, in .build/gen.
 generated: .venv-gen/ready
@@ -101,10 +101,10 @@ docs-reference: .venv/ready ## write docs/reference/ from the protos and the cod
 go-prefix: ## write GO_PREFIX into the protos (GO_PREFIX=…)
 	@sed -E -i.old 's#^(option go_package = ").*(/idalloc/(xprotocol/)?v1;)#\1$(GO_PREFIX)\2#' $(protos) && rm $(protos:%=%.old)
 
-baseline: .venv/ready ## accept the protos as they are as what later ones must not break
+baseline: .venv/ready ## accept the current protos as the baseline of compatibility
 	$(bin)/buf build protos --exclude-source-info --output protos/baseline.binpb
 
-lock: ## choose the locked versions again (needs uv; ARGS=--upgrade for the newest)
+lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest versions)
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
 	$(lock) pyproject.toml --extra server --extra native --extra bench --extra verify --group dev --output-file requirements/dev.txt
 	$(lock) pyproject.toml --extra server --extra native --group build --constraint requirements/dev.txt --output-file requirements/server.txt

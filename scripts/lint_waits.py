@@ -18,7 +18,7 @@ INSTEAD = "wait for an event (wait_until, until, settle), or name the reason (ho
 
 
 def fixed_waits(file: Path, text: str) -> Iterator[str]:
-    """Yields a finding for each call of a function ``sleep``; ``sleep(0)`` only lets other tasks run."""
+    """Yields a finding for each call of a function ``sleep``, except ``sleep(0)``, which only lets other tasks run."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "sleep":
             is_wait = [ast.unparse(argument) for argument in node.args] != ["0"]

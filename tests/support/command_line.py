@@ -1,4 +1,4 @@
-"""Runs the command `idalloc`, in this process or in one of its own."""
+"""Runs the command `idalloc`, in this process or in a separate one."""
 
 import io
 import os

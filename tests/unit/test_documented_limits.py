@@ -50,6 +50,10 @@ FACTS: Claims = {
     "SequenceKind.SEQUENCE_KIND_TIMESTAMP_MS": ["1970-01-01T00:00:00Z"],
     "ErrorReason.ERROR_REASON_QUOTA_EXCEEDED": ['"host:10.0.0.7"'],
     "Sequence.name": ["U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069"],
+    "SECURITY.md": [
+        '"4,000" is an earlier limit of 4,000 calls',
+        "measured with the limit of 4,000",
+    ],
     # MySQL's own contract.
     "notice.proto": ["proto2", "type NOTICE (11)", "below 2^63", "28 characters"],
     "listen": ["port 0 selects a free port", "mode 0660"],

@@ -1,4 +1,4 @@
-"""The calls to IdAllocatorService and NodeService: their requests, and what their replies are for the caller."""
+"""The calls to IdAllocatorService and NodeService: their requests, and the conversion of their replies."""
 
 import uuid
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """The exceptions of both clients.
 
 * IdallocError
-    x InvalidRequest              a field of the request is invalid
+    x InvalidRequest a field of the request is invalid
     x SequenceNotFound            the sequence does not exist
     x SequenceExhausted           the sequence has fewer ids left than requested
     x SequenceInvalid             the sequence's row in the store is corrupt
@@ -196,9 +196,9 @@ class SequenceAheadOfClock(Unavailable, reason="SEQUENCE_AHEAD_OF_CLOCK"):
 class ServerUnreachable(Unavailable, reason="SERVER_UNREACHABLE"):
     """The service did not answer: no server listens on the target, the connection broke, or TLS failed.
 
-    If TLS failed for one of these causes, ``metadata["tls"]`` names it: ``untrusted`` (CA of the server's certificate),
-    ``expired`` (server's certificate), ``name`` (not in the server's certificate), ``plaintext`` (the server does not
-    use TLS).
+    If TLS failed for a known cause, ``metadata["tls"]`` names it. The server's certificate has an untrusted CA
+    (``untrusted``), has expired (``expired``), or lacks the expected name (``name``), or the server does not use TLS
+    (``plaintext``).
     """
 
 

@@ -31,7 +31,7 @@ MAX_IDS = 2**31 - 1
 DEFAULT_CHUNK = 10_000
 # The longest ttl. The server's lease_ttl is a day at most; the rest is room for later versions.
 MAX_TTL_SECONDS = 366 * 86_400
-# The longest time until a change is effective: an imported row may state leases of a century.
+# The longest time until a change is effective: an imported row may have a lease of a century.
 MAX_EFFECTIVE_DELAY_SECONDS = 101 * 366 * 86_400
 # The years 1 to 9999, in seconds since 1970.
 MIN_TIME, MAX_TIME = -62_135_596_800, 253_402_300_799

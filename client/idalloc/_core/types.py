@@ -1,4 +1,4 @@
-"""The values that the clients' methods return: frozen dataclasses, so that no protobuf message is public."""
+"""The values that the clients' methods return: frozen dataclasses. No protobuf message is public."""
 
 import collections.abc
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class Range(Reply, collections.abc.Sequence[int]):
         last_id: The last id, inclusive.
         step: The distance between ids, never 0; negative in a sequence that counts down.
         id_count: The number of ids.
-        generation: The sequence's generation. It grows when the sequence is changed, advanced or created again.
+        generation: The sequence's generation. It increases when the sequence is changed, advanced or created again.
         ttl: How long a cache may keep unused ids, counted from before the call. A range that is used directly has no
             limit.
         ordering: ``"rising-per-node"`` or ``"rising"``.
@@ -55,7 +55,8 @@ class Range(Reply, collections.abc.Sequence[int]):
             these numbers. Otherwise empty.
         node_id: The server process that allocated the range: 2^32 times its prefix, plus its start timestamp. 0 if
             unknown.
-        created: Whether this call created the sequence by its first use: its name may be mistyped.
+        created: Whether this call created the sequence, as its first use. If you expected it to exist, its name may be
+            mistyped.
     """
 
     _MESSAGE: ClassVar[type[Message]] = id_allocator_pb2.AllocateRangeResponse
@@ -74,7 +75,7 @@ class Range(Reply, collections.abc.Sequence[int]):
 
     @property
     def ids(self) -> range:
-        """The ids as a built-in ``range``. It stops right after its last id, so that ``stop`` is within 64 bits."""
+        """The ids as a built-in ``range``. It stops right after its last id: ``stop`` is within 64 bits."""
         return range(self.first_id, self.last_id + (1 if self.step > 0 else -1), self.step)
 
     def __len__(self) -> int:
@@ -102,7 +103,7 @@ class Sequence(Reply):
 
     Attributes:
         name: The name: 1 to 255 bytes of UTF-8.
-        description: What it is for.
+        description: A description for people.
         labels: The user's own keys and values.
         kind: ``"counter"``, ``"timestamp-ms"`` or ``"timestamp-us"``.
         start: The first id. All ids are ``start`` plus a multiple of ``step``.
@@ -110,8 +111,8 @@ class Sequence(Reply):
         min_value: The lower bound of ids.
         max_value: The upper bound of ids.
         ordering: ``"rising-per-node"`` or ``"rising"``.
-        min_lease_size: The fewest ids that a node leases at a time; 0 for the default.
-        max_lease_size: The most ids that a node leases ahead; 0 for the server's default.
+        min_lease_size: The fewest ids that a node takes from the store at once; 0 for the default.
+        max_lease_size: The most ids that a node holds in reserve; 0 for the server's default.
         format: The text form of ids, such as ``"INV-{year}-{value:06d}"``; empty for decimal digits.
         reset: When it restarts: ``"never"``, ``"yearly"``, ``"monthly"`` or ``"daily"``.
         time_zone: The time zone of periods and dates, such as ``"Europe/Vienna"``.
@@ -163,7 +164,7 @@ class SequenceChange(Reply):
 
     Attributes:
         sequence: The sequence as it is now.
-        effective_time: From when on the change is effective on all nodes, by the clock of the node that answered.
+        effective_time: When the change becomes effective on all nodes, by the clock of the node that answered.
         effective_delay: The time from the reply until then; 0 if it is effective at once.
     """
 

@@ -1,4 +1,4 @@
-"""Streams of the client for threads, resumed where they break."""
+"""Streams of the client for threads, which resume after a break."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def read_stream(client: BaseClient, stream: Stream[T]) -> Iterator[T]:
-    """Yield what the messages of a stream are for the caller; if it breaks, request the missing ids again."""
+    """Yield the converted messages of a stream; if it breaks, request the missing ids again."""
     while stream.missing > 0:
         with least_busy(client._connections) as connection:
             stubs = connection.stubs()
@@ -30,7 +30,7 @@ def read_stream(client: BaseClient, stream: Stream[T]) -> Iterator[T]:
                     responses = connection.responses(stubs, call)
                     for response in responses:
                         if not next(process):
-                            break  # in the child of a fork, where the call is the parent's
+                            break  # in a forked child, where the call is the parent's
                         stream.check(response)
                         client._record(request, response, asked)
                         yield stream.convert(response)

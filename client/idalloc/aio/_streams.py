@@ -1,4 +1,4 @@
-"""Streams of the client for asyncio, resumed where they break."""
+"""Streams of the client for asyncio, which resume after a break."""
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator

@@ -102,7 +102,7 @@ def add_options(command: Any, options: Mapping[str, Any]) -> Any:
 def with_output(command: Any, options: Mapping[str, Any] = _OUTPUT) -> Any:
     """Add the options for the output to a command or a group, and set ``context.obj`` to the printer that they choose.
 
-    The options may stand before and after a command's name; of several the last one applies.
+    The options may be given before and after a command's name; the last one applies.
 
     Args:
         command: A function. It prints results if it has a parameter ``context``; otherwise it is returned unchanged.

@@ -39,7 +39,7 @@ def explain(error: Any, args: Sequence[str]) -> str:
         root = context.find_root()
         if any(option in param.opts for param in root.command.params):
             command = context.command_path.removeprefix(f"{root.command_path} ")
-            return f"No such option: {option}; it stands before the command: {root.command_path} {option} {command}"
+            return f"No such option: {option}; give it before the command: {root.command_path} {option} {command}"
     if message == "Missing command.":
         return f"Missing command; give one of {', '.join(context.command.list_commands(context))}"
     if missing is not None and getattr(missing, "help", None):

@@ -37,7 +37,7 @@ class AccessControl:
 
     Args:
         clock: The clock of the limits.
-        max_ids_per_call: The largest number of ids per message. A call for more is charged none, since its handler
+        max_ids_per_call: The largest number of ids per message. A call for more is not charged, since its handler
             rejects it.
         policy: Identities and quotas; None if every caller may do everything.
         requires_authentication: Whether authentication is required even if the policy has no identity.
@@ -82,12 +82,12 @@ class AccessControl:
         self._limits.quotas.apply_policy(policy)
 
     def add_checks(self, method: str, handler: Any, *, streams: bool) -> Any:
-        """Return a handler that checks calls of a method before ``handler``; the same one if none are checked.
+        """Return a handler that checks calls of a method before ``handler``, or ``handler`` if nothing is to check.
 
         Args:
             method: The full name of the method, such as ``/idalloc.v1.NodeService/GetNode``.
             handler: A ``StreamHandler`` or ``UnaryHandler``.
-            streams: Which of them it is, and which is returned.
+            streams: Whether ``handler`` and the returned handler are of type ``StreamHandler``.
         """
         rule = RULES[method]
         if rule.role == ADMIN:

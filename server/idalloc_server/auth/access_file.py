@@ -30,7 +30,7 @@ POLLS_UNTIL_LOGGED_AGAIN = 60
 NAME_TYPES = ("dns", "uri", "ip", "email")
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# The form of the tokens that `idalloc token new` makes.
+# The form of the tokens that `idalloc token new` creates.
 _TOKEN = re.compile(r"idalloc_[\w-]{43}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Errors do not show a longer unknown key: it may be a token, or its SHA-256. The longest known key has 16 characters.
@@ -138,8 +138,8 @@ class AccessFile:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        # The state of the file when it was last read. None before the first read, after a failed one, and after a first
-        # look at an emptied file.
+        # The state of the file when it was last read. None before the first read, after a failed one, and after the
+        # first check that found the file empty.
         self._last_state: _State | None = None
         self._reload_requested = asyncio.Event()
         # Not the event loop's executor: slow readers may occupy all its threads, see transport.py.
@@ -170,7 +170,7 @@ class AccessFile:
     def read_if_changed(self, *, forced: bool = False) -> AccessPolicy | None:
         """Read the file if it has changed since it was last read; return None if it has not.
 
-        A file that is missing or has no entry gives an empty policy if two calls in a row find it so.
+        A file that is missing or has no entry gives an empty policy if two calls in a row find that.
 
         Args:
             forced: Whether to read an unchanged file too, and to accept an empty one at once.
@@ -216,7 +216,10 @@ class AccessFile:
             if policy is not None:
                 apply(policy)
                 if policy.is_empty:
-                    event, error = "access_empty", f"{self._path} has no entry: every call is rejected"
+                    event, error = (
+                        "access_empty",
+                        f"{self._path} has no [[identity]] and no [[quota]]: the server rejects every call",
+                    )
                 else:
                     error = ""
                     _log.info("access_reloaded", identities=len(policy.identities), quotas=len(policy.quotas))
@@ -254,7 +257,9 @@ def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPol
                 "access", f"{path}: {name!r} must be an array of tables; write [[{name}]] with two brackets"
             )
     if not any(tables.values()) and not may_be_empty:
-        raise StartRefused("access", f"{path} has no [[identity]] and no [[quota]]; `idalloc token new` makes one")
+        raise StartRefused(
+            "access", f"{path} has no [[identity]] and no [[quota]]; `idalloc token new` creates an identity"
+        )
     identities = _parse_entries(_IdentityEntry, "identity", tables, path)
     quotas = _parse_entries(_QuotaEntry, "quota", tables, path)
     _check_unique(identities, path)

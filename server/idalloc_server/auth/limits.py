@@ -59,7 +59,7 @@ class Limits:
             close()
 
     def record_unauthenticated(self, method: str, context: Context, refusal: Unauthenticated) -> QuotaExceeded | None:
-        """Record an unauthenticated call; if its host sends such calls too often, return the error that says so."""
+        """Record an unauthenticated call; if its host sends such calls too often, return that error."""
         peer = context.peer()
         host = host_of(peer)
         seconds = self._unauthenticated_hosts.count_rejection(host)

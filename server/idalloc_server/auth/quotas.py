@@ -11,7 +11,7 @@ from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import QuotaExceeded
 from idalloc_server.domain.sequences.model import MAX_NAME_BYTES
 
-# A bucket holds one second's worth: so much may be taken at once.
+# A bucket holds the tokens of one second, which a call may take at once.
 BURST_SECONDS = 1.0
 # The shortest time until a retry that a caller is given.
 MIN_WAIT_SECONDS = 0.001

@@ -141,7 +141,7 @@ def row_line(row: Row) -> str:
 
 
 class Problem(NamedTuple):
-    """A line that was not imported, or not unchanged.
+    """A line that was not imported, or was imported with changes.
 
     Attributes:
         line: The line number, from 1.

@@ -18,8 +18,8 @@ _FileStates = list[tuple[int, int, int, int] | None]
 class Certificates:
     """Loads the TLS files of a server, and reloads them after a change. Safe for threads.
 
-    Each new connection checks the files, in a thread of gRPC. Files that do not match, such as a new certificate with
-    the old key, are logged and the previous ones stay active. Open connections keep their certificate.
+    Each new connection checks the files, in a thread of gRPC. If files do not match, such as a new certificate and the
+    old key, the error is logged and the previous ones stay active. Open connections keep their certificate.
 
     Args:
         tls_cert: The file of the server's certificate chain, in PEM.

@@ -17,8 +17,8 @@ from idalloc_server.grpc_types import MetadataReader, invocation_metadata
 from idalloc_server.listen_address import unix_path
 
 # The most concurrent calls of a connection (HTTP/2's MAX_CONCURRENT_STREAMS); a client queues further ones. All calls
-# wait in one queue, and each takes 5 kB or more from its arrival. Native has the least that RFC 9113 recommends. grpcio
-# rejects some calls (UNAVAILABLE) of a client at the limit; a thousand callers on one connection stay below it.
+# wait in one queue, and each takes 5 kB or more from its arrival. Native has the minimum that RFC 9113 recommends.
+# grpcio rejects some calls (UNAVAILABLE) of a client at the limit; a thousand callers on one connection stay below it.
 MAX_STREAMS_PER_CONNECTION = {"grpcio": 1_250, "native": 100}
 # The most calls that wait for a handler. Past grpcio's default, 1,000, it rejects calls of any client.
 MAX_WAITING_CALLS = 100_000

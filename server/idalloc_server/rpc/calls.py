@@ -1,10 +1,11 @@
-"""What happens to a call, from its bytes to its status: this is the one place that surrounds every handler.
+"""The layer around every handler, from the bytes of a call to its status.
 
     bytes > decode > layer: count, drain, deadline > access control > servicer > reply > bytes
                      layer: refusal, cancellation or fault > status, log, count
 
 Each of gRPC's own interceptors makes a call at least a tenth slower. So the handlers are built once, at the start, from
-a service's descriptor. They use only the parts of ``Context`` that all transports have, see docs/architecture.md.
+a service's descriptor. They use only the parts of ``Context`` that all transports have:
+docs/explanation/architecture.md lists them.
 """
 
 import asyncio
@@ -151,7 +152,9 @@ class CallLayer:
                 return await handler(request, context)
             except asyncio.CancelledError:
                 code = "CANCELLED"
-                self.failed.add(name, code, "", "the caller left, its deadline passed, or the server stopped")
+                self.failed.add(
+                    name, code, "", "the caller cancelled the call, its deadline passed, or the server stopped"
+                )
                 raise
             except Exception as error:
                 failure = self._status_of(name, error)

@@ -1,4 +1,4 @@
-"""How far a stop of this process has come: which calls it holds, rejects and waits for."""
+"""Draining: which calls a stopping process holds, rejects and waits for."""
 
 import asyncio
 from contextlib import suppress
@@ -63,7 +63,7 @@ class Draining:
             self._held -= 1
 
     def call_ended(self) -> None:
-        """Notice the end of a call, once draining has begun."""
+        """Record the end of a call, once draining has begun."""
         if not self._running:
             self._none_running.set()
 

@@ -1,1 +1,1 @@
-"""The stores: durable homes of counters, start timestamps and recorded allocations."""
+"""The stores of counters, start timestamps and recorded allocations."""

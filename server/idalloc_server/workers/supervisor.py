@@ -51,7 +51,7 @@ class Supervisor:
         self._mode = mode
         self._workers: dict[int, WorkerProcess] = {}
         self._exited_counts = Counts()
-        # Stays true once any worker required authentication, whatever the access file says later.
+        # Stays true once any worker required authentication, even if the access file is emptied later.
         self._requires_authentication = False
         self._turn = 0
         self._turn_lock = asyncio.Lock()
@@ -79,7 +79,7 @@ class Supervisor:
         """
         if sys.platform != "linux":
             raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")
-        # First: a signal without a handler would end this process alone, and a start may take long.
+        # First: a signal without a handler would end only this process, and a start may take long.
         loop, numbers = asyncio.get_running_loop(), self._mode.stop_signals
         for number in numbers:
             loop.add_signal_handler(number, self._on_stop_signal, number)

@@ -26,7 +26,7 @@ TABLES = ("sequences", "start_timestamps", "allocations")
 
 
 class CrateCluster:
-    """A cluster with a schema of its own; ``remove`` drops the tables.
+    """A cluster with its own schema; ``remove`` drops the tables.
 
     Attributes:
         store: URL of the store for a server.

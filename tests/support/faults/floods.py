@@ -30,7 +30,7 @@ class FrameBatches:
     Args:
         frames: The frames of one turn, with stream id 1.
         opening: Frames before the first turn.
-        renumber: Whether each turn gets a stream id of its own.
+        renumber: Whether each turn gets its own stream id.
     """
 
     def __init__(self, *frames: bytes, opening: bytes = b"", renumber: bool = True) -> None:

@@ -184,8 +184,8 @@ def injected_faults(log: Path, name: str = "") -> Counter[tuple[str, str]]:
 def issued_after(log: Path, name: str, since: int) -> list[int]:
     """Returns the first ids of the ranges of a sequence that a node issued after a boot time in nanoseconds.
 
-    It counts when the node last read its clock for the range, not when the reply arrived: replies that were on their
-    way when a process was paused arrive after the pause. Only a node with the log level debug logs them.
+    The time at which the node last read its clock for the range counts, not the reply's arrival. Replies that were on
+    their way when a process was paused arrive after the pause. Only a node with the log level debug logs them.
     """
     events = (json.loads(line) for line in log.read_text().splitlines() if '"issued"' in line)
     return [each["first_id"] for each in events if each["name"] == name and each["clock_read_at"] > since]

@@ -187,7 +187,7 @@ class HighWaterMarks:
 
 
 def _has_value(name: str, fixed_settings: _FixedSettings) -> bool:
-    """Returns whether the counter's value is the last issued one: not that of a sequence with a reset."""
+    """Returns whether the counter's value is the last issued id; a sequence with a reset counts in its periods."""
     return fixed_settings.reset == Reset.NEVER or PERIOD_SEPARATOR in name
 
 
@@ -207,7 +207,7 @@ def _shared_fixed_settings(rises: bool, kind: Kind, reset: Reset) -> _FixedSetti
 
 
 def _differences(before: _FixedSettings, after: _FixedSettings) -> str:
-    """Returns what the error message adds for a row of another sequence."""
+    """Returns the addition to the error message for a row of another sequence."""
     words = []
     if before.rises != after.rises:
         words.append(f"counts {'up' if after.rises else 'down'}")

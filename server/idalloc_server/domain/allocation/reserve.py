@@ -1,4 +1,4 @@
-"""How many ids a sequence holds in memory, so that calls need not wait for the store (P10)."""
+"""How many ids a sequence holds in memory, to serve calls without waiting for the store (P10)."""
 
 import math
 from dataclasses import dataclass, field
@@ -88,7 +88,7 @@ class Reserve:
         self.refill_below = int(left * REFILL_SHARE)
 
     def record_skipped(self, count: int) -> None:
-        """Records ids that were burned, so that they do not count as issued."""
+        """Records burned ids, which do not count as issued."""
         self._left -= count
 
     def record_failure(self) -> None:
@@ -106,7 +106,7 @@ class Reserve:
     def _usage(self, left: int, now: float) -> tuple[float, float, float]:
         """Returns the recently issued ids, the seconds that this took, and the rate.
 
-        The rate is the larger one of the recent rate and that since the last write.
+        The rate is the recent rate, or the rate since the last write if that is larger.
         """
         used, elapsed = self._left - left, max(now - self._refilled_at, 1e-3)
         fade = math.exp2(-elapsed / max(self._duration, HALF_LIFE_SECONDS))

@@ -1,10 +1,10 @@
 """Generates document ids in MySQL's format, with MySQL's arithmetic.
 
 A document id has 28 lower-case hexadecimal characters: 4 for the node prefix, 8 for a timestamp, 16 for a serial. The
-rules are those of ``Document_id_generator`` in MySQL's X Plugin, as observed in MySQL 8.0.31, also where its
-documentation differs. One thing differs: MySQL takes the timestamp from the clock; idalloc claims it in the store, so
-that neither a restart nor a wrong clock repeats an id. If the serial overflows, ``DocIdGenerator.generate`` claims the
-next start timestamp.
+rules are those of ``Document_id_generator`` in MySQL's X Plugin, as observed in MySQL 8.0.31, even where its
+documentation differs. There is one difference: MySQL takes the timestamp from the clock, but idalloc claims it in the
+store. So neither a restart nor a wrong clock repeats an id. If the serial overflows, ``DocIdGenerator.generate`` claims
+the next start timestamp.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def next_serial(serial: int, offset: int, increment: int) -> int:
     """Returns the serial that MySQL issues after ``serial`` (in ``Document_id_generator::generate``).
 
     The next serial is congruent to the offset modulo the increment, with two exceptions. At an increment of 1 MySQL
-    ignores the offset. While the offset is more than one increment ahead, an unsigned subtraction underflows, which
+    ignores the offset. While the offset is more than one increment ahead, an unsigned subtraction underflows. This
     changes the congruence unless the increment is a power of two (offset 10, increment 3, from 0: 3, 6, 9, 10, 13).
 
     Args:
@@ -199,7 +199,7 @@ class DocIdGenerator:
             StoreUnavailable: This process is a fork of the one that claimed the start timestamp.
         """
         if self._pid != os.getpid():
-            raise StoreUnavailable("this process is a fork: it must claim a start timestamp of its own")
+            raise StoreUnavailable("this process is a fork of the server: it must claim its own start timestamp")
         if (offset | increment) >> 16 or not 0 < count <= MAX_COUNT:
             _raise_out_of_range(count, offset, increment)
         if self._claim is not None and not self._claim.done():
@@ -233,7 +233,7 @@ class DocIdGenerator:
     async def change(self, *, save: Save | None = None, **given: int) -> None:
         """Changes the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
 
-        A new prefix gets a start timestamp of its own. Concurrent changes are applied in order. A failed change has no
+        A new prefix gets its own start timestamp. Concurrent changes are applied in order. A failed change has no
         effect; one whose caller is cancelled completes.
 
         Args:

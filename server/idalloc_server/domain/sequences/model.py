@@ -10,7 +10,7 @@ from idalloc_server.domain.errors import InvalidRequest
 
 # The largest BIGINT that CrateDB stores: it rejects 2^63-1.
 MAX_ID = 2**63 - 2
-# So that no difference of a step and a bound overflows 64 bits.
+# The largest step: no difference of a step and a bound may overflow 64 bits.
 MIN_ID = -(2**62)
 MAX_STEP = 2**61
 MAX_NAME_BYTES = 255

@@ -71,8 +71,8 @@ def read_answer(host: str, status: int, content: bytes, parse: Callable[[Any], _
     except (ValueError, KeyError, TypeError):
         pass  # plain text: a failed authentication, or an answer of a proxy
     message = f"CrateDB at {host} answered {status}{f' ({code})' if code else ''}: {one_line(text)}"
-    # 408: a load balancer stopped waiting, after it forwarded the statement. 503: the node gave up after retries, of
-    # which one may have reached the shard.
+    # 408: a load balancer stopped waiting, after it forwarded the statement. 503: the node gave up after retries, and
+    # one of them may have reached the shard.
     if not 400 <= status < 500 or status == _HTTP_REQUEST_TIMEOUT:
         raise StoreOutcomeUnknown(message, code=code, http_status=status)
     failure = StoreAnsweredError(message, code=code, http_status=status)

@@ -1,7 +1,7 @@
 """The HTTP transport to CrateDB. It never sends a write twice, unless the first answer proves that it was not applied.
 
-Every connection is a session of its own, so that one can be dropped without the others: after an error CrateDB may
-leave a statement queued on its connection, and would run it with the next one there.
+Every connection is a separate session, which can be closed without the others. After an error, CrateDB may leave a
+statement queued on its connection and would run it before the next one there.
 """
 
 import asyncio
@@ -68,9 +68,9 @@ class CrateHttp:
     Safe for concurrent calls, of which ``max_connections`` run at once. Cancelling a call closes its connection; a
     write that was sent may still be applied.
 
-    While a write waits, and in a probe, a host must answer ``GET /``, which a node without a master answers with 503.
-    A probe then sends the statement of ``set_probe``. Neither may depend on another node: a read by key goes to a
-    random copy of the table, so that a live host seems dead while the node with that copy is paused.
+    While a write waits, and in a probe, a host must answer ``GET /``, which a node without a master answers with 503. A
+    probe then sends the statement of ``set_probe``. Neither may depend on another node. A read by key would: it goes to
+    a random copy of the table, and a live host seems dead while the node with that copy is paused.
 
     Args:
         hosts: ``host:port`` of each host, in the order of preference.
@@ -112,7 +112,7 @@ class CrateHttp:
         self._probe_request = _sql(statement, arguments)
 
     async def write(self, statement: str, *arguments: object, may_fail_over: bool = True) -> list[Row]:
-        """Sends a write to one host, and to the next one only if this host surely did not apply it.
+        """Sends a write to one host, and to the next one only if this host certainly did not apply it.
 
         That is: no connection could be made, or the host does not know the table or the user yet. If the last host
         does not know the table but passes a probe, it gets the statement once more.
@@ -213,7 +213,7 @@ class CrateHttp:
                     if isinstance(error, StoreAnsweredError | StoreRefused) and not may_be_starting(error):
                         raise
                     failure = error
-            # The read itself may be slow: the most preferred silent host gets it again, without a limit.
+            # The read itself may be slow: the most preferred silent host gets it again, without a time limit.
             try:
                 if silent:
                     return await self._send_read(silent[0], request)
@@ -231,7 +231,8 @@ class CrateHttp:
     async def _retry_after_start(self, host: Host, request: _Request[_T], error: StoreFailure) -> _T:
         """Handles a 401, or an unknown table: is the host starting, or must an operator act?
 
-        Only time tells a wrong password from a user that the host has not loaded yet. For an unknown table, a host
+        Only time distinguishes a wrong password from a user that the host has not loaded yet. For an unknown table, a
+        host
         that passes a probe gets the statement again, which it did not apply: its first answer may have been too early.
         """
         if is_unauthorized(error):
@@ -312,7 +313,7 @@ class CrateHttp:
             await asyncio.gather(*watches, return_exceptions=True)
 
     async def _end_if_silent(self, host: Host, end: asyncio.Timeout) -> None:
-        """Checks a host again and again; ends the write on it when it is not alive."""
+        """Checks a host repeatedly; ends the write on it when the host is not alive."""
         try:
             while True:
                 async with asyncio.timeout(self._host_timeouts.probe):
