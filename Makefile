@@ -17,7 +17,7 @@ GO_PREFIX ?= example.com/idalloc/go
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
-generated := idalloc/v1 idalloc/xprotocol/v1
+generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
   --proto_path=protos --proto_path=third_party/googleapis
 lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -81,19 +81,22 @@ bench-growth: .venv/ready ## measure what grows with sequences, nodes, connectio
 	$(bin)/python -m tests.load.growth $(ARGS)
 
 gen: generated ## write the Python code of the protos
-	@rm -f $(generated:%=client/%/*_pb2*)
+	@rm -rf $(generated:%=client/%/*_pb2*) client/idalloc/protos
 	@cp -R .build/gen/. client
 
 gen-check: generated ## is the generated code what the protos give?
 	@($(foreach package,$(generated),diff -rq -x __init__.py -x __pycache__ .build/gen/$(package) client/$(package) &&) true) \
 	  || { echo 'The generated code is not what the protos give: run `make gen`.' >&2; exit 1; }
 
-# Code and stubs of all protos, and the retry policy for the client to read, in .build/gen.
-generated: .venv-gen/ready
+# In .build/gen: code and stubs of all protos, the retry policy for the client to read, and what `idalloc protos` writes.
+generated: .venv-gen/ready .venv/ready
 	@rm -rf .build/gen && mkdir -p $(generated:%=.build/gen/%)
 	@$(protoc) --python_out=.build/gen --mypy_out=quiet:.build/gen $(protos)
 	@$(protoc) --grpc_python_out=.build/gen --mypy_grpc_out=quiet:.build/gen $(services)
 	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/v1/
+	@$(bin)/buf export protos --output .build/gen/idalloc/protos
+	@$(bin)/buf build protos --output .build/gen/idalloc/protos/idalloc.binpb
+	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/protos/idalloc/v1/
 
 docs-reference: .venv/ready ## write docs/reference/ from the protos and the code
 	$(bin)/python scripts/errors_reference.py
