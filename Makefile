@@ -17,7 +17,7 @@ GO_PREFIX ?= example.com/idalloc/go
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
-generated := idalloc/v1 idalloc/xprotocol/v1
+generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
   --proto_path=protos --proto_path=third_party/googleapis
 lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -80,26 +80,36 @@ bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's 
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/benchmarks.md
 	$(bin)/python -m tests.load.growth $(ARGS)
 
-gen: generated ## write the Python code of the protos
-	@rm -f $(generated:%=client/%/*_pb2*)
-	@cp -R .build/gen/. client
+gen: generated ## write the code of the protos: Python, and Go if Go is installed
+	@rm -rf $(generated:%=client/%/*_pb2*) client/idalloc/protos
+	@cp -R .build/gen/idalloc client
+	@if [ -d .build/gen/go ]; then cp -R .build/gen/go .; fi
 
 gen-check: generated ## check that the generated code matches the protos
-	@($(foreach package,$(generated),diff -rq -x __init__.py -x __pycache__ .build/gen/$(package) client/$(package) &&) true) \
+	@($(foreach package,$(generated),diff -rq -x __init__.py -x __pycache__ .build/gen/$(package) client/$(package) &&) \
+	  if [ -d .build/gen/go ]; then diff -rq -x 'go.*' -x service_config.go .build/gen/go go; fi) \
 	  || { echo 'The generated code does not match the protos: run `make gen`.' >&2; exit 1; }
 
-# Code and stubs of all protos, and the retry policy for the client to read, in .build/gen.
-generated: .venv-gen/ready
+# In .build/gen: code and stubs of all protos, the retry policy for the client to read, and what `idalloc protos` writes.
+generated: .venv-gen/ready .venv/ready
 	@rm -rf .build/gen && mkdir -p $(generated:%=.build/gen/%)
 	@$(protoc) --python_out=.build/gen --mypy_out=quiet:.build/gen $(protos)
 	@$(protoc) --grpc_python_out=.build/gen --mypy_grpc_out=quiet:.build/gen $(services)
 	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/v1/
+	@$(bin)/buf export protos --output .build/gen/idalloc/protos
+	@$(bin)/buf build protos --output .build/gen/idalloc/protos/idalloc.binpb
+	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/protos/idalloc/v1/
+	@if (cd go && go tool protoc-gen-go --version) >/dev/null 2>&1; then $(bin)/buf generate --template protos/buf.gen.go.yaml --output .build/gen protos \
+	  && cp protos/idalloc/v1/service_config.json .build/gen/go/idalloc/v1/; \
+	  else echo 'Without the Go of go/go.mod, the module in go/ is neither written nor checked.' >&2; fi
 
 docs-reference: .venv/ready ## write docs/reference/ from the protos and the code
 	$(bin)/python scripts/errors_reference.py
 
-go-prefix: ## write GO_PREFIX into the protos (GO_PREFIX=…)
-	@sed -E -i.old 's#^(option go_package = ").*(/idalloc/(xprotocol/)?v1;)#\1$(GO_PREFIX)\2#' $(protos) && rm $(protos:%=%.old)
+go-prefix: ## write GO_PREFIX into the protos and the Go module, before `make gen` (GO_PREFIX=…)
+	@sed -E -i.old 's#^(option go_package = ").*(/idalloc/(xprotocol/)?v1;)#\1$(GO_PREFIX)\2#' $(protos)
+	@sed -E -i.old 's#module=[^]]*#module=$(GO_PREFIX)#; s#^module .*#module $(GO_PREFIX)#' protos/buf.gen.go.yaml go/go.mod
+	@rm $(protos:%=%.old) protos/buf.gen.go.yaml.old go/go.mod.old
 
 baseline: .venv/ready ## accept the current protos as the baseline of compatibility
 	$(bin)/buf build protos --exclude-source-info --output protos/baseline.binpb

@@ -151,20 +151,50 @@ async def test_held_call_is_neither_served_nor_rejected_early(served: Served) ->
     assert served.store.calls_of("grant") == []
 
 
-async def test_reflection_finds_services_methods_and_files(served: Served) -> None:
-    """Reflection finds the file of a service, a method and a message."""
-    stub: Any = reflection_pb2_grpc.ServerReflectionStub(served.channel)  # type: ignore[arg-type]
-    symbols = ["idalloc.v1.NodeService", "idalloc.v1.NodeService.GetNode", "idalloc.v1.Node"]
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_finds_services_methods_and_files(served: Served, version: str) -> None:
+    """Both versions of reflection find the file of a service, a method and a message, and of themselves."""
+    service = f"grpc.reflection.{version}.ServerReflection"
+    call: Any = served.channel.stream_stream(
+        f"/{service}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    symbols = ["idalloc.v1.NodeService", "idalloc.v1.NodeService.GetNode", "idalloc.v1.Node", service]
     asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
     asked += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols]
     asked += [reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such.Thing")]
-    listed, *files, missing = [reply async for reply in stub.ServerReflectionInfo(iter(asked))]
-    names = {service.name for service in listed.list_services_response.service}
-    assert {"idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService"} <= names
-    for reply in files:
-        [packed] = [p for p in reply.file_descriptor_response.file_descriptor_proto if b"node.proto" in p][:1]
-        assert descriptor_pb2.FileDescriptorProto.FromString(packed).package == "idalloc.v1"
+    listed, *replies, missing = [reply async for reply in call(iter(asked), timeout=30)]
+    names = {each.name for each in listed.list_services_response.service}
+    assert {"idalloc.v1.IdAllocatorService", "idalloc.v1.NodeService", service} <= names
+    files = [reply.file_descriptor_response.file_descriptor_proto[0] for reply in replies]
+    found = [descriptor_pb2.FileDescriptorProto.FromString(file) for file in files]
+    assert [file.package for file in found] == ["idalloc.v1"] * 3 + [f"grpc.reflection.{version}"]
+    assert [each.name for each in found[3].service] == ["ServerReflection"]
     assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+def camel_case(name: str) -> str:
+    """Returns the JSON name that protoc gives a field."""
+    first, *rest = name.split("_")
+    return first + "".join(each.capitalize() for each in rest)
+
+
+async def test_reflection_sends_the_json_names_of_fields(served: Served) -> None:
+    """Clients that print JSON by reflection print the names that the command prints, also of nested messages."""
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(served.channel)  # type: ignore[arg-type]
+    asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol="idalloc.v1.Sequence")]
+    [reply] = [reply async for reply in stub.ServerReflectionInfo(iter(asked), timeout=30)]
+    packed = reply.file_descriptor_response.file_descriptor_proto
+    messages = [each for file in packed for each in descriptor_pb2.FileDescriptorProto.FromString(file).message_type]
+    names: dict[tuple[str, str], str] = {}
+    while messages:
+        message = messages.pop()
+        messages += message.nested_type
+        names |= {(message.name, field.name): field.json_name for field in message.field}
+    assert names["Sequence", "exhaust_time"] == "exhaustTime"
+    assert names["LabelsEntry", "key"] == "key"
+    assert {field: name for (_, field), name in names.items() if name != camel_case(field)} == {}
 
 
 async def test_cancelled_calls_leave_nothing_in_flight(served: Served) -> None:

@@ -23,6 +23,7 @@ from tests.support.rpc_errors import details_of
         "idalloc.v1.NodeService/UpdateNode",
         "grpc.health.v1.Health/Check",
         "grpc.health.v1.Health/Watch",
+        "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
         "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ],
 )

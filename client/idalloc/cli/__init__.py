@@ -9,7 +9,7 @@ import typer
 # Set before gRPC is imported: its core logs errors that the command reports in one line, or retries.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from idalloc.cli import _bench, _connection, _health, _ids, _node, _sequences, _verify
+from idalloc.cli import _bench, _connection, _health, _ids, _node, _protos, _sequences, _verify
 from idalloc.cli._plugins import CommandGroup
 from idalloc.cli._printer import write_stderr
 from idalloc.cli._usage import UsageError, explain
@@ -38,6 +38,7 @@ app.add_typer(_sequences.app, name="sequences")
 app.add_typer(_node.app, name="node")
 app.command("bench")(_bench.bench)
 app.command("verify")(_verify.verify)
+app.command("protos")(_protos.protos)
 app.command("health")(_health.health)
 
 

@@ -56,7 +56,7 @@ class Servicer(Protocol):
 
 
 def add_handlers(
-    server: grpc.aio.Server, service: ServiceDescriptor, handler_of: Callable[[MethodDescriptor], Any]
+    server: grpc.aio.Server, service: ServiceDescriptor, handler_of: Callable[[MethodDescriptor], Any], name: str = ""
 ) -> None:
     """Serve a service.
 
@@ -65,6 +65,7 @@ def add_handlers(
         service: The service.
         handler_of: Returns the handler of a method. It must be a coroutine function or an async generator function,
             since transports run other functions in a thread, and must reject ``UNDECODABLE``.
+        name: The full name under which it is served; the service's by default.
     """
     handlers = {}
     for method in service.methods:
@@ -72,8 +73,9 @@ def add_handlers(
         serialize = GetMessageClass(method.output_type).SerializeToString
         handlers[method.name] = make(handler_of(method), _decoder(method), serialize)
     # Older versions of grpcio ignore registered handlers; native passes calls of others to a grpcio server behind it.
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
-    server.add_registered_method_handlers(service.full_name, handlers)
+    name = name or service.full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    server.add_registered_method_handlers(name, handlers)
 
 
 def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:

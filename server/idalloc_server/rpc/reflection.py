@@ -1,4 +1,4 @@
-"""Server reflection that works with both ghz and grpcurl."""
+"""Server reflection, v1 and v1alpha, that works with ghz, grpcurl and Connect."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
@@ -6,7 +6,9 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
-from google.protobuf import descriptor_pool
+from google.protobuf import descriptor_pool, text_format
+from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from idalloc_server.auth.access_control import AccessControl
@@ -16,11 +18,14 @@ from idalloc_server.rpc.calls import UNDECODABLE, CallLayer, add_handlers, undec
 
 # Its annotations declare a coroutine, but it is an async generator.
 _Base: Any = reflection.aio.ReflectionServicer
-_METHOD = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+# grpcio-reflection has v1alpha only. The messages of v1 are equal on the wire.
+_PACKAGES = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 
 
 class AuthenticatedReflection(_Base):  # type: ignore[misc]
     """Serves the protos of services, and of reflection itself, to authenticated callers. They need no role.
+
+    Both services have this class: grpc.reflection.v1.ServerReflection and grpc.reflection.v1alpha.ServerReflection.
 
     Args:
         services: The full names of the services.
@@ -31,15 +36,18 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
     descriptor: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
     def __init__(self, services: Iterable[str], access_control: AccessControl, calls: CallLayer) -> None:
-        super().__init__([*services, reflection.SERVICE_NAME], pool=_MethodAwarePool())
+        self._names = [f"{package}.{self.descriptor.name}" for package in _PACKAGES]
+        super().__init__([*services, *self._names], pool=_ReflectionPool())
         self._access_control = access_control
         self._calls = calls
         self._waiting: set[asyncio.Task[Any]] = set()
         self._ending = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve reflection on a server."""
-        add_handlers(server, self.descriptor, lambda _: self.ServerReflectionInfo)
+        """Serve both versions of reflection on a server."""
+        for name in self._names:
+            serve = self._serve(f"/{name}/ServerReflectionInfo")
+            add_handlers(server, self.descriptor, lambda _, serve=serve: serve, name)  # type: ignore[misc]
 
     def end(self) -> None:
         """End all streams: a stream does not end by itself."""
@@ -47,17 +55,21 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
         for stream in self._waiting:
             stream.cancel()
 
-    async def ServerReflectionInfo(self, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
-        """See reflection.proto."""
-        try:
-            self._access_control.authenticate(_METHOD, context)
-            async with aclosing(super().ServerReflectionInfo(self._charge(requests, context), context)) as replies:
-                async for reply in replies:
-                    yield reply
-        except Refusal as refusal:
-            await self._calls.abort(context, refusal)
+    def _serve(self, method: str) -> Any:
+        reply_to = super().ServerReflectionInfo
 
-    async def _charge(self, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
+        async def serve(requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
+            try:
+                self._access_control.authenticate(method, context)
+                async with aclosing(reply_to(self._charge(method, requests, context), context)) as replies:
+                    async for reply in replies:
+                        yield reply
+            except Refusal as refusal:
+                await self._calls.abort(context, refusal)
+
+        return serve
+
+    async def _charge(self, method: str, requests: AsyncIterable[Any], context: Context) -> AsyncGenerator[Any, None]:
         incoming = aiter(requests)
         stream: Any = asyncio.current_task()
         while not self._ending.is_set():
@@ -74,25 +86,65 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
                 return
             if request is UNDECODABLE:
                 raise undecodable_request()
-            self._access_control.authenticate_and_charge(_METHOD, context)
+            self._access_control.authenticate_and_charge(method, context)
             yield request
         raise ServerDraining
 
 
-class _MethodAwarePool:
-    """The default descriptor pool, which also finds the file of a method.
+class _ReflectionPool:
+    """The default descriptor pool, with what clients of reflection need besides.
 
-    ghz requests the file of ``idalloc.v1.NodeService.GetNode``. Protobuf's pool finds services by name, but no methods.
+    - The file of a method: ghz requests the file of ``idalloc.v1.NodeService.GetNode``. Protobuf's pool finds services
+      by name, but no methods.
+    - The file of reflection v1.
+    - The JSON names of fields: without them grpcurl prints ``first_id`` instead of ``firstId``.
     """
 
     def __init__(self) -> None:
         self._pool = descriptor_pool.Default()
+        file = FileDescriptorProto()
+        reflection_pb2.DESCRIPTOR.CopyToProto(file)
+        # In a pool of its own: it would clash with the same file of another package.
+        self._v1 = descriptor_pool.DescriptorPool()
+        self._v1.Add(
+            text_format.Parse(text_format.MessageToString(file).replace("v1alpha", "v1"), FileDescriptorProto())
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def FindFileContainingSymbol(self, symbol: str) -> Any:
+    def FindFileByName(self, name: str) -> "_JsonNamedFile":
+        return self._find("FindFileByName", name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> "_JsonNamedFile":
         try:
-            return self._pool.FindFileContainingSymbol(symbol)
+            return self._find("FindFileContainingSymbol", symbol)
         except KeyError:
-            return self._pool.FindFileContainingSymbol(symbol.rpartition(".")[0])
+            return self._find("FindFileContainingSymbol", symbol.rpartition(".")[0])
+
+    def _find(self, method: str, name: str) -> "_JsonNamedFile":
+        try:
+            return _JsonNamedFile(getattr(self._pool, method)(name))
+        except KeyError:
+            return _JsonNamedFile(getattr(self._v1, method)(name))
+
+
+class _JsonNamedFile:
+    """A file whose fields have their JSON names, which generated Python code leaves out."""
+
+    def __init__(self, file: FileDescriptor) -> None:
+        self._file = file
+        self.name = file.name
+        self.dependencies = [_JsonNamedFile(each) for each in file.dependencies]
+
+    def CopyToProto(self, proto: FileDescriptorProto) -> None:
+        self._file.CopyToProto(proto)
+        for message in proto.message_type:
+            _set_json_names(message, self._file.message_types_by_name[message.name])
+
+
+def _set_json_names(proto: DescriptorProto, message: Descriptor) -> None:
+    for field in proto.field:
+        field.json_name = message.fields_by_name[field.name].json_name
+    for nested in proto.nested_type:
+        _set_json_names(nested, message.nested_types_by_name[nested.name])

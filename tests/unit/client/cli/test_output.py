@@ -21,6 +21,7 @@ COMMANDS = [
     ("health", ""),
     ("bench", "--total 1 --warm-up 0s"),
     ("verify", "LOG"),
+    ("protos", "DIR"),
     ("node", "show", ""),
     ("node", "set", "--prefix 8"),
     ("sequences", "list", ""),
@@ -49,7 +50,7 @@ def environment(
 
 
 def words(text: str, folder: Path) -> list[str]:
-    files = {"LOG": str(folder / "LOG.jsonl"), "EXPORT": str(folder / "EXPORT")}
+    files = {"LOG": str(folder / "LOG.jsonl"), "EXPORT": str(folder / "EXPORT"), "DIR": str(folder / "DIR")}
     return [files.get(word, word) for word in text.split()]
 
 

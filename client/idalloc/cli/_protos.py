@@ -1,0 +1,30 @@
+"""`idalloc protos`: the contract as files, for clients in other languages."""
+
+import shutil
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from idalloc.cli._options import with_output
+
+
+@with_output
+def protos(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; it is made if it does not exist.")],
+) -> None:
+    """Write the .proto files, the retry policy (service_config.json) and the descriptor set (idalloc.binpb).
+
+    DIR is then the import path of protoc, buf, ghz and grpcurl; it includes the one file of Google's that they import.
+    `grpcurl -protoset` and `ghz --protoset` take the descriptor set alone. Files of the same names are replaced.
+    """
+    with as_file(files("idalloc") / "protos") as source:
+        written = []
+        for file in sorted(each for each in source.rglob("*") if each.is_file()):
+            target = folder / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+            written.append(str(target))
+    context.obj.lines(written, lambda: {"files": written})

@@ -1,0 +1,8 @@
+package idallocv1
+
+import _ "embed"
+
+// ServiceConfig is the retry policy of the service, for grpc.WithDefaultServiceConfig.
+//
+//go:embed service_config.json
+var ServiceConfig string
