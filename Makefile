@@ -99,6 +99,7 @@ docs-reference: .venv/ready ## write docs/reference/ from the protos and the cod
 	$(bin)/python scripts/errors_reference.py
 
 docs: docs-reference ## build the documentation site in .build/site, and check it
+	$(bin)/python -m scripts.diagrams
 	@rm -rf .build/site
 	$(bin)/zensical build --strict --clean
 	$(bin)/python scripts/check_site.py
