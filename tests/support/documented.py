@@ -231,7 +231,7 @@ def of_documents() -> Claims:
             f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
             f"up to {supervisor.LONGEST_PAUSE_SECONDS:g} s.",
         ],
-        "docs/architecture.md": [
+        "docs/explanation/architecture.md": [
             f"all at once and for {app.RELEASE_SECONDS:g} s at most",
             f"acknowledged the GOAWAY, up to {app.LAST_REPLIES_SECONDS:g} s,",
             f"plus a margin of {generations.MARGIN_SECONDS:g} s",

@@ -4,7 +4,8 @@
                      layer: refusal, cancellation or fault > status, log, count
 
 Each of gRPC's own interceptors makes a call at least a tenth slower. So the handlers are built once, at the start, from
-a service's descriptor. They use only the parts of ``Context`` that all transports have, see docs/architecture.md.
+a service's descriptor. They use only the parts of ``Context`` that all transports have:
+docs/explanation/architecture.md lists them.
 """
 
 import asyncio
