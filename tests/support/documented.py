@@ -237,6 +237,18 @@ def of_documents() -> Claims:
             f"plus a margin of {generations.MARGIN_SECONDS:g} s",
             f"after {worker.CHANGE_PAUSE_SECONDS:g} s if it cannot",
         ],
+        "docs/explanation/document-ids.md": [
+            f"| {bounds('node_prefix')} |",
+            f"seconds since 1970, below {power(start_timestamps.TIMESTAMP_END)}",
+            f"1 to {power(generator.MAX_SERIAL)}",
+            f"loses it after {start_timestamps.STALE_AFTER:g} s",
+        ],
+        "docs/explanation/leases-and-fencing.md": [
+            f"up to {times:g} times `outage_reserve`, {ceil(times * default('outage_reserve'))} s by default",
+            f"for `outage_reserve` ({default('outage_reserve'):g} s by default)",
+            f"was *sent* ({default('lease_ttl'):g} s by default)",
+            f"`lease_ttl` and a second ({default('lease_ttl') + generations.MARGIN_SECONDS:g} s by default)",
+        ],
         "docs/strategies.md": [],
     }
 
