@@ -106,6 +106,12 @@ generated: .venv-gen/ready .venv/ready
 docs-reference: .venv/ready ## write docs/reference/ from the protos and the code
 	$(bin)/python scripts/errors_reference.py
 
+docs: docs-reference ## build the documentation site in .build/site, and check it
+	$(bin)/python -m scripts.diagrams
+	@rm -rf .build/site
+	$(bin)/zensical build --strict --clean
+	$(bin)/python scripts/check_site.py
+
 go-prefix: ## write GO_PREFIX into the protos and the Go module, before `make gen` (GO_PREFIX=…)
 	@sed -E -i.old 's#^(option go_package = ").*(/idalloc/(xprotocol/)?v1;)#\1$(GO_PREFIX)\2#' $(protos)
 	@sed -E -i.old 's#module=[^]]*#module=$(GO_PREFIX)#; s#^module .*#module $(GO_PREFIX)#' protos/buf.gen.go.yaml go/go.mod
@@ -126,7 +132,7 @@ image: ## build the container image
 	docker build --tag $(IMAGE) .
 
 clean: ## remove everything that make makes
-	rm -rf .venv .venv-gen .venv-mysqlx .venv-uwsgi .build dist .hypothesis .ruff_cache
+	rm -rf .venv .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call venv,FOLDER,REQUIREMENTS): a fresh virtual environment with exactly the locked versions.
@@ -152,4 +158,4 @@ endef
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs-reference go-prefix baseline lock image clean
+.PHONY: help run test test-long lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock image clean

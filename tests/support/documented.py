@@ -234,11 +234,23 @@ def of_documents() -> Claims:
             f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
             f"up to {supervisor.LONGEST_PAUSE_SECONDS:g} s.",
         ],
-        "docs/architecture.md": [
+        "docs/explanation/architecture.md": [
             f"all at once and for {app.RELEASE_SECONDS:g} s at most",
             f"acknowledged the GOAWAY, up to {app.LAST_REPLIES_SECONDS:g} s,",
             f"plus a margin of {generations.MARGIN_SECONDS:g} s",
             f"after {worker.CHANGE_PAUSE_SECONDS:g} s if it cannot",
+        ],
+        "docs/explanation/document-ids.md": [
+            f"| {bounds('node_prefix')} |",
+            f"seconds since 1970, below {power(start_timestamps.TIMESTAMP_END)}",
+            f"1 to {power(generator.MAX_SERIAL)}",
+            f"loses it after {start_timestamps.STALE_AFTER:g} s",
+        ],
+        "docs/explanation/leases-and-fencing.md": [
+            f"up to {times:g} times `outage_reserve`, {ceil(times * default('outage_reserve'))} s by default",
+            f"for `outage_reserve` ({default('outage_reserve'):g} s by default)",
+            f"was *sent* ({default('lease_ttl'):g} s by default)",
+            f"`lease_ttl` and a second ({default('lease_ttl') + generations.MARGIN_SECONDS:g} s by default)",
         ],
         "docs/strategies.md": [],
     }

@@ -1,0 +1,234 @@
+"""Writes the diagrams of the documentation, docs/assets/*.svg.
+
+``make docs`` runs it; a test compares the files. The numbers in them are the defaults of the settings, which
+tests/unit/scripts/test_diagrams.py compares with the code.
+"""
+
+from pathlib import Path
+
+from scripts.drawing import COLOURS, FAINT, Drawing, Point, sequence_diagram
+
+ASSETS = Path(__file__).parent.parent / "docs/assets"
+
+
+def concepts() -> str:
+    """Returns what stands where: clients, servers with leases in memory, one counter table."""
+    drawing = Drawing("Clients call servers, which issue ids from leases of one counter table", 800, 330)
+    for x, text in ((105, "clients"), (400, "servers"), (685, "one store")):
+        drawing.text(x, 32, text, colour=FAINT, size=13)
+    for y, lines in ((48, ("Python SDK", "ids(), allocate_range()")), (128, ("Go, Java, Node", "any gRPC client"))):
+        drawing.box(20, y, 180, 60, "client", *lines)
+    drawing.box(20, 208, 180, 60, "client", "idalloc allocate", "the command")
+    for number, y, ids in ((1, 48, "1 to 1000"), (2, 164, "1001 to 2000")):
+        drawing.box(290, y, 220, 104, "server", f"server {number}", top=True)
+        drawing.box(306, y + 34, 188, 56, "lease", "lease of orders", f"ids {ids}")
+    drawing.box(610, 72, 170, 172, "store", "counter table", "SQLite or CrateDB", top=True)
+    for y, name, value in ((150, "name", "last_value"), (178, "orders", "2000"), (206, "invoices", "702")):
+        colour = FAINT if name == "name" else COLOURS["store"][1]
+        drawing.text(626, y, name, anchor="start", colour=colour)
+        drawing.text(764, y, value, anchor="end", colour=colour)
+    drawing.line((626, 158), (764, 158), arrow=False)
+    for from_y, to_y in ((78, 90), (158, 110), (158, 206), (238, 226)):
+        drawing.line((200, from_y), (290, to_y))
+    drawing.text(245, 66, "gRPC", colour=FAINT, size=13, halo=True)
+    for y, to_y in ((100, 120), (216, 196)):
+        drawing.line((510, y), (610, to_y))
+    drawing.text(560, 146, "one write", "takes a block", "of ids", colour=FAINT, size=13)
+    drawing.text(
+        400,
+        294,
+        "A call is answered from the lease in memory. The server writes to the store only to take",
+        "the next block. An id belongs to one block, and a block to one server: no id is issued twice.",
+        size=13,
+    )
+    return drawing.svg()
+
+
+def request_path() -> str:
+    """Returns the modules that a request passes."""
+    layers = (
+        ("client", "client", "AllocateRange(sequence, id_count), over HTTP/2"),
+        ("server", "rpc/calls.py", "decodes the bytes; drain and deadline; maps errors; metrics and log"),
+        ("server", "auth/access_control.py", "authenticates, authorizes, limits; only with an access file"),
+        ("server", "rpc/id_allocator.py", "translates between messages and the domain"),
+        ("server", "domain/allocation/allocator.py", "finds the allocator of the sequence by its name"),
+        ("server", "…/sequence_allocator.py", "the sequence's own counter, or that of the current period"),
+        ("server", "…/counter_allocator.py", "one counter, its refill and the queue of its waiters"),
+        ("lease", "…/lease.py", "moves two integers; the call ends here, without an await"),
+    )
+    drawing = Drawing("A request ends at the lease in memory; the refill writes to the store", 800, 610)
+    for row, (kind, name, what) in enumerate(layers):
+        y = 20 + row * 62
+        drawing.box(20, y, 260, 42, kind, name)
+        drawing.text(296, y + 26, what, anchor="start")
+        if row:
+            drawing.line((150, y - 20), (150, y))
+    y = 20 + len(layers) * 62 + 18
+    drawing.box(290, y, 200, 56, "server", "…/counter_row.py", "grants, creates, returns")
+    drawing.box(570, y, 210, 56, "store", "store/sqlite, /cratedb", "domain/store/protocol.py")
+    drawing.line((280, 20 + 6 * 62 + 37), (710, 20 + 6 * 62 + 37), (710, y - 24), (390, y - 24), (390, y), dashed=True)
+    drawing.line((490, y + 28), (570, y + 28), dashed=True)
+    legend = ("Dashed: the refill, a task of its own.", "It begins while ids are left.")
+    drawing.text(20, y + 24, *legend, anchor="start", size=13)
+    return drawing.svg()
+
+
+def lease_life() -> str:
+    """Returns the ids of one lease over time: refills, a renewal, and its expiry when the store is away."""
+    drawing = Drawing("The ids that a lease holds over time: refills, a renewal, and the expiry of the lease", 800, 420)
+
+    def at(seconds: float, ids: float) -> Point:
+        return 70 + seconds * 2.1, 320 - ids * 0.02
+
+    away, renewed, expired = 150.0, 127.5, 307.5
+    fill, outline = COLOURS["end"]
+    (left, top), (right, bottom) = at(away, 13_300), at(340, 0)
+    drawing.band(left, top, right - left, bottom - top, fill)
+    drawing.line(at(0, 0), at(345, 0))
+    drawing.line(at(0, 0), at(0, 13_600))
+    for ids in (9_000, 11_250):
+        x, y = at(0, ids)
+        drawing.line((x, y), (x + 142, y), dashed=True, arrow=False, colour="#afb8c1")
+        drawing.text(x - 6, y + 5, f"{ids:,}", anchor="end", size=12, colour=FAINT)
+    for seconds in range(0, 331, 30):
+        x, y = at(seconds, 0)
+        drawing.line((x, y), (x, y + 5), arrow=False)
+        drawing.text(x, y + 20, f"{seconds} s", size=12, colour=FAINT)
+    drawing.text(82, 58, "ids in the lease", anchor="start", size=13, colour=FAINT)
+    curve: list[Point] = [(0, 11_250)]
+    for refill in (22.5, 45, 67.5):
+        curve += [(refill, 9_000), (refill, 11_250)]
+    left_then = 11_250 - 10 * (expired - 67.5)
+    curve += [(expired, left_then)]
+    drawing.line(*(at(*point) for point in curve), colour=COLOURS["lease"][1], arrow=False, wide=True)
+    drawing.line(at(expired, left_then), at(expired, 0), colour=outline, dashed=True, wide=True)
+    x, y = at(22.5, 9_000)
+    drawing.line((x, y + 40), (x, y + 4))
+    drawing.text(76, y + 56, "refill when ids for 90 s are", "left, up to ids for 112.5 s", anchor="start", size=13)
+    x, y = at(renewed, 11_250 - 10 * (renewed - 67.5))
+    drawing.line((x, y + 128), (x, y + 4))
+    drawing.text(x - 90, y + 146, "renewal after 60 s:", "a write of + 0 ids", anchor="start", size=13)
+    drawing.text(at(72, 0)[0], 84, "callers slow down", anchor="start", size=13)
+    meanwhile = ("the store is away: renewals fail,", "callers get ids from the lease")
+    drawing.text(at(away, 0)[0] + 10, 78, *meanwhile, anchor="start", size=13)
+    x, y = at(expired, 4_200)
+    drawing.text(x - 8, y, "the lease expires 180 s after", "the last write: the rest is burned", anchor="end", size=13)
+    drawing.text(
+        400,
+        376,
+        "Drawn with the defaults (outage_reserve 90 s, lease_ttl 180 s) for callers that take 100 ids a second,",
+        "then 10. Each successful write moves the expiry to 180 s after that write was sent.",
+        size=13,
+    )
+    return drawing.svg()
+
+
+def advance() -> str:
+    """Returns an advance while another node holds a lease: the generation ends it."""
+    return sequence_diagram(
+        "AdvanceSequence while node A holds a lease of the sequence",
+        [("operator", "client"), ("node B", "server"), ("store", "store"), ("node A", "server")],
+        [
+            ("node A", "store", ["grant 1000 ids; lease_ms = 180000"]),
+            ("store", "node A", ["<1 to 1000, generation 7"]),
+            ("node A", "node A", ["issues 1, 2, 3 … from its lease"]),
+            ("operator", "node B", ["AdvanceSequence", "past 5000"]),
+            ("node B", "store", ["if revision = 0: last_value", "= 5000, generation = 8"]),
+            ("store", "node B", ["<applied; lease_ms is 180000"]),
+            ("node B", "operator", ["<effective in 181 s", "(lease_ms and 1 s)"]),
+            ("operator", "operator", ["waits"]),
+            ("node A", "node A", ["goes on with its lease of generation 7,", "until its next write or its expiry"]),
+            ("node A", "store", ["grant 1000 ids"]),
+            ("store", "node A", ["<5001 to 6000, generation 8"]),
+            ("node A", "node A", ["another generation: burns the rest", "of the old lease, issues 5001 …"]),
+            ("store", "store", ["after the 181 s, no lease of generation 7 is alive anywhere"]),
+        ],
+    )
+
+
+def fencing() -> str:
+    """Returns a paused node: its lease ends by its own clock, whatever it missed."""
+    return sequence_diagram(
+        "A node that was paused beyond the end of its lease issues nothing from it",
+        [("caller", "client"), ("node A", "server"), ("store", "store"), ("node B", "server")],
+        [
+            ("node A", "store", ["grant 1000 ids"]),
+            ("store", "node A", ["<1 to 1000, generation 7"]),
+            ("node A", "node A", ["expires 180 s after the grant was sent,", "by a clock that counts suspended time"]),
+            ("caller", "node A", ["AllocateRange"]),
+            ("node A", "caller", ["<1 to 10, ttl 179 s"]),
+            ("node A", "node A", ["paused: SIGSTOP, suspended machine"]),
+            ("node B", "store", ["last_value = 5000,", "generation = 8"]),
+            ("store", "node B", ["<applied; lease_ms is 180000"]),
+            ("node B", "node B", ["effective in 181 s"]),
+            ("node A", "node A", ["runs again after the 181 s"]),
+            ("caller", "node A", ["AllocateRange"]),
+            ("node A", "node A", ["the lease has expired: burns 11 to 1000"]),
+            ("node A", "store", ["grant"]),
+            ("store", "node A", ["<5001 to 6000, generation 8"]),
+            ("node A", "caller", ["<5001 to 5010"]),
+        ],
+    )
+
+
+def update_node() -> str:
+    """Returns UpdateNode with a new prefix over two workers."""
+    workers = [("worker 1", "server"), ("supervisor", "process"), ("worker 2", "server")]
+    return sequence_diagram(
+        "UpdateNode changes the prefix of all workers of a server",
+        [("caller", "client"), *workers, ("store", "store")],
+        [
+            ("caller", "worker 1", ["UpdateNode", "prefix = 7, persist"]),
+            ("worker 1", "supervisor", ["wants_turn"]),
+            ("supervisor", "worker 1", ["<turn"]),
+            ("worker 1", "store", ["claim a start timestamp of prefix 7"]),
+            ("worker 1", "worker 1", ["writes the file of persisted settings,", "then uses the new prefix"]),
+            ("worker 1", "supervisor", ["turn_ended,", "given: prefix = 7"]),
+            ("supervisor", "worker 2", ["revision 1,", "settings"]),
+            ("worker 2", "store", ["claim a start", "timestamp"]),
+            ("worker 2", "worker 2", ["uses the new prefix; if the claim", "fails: tries again after 5 s"]),
+            ("worker 2", "supervisor", ["<applied", "revision 1"]),
+            ("supervisor", "worker 1", ["others:", "revision 1"]),
+            ("worker 1", "caller", ["<the node's", "new settings"]),
+        ],
+        width=800,
+    )
+
+
+def document_id() -> str:
+    """Returns the layout of a document id."""
+    drawing = Drawing("A document id has 28 hexadecimal digits: 4 prefix, 8 start timestamp, 16 serial", 800, 190)
+    prefix = ("of the node", "0 to 65535", "node_prefix")
+    start = ("seconds since 1970", "claimed in the store,", "once by one process")
+    serial = ("counts in memory, 1 to 2^64-1", "one for all callers of the process", "offset and increment as in MySQL")
+    parts = (
+        ("client", "0000", "prefix", prefix),
+        ("lease", "6b017bcf", "start timestamp", start),
+        ("server", "0000000000000001", "serial", serial),
+    )
+    x = 22.0
+    for kind, digits, name, lines in parts:
+        width = len(digits) * 27.0
+        for index, digit in enumerate(digits):
+            drawing.box(x + index * 27, 24, 25, 44, kind, digit)
+        drawing.line((x, 82), (x + width - 2, 82), arrow=False, colour=COLOURS[kind][1], wide=True)
+        drawing.text(x + width / 2, 108, name, bold=True)
+        drawing.text(x + width / 2, 132, *lines, size=13 if width > 150 else 12, colour=FAINT)
+        x += width
+    return drawing.svg()
+
+
+DIAGRAMS = {
+    "advance": advance,
+    "concepts": concepts,
+    "document-id": document_id,
+    "fencing": fencing,
+    "lease-life": lease_life,
+    "request-path": request_path,
+    "update-node": update_node,
+}
+
+if __name__ == "__main__":
+    ASSETS.mkdir(exist_ok=True)
+    for name, draw in DIAGRAMS.items():
+        (ASSETS / f"{name}.svg").write_text(draw())
