@@ -1,4 +1,4 @@
-"""The chart of docs/benchmarks.md: bars on a logarithmic scale, as SVG."""
+"""The chart of docs/operations/benchmarks.md: bars on a logarithmic scale, as SVG."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md and its chart from the results of the last runs in .build/bench.
+"""Write docs/operations/benchmarks.md and its chart from the results of the last runs in .build/bench.
 
 python -m tests.load.document    writes them without measuring.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from tests.load import chart
 
 PEERS, GROWTH = Path(".build/bench/peers.json"), Path(".build/bench/growth.json")
-DOCUMENT, CHART = Path("docs/benchmarks.md"), Path("docs/benchmarks.svg")
+DOCUMENT, CHART = Path("docs/operations/benchmarks.md"), Path("docs/operations/benchmarks.svg")
 _NOT_RUN = "This part did not run yet.\n"
 
 _HEAD = """\

@@ -226,7 +226,7 @@ def of_documents() -> Claims:
             f"look through {number(paging.MAX_SCANNED_ROWS)} rows a page at most",
             f"more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
         ],
-        "docs/runbook.md": [
+        "docs/operations/runbook.md": [
             f"within a third of `lease_ttl` ({default('lease_ttl') / 3:g} s)",
             f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
             f"up to {supervisor.LONGEST_PAUSE_SECONDS:g} s.",

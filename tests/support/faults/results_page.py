@@ -1,4 +1,4 @@
-"""Writes docs/faults.md, the results of the fault scenarios."""
+"""Writes docs/operations/fault-tests.md, the results of the fault scenarios."""
 
 import json
 import os
