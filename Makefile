@@ -58,7 +58,7 @@ format: .venv/ready ## put code and protos into the house's form
 test-mysql: .venv/ready ## compare with a live MySQL (not part of test)
 	IDALLOC_TEST_MYSQL=1 $(bin)/pytest -m mysql $(ARGS)
 
-faults: .venv/ready ## the long forms of the fault scenarios, or some of them (ARGS="-k pause"); writes docs/operations/fault-tests.md
+faults: .venv/ready ## the long forms of the fault scenarios (ARGS="-k pause"); writes docs/operations/fault-tests.md
 	IDALLOC_TEST_EXAMPLES=$${IDALLOC_TEST_EXAMPLES:-1000} $(bin)/pytest -n 2 tests/faults tests/unit/server/test_state_machine.py \
 	  --full --document docs/operations/fault-tests.md $(ARGS)
 

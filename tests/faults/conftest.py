@@ -1,4 +1,7 @@
-"""Fault scenarios: `make test-long` runs a short form of each, `make faults` the long one and writes docs/operations/fault-tests.md."""
+"""Fault scenarios: `make test-long` runs a short form of each, `make faults` the long one.
+
+`make faults` writes docs/operations/fault-tests.md.
+"""
 
 import os
 import random

@@ -80,7 +80,8 @@ class SequenceNotFound(Refusal, reason="SEQUENCE_NOT_FOUND", status="NOT_FOUND")
 
     next_step = (
         "Create the sequence, or set `auto_create_sequences`. A deleted sequence then continues after its last id. If "
-        "the message says `this store was retired`, use the new one ([runbook](../operations/runbook.md#move-to-another-store))."
+        "the message says `this store was retired`, use the new one "
+        "([runbook](../operations/runbook.md#sequence_not_found))."
     )
 
     def __init__(self, sequence: str, why: str = "") -> None:
@@ -142,7 +143,7 @@ class SequenceExhausted(Refusal, reason="SEQUENCE_EXHAUSTED", status="OUT_OF_RAN
 
     next_step = (
         "Request at most `largest_range` ids in one call, or raise `max_value` "
-        "([runbook](../operations/runbook.md#the-end-of-a-sequence))."
+        "([runbook](../operations/runbook.md#sequence_exhausted))."
     )
 
     def __init__(self, sequence: str, wanted: int, remaining: int, largest_range: int) -> None:
@@ -172,7 +173,7 @@ class TooManySequences(Refusal, reason="TOO_MANY_SEQUENCES", status="RESOURCE_EX
 
     next_step = (
         "Find out where the names come from; then raise `max_sequences` and restart the server "
-        "([runbook](../operations/runbook.md#many_sequences-in-the-log-too_many_sequences))."
+        "([runbook](../operations/runbook.md#too_many_sequences))."
     )
 
     def __init__(self, sequence: str, max_sequences: int) -> None:
@@ -187,7 +188,9 @@ class TooManySequences(Refusal, reason="TOO_MANY_SEQUENCES", status="RESOURCE_EX
 class StoreWentBackwards(Refusal, reason="STORE_WENT_BACKWARDS", status="FAILED_PRECONDITION"):
     """The store is behind what this process saw before, such as after a restore from a backup (P3)."""
 
-    next_step = "Advance the sequence past the highest id in use ([runbook](../operations/runbook.md#store_went_backwards))."
+    next_step = (
+        "Advance the sequence past the highest id in use ([runbook](../operations/runbook.md#store_went_backwards))."
+    )
 
     def __init__(self, sequence: str, seen: str, found: str) -> None:
         super().__init__(
@@ -250,7 +253,7 @@ class Unauthenticated(Refusal, reason="UNAUTHENTICATED", status="UNAUTHENTICATED
 
     next_step = (
         "Send one token, or use a client certificate, that is in the server's access file "
-        "([runbook](../operations/runbook.md#nobody-is-let-in))."
+        "([runbook](../operations/runbook.md#unauthenticated))."
     )
 
 
@@ -268,7 +271,9 @@ class PermissionDenied(Refusal, reason="PERMISSION_DENIED", status="PERMISSION_D
 class InternalError(Refusal, reason="INTERNAL", status="INTERNAL"):
     """A fault of the server. The log has the cause."""
 
-    next_step = "Read the server's log of that time ([runbook](../operations/runbook.md#calls-fail)), and report the defect."
+    next_step = (
+        "Read the server's log of that time ([runbook](../operations/runbook.md#calls_failed)), and report the defect."
+    )
 
     def __init__(self) -> None:
         super().__init__("internal error of the server; see its log")
