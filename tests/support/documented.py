@@ -245,7 +245,8 @@ def of_documents() -> Claims:
             f"| `store_timeout` | {default('store_timeout'):g} s |",
             f"| `lease_ttl` | {default('lease_ttl'):g} s |",
             f"| `max_reserved_ids` | {number(default('max_reserved_ids'))} |",
-            f"up to {times:g} times `outage_reserve` at the present rate, {ceil(times * default('outage_reserve'))} s by default",
+            f"up to {times:g} times `outage_reserve` at the present rate, "
+            f"{ceil(times * default('outage_reserve'))} s by default",
             f"with the default of {default('request_id_window') / 3600:g} hour are 360,000 rows",
         ],
         "docs/operations/upgrades.md": [],
