@@ -38,7 +38,7 @@ These differences favour one side or the other. Read the figures with them in mi
 - One machine: the network between client and server, missing here, would cost all contenders the same per call, which
   favours ranges and `ids()`.
 - An fsync took {fsync_ms:g} ms on this disk (median, 4 kB, {file_system}). Contenders that write on each call (the
-  recipes, Redis, PostgreSQL's segment table, `RISING`) are limited by it and gain from a faster disk; calls that
+  recipes, Redis, PostgreSQL's segment table, `RISING`) are limited by it and gain from a faster disk. Calls that
   idalloc serves from a lease are not.
 - ghz uses CPU, too, and has a maximum rate; near that rate the figures of `native` measure ghz. Its latencies include
   its own time.
