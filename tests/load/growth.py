@@ -259,7 +259,7 @@ def main() -> None:
                 "Sequences in the store",
                 f"Time from process start to the line with the address (median of {STARTS}), and memory then. The\n"
                 f"last columns have the memory after serving one id of each name: at most {chosen.names:,} names,\n"
-                f"for at most {chosen.name_seconds:g} s. That store is in memory and has no other names: the disk is no limit.",
+                f"for at most {chosen.name_seconds:g} s. That store is in memory, so the disk is no limit.",
                 ("In the store", "Start, s", "Memory, MB", "Names served", "Memory then, MB", "kB a name"),
                 lambda: measure_sequences(chosen.names, chosen.name_seconds),
             ),

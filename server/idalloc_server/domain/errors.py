@@ -79,9 +79,8 @@ class SequenceNotFound(Refusal, reason="SEQUENCE_NOT_FOUND", status="NOT_FOUND")
     """The sequence does not exist. ``why`` follows "does not exist" in the message."""
 
     next_step = (
-        "Create the sequence, or set `auto_create_sequences`. A deleted sequence then continues after its last id. If "
-        "the message says `this store was retired`, use the new one "
-        "([runbook](../operations/runbook.md#sequence_not_found))."
+        "Create the sequence, or set `auto_create_sequences`. A deleted one then continues after its last id. If the "
+        "message says `this store was retired`, use the new one ([runbook](../operations/runbook.md#sequence_not_found))."
     )
 
     def __init__(self, sequence: str, why: str = "") -> None:
@@ -188,9 +187,7 @@ class TooManySequences(Refusal, reason="TOO_MANY_SEQUENCES", status="RESOURCE_EX
 class StoreWentBackwards(Refusal, reason="STORE_WENT_BACKWARDS", status="FAILED_PRECONDITION"):
     """The store is behind what this process saw before, such as after a restore from a backup (P3)."""
 
-    next_step = (
-        "Advance the sequence past the highest id in use ([runbook](../operations/runbook.md#store_went_backwards))."
-    )
+    next_step = "Advance it past the highest id in use ([runbook](../operations/runbook.md#store_went_backwards))."
 
     def __init__(self, sequence: str, seen: str, found: str) -> None:
         super().__init__(
@@ -271,9 +268,7 @@ class PermissionDenied(Refusal, reason="PERMISSION_DENIED", status="PERMISSION_D
 class InternalError(Refusal, reason="INTERNAL", status="INTERNAL"):
     """A fault of the server. The log has the cause."""
 
-    next_step = (
-        "Read the server's log of that time ([runbook](../operations/runbook.md#calls_failed)), and report the defect."
-    )
+    next_step = "Read the server's log ([runbook](../operations/runbook.md#calls_failed)), and report the defect."
 
     def __init__(self) -> None:
         super().__init__("internal error of the server; see its log")
