@@ -132,6 +132,7 @@ def test_a_limit_of_sequences_is_raised(by_the_page: Operator) -> None:
     by_the_page.wait_for_log("many_sequences")
     show, fix = by_the_page.blocks("`TOO_MANY_SEQUENCES`")
     assert "orders" in by_the_page.run(show)
+    by_the_page.stop()
     by_the_page.run(fix)
     by_the_page.serve()
     by_the_page.take()
@@ -140,12 +141,13 @@ def test_a_limit_of_sequences_is_raised(by_the_page: Operator) -> None:
 
 def test_a_conflict_of_prefixes_is_solved(serving: Operator) -> None:
     """PREFIX_IN_USE: when the running node has another prefix, a second node starts with the old one."""
-    serving.set(IDALLOC_PREFIX_CONFLICT="refuse", IDALLOC_LISTEN="127.0.0.1:0")
-    assert "prefix 0 is in use by" in serving.start_refused()
+    another = "--listen 127.0.0.1:0 --prefix-conflict refuse"
+    assert "prefix 0 is in use by" in serving.start_refused(another)
     show, fix = serving.blocks("`PREFIX_IN_USE`")
     assert "prefix" in serving.run(show)
     assert "\n0008" in serving.run(fix)
-    serving.serve()
+    serving.serve(another)
+    serving.take()
 
 
 def test_a_wrong_clock_is_corrected(by_the_page: Operator, tmp_path: Path) -> None:

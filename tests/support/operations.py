@@ -38,16 +38,14 @@ class Operator:
         """Export variables for all that follows."""
         self.shell(" ".join(["export", *(f"{name}='{value}'" for name, value in variables.items())]))
 
-    def serve(self) -> None:
-        """Start the server, or restart it."""
-        code, printed = self._terminal.shell('idalloc serve 2>>"$LOG"')
+    def serve(self, flags: str = "") -> None:
+        """Start the server, or restart it with the variables as they were at its start."""
+        code, printed = self._terminal.shell(f'idalloc serve {flags} 2>>"$LOG"')
         assert code == 0, printed + self.log.read_text()
 
-    def start_refused(self) -> str:
+    def start_refused(self, flags: str = "") -> str:
         """Start a server that must refuse to start, and return its error."""
-        code, printed = self._terminal.shell("idalloc serve")
-        assert code == 2, printed
-        return printed
+        return self.shell(f"(idalloc serve {flags})", code=2)
 
     def stop(self) -> None:
         """Stop the servers."""
