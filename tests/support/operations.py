@@ -12,6 +12,8 @@ from tests.support.paths import ROOT
 from tests.support.terminal import Terminal
 from tests.support.waiting import wait_until
 
+# The longest wait for a command on a busy machine.
+SECONDS = 120.0
 # Short, as an advance waits for a lease and a second.
 LEASES = {"IDALLOC_LEASE_TTL": "3s", "IDALLOC_STORE_TIMEOUT": "2s", "IDALLOC_OUTAGE_RESERVE": "600ms"}
 
@@ -40,7 +42,7 @@ class Operator:
 
     def serve(self, flags: str = "") -> None:
         """Start the server, or restart it with the variables as they were at its start."""
-        code, printed = self._terminal.shell(f'idalloc serve {flags} 2>>"$LOG"')
+        code, printed = self._terminal.shell(f'idalloc serve {flags} 2>>"$LOG"', seconds=SECONDS)
         assert code == 0, printed + self.log.read_text()
 
     def start_refused(self, flags: str = "") -> str:
@@ -70,12 +72,10 @@ class Operator:
 
     def shell(self, commands: str, code: int = 0) -> str:
         """Run other commands in the same way."""
-        found, printed = self._terminal.shell(commands, seconds=120)
+        found, printed = self._terminal.shell(commands, seconds=SECONDS)
         assert found == code, f"{commands}: exit code {found}: {printed}"
         if "allocate " in commands:
-            for line in re.findall(r"^\d+\r?$", printed, re.MULTILINE):
-                assert int(line) not in self._seen, f"{line} came twice"
-                self._seen.add(int(line))
+            self._note(printed)
         return printed
 
     def take(self, count: int = 10) -> None:
@@ -90,14 +90,17 @@ class Operator:
 
         def is_refused() -> bool:
             nonlocal printed
-            code, printed = self._terminal.shell(f"idalloc {call}", seconds=120)
-            for line in re.findall(r"^\d+\r?$", printed, re.MULTILINE):
-                assert int(line) not in self._seen, f"{line} came twice"
-                self._seen.add(int(line))
+            code, printed = self._terminal.shell(f"idalloc {call}", seconds=SECONDS)
+            self._note(printed)
             return code == 1 and reason in printed
 
-        wait_until(is_refused, f"{call} is refused with {reason}: {printed}")
+        wait_until(is_refused, f"{call} is refused with {reason}", SECONDS)
         return printed
+
+    def _note(self, printed: str) -> None:
+        for line in re.findall(r"^\d+\r?$", printed, re.MULTILINE):
+            assert int(line) not in self._seen, f"{line} came twice"
+            self._seen.add(int(line))
 
     def wait_for_log(self, *texts: str) -> None:
         """Wait until the log has each of these texts."""
