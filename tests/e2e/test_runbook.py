@@ -45,7 +45,7 @@ def test_a_locked_store_recovers(serving: Operator) -> None:
     health, log, ids = serving.blocks("`STORE_UNAVAILABLE`")
     with closing(sqlite3.connect(serving.file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        serving.refused("E", "allocate orders 100000")  # after the client's retries
+        serving.refused("", "allocate orders 100000")  # by the client's deadline, or by the store
         serving.wait_for_log("store_fails")
         assert "store: NOT_SERVING: " in serving.run(health)
         assert "store_fails" in serving.run(log)
