@@ -28,7 +28,7 @@ class Client(BaseClient):
 
     Args:
         target: The server as ``host:port``, or another name that gRPC resolves.
-        timeout: Limit of a call in seconds, including retries. Streams have their own parameter.
+        timeout: Limit of a call in seconds, including retries. Streams have a parameter of their own.
         credentials: TLS credentials, such as ``grpc.ssl_channel_credentials()``; None for a plaintext connection.
         token: Bearer token that identifies the client. It is sent with each call, over TLS or to this machine only.
         server_name: The name in the server's certificate, if it is not the target's. If the target is a list of

@@ -73,10 +73,12 @@ def bench(
 ) -> None:
     """Run a load test, and report latencies and rates.
 
-    Exits with 0 only if no call failed and no id was wrong. As JSON, the report has ghz's shape.
+    The exit code is 0 only if no call failed and no id was wrong. As JSON, the report has the form of ghz's reports.
 
     unary: AllocateRange. stream: StreamRanges. docids: GenerateDocId, or StreamDocIds with --total-ids, decoded.
-    mixed: 70 %, 6 %, 20 % and 4 % of these. The ids that it allocates are lost. Failed calls are not retried.
+    mixed: 70 % AllocateRange, 20 % GenerateDocId, 6 % StreamRanges, 4 % StreamDocIds.
+
+    The bench discards the ids that it allocates, and retries no failed call.
     """
     if duration is not None and total is not None:
         raise UsageError("--duration and --total are mutually exclusive; give one of them", context)

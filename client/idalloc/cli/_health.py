@@ -24,9 +24,9 @@ def health(
         str, typer.Argument(help="A service of the server, such as idalloc.v1.NodeService; default: the whole server.")
     ] = "",
 ) -> None:
-    """Check the server's health. Exits with 0 only if it serves.
+    """Check the server's health. The exit code is 0 only if the server serves.
 
-    A failing store is reported with its error, but the exit code stays 0 while the server serves from its leases.
+    The command reports the error of a failing store. The exit code stays 0 while the server serves from its leases.
     """
     target, limit = target_and_timeout(context)
     access = channel_arguments(context, target)

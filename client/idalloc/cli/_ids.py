@@ -56,9 +56,9 @@ def allocate(
 ) -> None:
     """Allocate one contiguous range of ids from a sequence, and print an id on each line.
 
-    If the sequence does not exist, the server creates it (1, 2, 3 …, no format) and the command reports that on
-    standard error, unless the server's setting auto_create_sequences is off. To choose the settings of a sequence,
-    create it first with `idalloc sequences create`.
+    If the sequence does not exist, the server creates it (1, 2, 3 …, no format), unless its setting
+    auto_create_sequences is off. The command reports the creation on standard error. To choose the settings of a
+    sequence, create it first with `idalloc sequences create`.
     """
     _check_exclusive(context, ranges, texts)
     with connect(context, log) as client:
