@@ -237,7 +237,7 @@ def of_documents() -> Claims:
             f"plus a margin of {generations.MARGIN_SECONDS:g} s",
             f"after {worker.CHANGE_PAUSE_SECONDS:g} s if it cannot",
         ],
-        "docs/strategies.md": [],
+        "docs/guides/choosing-a-key.md": [],
     }
 
 

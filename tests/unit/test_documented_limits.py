@@ -72,7 +72,7 @@ FACTS: Claims = {
         "with 2 workers, or nodes, an identity gets up to twice as much",
     ],
     "docs/architecture.md": ["about 300 bytes for each name ever served", "U+001F and the period"],
-    "docs/strategies.md": [
+    "docs/guides/choosing-a-key.md": [
         "at most three `idalloc sequences create parcels --offset 1 --increment 3`, on the others `--offset 2` and "
         "`--offset 3`"
     ],
