@@ -72,6 +72,9 @@ FACTS: Claims = {
         "with 2 workers, or nodes, an identity gets up to twice as much",
     ],
     "docs/architecture.md": ["about 300 bytes for each name ever served", "U+001F and the period"],
+    "docs/guides/access-control.md": ["With 2 workers or 2 servers a caller gets up to twice as much."],
+    "docs/guides/migration.md": ["the largest one plus 2^52"],
+    "docs/guides/verify.md": ["at most 40 bytes for each record"],
     "docs/guides/choosing-a-key.md": [
         "at most three `idalloc sequences create parcels --offset 1 --increment 3`, on the others `--offset 2` and "
         "`--offset 3`"
