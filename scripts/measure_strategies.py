@@ -1,4 +1,4 @@
-"""Measure how many keys a second each strategy of docs/strategies.md gives; print a Markdown table.
+"""Measure how many keys a second each strategy of docs/guides/choosing-a-key.md gives; print a Markdown table.
 
     .venv/bin/python scripts/measure_strategies.py --store 'crate://crate@127.0.0.1:4200/?schema=strategies'
 

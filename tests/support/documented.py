@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from math import ceil
 
 from idalloc._core import calls, defaults, pool, resumption
+from idalloc.bench import _plan
 from idalloc_server import app
 from idalloc_server.auth import rejected_callers
 from idalloc_server.config import Settings, load
@@ -271,7 +272,25 @@ def of_documents() -> Claims:
             f"was *sent* ({default('lease_ttl'):g} s by default)",
             f"`lease_ttl` and a second ({default('lease_ttl') + generations.MARGIN_SECONDS:g} s by default)",
         ],
-        "docs/strategies.md": [],
+        "docs/guides/access-control.md": [
+            f"A host that shows {rejected_callers.BURST} wrong tokens",
+            f"up to {resumption.MAX_RETRY_AFTER:g} s at a time",
+        ],
+        "docs/guides/choosing-a-key.md": [],
+        "docs/guides/deployment.md": [
+            f"({default('drain_timeout'):g} s by default) plus {supervisor.STOP_MARGIN_SECONDS:g} s.",
+            f"tries again each {worker.CHANGE_PAUSE_SECONDS:g} s",
+            f"becomes free {start_timestamps.STALE_AFTER:g} s after the last worker has left it",
+            f"at most {number(transport.MAX_BLOCKED_WRITES)} of them",
+            f"a request with more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
+            f"retry calls within their timeout, {defaults.DEFAULT_TIMEOUT:g} s by default",
+            f"Each reason has up to {metrics.MAX_CAUSES} causes a second",
+            f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
+        ],
+        "docs/guides/load-tests.md": [f"`--duration` ({_plan.Plan.duration:g} s by default)"],
+        "docs/guides/migration.md": [f"The default of both systems is {default('node_prefix'):g}."],
+        "docs/guides/tls.md": [],
+        "docs/guides/verify.md": [],
     }
 
 

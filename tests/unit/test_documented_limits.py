@@ -83,7 +83,10 @@ FACTS: Claims = {
         "4 processes with 250 ids a second each burn up to 4 \N{MULTIPLICATION SIGN} 250 \N{MULTIPLICATION SIGN} 113"
         " = 113,000 ids",
     ],
-    "docs/strategies.md": [
+    "docs/guides/access-control.md": ["With 2 workers or 2 servers a caller gets up to twice as much."],
+    "docs/guides/migration.md": ["the largest one plus 2^52"],
+    "docs/guides/verify.md": ["at most 40 bytes for each record"],
+    "docs/guides/choosing-a-key.md": [
         "at most three `idalloc sequences create parcels --offset 1 --increment 3`, on the others `--offset 2` and "
         "`--offset 3`"
     ],

@@ -1,0 +1,57 @@
+"""The commands of the guides run as they stand there; tables in them are those of the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from idalloc._core.tls_errors import _CAUSES
+from idalloc.cli import _UNREACHABLE_HINTS
+from idalloc_server.auth.authorize import RULES
+from tests.support.documents import run_page
+from tests.support.paths import ROOT
+from tests.support.processes import running
+
+GUIDES = ROOT / "docs" / "guides"
+
+
+@pytest.mark.parametrize(
+    ("name", "not_run"),
+    [
+        ("access-control", {}),
+        ("verify", {}),
+        ("migration", {}),
+        pytest.param("tls", {}, marks=pytest.mark.test_long),
+        pytest.param("choosing-a-key", {"--past-table": "it needs a CrateDB"}, marks=pytest.mark.test_long),
+    ],
+)
+def test_guides_do_what_they_say(name: str, not_run: dict[str, str], tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Each command of a guide succeeds, or prints the error that the guide shows."""
+    stopped = ["store export"] if name == "verify" else []
+    run_page(f"docs/guides/{name}.md", tmp_path, subtests, not_run=not_run, stopped_before=stopped)
+
+
+def test_deployment_works_on_a_running_server(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """The settings files of the guide are valid, and both Python clients reach one of two servers."""
+    not_run = {"docker run": "it needs a container engine", "useradd": "it changes the system"}
+    with running(tmp_path) as server:
+        ports = {50051: int(server.address.rpartition(":")[2])}
+        run_page("docs/guides/deployment.md", tmp_path, subtests, not_run=not_run, files=["protos"], ports=ports)
+
+
+def test_the_tls_guide_has_the_client_s_messages() -> None:
+    """The table of failed connections has each cause that the client names, and the command's next step."""
+    page = (GUIDES / "tls.md").read_text()
+    table = page.partition("## When the connection fails")[2].partition("\n\nIn Python")[0]
+    assert {*re.findall(r"^\| `(.*?) \(…\); (.*?)`", table, re.MULTILINE)} == {
+        (cause, _UNREACHABLE_HINTS[kind]) for _, kind, cause in _CAUSES
+    }
+
+
+def test_the_table_of_roles_has_every_rpc() -> None:
+    """Each RPC is in the row of the role that the server requires."""
+    page = (GUIDES / "access-control.md").read_text()
+    rows = dict(re.findall(r"^\| `(allocate|read|admin)` \| (.*) \|$", page, re.MULTILINE))
+    assert {role: {*re.findall(r"`(\w+)`", row)} for role, row in rows.items()} == {
+        role: {method.rpartition("/")[2] for method, rule in RULES.items() if rule.role == role} for role in rows
+    }
