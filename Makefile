@@ -137,7 +137,7 @@ endef
 
 editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 
-# A server alone: some 110 MB.
+# A server alone: some 140 MB of packages instead of 500.
 .venv/runtime: requirements/server.txt
 	$(call venv,.venv,$<)
 	@touch $@
