@@ -1,4 +1,4 @@
-"""Every default and limit in the protos, the README and the documents is the one in the code."""
+"""Every default and limit in the protos and the documents is the one in the code."""
 
 import re
 from collections.abc import Callable
