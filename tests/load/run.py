@@ -1,4 +1,4 @@
-"""Measure the figures of speed and memory in the README: `make load`.
+"""Measure speed and memory: `make load`.
 
 Ratios are medians over rounds in which the contenders take turns, since single figures of a shared machine vary. Each
 server is a process. ghz makes the unary calls if it is on the PATH. Otherwise Python clients do, which are slower than

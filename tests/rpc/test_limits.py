@@ -1,4 +1,4 @@
-"""The limits of a connection, as README.md's "Limits" has them."""
+"""The limits of a connection, as docs/reference/limits.md states them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TestMetadata:
 
 class TestCallsOfAConnection:
     async def test_limit_is_announced(self, served: Served, transport: str) -> None:
-        """A connection may have 1,250 open calls, 100 with native, as README's "Limits" says."""
+        """A connection may have 1,250 open calls, 100 with native, as the documented limits say."""
         announced = (await asyncio.to_thread(announced_settings, served.address))[MAX_CONCURRENT_STREAMS]
         assert announced == (100 if transport == "native" else 1_250)
 

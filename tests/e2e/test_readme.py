@@ -1,0 +1,64 @@
+"""README.md: its commands run as they stand there."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.documents import blocks, run_page
+from tests.support.paths import ROOT
+
+NOT_RUN = {
+    "make test": "it is this test",
+    "pip install": "needs a package index",
+    "docker run": "needs a container engine; tests/e2e/test_image.py builds the image",
+}
+# What a clone has that the commands read.
+CLONE = ["Makefile", "pyproject.toml", "requirements", "protos", ".venv"]
+
+
+@pytest.mark.timeout(300)
+def test_every_command_runs(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Each command of the README succeeds, and prints what the README shows."""
+    current = subprocess.run(["make", "--question", ".venv/server"], cwd=ROOT, capture_output=True)
+    if current.returncode:
+        pytest.skip("`make run` would install packages first: run `make .venv/ready`")
+    run_page("README.md", tmp_path, subtests, not_run=NOT_RUN, files=CLONE)
+
+
+def test_the_readme_is_short() -> None:
+    """The README has at most 170 lines, with both first commands among the first ten."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 170
+    assert [line.split()[:2] for line in lines[:10] if line.startswith("make")] == [["make", "run"], ["make", "test"]]
+
+
+def test_every_link_of_the_readme_exists() -> None:
+    """Each relative link of README.md names a file or folder of the repository."""
+    text = (ROOT / "README.md").read_text()
+    for block in blocks(text):
+        text = text.replace(block.text, "")
+    links = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
+    assert len(links) > 30
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("row", "measured", "figure"),
+    [
+        ("PostgreSQL nextval, cache 1 | 16", "48,951", "49,000 a second over 16 connections"),
+        ("Redis INCRBY | 64", "62,951", "63,000 a second over 64"),
+        ("CrateDB's recipe on CrateDB, 16 writers | 16", "440", "440 ids a second with 16 writers"),
+        ("idalloc grpcio on SQLite: `ids()`, one by one | 1", "3,619,115", "3.6 million a second"),
+        ("ids/s at 16 writers, idalloc / CrateDB's recipe", "14,213", "14,213 times as many"),
+        ("ids/s, `ids()` in one thread / Redis INCRBY one by one, pipelined 16", "64", "64 times Redis's pipelined"),
+        ("idalloc grpcio, 1 worker, SQLite | 64", "2,248", "one process answers 2,200 calls a second"),
+        ("idalloc native, 1 worker, SQLite | 64", "13,682", "and 13,700 with the"),
+    ],
+)
+def test_the_figures_are_those_of_the_benchmarks(row: str, measured: str, figure: str) -> None:
+    """Each figure of the README rounds what docs/…/benchmarks.md has: after `make bench-peers`, write it anew."""
+    [page] = (ROOT / "docs").rglob("benchmarks.md")
+    [found] = [line for line in page.read_text().splitlines() if line.startswith(f"| {row} |")]
+    assert f" {measured} |" in found
+    assert figure in (ROOT / "README.md").read_text()
