@@ -72,6 +72,8 @@ FACTS: Claims = {
         "with 2 workers, or nodes, an identity gets up to twice as much",
     ],
     "docs/architecture.md": ["about 300 bytes for each name ever served", "U+001F and the period"],
+    "docs/guides/sequences.md": ["it counts 1, 2, 3 and so on", "0 means the default."],
+    "docs/guides/formats-and-resets.md": ["999,999 for `06d`", "the width has room up to 9999"],
     "docs/strategies.md": [
         "at most three `idalloc sequences create parcels --offset 1 --increment 3`, on the others `--offset 2` and "
         "`--offset 3`"
