@@ -7,7 +7,7 @@ import pytest
 from tests.support.documents import run_page
 from tests.support.processes import running
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.test_long]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.test_long]
 
 
 @pytest.mark.parametrize(
