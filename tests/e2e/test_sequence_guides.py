@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.test_long]
 @pytest.mark.parametrize(
     ("page", "not_run"),
     [
-        ("sequences", {"crate://": "needs the package index and CrateDB"}),
+        ("sequences", {"crate://": "needs CrateDB"}),
         ("formats-and-resets", {}),
     ],
 )
