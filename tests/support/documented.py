@@ -277,6 +277,24 @@ def of_documents() -> Claims:
         "docs/guides/migration.md": [f"The default of both systems is {default('node_prefix'):g}."],
         "docs/guides/tls.md": [],
         "docs/guides/verify.md": [],
+        "docs/guides/sequences.md": [
+            f"name is 1 to {model.MAX_NAME_BYTES} bytes of UTF-8",
+            f"| the distance between ids; negative to count down. The sign cannot change | {plain.step} |",
+            f"| the bounds of the ids; at the bound the sequence is exhausted | {plain.min_value}, {largest} |",
+            f"no id beyond {power(validation.MAX_JSON_SAFE)}, where JavaScript loses digits",
+            f"after the year {datetime.fromtimestamp(summary._YEAR_10000 - 1, UTC).year}",
+            f"`lease_ttl` and a second ({default('lease_ttl') + generations.MARGIN_SECONDS:g} s by default)",
+            f"`max_clock_skew` ({default('max_clock_skew'):g} s by default)",
+            f"room up to the year {datetime.fromtimestamp(validation._SECONDS_TO_2200, UTC).year}",
+            f"Both may be up to {number(validation.MAX_LEASE_SIZE)}.",
+            f"`request_id_window` ({default('request_id_window') / 3600:g} hour by default)",
+        ],
+        "docs/guides/formats-and-resets.md": [
+            f"carries {number(id_allocator.MAX_TEXTS_PER_MESSAGE)} texts at most",
+            f"at most {formats.MAX_TEMPLATE} characters",
+            f"room for {formats.MAX_PREFIX}, as",
+            f"A width is 1 to {formats.MAX_WIDTH}.",
+        ],
     }
 
 

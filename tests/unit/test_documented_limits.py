@@ -87,6 +87,8 @@ FACTS: Claims = {
     "docs/guides/migration.md": ["the largest one plus 2^52"],
     "docs/guides/verify.md": ["at most 40 bytes for each record"],
     "docs/explanation/guarantees.md": ["`GRPC_ENABLE_FORK_SUPPORT=1`"],
+    "docs/guides/sequences.md": ["it counts 1, 2, 3 and so on", "0 means the default."],
+    "docs/guides/formats-and-resets.md": ["999,999 for `06d`", "the width has room up to 9999"],
     "docs/guides/choosing-a-key.md": [
         "at most three `idalloc sequences create parcels --offset 1 --increment 3`, on the others `--offset 2` and "
         "`--offset 3`"

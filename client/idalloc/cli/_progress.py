@@ -35,11 +35,13 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
 
 def wait(seconds: float) -> None:
     """Wait so many seconds until a change is effective on all nodes."""
+    if seconds <= 0:
+        return
     end = time.monotonic() + seconds
     if not sys.stderr.isatty():
         if seconds > 1:
             write_stderr(f"waiting {seconds:.0f} s until the change is effective on all nodes (skip with --no-wait)")
-        time.sleep(max(0.0, seconds))
+        time.sleep(seconds)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -57,4 +57,5 @@ class UsageRates:
             return None
         older, _, value, step = seen
         elapsed = self._clock.boot() - older.at
-        return (value - older.value) / step / elapsed if elapsed >= MIN_SECONDS else None
+        # Ids are counted first: 0 divided by a negative step is -0.0.
+        return (value - older.value) // step / elapsed if elapsed >= MIN_SECONDS else None

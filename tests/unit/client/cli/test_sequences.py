@@ -183,6 +183,13 @@ def test_wait_shows_progress_bar_on_terminal(monkeypatch: pytest.MonkeyPatch) ->
     assert "effective on all nodes" in terminal.getvalue()
 
 
+def test_no_progress_bar_if_a_change_is_effective_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that nobody has to wait for leaves no trace of a progress bar."""
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    _progress.wait(0.0)
+    assert not terminal.getvalue()
+
+
 @pytest.mark.parametrize(
     ("line", "named"),
     [

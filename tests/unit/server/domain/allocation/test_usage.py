@@ -26,6 +26,14 @@ def test_the_rate_covers_the_last_windows(clock: FakeClock, step: int) -> None:
     assert rates.per_second("other") is None
 
 
+def test_an_unused_descending_counter_has_a_rate_of_zero(clock: FakeClock) -> None:
+    """The rate of an unused counter is 0 and not -0, which would be displayed as -0.0/s."""
+    rates = UsageRates(clock)
+    rates.record("s", 8, -1)
+    clock.advance(20.0)
+    assert str(rates.per_second("s")) == "0.0"
+
+
 def test_a_counter_that_moves_back_restarts_the_rate(clock: FakeClock) -> None:
     """A counter that moves back restarts the measurement."""
     rates = UsageRates(clock)
