@@ -131,7 +131,7 @@ class Statements(Tables):
         return {"cols": [], "results": results}
 
     def _parse(self, statement: str) -> tuple[re.Match[str], Callable[[re.Match[str], Sequence[Any]], Answer]]:
-        text = " ".join(statement.split()).removesuffix(";")
+        text = _without_dialect(" ".join(statement.split()).removesuffix(";"))
         for pattern, run in self._forms:
             if found := pattern.fullmatch(text):
                 return found, run
@@ -165,14 +165,15 @@ class Statements(Tables):
         defaults = {name: value for name, value in defaults.items() if name not in columns}
         columns += defaults
         given = "".join(f", {value}" for value in defaults.values())
-        # Each row is a write with its own _seq_no.
+        # Each row is a write with its own _seq_no. Of several rows, CrateDB skips those that it cannot write.
         rows = [
             f"({self._translate(values, table, count)}{given}, {self._next_seq_no(table)}, 1, 1)"
             for values in re.findall(r"\(([^()]+)\)", found["rows"])
         ]
+        insert = "INSERT" if found["key"] or len(rows) == 1 else "INSERT OR IGNORE"
         sql = (
-            f'INSERT INTO "{table["schema"]}.{table["name"]}" ({", ".join(columns)}, _seq_no, _primary_term, _version)'
-            f" VALUES {', '.join(rows)}"
+            f'{insert} INTO "{table["schema"]}.{table["name"]}"'
+            f" ({', '.join(columns)}, _seq_no, _primary_term, _version) VALUES {', '.join(rows)}"
         )
         if found["key"]:
             sql += f" ON CONFLICT ({found['key']}) DO "
@@ -297,6 +298,17 @@ class Statements(Tables):
             else:
                 out.append(token)
         return "".join(out)
+
+
+def _without_dialect(text: str) -> str:
+    """Returns a statement of SQLAlchemy's dialect in the form of the others: types, the key, names of columns."""
+    if made := re.fullmatch(r"CREATE TABLE (\w+) \( (.+), PRIMARY KEY \((\w+)\) \)", text):
+        columns = made[2].replace(" LONG", " BIGINT").replace(" STRING", " TEXT")
+        columns = re.sub(rf"\b{made[3]} (\w+) NOT NULL", rf"{made[3]} \1 PRIMARY KEY", columns)
+        return f"CREATE TABLE {made[1]} ({columns})"
+    if read := re.fullmatch(r"SELECT .+ FROM (\w+) WHERE .+", text):
+        return text.replace(f"{read[1]}.", "")
+    return text
 
 
 def _refuses_one_row(error: SqlError) -> bool:
