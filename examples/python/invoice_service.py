@@ -2,7 +2,7 @@
 
     pip install idalloc starlette uvicorn
     uvicorn invoice_service:app --port 8000
-    curl --request POST --header "Idempotency-Key: $(uuidgen --random)" http://127.0.0.1:8000/invoices
+    curl --request POST --header "Idempotency-Key: $(uuidgen)" http://127.0.0.1:8000/invoices
 
 Needs an idalloc server. IDALLOC_SERVER is its address (default 127.0.0.1:50051); IDALLOC_CA and IDALLOC_TOKEN_FILE are
 the CA and the token, if the server needs them.

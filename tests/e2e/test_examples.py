@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 
 EXAMPLES = ROOT / "examples" / "python"
 UNREACHABLE = "127.0.0.1:1"
-ROWS = 2500  # three batches
+ROWS = 1200  # two batches
 TABLES = ("example_orders", "example_shop_orders", "example_shop_lines")
 
 
