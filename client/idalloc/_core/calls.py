@@ -124,13 +124,18 @@ def update_node(prefix: int | None, offset: int | None, increment: int | None, p
 
 
 def new_request(kind: type[AnyRequest], /, **fields: Any) -> AnyRequest:
-    """Return a request; name the field of an invalid value, which protobuf does not."""
+    """Return a request; name the field of an invalid value, which protobuf does not.
+
+    Raises:
+        ValueError: A value does not fit into its field. The cause is UnicodeEncodeError if a text is not UTF-8.
+        TypeError: A value has the wrong type.
+    """
     message = kind()
     for name, value in fields.items():
         try:
             message.MergeFrom(kind(**{name: value}))
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+            raise ValueError(f"{name}: {error}") from error
         except TypeError as error:
             raise TypeError(f"{name}: {error}") from None
     return message
