@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Unauthenticated,
         Unavailable,
     )
+    from idalloc._core.sequences import SequenceSettings
     from idalloc._core.types import Node, ParsedId, Range, Sequence, SequenceChange
     from idalloc._sync.client import Client
     from idalloc._sync.ids import Ids
@@ -72,6 +73,7 @@ __all__ = [
     "SequenceExists",
     "SequenceInvalid",
     "SequenceNotFound",
+    "SequenceSettings",
     "ServerDraining",
     "ServerUnreachable",
     "StoreRefused",
@@ -85,6 +87,7 @@ __all__ = [
 _MODULES = {
     "Client": "_sync.client",
     "Ids": "_sync.ids",
+    "SequenceSettings": "_core.sequences",
     **dict.fromkeys(("Node", "ParsedId", "Range", "Sequence", "SequenceChange"), "_core.types"),
 }
 

@@ -1,5 +1,6 @@
 """The base of both clients: their arguments, their connections and their log."""
 
+import math
 import os
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
@@ -33,6 +34,13 @@ class BaseClient:
         insecure: bool = False,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
+        try:
+            math.isfinite(timeout)
+        except TypeError:
+            raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}") from None
+        if not isinstance(credentials, grpc.ChannelCredentials | None):
+            found = type(credentials).__name__  # type: ignore[unreachable]
+            raise TypeError(f"credentials must be of grpc, such as grpc.ssl_channel_credentials(…), not {found}")
         self.target = target
         self.timeout = timeout
         self._config = ChannelConfig(

@@ -1,11 +1,12 @@
 """Phrases with defaults and limits that protos and documents must contain; the numbers come from the code."""
 
+import json
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from math import ceil
 
 from idalloc._core import calls, defaults, pool, resumption
-from idalloc.bench import _plan
+from idalloc._transport import channel
 from idalloc_server import app
 from idalloc_server.config import Settings, load
 from idalloc_server.domain import generations
@@ -18,6 +19,7 @@ from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
 from idalloc_server.workers import supervisor, worker
+from tests.support.paths import ROOT
 
 # Required phrases by place (an element of a proto, a section of a document). Limits that a document states in words
 # are asserted where the phrase is built.
@@ -198,6 +200,10 @@ def of_documents() -> Claims:
     """Returns the claims for the rest of the documents."""
     largest, times = power(model.MAX_ID), reserve_times()
     assert worker.CHANGE_SECONDS == 60  # "after a minute"
+    [policy] = json.loads((ROOT / "client/idalloc/v1/service_config.json").read_text())["methodConfig"]
+    assert policy["retryPolicy"]["maxAttempts"] == 5
+    assert channel.MAX_CONNECTIONS == 4
+    assert default("request_id_window") == 3600
     return {
         "README.md": [
             f"`outage_reserve` ({default('outage_reserve'):g} s by default)",
@@ -207,6 +213,16 @@ def of_documents() -> Claims:
             f"`outage_reserve` ({default('outage_reserve'):g} s by default)",
             f"up to {times:g} times `outage_reserve`, {ceil(times * default('outage_reserve'))} s by default",
             f"The largest id is {largest},",
+        ],
+        "docs/guides/python-sdk.md": [
+            f"tried up to five times within the client's `timeout`, {defaults.DEFAULT_TIMEOUT:g} s by default",
+            f"streams up to {resumption.MAX_RETRY_AFTER:g} s at a time",
+            f"| one for {number(calls.MAX_UUIDS_PER_CALL)} |",
+            f"id_count: must be between 1 and {default('max_ids_per_call'):.0f}, or 0 for the default, not 2000000",
+        ],
+        "docs/guides/sqlalchemy.md": [
+            f"ids go up to {power(model.MAX_ID)}",
+            f"within {power(validation.MAX_JSON_SAFE)}, for JavaScript",
         ],
         "SECURITY.md": [
             f"{number(transport.MAX_STREAMS_PER_CONNECTION['grpcio'])} with `grpcio`, "

@@ -16,6 +16,7 @@ from idalloc.v1 import node_pb2
 from idalloc.v1.sequences_pb2 import ParseIdRequest
 
 T = TypeVar("T")
+AnyRequest = TypeVar("AnyRequest", bound=Message)
 
 # The most UUIDs that the server generates in a call.
 MAX_UUIDS_PER_CALL = 10_000
@@ -44,8 +45,14 @@ def allocate_range(
     """Return a call for a range of n ids; ``exactly_once`` adds a new request id unless there is one."""
     if request_id is None and exactly_once:
         request_id = uuid.uuid4()
-    request = pb.AllocateRangeRequest(sequence=sequence, id_count=at_least_one("n", n))
-    if request_id:
+    if request_id is not None and not str(request_id):  # on the wire, empty means none
+        raise ValueError("request_id must be a UUID, not empty")
+    at_least_one("n", n)
+    try:
+        request = pb.AllocateRangeRequest(sequence=sequence, id_count=n)
+    except (TypeError, ValueError):
+        request = new_request(pb.AllocateRangeRequest, sequence=sequence, id_count=n)
+    if request_id is not None:
         request.request_id = str(request_id)
     if texts:
         request.view = pb.RANGE_VIEW_TEXTS
@@ -54,7 +61,7 @@ def allocate_range(
 
 def stream_ranges(sequence: str, total: int, chunk: int, texts: bool, timeout: float | None) -> Stream[Range]:
     """Return a stream of ranges."""
-    request = pb.StreamRangesRequest(sequence=sequence, total_id_count=total, chunk_id_count=chunk)
+    request = new_request(pb.StreamRangesRequest, sequence=sequence, total_id_count=total, chunk_id_count=chunk)
     if texts:
         request.view = pb.RANGE_VIEW_TEXTS
     return Stream(request, to_range, timeout)
@@ -62,12 +69,13 @@ def stream_ranges(sequence: str, total: int, chunk: int, texts: bool, timeout: f
 
 def parse_id(sequence: str, text: str) -> Call[ParsedId]:
     """Return a call that parses an id's text."""
-    return Call(ParseIdRequest(sequence=sequence, text=text), partial(from_message, ParsedId))
+    return Call(new_request(ParseIdRequest, sequence=sequence, text=text), partial(from_message, ParsedId))
 
 
 def doc_ids(n: int, offset: int, increment: int) -> Call[list[str]]:
     """Return a call for n document ids."""
-    request = pb.GenerateDocIdRequest(
+    request = new_request(
+        pb.GenerateDocIdRequest,
         id_count=at_least_one("n", n),
         auto_increment_offset=offset,
         auto_increment_increment=increment,
@@ -78,7 +86,8 @@ def doc_ids(n: int, offset: int, increment: int) -> Call[list[str]]:
 
 def stream_doc_ids(total: int, chunk: int, offset: int, increment: int, timeout: float | None) -> Stream[list[str]]:
     """Return a stream of document ids."""
-    request = pb.StreamDocIdsRequest(
+    request = new_request(
+        pb.StreamDocIdsRequest,
         total_id_count=total,
         chunk_id_count=chunk,
         auto_increment_offset=offset,
@@ -110,8 +119,26 @@ def update_node(prefix: int | None, offset: int | None, increment: int | None, p
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if not given:
         raise ValueError("nothing to change: no setting was given")
-    mask = FieldMask(paths=list(given))
-    return Call(node_pb2.UpdateNodeRequest(node=node_pb2.Node(**given), update_mask=mask, persist=persist), _to_node)
+    mask, node = FieldMask(paths=list(given)), new_request(node_pb2.Node, **given)
+    return Call(node_pb2.UpdateNodeRequest(node=node, update_mask=mask, persist=persist), _to_node)
+
+
+def new_request(kind: type[AnyRequest], /, **fields: Any) -> AnyRequest:
+    """Return a request; name the field of an invalid value, which protobuf does not.
+
+    Raises:
+        ValueError: A value does not fit into its field. The cause is UnicodeEncodeError if a text is not UTF-8.
+        TypeError: A value has the wrong type.
+    """
+    message = kind()
+    for name, value in fields.items():
+        try:
+            message.MergeFrom(kind(**{name: value}))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
+    return message
 
 
 def _to_node(reply: node_pb2.GetNodeResponse | node_pb2.UpdateNodeResponse) -> Node:

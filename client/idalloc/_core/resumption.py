@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from operator import index
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -102,6 +103,10 @@ class Stream(Generic[T]):
 
 def at_least_one(name: str, count: int) -> int:
     """Return the count if it is at least 1. On the wire, 0 stands for the default."""
-    if count < 1:
+    try:
+        number = index(count)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {type(count).__name__}") from None
+    if number < 1:
         raise ValueError(f"{name} must be at least 1, not {count}")
     return count

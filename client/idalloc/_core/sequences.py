@@ -3,18 +3,16 @@
 import uuid
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
-from idalloc._core.calls import Call
+from idalloc._core.calls import Call, new_request
 from idalloc._core.reply_checks import protocol_error, quote
 from idalloc._core.types import Sequence, SequenceChange, enum_texts, enum_value, from_message
 from idalloc.v1 import sequences_pb2 as pb
-
-AnyRequest = TypeVar("AnyRequest", bound=Message)
 
 # The largest page that the server returns.
 PAGE_SIZE = 1000
@@ -23,9 +21,28 @@ MAX_EMPTY_PAGES = 1_000
 
 
 class SequenceSettings(TypedDict, total=False):
-    """The settings of a sequence, named as the fields of ``idalloc.v1.Sequence``, which documents them.
+    """The settings of a sequence, for ``sequences.create`` and ``update``. None stands for the default.
 
-    None stands for the default.
+    Attributes:
+        description: What it is for, up to 1,000 characters.
+        labels: The user's own keys and values.
+        kind: ``"counter"`` (the default), ``"timestamp-ms"`` or ``"timestamp-us"``. Fixed at creation.
+        start: The first id; by default ``min_value``, or ``max_value`` if ``step`` is negative.
+        step: The distance between ids, 1 by default; a negative one counts down. Its sign is fixed at creation.
+        min_value: The lower bound of ids, 1 by default.
+        max_value: The upper bound of ids; by default 2^63-2, or the largest one for which ``format`` has room.
+        json_safe: Whether the bounds stay within 2^53-1, so that JavaScript does not lose digits.
+        offset: For several independent installations that must not issue the same id: the number of this one, 1 to
+            ``increment``. Ids differ from it by multiples of ``increment``.
+        increment: The number of installations; it replaces ``step``.
+        ordering: ``"rising-per-node"`` (the default) or ``"rising"`` over all nodes, which costs store writes.
+        min_lease_size: The fewest ids that a node takes from the store at a time.
+        max_lease_size: The most ids that a node holds in reserve.
+        format: The text form of ids, such as ``"INV-{year}-{value:06d}"``; by default decimal digits.
+        reset: When it restarts: ``"never"`` (the default), ``"yearly"``, ``"monthly"`` or ``"daily"``. Fixed at
+            creation.
+        time_zone: The IANA time zone of periods and dates, such as ``"Europe/Vienna"``; by default UTC. Fixed at
+            creation.
     """
 
     description: str | None
@@ -64,7 +81,7 @@ def update(name: str, settings: Mapping[str, Any], etag: str) -> Call[SequenceCh
     if not settings:
         raise ValueError("nothing to change: no setting was given")
     sequence = _sequence(name, settings)
-    sequence.MergeFrom(_message(pb.Sequence, etag=etag))
+    sequence.MergeFrom(new_request(pb.Sequence, etag=etag))
     mask = FieldMask(paths=sorted(settings))
     return _change(pb.UpdateSequenceRequest, sequence=sequence, update_mask=mask)
 
@@ -85,7 +102,7 @@ def _change(kind: type[Message], **fields: Any) -> Call[SequenceChange]:
 
 def _with_request_id(kind: type[Message], **fields: Any) -> Message:
     # By the request id the server recognizes a request that it receives twice.
-    return _message(kind, request_id=str(uuid.uuid4()), **fields)
+    return new_request(kind, request_id=str(uuid.uuid4()), **fields)
 
 
 def _to_sequence(reply: pb.CreateSequenceResponse | pb.GetSequenceResponse) -> Sequence:
@@ -101,7 +118,7 @@ class Pages:
 
     def __init__(self, prefix: str, show_deleted: bool) -> None:
         self.more = True
-        self._request = _message(
+        self._request = new_request(
             pb.ListSequencesRequest, page_size=PAGE_SIZE, name_prefix=prefix, show_deleted=show_deleted
         )
         self._last_name = ""
@@ -140,20 +157,7 @@ def _sequence(name: str, settings: Mapping[str, Any]) -> pb.Sequence:
         raise TypeError(f"unknown sequence setting {unknown[0]!r}")
     fields = pb.Sequence.DESCRIPTOR.fields_by_name
     values = {key: _value(fields[key], value) for key, value in settings.items() if value is not None}
-    return _message(pb.Sequence, name=name, **values)
-
-
-def _message(kind: type[AnyRequest], /, **fields: Any) -> AnyRequest:
-    """Return a message; name the field of an invalid value, which protobuf does not."""
-    message = kind()
-    for name, value in fields.items():
-        try:
-            message.MergeFrom(kind(**{name: value}))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        except TypeError as error:
-            raise TypeError(f"{name}: {error}") from None
-    return message
+    return new_request(pb.Sequence, name=name, **values)
 
 
 def _value(field: FieldDescriptor, value: Any) -> Any:

@@ -27,7 +27,8 @@ class Client(BaseClient):
         including ``close``, which may deadlock; it should set a flag or raise.
 
     Args:
-        target: The server as ``host:port``, or another name that gRPC resolves.
+        target: The server as ``host:port``, or another name that gRPC resolves, such as
+            ``ipv4:10.0.0.1:50051,10.0.0.2:50051`` for several servers of one store.
         timeout: Limit of a call in seconds, including retries. Streams have a parameter of their own.
         credentials: TLS credentials, such as ``grpc.ssl_channel_credentials()``; None for a plaintext connection.
         token: Bearer token that identifies the client. It is sent with each call, over TLS or to this machine only.

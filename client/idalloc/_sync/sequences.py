@@ -28,7 +28,7 @@ class Sequences:
 
         Args:
             name: The name: 1 to 255 bytes of UTF-8 without control characters.
-            settings: The settings, see ``SequenceSettings``; the others have their defaults.
+            settings: The settings, see ``idalloc.SequenceSettings``; the others have their defaults.
 
         Raises:
             SequenceExists: A sequence of that name exists.
@@ -67,8 +67,8 @@ class Sequences:
         Args:
             name: The name.
             etag: If given, the change fails if the sequence was changed after this etag was read.
-            settings: The settings to change, see ``SequenceSettings``; None restores the default. Labels are replaced
-                as a whole. Kind, reset, time zone and the sign of step cannot be changed.
+            settings: The settings to change, see ``idalloc.SequenceSettings``; None restores the default. Labels are
+                replaced as a whole. Kind, reset, time zone and the sign of step cannot be changed.
 
         Raises:
             SequenceChanged: The etag is not the current one.

@@ -82,7 +82,7 @@ def _report(error: Exception, args: Sequence[str]) -> int:
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         return _fail(f"idalloc: {message}{hint}", 2) if message else 2  # without a message, help was printed
-    if isinstance(error, UnicodeEncodeError):
+    if isinstance(error, UnicodeEncodeError) or isinstance(error.__cause__, UnicodeEncodeError):
         return _fail("idalloc: the command line must be in UTF-8", 2)
     return _fail(f"idalloc: {type(error).__name__}: {error} (set PYTHONDEVMODE=1 to print the traceback)", 1)
 

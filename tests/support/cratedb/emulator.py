@@ -39,7 +39,8 @@ class Fault:
     Attributes:
         kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``: there is no
             answer; ``delay``: the answer is late; ``duplicate``: the statement is applied twice, and the second answer
-            is sent; ``error``: the answer is an error; ``garbage``: the answer is not JSON.
+            is sent; ``partial``: a bulk INSERT writes each second row only; ``error``: the answer is an error;
+            ``garbage``: the answer is not JSON.
         times: The number of statements with the fault; -1 for all.
         match: Only statements that contain this text.
         port: Only statements on this port.
@@ -50,7 +51,7 @@ class Fault:
         message: The message of the error.
     """
 
-    kind: Literal["drop", "reset", "hang", "delay", "duplicate", "error", "garbage"]
+    kind: Literal["drop", "reset", "hang", "delay", "duplicate", "partial", "error", "garbage"]
     times: int = 1
     match: str = ""
     port: int | None = None
@@ -146,6 +147,9 @@ class CrateEmulator:
             if "bulk_args" in body:
                 if statement.startswith("DELETE"):
                     return web.json_response(self._delete_each(statement, body["bulk_args"]))
+                if statement.startswith("INSERT") and "RETURNING" not in statement:
+                    answer = self.statements.insert_each(statement, body["bulk_args"])
+                    return web.json_response({**answer, "duration": 0.1})
                 if "RETURNING" not in statement:
                     raise UnknownStatement("bulk_args")
                 message = "UnsupportedFeatureException[Bulk operations for statements that return result sets"
@@ -174,6 +178,11 @@ class CrateEmulator:
         if fault.kind == "duplicate":
             self._execute(statement, args, body)
             return self._execute(statement, args, body)
+        if fault.kind == "partial":
+            written = iter(self.statements.insert_each(statement, body["bulk_args"][::2])["results"])
+            refused = {"rowcount": -2, "error": {"code": 5002, "message": "UnavailableShardsException[…]"}}
+            rows = [refused if number % 2 else next(written) for number in range(len(body["bulk_args"]))]
+            return web.json_response({"cols": [], "results": rows, "duration": 0.1})
         if fault.kind == "error":
             return _error(fault.status, fault.code, fault.message)
         if fault.applied:

@@ -89,7 +89,7 @@ def error_of(error: sqlite3.Error) -> Exception:
     if "UNIQUE constraint failed" in text:
         message = "DuplicateKeyException[A document with the same primary key exists already]"
         return SqlError(409, 4091, message)
-    if "cannot store TEXT" in text or "user-defined function" in text:
+    if "cannot store TEXT" in text or "datatype mismatch" in text or "user-defined function" in text:
         return SqlError(400, 4000, "SQLParseException[Cannot cast value `…` to type `bigint`]")
     if "cannot store REAL" in text:
         return SqlError(400, 4000, "SQLParseException[long overflow]")

@@ -8,7 +8,8 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tests.support.cratedb.refusals import (
@@ -84,7 +85,7 @@ class Statements(Tables):
                 ),
                 (
                     r"SELECT (?P<calls>MAX\(_seq_no\), MAX\(_primary_term\), MAX\(written_at\)|COUNT\(\*\))"
-                    r" FROM REFERENCE",
+                    r" FROM REFERENCE(?: WHERE (?P<key>\w+) ?= ?(?P<is>VALUE_))?",
                     self._aggregate,
                 ),
                 (r"SELECT CURRENT_TIMESTAMP", lambda *_: rows_of(["current_timestamp"], [[self.now_ms()]], [11])),
@@ -98,23 +99,57 @@ class Statements(Tables):
             SqlError: CrateDB answers with this error.
             UnknownStatement: The emulator does not know the form.
         """
-        text = " ".join(statement.split()).removesuffix(";")
+        found, run = self._parse(statement)
+        check_arguments(found[0], args)
+        with self._transaction():
+            return run(found, args)
+
+    def insert_each(self, statement: str, rows: Sequence[Sequence[Any]]) -> Answer:
+        """Runs an INSERT once for each row of ``bulk_args``. Existing keys and CHECKs refuse only their own row.
+
+        Raises:
+            SqlError: CrateDB rejects the statement as a whole.
+            UnknownStatement: The emulator does not know the form, or what CrateDB does to the rows before.
+        """
+        found, run = self._parse(statement)
+        results: list[Answer] = []
+        with self._transaction():
+            for args in rows:
+                check_arguments(found[0], args)
+                self._db.execute("SAVEPOINT one_row")
+                try:
+                    results.append({"rowcount": run(found, args)["rowcount"]})
+                except (sqlite3.Error, SqlError) as caught:
+                    error = error_of(caught) if isinstance(caught, sqlite3.Error) else caught
+                    if not isinstance(error, SqlError) or (results and not _refuses_one_row(error)):
+                        raise UnknownStatement(f"{statement}: {error}") from caught
+                    if not _refuses_one_row(error):
+                        raise error from caught
+                    self._db.execute("ROLLBACK TO one_row")
+                    results.append({"rowcount": -2, "error": {"code": error.code, "message": str(error)}})
+                self._db.execute("RELEASE one_row")
+        return {"cols": [], "results": results}
+
+    def _parse(self, statement: str) -> tuple[re.Match[str], Callable[[re.Match[str], Sequence[Any]], Answer]]:
+        text = _without_dialect(" ".join(statement.split()).removesuffix(";"))
         for pattern, run in self._forms:
             if found := pattern.fullmatch(text):
-                check_arguments(text, args)
-                self._db.execute("BEGIN")
-                try:
-                    answer = run(found, args)
-                    self._db.execute("COMMIT")
-                except sqlite3.Error as error:
-                    raise error_of(error) from error
-                finally:
-                    if self._db.in_transaction:
-                        self._db.execute("ROLLBACK")
-                return answer
+                return found, run
         if re.match(r"(SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|DROP|REFRESH|GRANT|REVOKE)\b", text, re.IGNORECASE):
             raise UnknownStatement(statement)
         raise SqlError(400, 4000, f"ParsingException[line 1:1: mismatched input '{text.partition(' ')[0]}']")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise error_of(error) from error
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
 
     # Rows
 
@@ -130,14 +165,15 @@ class Statements(Tables):
         defaults = {name: value for name, value in defaults.items() if name not in columns}
         columns += defaults
         given = "".join(f", {value}" for value in defaults.values())
-        # Each row is a write with its own _seq_no.
+        # Each row is a write with its own _seq_no. Of several rows, CrateDB skips those that it cannot write.
         rows = [
             f"({self._translate(values, table, count)}{given}, {self._next_seq_no(table)}, 1, 1)"
             for values in re.findall(r"\(([^()]+)\)", found["rows"])
         ]
+        insert = "INSERT" if found["key"] or len(rows) == 1 else "INSERT OR IGNORE"
         sql = (
-            f'INSERT INTO "{table["schema"]}.{table["name"]}" ({", ".join(columns)}, _seq_no, _primary_term, _version)'
-            f" VALUES {', '.join(rows)}"
+            f'{insert} INTO "{table["schema"]}.{table["name"]}"'
+            f" ({', '.join(columns)}, _seq_no, _primary_term, _version) VALUES {', '.join(rows)}"
         )
         if found["key"]:
             sql += f" ON CONFLICT ({found['key']}) DO "
@@ -198,16 +234,21 @@ class Statements(Tables):
             sql += f" LIMIT {self._translate(found['limit'], table, count)}"
         return self._answer(table, found["columns"], self._db.execute(sql, args).fetchall())
 
-    def _aggregate(self, found: re.Match[str], _: Sequence[Any]) -> Answer:
+    def _aggregate(self, found: re.Match[str], args: Sequence[Any]) -> Answer:
         """Aggregates the rows as of the last refresh."""
         table = self._find(found, "DQL", "READ")
         calls = found["calls"].lower().split(", ")
-        check_columns(table, [call[4:-1] for call in calls if call.startswith("max(")])
+        check_columns(table, [call[4:-1] for call in calls if call.startswith("max(")] + [found["key"] or "_seq_no"])
         copied = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (refreshed(table)[1:-1],)).fetchone()
         row = [0 if call == "count(*)" else None for call in calls]
         if copied:
-            row = list(self._db.execute(f"SELECT {found['calls']} FROM {refreshed(table)}").fetchone())
-        return rows_of(calls, [row], [10 for _ in calls])
+            where = (
+                f' WHERE "{found["key"]}" = {self._translate(found["is"], table, _Placeholders())}'
+                if found["key"]
+                else ""
+            )
+            row = list(self._db.execute(f"SELECT {found['calls']} FROM {refreshed(table)}{where}", args).fetchone())
+        return rows_of([call.removesuffix("(*)") for call in calls], [row], [10 for _ in calls])
 
     def _written(self, table: sqlite3.Row, found: re.Match[str], rows: list[sqlite3.Row]) -> Answer:
         check_table(self._db, table)
@@ -257,6 +298,21 @@ class Statements(Tables):
             else:
                 out.append(token)
         return "".join(out)
+
+
+def _without_dialect(text: str) -> str:
+    """Returns a statement of SQLAlchemy's dialect in the form of the others: types, the key, names of columns."""
+    if made := re.fullmatch(r"CREATE TABLE (\w+) \( (.+), PRIMARY KEY \((\w+)\) \)", text):
+        columns = made[2].replace(" LONG", " BIGINT").replace(" STRING", " TEXT")
+        columns = re.sub(rf"\b{made[3]} (\w+) NOT NULL", rf"{made[3]} \1 PRIMARY KEY", columns)
+        return f"CREATE TABLE {made[1]} ({columns})"
+    if read := re.fullmatch(r"SELECT .+ FROM (\w+) WHERE .+", text):
+        return text.replace(f"{read[1]}.", "")
+    return text
+
+
+def _refuses_one_row(error: SqlError) -> bool:
+    return error.code == 4091 or "Failed CONSTRAINT" in str(error)
 
 
 class _Placeholders:

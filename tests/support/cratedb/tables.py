@@ -69,6 +69,11 @@ class Tables:
             (r"(?:CREATE|DROP) USER .+", lambda *_: count_of(1)),
             (r"SELECT version\['number'\] FROM sys\.nodes", self._versions),
             (
+                r"SELECT table_name FROM information_schema\.tables WHERE table_schema = \?"
+                r" AND table_type = 'BASE TABLE' ORDER BY table_name ASC, table_schema ASC",
+                self._names_in,
+            ),
+            (
                 r"SELECT column_name, data_type FROM information_schema\.columns" + _OF_TABLE,
                 self._types_of,
             ),
@@ -229,6 +234,10 @@ class Tables:
         if "sys" in self.denied:
             raise SqlError(404, 4045, "SchemaUnknownException[Schema 'sys' unknown]")
         return rows_of(["version['number']"], [[version] for version in self.versions], [4])
+
+    def _names_in(self, _: re.Match[str], args: Sequence[Any]) -> Answer:
+        names = self._db.execute("SELECT name FROM _tables WHERE schema = ? ORDER BY name", args).fetchall()
+        return rows_of(["table_name"], [[name] for (name,) in names], [4])
 
     def _described(self, args: Sequence[Any]) -> sqlite3.Row | None:
         if self.denied >= {"DQL", "DML", "DDL"}:

@@ -159,6 +159,7 @@ def test_unexpected_exception_is_one_line(run: Command, monkeypatch: pytest.Monk
         ("node show --bogus", "--bogus"),
         ("allocat orders", "'allocate'"),
         ("allocate \udcff", "UTF-8"),
+        ("sequences create \udcff", "UTF-8"),
         ("health \udcff", "UTF-8"),
     ],
 )

@@ -1,0 +1,64 @@
+"""Invalid arguments of the client: an error names the argument before anything is sent."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import idalloc
+import idalloc.aio
+
+TARGET = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"n": "5"}, TypeError, "n must be an integer, not str"),
+        ({"n": 5.0}, TypeError, "n must be an integer, not float"),
+        ({"n": -1}, ValueError, "n must be at least 1, not -1"),
+        ({"n": 2**64}, ValueError, "id_count: "),
+        ({"sequence": 5}, TypeError, "sequence: "),
+        ({"request_id": ""}, ValueError, "request_id must be a UUID, not empty"),
+    ],
+)
+async def test_an_invalid_argument_is_named(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    """An argument that does not fit raises an error that names it, in both clients."""
+    arguments = {"sequence": "orders"} | arguments
+    with idalloc.Client(TARGET) as client, pytest.raises(error, match=f"^{message}"):
+        client.allocate_range(**arguments)
+    async with idalloc.aio.Client(TARGET) as other:
+        with pytest.raises(error, match=f"^{message}"):
+            await other.allocate_range(**arguments)
+
+
+def test_other_methods_name_an_invalid_argument() -> None:
+    """Streams, document ids, parsing and the node name an argument that does not fit."""
+    invalid: Any = object()
+    with idalloc.Client(TARGET) as client:
+        calls: dict[str, Callable[[], object]] = {
+            "sequence": lambda: client.stream_ranges(invalid, 1),
+            "total_id_count": lambda: client.stream_ranges("orders", invalid),
+            "chunk_id_count": lambda: client.stream_doc_ids(1, chunk=invalid),
+            "auto_increment_offset": lambda: client.doc_ids(offset=2**40),
+            "text": lambda: client.parse_id("orders", invalid),
+            "prefix": lambda: client.update_node(prefix=invalid),
+        }
+        for name, call in calls.items():
+            with pytest.raises((TypeError, ValueError), match=f"^{name}: "):
+                call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"timeout": "5s"}, "timeout must be a number of seconds, not str"),
+        ({"timeout": None}, "timeout must be a number of seconds, not NoneType"),
+        ({"credentials": "ca.pem"}, "credentials must be of grpc, such as .* not str"),
+    ],
+)
+@pytest.mark.parametrize("client", [idalloc.Client, idalloc.aio.Client], ids=["threads", "asyncio"])
+def test_a_client_rejects_arguments_of_wrong_types(client: Any, arguments: dict[str, Any], message: str) -> None:
+    """A client rejects a timeout or credentials of a wrong type when it is created, not at its first call."""
+    with pytest.raises(TypeError, match=message):
+        client(TARGET, **arguments)
