@@ -7,7 +7,9 @@ from math import ceil
 
 from idalloc._core import calls, defaults, pool, resumption
 from idalloc._transport import channel
+from idalloc.bench import _plan
 from idalloc_server import app
+from idalloc_server.auth import rejected_callers
 from idalloc_server.config import Settings, load
 from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
@@ -18,6 +20,7 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
+from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor, worker
 from tests.support.paths import ROOT
 
@@ -198,6 +201,7 @@ def of_limits() -> Claims:
 
 def of_documents() -> Claims:
     """Returns the claims for the rest of the documents."""
+    plain = model.Sequence()
     largest, times = power(model.MAX_ID), reserve_times()
     assert worker.CHANGE_SECONDS == 60  # "after a minute"
     [policy] = json.loads((ROOT / "client/idalloc/v1/service_config.json").read_text())["methodConfig"]
