@@ -41,7 +41,7 @@ class Operator:
         self.shell(" ".join(["export", *(f"{name}='{value}'" for name, value in variables.items())]))
 
     def serve(self, flags: str = "") -> None:
-        """Start the server, or restart it with the variables as they were at its start."""
+        """Start the server, or restart it."""
         code, printed = self._terminal.shell(f'idalloc serve {flags} 2>>"$LOG"', seconds=SECONDS)
         assert code == 0, printed + self.log.read_text()
 
