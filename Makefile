@@ -96,7 +96,7 @@ generated: .venv-gen/ready
 	@cp protos/idalloc/v1/service_config.json .build/gen/idalloc/v1/
 
 docs-reference: .venv/ready ## write docs/reference/ from the protos and the code
-	$(bin)/python scripts/errors_reference.py
+	$(bin)/python -m scripts.reference
 
 go-prefix: ## write GO_PREFIX into the protos (GO_PREFIX=…)
 	@sed -E -i.old 's#^(option go_package = ").*(/idalloc/(xprotocol/)?v1;)#\1$(GO_PREFIX)\2#' $(protos) && rm $(protos:%=%.old)
