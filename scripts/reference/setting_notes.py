@@ -109,10 +109,10 @@ a crash burns them. Sequences with the ordering `RISING`, timestamps, and calls 
 they call the store each time.""",
     "max_reserved_ids": f"""A node never reserves more than 1/{PREFETCH_SHARE} of the ids that a sequence has left. A
 sequence may have a lower limit of its own, `max_lease_size`.""",
-    "store_timeout": """Also how long a start waits for a store that is unavailable. The ids of a write without an
-answer are burned, and its callers get [`STORE_UNAVAILABLE`](errors.md#store_unavailable).""",
-    "max_clock_skew": """Also how far a sequence of timestamps may be ahead of the clock: beyond it, calls fail with
-[`SEQUENCE_AHEAD_OF_CLOCK`](errors.md#sequence_ahead_of_clock).""",
+    "store_timeout": """The ids of a write without an answer are burned, and its callers get
+[`STORE_UNAVAILABLE`](errors.md#store_unavailable).""",
+    "max_clock_skew": """A server with a larger difference does not start. A sequence of timestamps that is further
+ahead refuses calls with [`SEQUENCE_AHEAD_OF_CLOCK`](errors.md#sequence_ahead_of_clock).""",
     "workers": f"""More than 1 starts a supervisor, which restarts workers that end. They share the address, the prefix
 and the store; each has its own leases and its own start timestamp, as several nodes have. A connection stays with
 one worker, so one client with one connection uses one worker. Quotas and [`max_sequences`](#max_sequences) count in

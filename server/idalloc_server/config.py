@@ -100,8 +100,14 @@ class Settings(BaseModel):
     max_reserved_ids: Annotated[int, Field(ge=0, le=2**53)] = Field(
         100_000_000, description="Maximum number of ids of a sequence held in memory; a crash burns them."
     )
-    store_timeout: _Positive = Field(40.0, description="Timeout of a store call.")
-    max_clock_skew: _Positive = Field(60.0, description="Maximum clock difference to the store at startup.")
+    store_timeout: _Positive = Field(
+        40.0, description="Timeout of a store call; also how long a start waits for the store."
+    )
+    max_clock_skew: _Positive = Field(
+        60.0,
+        description="Maximum difference between the clocks of node and store at startup; also how far a sequence of "
+        "timestamps may be ahead of the clock.",
+    )
     workers: Annotated[int, Field(ge=1, le=256)] = Field(
         1, description="Number of processes that share the port, each with its own leases; more than 1 on Linux only."
     )
