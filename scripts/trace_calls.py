@@ -1,7 +1,7 @@
 """Print how much Python each request runs, and how large the code is; ``make trace`` runs it.
 
 It starts the whole application in this process, on a SQLite store in a temporary folder, and sends it requests through
-grpcio on a loopback port: decoding, the layer around each call and the reply's bytes are part of a request.
+grpcio on a loopback port. A request includes decoding, the layer around each call, and the encoding of the reply.
 
 For one request, from its arrival until nothing that it began is running:
 
@@ -10,8 +10,8 @@ For one request, from its arrival until nothing that it began is running:
 - functions and files: how many different ones these are.
 - transactions: those of the SQLite store; a read is one, too.
 
-The jobs that the application always runs are left out, as are the threads that write logs and watch files.
-``--list NAME`` prints every entry of the requests so named.
+It does not count the jobs that the application always runs, or the threads that write logs and watch files. ``--list
+NAME`` prints every entry of the requests so named.
 """
 
 import argparse

@@ -130,6 +130,9 @@ def _docstring(docstring: Any) -> str:
         kind = section.kind.value
         if kind == "text":
             parts += [prose(one_line(part), _known()) for part in section.value.split("\n\n")]
+        elif kind == "admonition":  # a paragraph "Signals: …" whose next lines are indented
+            name = section.value.kind.capitalize()
+            parts.append(prose(one_line(f"{name}: {section.title or ''} {section.value.description}"), _known()))
         elif kind == "returns":
             parts.append(f"Returns: {prose(one_line(section.value[0].description), _known())}")
         else:

@@ -41,7 +41,7 @@ if sys.platform == "win32":
 else:
     from uvloop import run
 
-# The most characters of --moved-to, so that it fits into every error.
+# The most characters of --moved-to: it must fit into every error.
 MAX_MOVED_TO_LENGTH = 300
 
 config = typer.Typer(no_args_is_help=True, add_completion=False, help="Show the server's settings.")
@@ -55,7 +55,7 @@ _ConfigFile = Annotated[
 
 
 def _with_settings_as_flags(command: Any, only: Iterable[str] = tuple(Settings.model_fields)) -> Any:
-    """Add an option for each setting to a command, so that ``Settings`` is the only list of them."""
+    """Add an option for each setting to a command: ``Settings`` is the only list of them."""
     *parameters, _ = inspect.signature(command).parameters.values()
     defaults = Settings().model_dump()
     for name in only:
@@ -123,8 +123,8 @@ def export(
         bool,
         typer.Option(
             "--retire",
-            help="Delete all sequences first and wait for all leases to expire, to move to another store. The retired "
-            "store rejects new sequences, and servers do not start on it, until `store import --unretire`.",
+            help="Retire the store for a move to another one: delete all sequences, and wait until all leases expire. "
+            "The retired store rejects new sequences, and servers do not start on it, until `store import --unretire`.",
         ),
     ] = False,
     moved_to: Annotated[
@@ -175,9 +175,7 @@ def import_(
             "store used since then.",
         ),
     ] = False,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Import the valid lines of a file with invalid ones.")
-    ] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Skip invalid lines, and import the valid ones.")] = False,
     config_file: _ConfigFile = None,
     **flags: str | None,
 ) -> None:
@@ -287,7 +285,7 @@ def _print_summary(context: typer.Context, done: importer.Importer, now: float) 
         "startTimestamps": done.claims,
     }
     if done.effective_at is not None:
-        # Rounded up, so that it is not too early.
+        # Rounded up: it must not be too early.
         at = datetime.fromtimestamp(ceil(done.effective_at), UTC).isoformat()
         remaining = max(0, ceil(done.effective_at - now))
         lines.append(f"effective at {at}, in {remaining} s: until then nodes may issue ids of earlier leases")

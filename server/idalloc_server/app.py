@@ -47,8 +47,8 @@ from idalloc_server.telemetry.metrics import CallMetrics, Counts
 STREAMS_SHARE = 0.8
 # The pause between attempts to open an unavailable store at startup.
 OPEN_RETRY_SECONDS = 1.0
-# A stop closes the port after no call came for so long and none runs: grpc answers a call that arrives during the close
-# with CANCELLED, which callers do not retry.
+# A stop closes the port when no call arrived for this long and none runs. grpc answers a call that arrives during the
+# close with CANCELLED, which callers do not retry.
 QUIET_SECONDS = 0.1
 # The longest wait for that: calls may run long, and callers may send without a pause.
 MAX_QUIET_WAIT_SECONDS = 1.0
@@ -164,7 +164,7 @@ class _Listener:
         )
         self.address = settings.listen
         self._reserved = None if is_worker else ReservedAddress(settings.listen)
-        # Bind before the store is opened, so that a port in use costs no store call. A worker binds later, since
+        # Bind before the store is opened: a port in use costs no store call. A worker binds later, since
         # connections to its port would wait for it while other workers could answer. Its supervisor has reserved the
         # port.
         if not is_worker:
@@ -367,7 +367,7 @@ class _Node:
         self._mode.report_final_counts(self._counts())
 
     async def _close(self) -> None:
-        # Concurrently, so that none delays the others. The first two need no ids from the allocator any more.
+        # Concurrently: none delays the others. The first two need no ids from the allocator any more.
         try:
             await asyncio.gather(
                 self._sequence_service.finish_changes(),

@@ -88,14 +88,14 @@ class Settings(BaseModel):
         0, description="Prefix of this node's document ids, 0 to 65535; give every node its own."
     )
     prefix_conflict: Literal["warn", "refuse"] = Field(
-        "warn", description="What to do if another live node holds the prefix: warn or refuse."
+        "warn", description="What the node does if another live node holds its prefix: warn or refuse."
     )
     auto_increment_offset: _UInt16 = Field(1, description="MySQL's auto_increment_offset for document ids.")
     auto_increment_increment: _UInt16 = Field(1, description="MySQL's auto_increment_increment for document ids.")
     lease_ttl: _Positive = Field(180.0, description="How long ids stay in memory unless the lease is renewed.")
     outage_reserve: _Duration = Field(
         90.0,
-        description="How long a store outage goes unnoticed: the node holds ids for this time at the present rate.",
+        description="How long a store outage goes unnoticed: each node holds ids for this time, at the current rate.",
     )
     max_reserved_ids: Annotated[int, Field(ge=0, le=2**53)] = Field(
         100_000_000, description="Maximum number of ids of a sequence held in memory; a crash burns them."
@@ -115,29 +115,32 @@ class Settings(BaseModel):
     max_ids_per_call: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
         1_000_000, description="Maximum number of ids in a range, or in a chunk of a stream."
     )
-    auto_create_sequences: bool = Field(True, description="Whether a sequence is created on first use.")
+    auto_create_sequences: bool = Field(True, description="Whether the server creates a sequence on its first use.")
     max_sequences: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
         1_000_000, description="Maximum number of sequences that a process serves until it restarts; each takes memory."
     )
     request_id_window: _Positive = Field(
-        3600.0, description="How long a request id is remembered; a later retry gets new ids."
+        3600.0, description="How long the server remembers a request id; a later retry gets new ids."
     )
     tls_cert: str = Field("", description="File of the server's certificate chain, in PEM; empty disables TLS.")
     tls_key: str = Field("", description="File of the certificate's private key, in PEM.")
     tls_client_ca: str = Field(
-        "", description="File of CA certificates, in PEM; clients must present a certificate signed by one of them."
+        "",
+        description="File of CA certificates, in PEM; every client must present a certificate that one of them signed.",
     )
     access: str = Field(
         "", description="Access file in TOML: identities, roles, quotas; empty disables authentication."
     )
     insecure: bool = Field(
-        False, description="Whether other machines may reach a server without authentication or without TLS."
+        False,
+        description="Whether other machines may reach the server although it has no authentication or no TLS.",
     )
     max_connection_age: _Duration = Field(
-        0.0, description="Maximum age of a connection, so that clients reconnect; 0s disables it."
+        0.0, description="Maximum age of a connection; then clients reconnect. 0s disables it."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="debug logs each call, info the sum of each second."
+        "info",
+        description="The lowest level that is logged: debug has a line for each call, info a summary each second.",
     )
 
     @field_validator("*", mode="before")
@@ -155,7 +158,7 @@ class Settings(BaseModel):
             missing, given = ("tls_key", "tls_cert") if self.tls_cert else ("tls_cert", "tls_key")
             raise ValueError(f"{missing}: must be given with {given}")
         if self.tls_client_ca and not self.tls_cert:
-            raise ValueError("tls_client_ca: needs tls_cert and tls_key")
+            raise ValueError("tls_client_ca: requires tls_cert and tls_key")
         return self
 
     @model_validator(mode="after")
@@ -194,8 +197,8 @@ def load(flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str
     if has_secret(flags.get("store") or ""):
         raise StartRefused(
             "--store",
-            "a list of processes would show its password or token to everyone on this machine: put the URL into "
-            f"{ENV_PREFIX}STORE or the settings file, or name a file with it: ?password_file=/path or ?jwt_file=/path",
+            "a list of processes would show its password or token to every user of this machine: put the URL into "
+            f"{ENV_PREFIX}STORE or the settings file, or name a file with ?password_file=/path or ?jwt_file=/path",
         )
     path = config or environ.get(f"{ENV_PREFIX}CONFIG")
     file: _Source = (_read_toml(path) if path else {}, lambda name: f"{name} in {path}")

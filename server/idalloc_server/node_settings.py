@@ -64,7 +64,9 @@ class NodeSettingsFile:
         except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8
             raise StartRefused("persisted", f"{self.path} is not JSON: {error}; correct or remove it") from None
         if not isinstance(saved, dict) or not all(name in NAMES and type(saved[name]) is int for name in saved):
-            raise StartRefused("persisted", f"{self.path} may have integers of {', '.join(NAMES)} only: correct it")
+            raise StartRefused(
+                "persisted", f"{self.path} must contain only integers of {', '.join(NAMES)}: correct or remove it"
+            )
         return saved
 
     def check(self, settings: Iterable[str]) -> None:
@@ -106,7 +108,7 @@ class NodeSettingsFile:
         handle, name = tempfile.mkstemp(prefix=f".{self.path.name}-", dir=folder)
         temporary = Path(name)
         try:
-            temporary.chmod(FILE_MODE)  # whatever the umask
+            temporary.chmod(FILE_MODE)  # independent of the umask
             with os.fdopen(handle, "w") as file:
                 file.write(content)
                 file.flush()

@@ -37,7 +37,7 @@ class ProcessMode:
     """How a process runs: this class as a whole server, ``workers.worker.Worker`` as one of its workers.
 
     Attributes:
-        workers: All workers; None for a single process, which alone uses its address and prefix.
+        workers: All workers; None for a single process, which is the only user of its address and prefix.
         node_settings: Persists settings over restarts.
         drain_timeout: How long running calls may continue after a stop, in seconds.
         stop_signals: The signals that drain and end the process; SIGHUP requests a reload if it is none of them.
@@ -83,7 +83,7 @@ class ProcessMode:
         """Report that this process has drained, and wait for permission to end.
 
         Returns:
-            Whether the whole server ends, so that the resources shared by its processes can be released.
+            Whether the whole server ends, and the resources that its processes share can be released.
         """
         return True
 

@@ -80,7 +80,7 @@ def test_a_file_that_is_not_a_socket_is_kept(tmp_path: Path, listen: str) -> Non
     """A start never removes a file that is not a socket."""
     path = Path(listen.removeprefix("unix:"))
     path.write_text("content")
-    assert "there is a file that is not a socket" in refusal(tmp_path, listen=listen)
+    assert "a file exists there that is not a socket" in refusal(tmp_path, listen=listen)
     assert path.read_text() == "content"
     assert "No such file or directory" in refusal(tmp_path, listen=f"unix:{tmp_path}/missing/ids.sock")
 

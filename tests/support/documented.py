@@ -69,15 +69,15 @@ def of_protos() -> Claims:
         "Sequence.labels": [
             f"at most {validation.MAX_LABELS}, each key and value at most {validation.MAX_LABEL} characters"
         ],
-        "Sequence.start": [f"Of timestamps always {plain.start}."],
+        "Sequence.start": [f"For timestamps it is always {plain.start}."],
         "Sequence.step": [f"{power(-model.MAX_STEP)} to {power(model.MAX_STEP)}, not 0. The default is {plain.step}."],
         "Sequence.min_value": [
             f"{id_range}. The default is {plain.min_value}.",
-            f"Of timestamps always {plain.min_value}.",
+            f"For timestamps it is always {plain.min_value}.",
         ],
         "Sequence.max_value": [
             f"{id_range}. The default is {power(plain.max_value)},",
-            f"that of the year {datetime.fromtimestamp(validation._SECONDS_TO_2200, UTC).year}.",
+            f"must reach the year {datetime.fromtimestamp(validation._SECONDS_TO_2200, UTC).year}.",
         ],
         "Sequence.json_safe": [
             f"max_value is then {power(validation.MAX_JSON_SAFE)} unless",
@@ -85,14 +85,14 @@ def of_protos() -> Claims:
         ],
         "Sequence.offset": ["1 to increment"],
         "Sequence.increment": [f"1 to {power(model.MAX_STEP)}."],
-        "Sequence.min_lease_size": [f"{lease_sizes}; 0 (unset): just what"],
+        "Sequence.min_lease_size": [f"{lease_sizes}; 0 (unset) means as many"],
         "Sequence.max_lease_size": [
             f"{lease_sizes}; 0 (unset) means the server's setting max_reserved_ids "
             f"(default {number(default('max_reserved_ids'))})"
         ],
         "Sequence.remaining": [f"{power(sequences.MAX_INT64)} means that many or more"],
         "Sequence.used_ratio": ["0 to 1"],
-        "Sequence.ids_per_second": [f"0 until that is {usage.MIN_SECONDS:g} s."],
+        "Sequence.ids_per_second": [f"0 until that is {usage.MIN_SECONDS:g} s ago."],
         "Sequence.exhaust_time": [
             "the rate is 0",
             f"past the year {datetime.fromtimestamp(summary._YEAR_10000 - 1, UTC).year}",
@@ -167,8 +167,11 @@ def of_documents() -> Claims:
             f"becomes free {start_timestamps.STALE_AFTER:g} s after the last worker has left it",
         ],
         "SECURITY.md": [
-            f"serves {number(health.MAX_WATCHES)} who watch it, {health.MAX_WATCHES_OF_HOST} of one host",
-            f"look through {number(paging.MAX_SCANNED_ROWS)} rows a page at most",
+            f"{number(transport.MAX_STREAMS_PER_CONNECTION['grpcio'])} with `grpcio`, "
+            f"{number(transport.MAX_STREAMS_PER_CONNECTION['native'])} with `native`",
+            f"limit a request to {transport.MAX_REQUEST_BYTES // _KB} kB",
+            f"serves {number(health.MAX_WATCHES)} watches, {health.MAX_WATCHES_OF_HOST} of one host",
+            f"examines {number(paging.MAX_SCANNED_ROWS)} rows a page at most",
             f"more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
         ],
         "docs/runbook.md": [

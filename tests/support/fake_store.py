@@ -60,7 +60,7 @@ class Fault:
     """The fault of one store call.
 
     Attributes:
-        applied: How often the call is applied; the answer is that of the last time.
+        applied: How often the call is applied; the answer is the last one.
         error: Raised in place of the answer.
         before: Awaited before the call is applied. The call hangs if it is never set.
         after: Awaited after the call was applied, before the answer.

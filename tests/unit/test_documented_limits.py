@@ -63,6 +63,10 @@ FACTS: Claims = {
         "with at most 127 MB",
         "with 2 workers, or nodes, an identity gets up to twice as much",
     ],
+    "SECURITY.md": [
+        '"4,000" is an earlier limit of 4,000 calls',
+        "measured with the limit of 4,000",
+    ],
     "docs/architecture.md": ["about 300 bytes for each name ever served", "U+001F and the period"],
     "docs/strategies.md": [
         "at most three `idalloc sequences create parcels --offset 1 --increment 3`, on the others `--offset 2` and "

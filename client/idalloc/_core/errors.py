@@ -1,7 +1,7 @@
 """The exceptions of both clients.
 
 * IdallocError
-    x InvalidRequest              a field of the request is invalid
+    x InvalidRequest a field of the request is invalid
     x SequenceNotFound            the sequence does not exist
     x SequenceExhausted           the sequence has fewer ids left than requested
     x SequenceInvalid             the sequence's row in the store is corrupt

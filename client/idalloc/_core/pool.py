@@ -76,7 +76,7 @@ class Pool:
     A range is used in two halves. When the second half begins, the client prefetches the next range. So a slow caller
     holds few ids, and a fast caller does not wait.
 
-    A signal handler may raise in any method. Then ids can be lost, but none is returned twice: one ``extend`` adds a
+    A signal handler may raise in any method. Then ids can be lost, but no id is returned twice: one ``extend`` adds a
     range, one ``popleft`` removes a part, and one assignment makes it current.
 
     Attributes:
@@ -95,7 +95,7 @@ class Pool:
         self._late_ranges = 0
 
     def advance(self) -> bool:
-        """Make the next part current. Return False if none is left, or all have expired.
+        """Make the next part current. Return False if there is no other part, or all have expired.
 
         Raises:
             DeadlineExceeded: Several ranges in a row had expired on arrival.
@@ -172,7 +172,7 @@ class Pool:
         Args:
             error: The error of the last request.
             deadline: When the caller's timeout ends, on ``time.monotonic()``.
-            was_prefetched: Whether the caller did not wait for that request: then it makes one of its own at once.
+            was_prefetched: Whether the caller did not wait for that request: then it makes its own request at once.
 
         Raises:
             IdallocError: The error itself, if it is not ``QuotaExceeded`` or the wait would pass the deadline.
@@ -182,7 +182,7 @@ class Pool:
             return 0.0
         if not isinstance(error, QuotaExceeded) or error.retry_after is None:
             raise error
-        # Jitter, so that clients that wait for the same quota do not retry at the same moment.
+        # Jitter: clients that wait for the same quota must not retry at the same moment.
         delay = max(MIN_RETRY_DELAY, error.retry_after) * random.uniform(1.0, 1.2)  # noqa: S311
         if time.monotonic() + delay >= deadline:
             raise error

@@ -93,7 +93,7 @@ class Stream(Generic[T]):
         if not retryable or self._failures >= attempts or retry_after > MAX_RETRY_AFTER:
             raise error
         backoff: float = min(MAX_BACKOFF, INITIAL_BACKOFF * 2.0 ** (self._failures - 1))
-        # Jitter, so that streams broken by the same restart do not retry at the same moment.
+        # Jitter: streams that the same restart broke must not retry at the same moment.
         delay = max(backoff, retry_after) * random.uniform(1.0, 1.5)  # noqa: S311
         if self._deadline is not None and time.monotonic() + delay >= self._deadline:
             raise error

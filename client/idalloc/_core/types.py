@@ -1,4 +1,4 @@
-"""The values that the clients' methods return: frozen dataclasses, so that no protobuf message is public."""
+"""The values that the clients' methods return: frozen dataclasses. No protobuf message is public."""
 
 import collections.abc
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ class Range(Reply, collections.abc.Sequence[int]):
 
     @property
     def ids(self) -> range:
-        """The ids as a built-in ``range``. It stops right after its last id, so that ``stop`` is within 64 bits."""
+        """The ids as a built-in ``range``. It stops right after its last id: ``stop`` is within 64 bits."""
         return range(self.first_id, self.last_id + (1 if self.step > 0 else -1), self.step)
 
     def __len__(self) -> int:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class IssuedLog:
     """Records the ids that a client received, before they are returned to the caller.
 
-    Each record is written at once. It survives a kill of the process, but not a power failure. The child of a fork
-    writes a file of its own, created with its first record: the name with the child's process id, such as
-    ``issued.log.4711``; if that exists, ``issued.log.4711.2`` and so on.
+    Each record is written at once. It survives a kill of the process, but not a power failure. A forked child creates
+    its own file with its first record. The file's name ends in the child's process id, such as ``issued.log.4711``; if
+    that exists, it is ``issued.log.4711.2`` and so on.
 
     Threads may share a log.
 
@@ -186,7 +186,7 @@ class _File:
         self._descriptors.extend(map(os.open, [self._path], [flags], [0o600]))
 
     def remove(self) -> None:
-        """Remove the file if this object created it, so that it can be created again."""
+        """Remove the file if this object created it. It can then be created again."""
         if self._descriptors:
             self.close()
             self._path.unlink()

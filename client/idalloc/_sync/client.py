@@ -22,13 +22,13 @@ class Client(BaseClient):
     opens new connections. gRPC allows that only if ``GRPC_ENABLE_FORK_SUPPORT=1`` is in the environment before Python
     starts, or if the parent's client was not connected yet. Otherwise each call in the child raises ``RuntimeError``.
 
-    Signals: a signal handler may raise in any method. Ids may be lost, but none is returned twice, and the next call
+    Signals: a signal handler may raise in any method. Ids may be lost, but no id is returned twice, and the next call
     works; an interrupted stream is over. The handler must not call a method of a client that it may interrupt,
     including ``close``, which may deadlock; it should set a flag or raise.
 
     Args:
         target: The server as ``host:port``, or another name that gRPC resolves.
-        timeout: Limit of a call in seconds, including retries. Streams have a parameter of their own.
+        timeout: Limit of a call in seconds, including retries. Streams have their own parameter.
         credentials: TLS credentials, such as ``grpc.ssl_channel_credentials()``; None for a plaintext connection.
         token: Bearer token that identifies the client. It is sent with each call, over TLS or to this machine only.
         server_name: The name in the server's certificate, if it is not the target's. If the target is a list of
@@ -36,8 +36,8 @@ class Client(BaseClient):
         insecure: Whether the token may be sent to another machine without TLS.
         log: A new file for the log of issued ids, for ``idalloc verify``. The client writes a record of each range and
             each run of document ids before it returns them. UUIDs are not logged. A name that ends in ``.jsonl``
-            selects JSON lines, any other name the binary format. The child of a fork writes a file of its own: this
-            name and the process id.
+            selects JSON lines, any other name the binary format. A forked child writes its own file: this name and the
+            process id.
 
     Attributes:
         sequences: Methods to create, read, update, advance and delete sequences.
@@ -64,7 +64,7 @@ class Client(BaseClient):
         exactly_once: bool = False,
         texts: bool = False,
     ) -> Range:
-        """Allocate n ids in one contiguous range. They belong to the caller for ever.
+        """Allocate n ids in one contiguous range. They belong to the caller without a time limit.
 
         The numbers of a sequence with a reset repeat in each period; ``allocate_texts`` returns texts with the period.
 
@@ -223,7 +223,7 @@ class Client(BaseClient):
         """Change the document id settings of the server process that answers, at once and for all callers.
 
         Args:
-            prefix: The prefix, 0 to 65535; None, here and below, leaves the setting as it is.
+            prefix: The prefix, 0 to 65535; None, here and below, keeps the setting.
             auto_increment_offset: MySQL's variable of that name, 1 to 65535.
             auto_increment_increment: MySQL's variable of that name, 1 to 65535.
             persist: Whether the change survives a restart of the node.

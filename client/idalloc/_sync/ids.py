@@ -21,9 +21,9 @@ DEADLINE_GRACE = 1.0
 class Ids(Iterator[int]):
     """An endless iterator over the ids of one sequence.
 
-    It prefetches ranges, larger ones the faster ids are used, so that most ids cost no call. It returns each id once,
-    in the sequence's order while one server answers. Before each id it checks the time, and discards ids that are older
-    than the server allows (``ttl``).
+    It prefetches ranges, larger ones the faster ids are used: most ids cost no call. It returns each id once, in the
+        sequence's order while one server answers. Before each id it checks the time, and discards ids that are older
+        than the server allows (``ttl``).
 
     Threads may share one ``Ids``, with ``next()`` and with loops: each id goes to one thread. After a loop has ended,
     by ``break`` or by an error, another loop continues with the next id.
@@ -31,8 +31,8 @@ class Ids(Iterator[int]):
     In the child of a fork it continues with ids of the child's own, also if the fork bypassed Python (uWSGI). After the
     client is closed, it raises ``RuntimeError``.
 
-    A signal handler may raise at any moment: ids may be lost, but none is returned twice, and ``next()`` works
-    afterwards. The handler must not call a method of the client or of its ``Ids``, including ``close``.
+    A signal handler may raise at any moment: ids may be lost, but no id is returned twice, and ``next()`` works
+        afterwards. The handler must not call a method of the client or of its ``Ids``, including ``close``.
 
     Raises:
         SequenceExhausted: The sequence has no more ids.
@@ -115,7 +115,7 @@ class Ids(Iterator[int]):
             self._prefetch = None
             connection.stubs()  # raises if the client is closed
             raise
-        except BaseException:  # of a signal handler; another thread could wait for this call for ever
+        except BaseException:  # of a signal handler; another thread could wait for this call without end
             self._prefetch = None
             raise
         else:

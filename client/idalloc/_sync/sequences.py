@@ -11,13 +11,13 @@ from idalloc._sync.base import BaseClient
 class Sequences:
     """Administration of sequences: ``client.sequences``.
 
-    Each change carries a new request id. So the server applies it once, even if gRPC retries it because a reply was
-    lost. Other nodes may use the old settings until the ``effective_time`` in the reply; ``effective_delay`` is the
-    time until then.
+    Each change carries a new request id: the server applies it once, even if gRPC retries it because a reply was lost.
+        Other nodes may use the old settings until the ``effective_time`` in the reply; ``effective_delay`` is the time
+        until then.
 
-    All methods raise the errors of ``Client``. Before anything is sent they raise ``ValueError`` for a value that does
-    not fit into its field, such as a number beyond 64 bits or an unknown enum text, and ``TypeError`` for a value of
-    the wrong type. Both name the argument.
+    All methods raise the errors of ``Client``. Before they send anything, they raise ``ValueError`` for a value that
+    does not fit into its field, such as a number beyond 64 bits or an unknown enum text. They raise ``TypeError`` for a
+    value of the wrong type. Both name the argument.
     """
 
     def __init__(self, client: BaseClient) -> None:

@@ -30,7 +30,7 @@ def read_stream(client: BaseClient, stream: Stream[T]) -> Iterator[T]:
                     responses = connection.responses(stubs, call)
                     for response in responses:
                         if not next(process):
-                            break  # in the child of a fork, where the call is the parent's
+                            break  # in a forked child, where the call is the parent's
                         stream.check(response)
                         client._record(request, response, asked)
                         yield stream.convert(response)

@@ -45,12 +45,12 @@ def channel_options(config: ChannelConfig) -> list[tuple[str, str | int]]:
     return [
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
         ("grpc.service_config_disable_resolution", 1),  # a DNS record must not replace it
-        # Do not share connections between clients: each server process accepts connections of its own.
+        # Do not share connections between clients: each server process accepts its own connections.
         ("grpc.use_local_subchannel_pool", 1),
         # gRPC's default waits up to two minutes before it reconnects; streams give up earlier.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2_000),
-        # Keepalive, so that a call without a deadline, such as a stream, also detects that the server vanished.
+        # Keepalive: a call without a deadline, such as a stream, must also detect that the server vanished.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.primary_user_agent", _USER_AGENT),
@@ -65,7 +65,7 @@ class IdHolder(Protocol):
         """Discard the ids."""
 
     def clear_after_fork(self) -> None:
-        """Discard the ids in the child of a fork, where a lock that another thread held is never released."""
+        """Discard the ids in a forked child, where a lock that another thread held is never released."""
 
 
 class Stubs(NamedTuple):
@@ -156,7 +156,7 @@ class Connection:
     def keep_until_done(self, future: "grpc.Future[Any]") -> None:
         """Reference a call until it is done. To be called within ``abandon_if_interrupted``.
 
-        gRPC locks a call when it is garbage-collected, in whatever code drops the last reference. If a signal handler
+        gRPC locks a call when it is garbage-collected, in the code that drops the last reference. If a signal handler
         raised there, the lock would stay locked, and the channel's thread would wait for it when the answer arrives.
         """
         self._pending.add(future)
@@ -232,7 +232,7 @@ _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def leak(thing: object) -> None:
-    """Keep a channel or a call for ever, because closing it takes locks that may never be released."""
+    """Keep a channel or a call open until the process ends: closing it takes locks that may never be released."""
     _leaked.append(thing)
 
 

@@ -118,7 +118,7 @@ def _has_port(target: str) -> bool:
 
 
 def is_local(target: str) -> bool:
-    """Return whether the target's name is that of this machine: a Unix socket or a loopback address."""
+    """Return whether the target is on this machine: a Unix socket or a loopback address."""
     scheme, _, rest = target.partition(":")
     if scheme in ("unix", "unix-abstract"):
         return True

@@ -124,7 +124,7 @@ class CallCoalescer:
             call_singly = len(batch) > 1 and isinstance(error, _COUNT_ERRORS)
             results = [None if call_singly else error] * len(batch)
             if call_singly and isinstance(error, InvalidRequest) and error.field == "id_count":
-                # The limit depends on the sequence: that of a timestamp sequence is far lower.
+                # The limit depends on the sequence: a timestamp sequence has a far lower one.
                 self._max_counts[sequence] = min(self._max_counts.get(sequence, MAX_RANGE_SIZE), total // 2)
         except OSError as error:  # the log could not be written
             results = [error] * len(batch)

@@ -14,7 +14,7 @@ _MAX_POINTS = 200
 
 Points = Sequence[tuple[float, float]]
 
-# Each step about halves the remainder, so that the tail gets as much space as the rest.
+# Each step about halves the remainder: the tail gets as much space as the rest.
 _PERCENTAGES = (50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0)
 
 _PAGE = """<!DOCTYPE html>

@@ -1,4 +1,4 @@
-"""The command `idalloc`: the client's commands, and those that packages add by the entry point `idalloc.commands`."""
+"""The command `idalloc`: the client's commands, and commands of packages by the entry point `idalloc.commands`."""
 
 import os
 import sys
@@ -42,7 +42,7 @@ app.command("health")(_health.health)
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line, by default that of the process.
+    """Run a command line, by default the process's own.
 
     Returns:
         The exit code: 0 on success, 2 for a usage error, 130 after Ctrl-C, 1 for any other failure.
@@ -83,7 +83,7 @@ def _report(error: Exception, args: Sequence[str]) -> int:
         return _fail(f"idalloc: {message}{hint}", 2) if message else 2  # without a message, help was printed
     if isinstance(error, UnicodeEncodeError):
         return _fail("idalloc: the command line must be in UTF-8", 2)
-    return _fail(f"idalloc: {type(error).__name__}: {error} (PYTHONDEVMODE=1 shows where)", 1)
+    return _fail(f"idalloc: {type(error).__name__}: {error} (set PYTHONDEVMODE=1 to print the traceback)", 1)
 
 
 def _fail(line: str, code: int) -> int:

@@ -21,7 +21,7 @@ def _parse_warm_up(text: str | float) -> float:
 
 
 def _parse_output_file(text: str) -> Path:
-    """Create a file for output, so that a path that cannot be written fails before the run."""
+    """Create a file for output: a path that cannot be written then fails before the run."""
     file = Path(text)
     try:
         file.touch()
@@ -42,11 +42,11 @@ def _output_file(metavar: str, text: str) -> Any:
 _PACKAGES = {"hdrh": "hdrhistogram", "numpy": "numpy"}
 
 _WARM_UP = typer.Option(
-    metavar="DURATION", parser=_parse_warm_up, show_default="2s", help="How long to call before counting."
+    metavar="DURATION", parser=_parse_warm_up, show_default="2s", help="How long to make calls before counting them."
 )
 _DURATION = typer.Option(metavar="DURATION", parser=parse_seconds, help="How long to count calls; default: 10s.")
 _TOTAL = typer.Option(metavar="CALLS", parser=integer_parser(1), help="The number of calls to count.")
-_VERIFY = typer.Option("--verify", metavar="", help="Verify the log of the ids: none issued twice, all in order.")
+_VERIFY = typer.Option("--verify", metavar="", help="Verify that no id was issued twice, and that all are in order.")
 
 
 @with_options
@@ -59,8 +59,10 @@ def bench(
     id_count: Annotated[int, _count("Ids per unary call.")] = 1,
     total_ids: Annotated[int | None, _count("Ids per stream; default: 100,000.")] = None,
     chunk: Annotated[int, _count("Ids per message of a stream.")] = 10_000,
-    concurrency: Annotated[int, _count("Concurrent callers, one call each.", 10_000)] = 64,
-    connections: Annotated[int, _count("The connections that they share.", 1_000)] = 4,
+    concurrency: Annotated[
+        int, _count("The number of concurrent callers; each makes one call at a time.", 10_000)
+    ] = 64,
+    connections: Annotated[int, _count("The number of connections that the callers share.", 1_000)] = 4,
     duration: Annotated[float | None, _DURATION] = None,
     total: Annotated[int | None, _TOTAL] = None,
     warm_up: Annotated[float, _WARM_UP] = 2.0,

@@ -71,9 +71,9 @@ def allocate(
 def stream(
     context: typer.Context,
     sequence: Sequence,
-    total: Annotated[int, typer.Option(metavar="N", parser=integer_parser(1), help="The number of ids in all.")],
+    total: Annotated[int, typer.Option(metavar="N", parser=integer_parser(1), help="The total number of ids.")],
     chunk: Annotated[
-        int, typer.Option(metavar="N", parser=integer_parser(0), help="The number of ids in a range; 0: 10,000.")
+        int, typer.Option(metavar="N", parser=integer_parser(0), help="The number of ids in a range; 0 means 10,000.")
     ] = 0,
     ranges: Ranges = False,
     texts: Texts = False,
@@ -124,7 +124,9 @@ def docid(
 def uuids(
     context: typer.Context,
     count: Count = 1,
-    version: Annotated[str, typer.Option(**choices("4", "7"), help="7: time-ordered; 4: random.")] = "7",
+    version: Annotated[
+        str, typer.Option(**choices("4", "7"), help="The version: 7 is time-ordered, 4 is random.")
+    ] = "7",
 ) -> None:
     """Generate UUIDs (RFC 9562), and print one on each line.
 

@@ -17,7 +17,7 @@ Content = Callable[[], Mapping[str, Any]]
 class Printer:
     """Prints the results of a command on standard output, as tables, as texts or as JSON.
 
-    The context of each command has one, also that of other packages' commands: ``context.obj``.
+    The context of each command has one, including commands of other packages: ``context.obj``.
 
     Args:
         output: One of ``OUTPUTS``; None for tables on a terminal, else texts.

@@ -70,20 +70,24 @@ SETTINGS = {
     "json_safe": Annotated[
         bool | None, typer.Option("--json-safe", metavar="", help="Limit ids to 2^53-1, exact in JSON and doubles.")
     ],
-    "offset": _number("With --increment: the remainder of all ids of this cluster."),
-    "increment": _number("The number of independent clusters; replaces --step."),
-    "ordering": _choice("ordering", "Ids rise within each node, or, slower, over all nodes; default: rising-per-node."),
+    "offset": _number("With --increment: the number of this cluster, 1 to the increment."),
+    "increment": _number("The number of independent clusters whose ids must differ; replaces --step."),
+    "ordering": _choice(
+        "ordering", "Ids rise within each node, or (slower) across all nodes; default: rising-per-node."
+    ),
     "kind": _choice("kind", "A counter, or unique timestamps since the Unix epoch; default: counter."),
-    "min_lease_size": _number("The fewest ids that a node leases at a time."),
-    "max_lease_size": _number("The most ids that a node leases ahead."),
+    "min_lease_size": _number("The fewest ids that a node takes from the store at once."),
+    "max_lease_size": _number("The most ids that a node holds in reserve."),
     "format": _text("FORMAT", "The text form of ids, such as 'INV-{year}-{value:06d}'."),
-    "reset": _choice("reset", "How often it restarts; the format must have the period; default: never."),
-    "time_zone": _text("ZONE", "Of dates and periods, such as Europe/Vienna."),
+    "reset": _choice("reset", "How often the sequence restarts; its format must contain the period; default: never."),
+    "time_zone": _text("ZONE", "The time zone of dates and periods, such as Europe/Vienna; default: UTC."),
     "labels": Annotated[
         list[str] | None,
-        typer.Option("--label", metavar="KEY=VALUE", parser=_parse_label, help="Repeatable; an update replaces all."),
+        typer.Option(
+            "--label", metavar="KEY=VALUE", parser=_parse_label, help="A label; repeatable. An update replaces all."
+        ),
     ],
-    "description": _text("TEXT", "A description."),
+    "description": _text("TEXT", "A description for people."),
 }
 # Settings that cannot be changed, but that users also try with update.
 _FIXED = dict.fromkeys(
@@ -96,7 +100,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The sequence's name."
 Period = Annotated[
     str,
     typer.Option(
-        metavar="PERIOD", help="The period of a sequence with a reset, such as 2026-11; default: the present one."
+        metavar="PERIOD", help="The period of a sequence with a reset, such as 2026-11; default: the current one."
     ),
 ]
 Etag = Annotated[str, typer.Option(metavar="ETAG", help="Fail if the sequence has changed since this etag was read.")]
@@ -112,10 +116,12 @@ NoWait = Annotated[
 @with_options
 def list_(
     context: typer.Context,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="List only names that begin with this.")] = "",
-    show_deleted: Annotated[bool, typer.Option("--show-deleted", metavar="", help="List deleted ones, too.")] = False,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="List only names that begin with this text.")] = "",
+    show_deleted: Annotated[
+        bool, typer.Option("--show-deleted", metavar="", help="List deleted sequences, too.")
+    ] = False,
 ) -> None:
-    """List sequences: a table on a terminal, else one on a line with columns separated by tabs."""
+    """List sequences: as a table on a terminal, else one per line, with columns separated by tabs."""
     with connect(context) as client:
         sequences = list(client.sequences.list(prefix, show_deleted=show_deleted))
     context.obj.rows(
@@ -130,7 +136,7 @@ def list_(
 @with_options
 @partial(add_options, options=SETTINGS)
 def create(context: typer.Context, name: Name, **settings: Any) -> None:
-    """Create a sequence. If a deleted one had the name, the new one continues past its last id."""
+    """Create a sequence. If one of that name was deleted, the new one continues after its last id."""
     given = {key: value for key, value in _given(settings).items() if value is not None}
     with connect(context) as client:
         sequence = client.sequences.create(name, **given)
@@ -140,7 +146,7 @@ def create(context: typer.Context, name: Name, **settings: Any) -> None:
 @app.command()
 @with_options
 def show(context: typer.Context, name: Name, period: Period = "") -> None:
-    """Show a sequence: its settings, its counter and its forecast exhaustion."""
+    """Show a sequence: its settings, its counter, and when it will be exhausted."""
     with connect(context) as client:
         sequence = client.sequences.get(name, period)
     context.obj.record(_fields.sequence_fields(sequence), sequence.to_dict)
@@ -169,11 +175,15 @@ def advance(
     name: Name,
     past: Annotated[
         int | None,
-        typer.Option(metavar="N", parser=_parse_number, help="The largest id in use (descending: smallest)."),
+        typer.Option(
+            metavar="N", parser=_parse_number, help="The largest id in use (the smallest, if it counts down)."
+        ),
     ] = None,
     past_table: Annotated[
         _past_table.Column | None,
-        typer.Option(metavar=_past_table.FORM, parser=_past_table.parse_url, help="Query it from a table in CrateDB."),
+        typer.Option(
+            metavar=_past_table.FORM, parser=_past_table.parse_url, help="Read the largest id from a table in CrateDB."
+        ),
     ] = None,
     period: Period = "",
     etag: Etag = "",

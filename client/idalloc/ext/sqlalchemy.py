@@ -20,7 +20,7 @@ _clients: dict[str, Client] = {}
 def idalloc_default(sequence: str, client: Client | None = None) -> Callable[[], int]:
     """Return a column default: a row that is inserted without a value gets the sequence's next id.
 
-    The ids come from ``Client.ids``, which prefetches, so that most rows cost no call, also in bulk inserts. Threads
+    The ids come from ``Client.ids``, which prefetches: most rows cost no call, including those of bulk inserts. Threads
     may share the default. In the child of a fork it continues with ids of the child's own, on the conditions in
     ``Client``. A rollback leaves a gap. In an asynchronous engine, a fetch of ids blocks the event loop.
 

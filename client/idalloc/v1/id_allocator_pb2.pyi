@@ -108,11 +108,11 @@ class _DocIdViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DocIdView.V
     DOC_ID_VIEW_FULL: _DocIdView.ValueType  # 1
     """doc_ids, runs and notice."""
     DOC_ID_VIEW_IDS: _DocIdView.ValueType  # 2
-    """doc_ids alone."""
+    """doc_ids only."""
     DOC_ID_VIEW_COMPACT: _DocIdView.ValueType  # 3
-    """runs alone: a few bytes for any number of ids."""
+    """runs only: a few bytes for any number of ids."""
     DOC_ID_VIEW_NOTICE_FRAME: _DocIdView.ValueType  # 4
-    """notice_frame alone."""
+    """notice_frame only."""
 
 class DocIdView(_DocIdView, metaclass=_DocIdViewEnumTypeWrapper):
     """Which forms of document ids a reply carries."""
@@ -122,11 +122,11 @@ DOC_ID_VIEW_UNSPECIFIED: DocIdView.ValueType  # 0
 DOC_ID_VIEW_FULL: DocIdView.ValueType  # 1
 """doc_ids, runs and notice."""
 DOC_ID_VIEW_IDS: DocIdView.ValueType  # 2
-"""doc_ids alone."""
+"""doc_ids only."""
 DOC_ID_VIEW_COMPACT: DocIdView.ValueType  # 3
-"""runs alone: a few bytes for any number of ids."""
+"""runs only: a few bytes for any number of ids."""
 DOC_ID_VIEW_NOTICE_FRAME: DocIdView.ValueType  # 4
-"""notice_frame alone."""
+"""notice_frame only."""
 Global___DocIdView: _TypeAlias = DocIdView  # noqa: Y015
 
 class _Ordering:
@@ -138,12 +138,12 @@ class _OrderingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Ordering.Val
     ORDERING_UNSPECIFIED: _Ordering.ValueType  # 0
     """Not used."""
     ORDERING_RISING_PER_NODE: _Ordering.ValueType  # 1
-    """A range taken later from the same node has larger ids (smaller ones where the step is negative). Ranges from
-    different nodes are in no order.
+    """A later range from the same node has larger ids (smaller ones if the step is negative). The ranges of different
+    nodes have no order.
     """
     ORDERING_RISING: _Ordering.ValueType  # 2
-    """A range whose allocation starts after another one was answered, on any node, has larger ids (smaller ones where
-    the step is negative). Every group of concurrent calls costs a write to the store.
+    """A call that starts after another call has returned gets larger ids (smaller ones if the step is negative), on any
+    node. Every group of concurrent calls costs a write to the store.
     """
 
 class Ordering(_Ordering, metaclass=_OrderingEnumTypeWrapper):
@@ -152,12 +152,12 @@ class Ordering(_Ordering, metaclass=_OrderingEnumTypeWrapper):
 ORDERING_UNSPECIFIED: Ordering.ValueType  # 0
 """Not used."""
 ORDERING_RISING_PER_NODE: Ordering.ValueType  # 1
-"""A range taken later from the same node has larger ids (smaller ones where the step is negative). Ranges from
-different nodes are in no order.
+"""A later range from the same node has larger ids (smaller ones if the step is negative). The ranges of different
+nodes have no order.
 """
 ORDERING_RISING: Ordering.ValueType  # 2
-"""A range whose allocation starts after another one was answered, on any node, has larger ids (smaller ones where
-the step is negative). Every group of concurrent calls costs a write to the store.
+"""A call that starts after another call has returned gets larger ids (smaller ones if the step is negative), on any
+node. Every group of concurrent calls costs a write to the store.
 """
 Global___Ordering: _TypeAlias = Ordering  # noqa: Y015
 
@@ -172,18 +172,18 @@ class AllocateRangeRequest(_message.Message):
     VIEW_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     sequence: _builtins.str
-    """The sequence's name: 1 to 255 bytes of UTF-8, as Sequence.name. A sequence that does not exist is created where
-    the server's setting auto_create_sequences is on (the default), starting at 1.
+    """The sequence's name: 1 to 255 bytes of UTF-8, as Sequence.name. The server creates a sequence that does not exist
+    if its setting auto_create_sequences is on (the default), starting at 1.
     """
     id_count: _builtins.int
     """How many ids to take. 0 (unset) means 1; at most the server's setting max_ids_per_call (default 1,000,000)."""
     view: Global___RangeView.ValueType
     """Which forms of the ids the reply carries. The default is RANGE_VIEW_BASIC."""
     request_id: _builtins.str
-    """Identifies this request: a UUID of version 4 (AIP-155). The same request with the same request_id gets the same
-    ids, on any node, also after a crash, within the server's setting request_id_window (default 1 h); or fails with
-    REQUEST_ID_BURNED if the ids cannot be given again. Another request with the same request_id fails with
-    REQUEST_ID_REUSED. It costs a write to the store, which concurrent calls share.
+    """Identifies this request: a UUID of version 4 (AIP-155). Within the server's setting request_id_window (default 1
+    h), the same request with the same request_id returns the same ids, on any node, even after a crash. It fails with
+    REQUEST_ID_BURNED if the server cannot return them again. Another request with the same request_id fails with
+    REQUEST_ID_REUSED. A request_id costs a write to the store, which concurrent calls share.
     """
     def __init__(
         self,
@@ -217,24 +217,24 @@ class AllocateRangeResponse(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
-    """The sequence's generation. It grows when a sequence's settings change, when it is advanced, and when it is deleted
-    and created again.
+    """The sequence's generation. It increases when the sequence's settings change, when the sequence is advanced, and
+    when it is deleted and created again.
     """
     ordering: Global___Ordering.ValueType
     """The ordering of the sequence when this range was allocated."""
     period: _builtins.str
-    """The period whose counter these ids are from, if the sequence has a reset: the next period has the same numbers
-    again. Such as "2026", "2026-11" or "2026-11-21".
+    """The period that these ids belong to, such as "2026", "2026-11" or "2026-11-21". Empty if the sequence has no reset.
+    The next period issues the same numbers again.
     """
     node_id: _builtins.int
     """The server process that allocated the range: 2^32 times the prefix, plus the start timestamp that the process
-    claimed at its start. It is unique per store, and does not change when the prefix is changed. With
+    claimed at its start. It is unique per store. A later change of the prefix does not change it. With
     ORDERING_RISING_PER_NODE the ranges of one node_id rise in the order of calls. A repeated request_id returns the
     node_id of the process that answers. 0 means unknown: the server is older than this field.
     """
     created: _builtins.bool
-    """Whether this call created the sequence, by its first use: the name may be mistyped. Of concurrent first calls, one
-    returns true; a repeated request_id returns false.
+    """Whether this call created the sequence, as its first use. If you expected the sequence to exist, its name may be
+    mistyped. Of concurrent first calls, one returns true. A repeated request_id returns false.
     """
     @_builtins.property
     def range(self) -> Global___IdRange:
@@ -242,8 +242,8 @@ class AllocateRangeResponse(_message.Message):
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """How long, in whole seconds counted from before the request was sent, a client's pool may keep ids that it has not
-        yet given to its own callers. A range that is used directly belongs to its caller for ever.
+        """How long a client's pool may keep ids that it has not yet given to its own callers, in whole seconds from just
+        before the client sent the request. A range that a caller uses directly has no such limit.
         """
 
     @_builtins.property
@@ -290,8 +290,8 @@ class StreamRangesRequest(_message.Message):
     total_id_count: _builtins.int
     """How many ids to allocate in total, at least 1."""
     chunk_id_count: _builtins.int
-    """How many ids a message carries; the last one carries the rest of the total. 0 (unset) means 10,000; at most the
-    server's setting max_ids_per_call.
+    """How many ids a message carries; the last message carries the rest. 0 (unset) means 10,000; at most the server's
+    setting max_ids_per_call.
     """
     view: Global___RangeView.ValueType
     """Which forms of the ids each message carries. The default is RANGE_VIEW_BASIC; a stream has no RANGE_VIEW_NOTICE."""
@@ -328,13 +328,13 @@ class StreamRangesResponse(_message.Message):
     generation: _builtins.int
     """The sequence's generation, as in AllocateRangeResponse."""
     ordering: Global___Ordering.ValueType
-    """The order that this range was given under."""
+    """The ordering of the sequence when this range was allocated."""
     period: _builtins.str
     """As in AllocateRangeResponse."""
     node_id: _builtins.int
     """The server process that allocated the range, as in AllocateRangeResponse; the same in all chunks of a stream."""
     created: _builtins.bool
-    """Whether the sequence was created for this chunk, as in AllocateRangeResponse."""
+    """Whether this chunk's allocation created the sequence, as in AllocateRangeResponse."""
     @_builtins.property
     def range(self) -> Global___IdRange:
         """The ids of this chunk."""
@@ -459,7 +459,7 @@ class StreamDocIdsRequest(_message.Message):
     total_id_count: _builtins.int
     """How many ids to generate in total, at least 1."""
     chunk_id_count: _builtins.int
-    """How many ids a message carries; the last one carries the rest of the total. 0 (unset) means 10,000; limits as for
+    """How many ids a message carries; the last message carries the rest. 0 (unset) means 10,000; the limits are those of
     GenerateDocIdRequest.id_count.
     """
     auto_increment_offset: _builtins.int
@@ -537,7 +537,7 @@ class GenerateUuidRequest(_message.Message):
     id_count: _builtins.int
     """How many UUIDs to generate, 1 to 10,000. 0 (unset) means 1."""
     version: Global___UuidVersion.ValueType
-    """Their version. The default is UUID_VERSION_7."""
+    """The version of the UUIDs. The default is UUID_VERSION_7."""
     view: Global___UuidView.ValueType
     """Which form of the UUIDs the reply carries. The default is UUID_VIEW_TEXT."""
     def __init__(
@@ -587,7 +587,7 @@ Global___GenerateUuidResponse: _TypeAlias = GenerateUuidResponse  # noqa: Y015
 
 @_typing.final
 class IdRange(_message.Message):
-    """A contiguous piece of a sequence: first_id, first_id + step, … last_id."""
+    """A contiguous range of a sequence: first_id, first_id + step, … last_id."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -68,8 +68,9 @@ class UpdateNodeRequest(_message.Message):
     UPDATE_MASK_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
     persist: _builtins.bool
-    """Whether the node keeps the change over restarts, like MySQL's SET PERSIST. Refused if a flag or the environment
-    sets the same field, since it would take precedence at the next start, and if the file cannot be written.
+    """Whether the node keeps the change across restarts, like MySQL's SET PERSIST. The server refuses this if a flag or
+    the environment sets the same field, since that would take precedence at the next start. It also refuses if it
+    cannot write the file.
     """
     @_builtins.property
     def node(self) -> Global___Node:
@@ -77,7 +78,7 @@ class UpdateNodeRequest(_message.Message):
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """The fields to change: prefix, auto_increment_offset, auto_increment_increment. Unset: those that are not 0."""
+        """The fields to change: prefix, auto_increment_offset, auto_increment_increment. If unset, those that are not 0."""
 
     def __init__(
         self,
@@ -149,14 +150,14 @@ class Node(_message.Message):
     store: _builtins.str
     """The store's address, without passwords or tokens."""
     lease_count: _builtins.int
-    """How many leases the node holds, one for each sequence. Leases of several workers are summed; those of workers
-    other than the one that answered are counted once a second.
+    """How many leases the node holds, one for each sequence. With several workers it is their sum; the counts of the
+    other workers are updated once a second.
     """
     worker_count: _builtins.int
     """How many worker processes share the address (the setting workers), 1 or more. A connection stays with one of them."""
     store_error: _builtins.str
-    """Why the store failed in the last second in which the answering process called it; empty if it worked. While it
-    fails, the name "store" in grpc.health.v1 is NOT_SERVING, and the log has a line store_fails each second.
+    """The store's error in the last second in which the answering process called it; empty if there was none. While the
+    store fails, the service "store" in grpc.health.v1 is NOT_SERVING, and the server logs store_fails each second.
     """
     def __init__(
         self,

@@ -34,11 +34,11 @@ class _SequenceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sequence
     SEQUENCE_KIND_COUNTER: _SequenceKind.ValueType  # 1
     """A counter."""
     SEQUENCE_KIND_TIMESTAMP_MS: _SequenceKind.ValueType  # 2
-    """Milliseconds since 1970-01-01T00:00:00Z, each issued once: of several in one millisecond the later ones are ahead
-    of the clock. They rise over all nodes, whatever the clocks do.
+    """Milliseconds since 1970-01-01T00:00:00Z, each issued once. If callers take several in one millisecond, the later
+    ones are ahead of the clock. They rise across all nodes, even if a clock steps back.
     """
     SEQUENCE_KIND_TIMESTAMP_US: _SequenceKind.ValueType  # 3
-    """Microseconds, likewise."""
+    """Microseconds, by the same rules."""
 
 class SequenceKind(_SequenceKind, metaclass=_SequenceKindEnumTypeWrapper):
     """The kind of a sequence's values."""
@@ -48,11 +48,11 @@ SEQUENCE_KIND_UNSPECIFIED: SequenceKind.ValueType  # 0
 SEQUENCE_KIND_COUNTER: SequenceKind.ValueType  # 1
 """A counter."""
 SEQUENCE_KIND_TIMESTAMP_MS: SequenceKind.ValueType  # 2
-"""Milliseconds since 1970-01-01T00:00:00Z, each issued once: of several in one millisecond the later ones are ahead
-of the clock. They rise over all nodes, whatever the clocks do.
+"""Milliseconds since 1970-01-01T00:00:00Z, each issued once. If callers take several in one millisecond, the later
+ones are ahead of the clock. They rise across all nodes, even if a clock steps back.
 """
 SEQUENCE_KIND_TIMESTAMP_US: SequenceKind.ValueType  # 3
-"""Microseconds, likewise."""
+"""Microseconds, by the same rules."""
 Global___SequenceKind: _TypeAlias = SequenceKind  # noqa: Y015
 
 class _Reset:
@@ -142,60 +142,61 @@ class Sequence(_message.Message):
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     DELETE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name: 1 to 255 bytes of UTF-8 without control characters and, of a new sequence, without line separators and
-    bidirectional marks (U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069). It identifies the sequence and
-    stays for ever.
+    """The name: 1 to 255 bytes of UTF-8 without control characters. It identifies the sequence and cannot change. The
+    name of a new sequence must not contain line separators or bidirectional marks (U+061C, U+200E, U+200F, U+2028 to
+    U+202E, U+2066 to U+2069).
     """
     description: _builtins.str
-    """What it is for, for people; at most 1,000 characters, none of which a name may not have. No line breaks either."""
+    """A description for people, at most 1,000 characters. It must not contain line breaks or characters that a name must
+    not contain.
+    """
     kind: Global___SequenceKind.ValueType
     """What its values are. The default is SEQUENCE_KIND_COUNTER. It cannot change."""
     start: _builtins.int
     """The first id, between min_value and max_value. The default is min_value, or max_value if step is negative. All ids
-    are start + k * step. Of timestamps always 1.
+    are start + k * step. For timestamps it is always 1.
     """
     step: _builtins.int
     """The distance from one id to the next, -2^61 to 2^61, not 0. The default is 1. Its sign cannot change."""
     min_value: _builtins.int
-    """The lower bound of ids: -2^62 to 2^63-2. The default is 1. Of timestamps always 1."""
+    """The lower bound of ids: -2^62 to 2^63-2. The default is 1. For timestamps it is always 1."""
     max_value: _builtins.int
-    """The upper bound of ids: -2^62 to 2^63-2. The default is 2^63-2, or the largest value for which format has room. Of
-    timestamps at least that of the year 2200.
+    """The upper bound of ids: -2^62 to 2^63-2. The default is 2^63-2, or the largest value for which format has room. For
+    timestamps it must reach the year 2200.
     """
     json_safe: _builtins.bool
-    """Keeps all ids where JSON, JavaScript and doubles are exact: max_value is then 2^53-1 unless it is set to less, and
-    neither bound may lie beyond 2^53-1 on either side of 0.
+    """Keeps all ids within the integers that JavaScript, and most JSON parsers, represent exactly: max_value is then
+    2^53-1 unless it is set to less. Neither bound may lie beyond 2^53-1 on either side of 0.
     """
     offset: _builtins.int
-    """With increment: for several independent installations that must never issue the same id. The ids are those that
-    differ from offset by a multiple of increment. It sets step to increment, and start to the first such id at or above
-    start, or min_value. 1 to increment.
+    """The number of this installation, 1 to increment, if several independent installations must never issue the same id.
+    Each id differs from offset by a multiple of increment. The server sets step to increment, and start to the first
+    such id at or above start, or min_value.
     """
     increment: _builtins.int
-    """The number of installations, 1 to 2^61. It replaces step. See offset."""
+    """The number of independent installations, 1 to 2^61. It replaces step. See offset."""
     ordering: _id_allocator_pb2.Ordering.ValueType
-    """The order in which ids are handed out. The default is ORDERING_RISING_PER_NODE; of timestamps always
+    """The order in which ids are issued. The default is ORDERING_RISING_PER_NODE. For timestamps it is always
     ORDERING_RISING.
     """
     min_lease_size: _builtins.int
-    """The fewest ids that a node takes from the store at a time, fewer near the end of the sequence. 0 to 10,000,000; 0
-    (unset): just what is asked for at first, then what the observed rate needs. With ORDERING_RISING a node takes no
-    ids in advance.
+    """The fewest ids that a node takes from the store at once; near the end of the sequence it takes fewer. 0 to
+    10,000,000; 0 (unset) means as many as callers request, and then as many as the observed rate needs. With
+    ORDERING_RISING, a node takes no ids in advance.
     """
     max_lease_size: _builtins.int
     """The most ids that a node holds in reserve. 0 to 10,000,000; 0 (unset) means the server's setting max_reserved_ids
     (default 100,000,000).
     """
     format: _builtins.str
-    """How an id is written as text, such as "INV-{year}-{value:06d}" or "{value:crockford:8}{check}"; see the README. It
-    must give different texts for different ids; texts of an older format are not compared. Empty: decimal digits.
+    """The format of an id as text, such as "INV-{year}-{value:06d}" or "{value:crockford:8}{check}". It must write
+    different ids differently. The server does not compare texts of earlier formats. Empty means decimal digits. See
+    docs/guides/formats-and-resets.md.
     """
     reset: Global___Reset.ValueType
-    """When the sequence restarts at start; each period has a counter of its own. The default is RESET_NEVER. Stays for
-    ever.
-    """
+    """When the sequence restarts at start; each period has its own counter. The default is RESET_NEVER. It cannot change."""
     time_zone: _builtins.str
-    """The time zone of periods and of dates in texts, such as "Europe/Vienna". The default is "UTC". Stays for ever."""
+    """The time zone of periods and of dates in texts, such as "Europe/Vienna". The default is "UTC". It cannot change."""
     last_value: _builtins.int
     """The last value granted to a node, in the period if there is a reset. Unset if there was none."""
     remaining: _builtins.int
@@ -203,32 +204,34 @@ class Sequence(_message.Message):
     used_ratio: _builtins.float
     """The share of its ids that was granted to nodes, 0 to 1."""
     ids_per_second: _builtins.float
-    """The recent rate at which all nodes took ids, in ids per second, as this node saw it; the average since the
-    sequence was created if this node saw too little. 0 until that is 10 s.
+    """The recent rate at which all nodes took ids, in ids per second, as this node observed it. Without enough
+    observations it is the average since the sequence was created, and 0 until that is 10 s ago.
     """
     generation: _builtins.int
     """The valid generation of leases. It never decreases."""
     period: _builtins.str
-    """The period of this counter, such as "2026", "2026-11" or "2026-11-21": the present one, unless the request named
+    """The period of this counter, such as "2026", "2026-11" or "2026-11-21": the current one, unless the request named
     another. Empty if there is no reset.
     """
     etag: _builtins.str
-    """Changes with the settings, not with the counter. An update, an advance or a delete with another etag than the
-    sequence's fails with SEQUENCE_CHANGED.
+    """The version of the settings; the counter does not change it. An update, an advance or a delete with an outdated
+    etag fails with SEQUENCE_CHANGED.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Words of the user's own, at most 64, each key and value at most 63 characters that a name may have."""
+        """The user's labels: at most 64, each key and value at most 63 characters. The characters of a name are allowed."""
 
     @_builtins.property
     def exhaust_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last id will be taken at that rate; the present time if none is left. Unset if the rate is 0, if it is
-        past the year 9999, if a sequence with a reset does not reach it within the period, and for timestamps.
+        """When the last id will be taken at that rate; the current time if no id is left. Unset if the rate is 0, if the time
+        is past the year 9999, or if the period ends before. Unset for timestamps.
         """
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was created, also by its first use; unset for a sequence of an adopted table that idalloc did not create."""
+        """When the sequence was created, by CreateSequence or by its first use. Unset for a sequence of an adopted table that
+        idalloc did not create.
+        """
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
@@ -306,11 +309,11 @@ class CreateSequenceRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A UUID. The server compares it with the request_id of the sequence's last change only. If both are equal, the same
-    request changes nothing and returns the sequence as it is now; another request fails with REQUEST_ID_REUSED. After
-    another change a repeated request is a new one: a create fails with SEQUENCE_EXISTS unless the sequence is
-    deleted, and an update, an advance or a delete is applied again unless its etag is outdated. Request ids of
-    AllocateRange are separate.
+    """Identifies this request: a UUID. The server compares it only with the request_id of the sequence's last change. If
+    both are equal, the same request changes nothing and returns the sequence as it is now; another request fails with
+    REQUEST_ID_REUSED. After another change, a repeated request is a new one. A create then fails with SEQUENCE_EXISTS
+    unless the sequence is deleted. An update, an advance or a delete is applied again unless its etag is outdated. The
+    request ids of AllocateRange are separate.
     """
     @_builtins.property
     def sequence(self) -> Global___Sequence:
@@ -365,7 +368,7 @@ class GetSequenceRequest(_message.Message):
     name: _builtins.str
     """The sequence's name."""
     period: _builtins.str
-    """The period of the counter, such as "2026-11", if the sequence has a reset. Empty means the present one."""
+    """The period of the counter, such as "2026-11", if the sequence has a reset. Empty means the current one."""
     def __init__(
         self,
         *,
@@ -415,16 +418,16 @@ class ListSequencesRequest(_message.Message):
     NAME_PREFIX_FIELD_NUMBER: _builtins.int
     SHOW_DELETED_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """The most sequences of the reply: 0 (unset) means 50, more than 1,000 means 1,000."""
+    """The most sequences in the reply: 0 (unset) means 50, more than 1,000 means 1,000."""
     page_token: _builtins.str
     """The next_page_token of the previous page of the same request. Empty for the first page."""
     name_prefix: _builtins.str
-    """Only sequences whose names begin with this. For a caller who may read only some sequences, the server examines
-    10,000 names for a page. If the caller may read none of these, the call fails with INVALID_REQUEST (field
+    """Lists only sequences whose names begin with this text. For a caller who may read only some sequences, the server
+    examines 10,000 names for a page. If the caller may read none of these, the call fails with INVALID_REQUEST (field
     name_prefix): choose a longer prefix.
     """
     show_deleted: _builtins.bool
-    """Whether deleted sequences are listed, too (AIP-164)."""
+    """Whether to list deleted sequences, too (AIP-164)."""
     def __init__(
         self,
         *,
@@ -484,12 +487,12 @@ class UpdateSequenceRequest(_message.Message):
     """As in CreateSequenceRequest."""
     @_builtins.property
     def sequence(self) -> Global___Sequence:
-        """The sequence, by its name, with the fields to change. If its etag is set, it must be the present one."""
+        """The sequence's name, and the fields to change. If the etag is set, it must be the current one."""
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """The fields to change; a field named here and unset in sequence is reset to its default. "*" means all. Unset: the
-        fields that are set.
+        """The fields to change. A field that is listed here and unset in sequence gets its default. "*" means all fields. If
+        the mask is unset, the fields that are set in sequence change.
         """
 
     def __init__(
@@ -555,7 +558,7 @@ class DeleteSequenceRequest(_message.Message):
     name: _builtins.str
     """The sequence's name."""
     etag: _builtins.str
-    """If it is set, it must be the present one."""
+    """If it is set, it must be the current one."""
     request_id: _builtins.str
     """As in CreateSequenceRequest."""
     def __init__(
@@ -588,7 +591,7 @@ class DeleteSequenceResponse(_message.Message):
 
     @_builtins.property
     def effective_time(self) -> _timestamp_pb2.Timestamp:
-        """From when on no node issues its ids, as in UpdateSequenceResponse."""
+        """The time from which no node issues its ids, as in UpdateSequenceResponse."""
 
     @_builtins.property
     def effective_delay(self) -> _duration_pb2.Duration:
@@ -627,9 +630,9 @@ class AdvanceSequenceRequest(_message.Message):
     be set, even if it is 0, and must not be past the sequence's bound.
     """
     period: _builtins.str
-    """Which period's counter, such as "2026-11", where the sequence has a reset. Empty means the present one."""
+    """The period of the counter, such as "2026-11", if the sequence has a reset. Empty means the current one."""
     etag: _builtins.str
-    """Where it is set, it must be the present one."""
+    """If it is set, it must be the current one."""
     request_id: _builtins.str
     """As in CreateSequenceRequest."""
     def __init__(
@@ -666,7 +669,7 @@ class AdvanceSequenceResponse(_message.Message):
 
     @_builtins.property
     def effective_time(self) -> _timestamp_pb2.Timestamp:
-        """From when on no node issues an id at or below past, by this node's clock."""
+        """The time from which no node issues an id at or below past, by this node's clock."""
 
     @_builtins.property
     def effective_delay(self) -> _duration_pb2.Duration:

@@ -28,12 +28,12 @@ if _version_not_supported:
 class SequenceServiceStub(object):
     """Creates, reads, lists, updates, advances and deletes sequences.
 
-    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
-    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
-    reply. By then every earlier lease has expired.
+    An advance, a delete, and an update of anything but description and labels each begin a new generation, which ends
+    the leases of all nodes. A node that holds ids of the previous generation may issue them until the effective_time in
+    the reply. By then every earlier lease has expired.
 
-    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
-    sequence created under a deleted one's name continues after its last value.
+    No change makes an id repeat. A counter moves in one direction only. A deleted sequence leaves a tombstone: a new
+    sequence of the same name continues after its last value.
     """
 
     def __init__(self, channel):
@@ -82,16 +82,17 @@ class SequenceServiceStub(object):
 class SequenceServiceServicer(object):
     """Creates, reads, lists, updates, advances and deletes sequences.
 
-    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
-    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
-    reply. By then every earlier lease has expired.
+    An advance, a delete, and an update of anything but description and labels each begin a new generation, which ends
+    the leases of all nodes. A node that holds ids of the previous generation may issue them until the effective_time in
+    the reply. By then every earlier lease has expired.
 
-    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
-    sequence created under a deleted one's name continues after its last value.
+    No change makes an id repeat. A counter moves in one direction only. A deleted sequence leaves a tombstone: a new
+    sequence of the same name continues after its last value.
     """
 
     def CreateSequence(self, request, context):
-        """Creates a sequence. Under the name of a deleted sequence, it continues after the last value, in a new generation.
+        """Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
+        generation.
 
         Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
         repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -110,8 +111,8 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSequences(self, request, context):
-        """Lists sequences by name, page by page, without gaps: if a row is corrupt, its page fails with SEQUENCE_INVALID,
-        which names the sequence. Repair the row in the store, or list by a name_prefix that excludes it.
+        """Lists sequences in pages, ordered by name. If a row is corrupt, its page fails with SEQUENCE_INVALID, which names
+        the sequence. Repair the row in the store, or use a name_prefix that excludes it.
 
         Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
@@ -120,7 +121,7 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSequence(self, request, context):
-        """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, cannot change.
+        """Changes settings of a sequence. Its name, kind, reset, time zone and the sign of its step cannot change.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -130,7 +131,8 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSequence(self, request, context):
-        """Deletes a sequence. It leaves a tombstone, so that no id repeats when a sequence of that name is created again.
+        """Deletes a sequence. A tombstone remains, and a new sequence of this name continues after the last value: no id
+        repeats.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -142,9 +144,9 @@ class SequenceServiceServicer(object):
     def AdvanceSequence(self, request, context):
         """Moves a sequence's counter past a value, for example after an import of rows with ids. It never moves back.
 
-        From effective_time on no node issues an id at or below past (at or above, if the sequence counts down), nor does
-        a client's pool that respects ttl. It ends all leases even if the counter is already past that value, since nodes
-        may hold older ids.
+        From effective_time on, no node issues an id at or below past (at or above it, if the sequence counts down). A
+        client's pool that respects ttl does not either. The call ends all leases even if the counter is already past that
+        value, since nodes may hold older ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -154,7 +156,7 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ParseId(self, request, context):
-        """Parses the text of an id by the sequence's present format. It does not check whether that id was ever issued.
+        """Parses the text of an id by the sequence's current format. It does not check whether that id was ever issued.
 
         Errors: INVALID_REQUEST (field text: it does not match the format, or its check digits are wrong),
         SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -212,12 +214,12 @@ def add_SequenceServiceServicer_to_server(servicer, server):
 class SequenceService(object):
     """Creates, reads, lists, updates, advances and deletes sequences.
 
-    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
-    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
-    reply. By then every earlier lease has expired.
+    An advance, a delete, and an update of anything but description and labels each begin a new generation, which ends
+    the leases of all nodes. A node that holds ids of the previous generation may issue them until the effective_time in
+    the reply. By then every earlier lease has expired.
 
-    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
-    sequence created under a deleted one's name continues after its last value.
+    No change makes an id repeat. A counter moves in one direction only. A deleted sequence leaves a tombstone: a new
+    sequence of the same name continues after its last value.
     """
 
     @staticmethod

@@ -29,12 +29,12 @@ GRPC_VERSION: str
 class SequenceServiceStub:
     """Creates, reads, lists, updates, advances and deletes sequences.
 
-    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
-    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
-    reply. By then every earlier lease has expired.
+    An advance, a delete, and an update of anything but description and labels each begin a new generation, which ends
+    the leases of all nodes. A node that holds ids of the previous generation may issue them until the effective_time in
+    the reply. By then every earlier lease has expired.
 
-    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
-    sequence created under a deleted one's name continues after its last value.
+    No change makes an id repeat. A counter moves in one direction only. A deleted sequence leaves a tombstone: a new
+    sequence of the same name continues after its last value.
     """
 
     @_typing.overload
@@ -42,7 +42,8 @@ class SequenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SequenceServiceAsyncStub: ...
     CreateSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.CreateSequenceRequest, _sequences_pb2.CreateSequenceResponse]
-    """Creates a sequence. Under the name of a deleted sequence, it continues after the last value, in a new generation.
+    """Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
+    generation.
 
     Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
     repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -53,19 +54,20 @@ class SequenceServiceStub:
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ListSequences: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.ListSequencesRequest, _sequences_pb2.ListSequencesResponse]
-    """Lists sequences by name, page by page, without gaps: if a row is corrupt, its page fails with SEQUENCE_INVALID,
-    which names the sequence. Repair the row in the store, or list by a name_prefix that excludes it.
+    """Lists sequences in pages, ordered by name. If a row is corrupt, its page fails with SEQUENCE_INVALID, which names
+    the sequence. Repair the row in the store, or use a name_prefix that excludes it.
 
     Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     UpdateSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.UpdateSequenceRequest, _sequences_pb2.UpdateSequenceResponse]
-    """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, cannot change.
+    """Changes settings of a sequence. Its name, kind, reset, time zone and the sign of its step cannot change.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     DeleteSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.DeleteSequenceRequest, _sequences_pb2.DeleteSequenceResponse]
-    """Deletes a sequence. It leaves a tombstone, so that no id repeats when a sequence of that name is created again.
+    """Deletes a sequence. A tombstone remains, and a new sequence of this name continues after the last value: no id
+    repeats.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -73,15 +75,15 @@ class SequenceServiceStub:
     AdvanceSequence: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.AdvanceSequenceRequest, _sequences_pb2.AdvanceSequenceResponse]
     """Moves a sequence's counter past a value, for example after an import of rows with ids. It never moves back.
 
-    From effective_time on no node issues an id at or below past (at or above, if the sequence counts down), nor does
-    a client's pool that respects ttl. It ends all leases even if the counter is already past that value, since nodes
-    may hold older ids.
+    From effective_time on, no node issues an id at or below past (at or above it, if the sequence counts down). A
+    client's pool that respects ttl does not either. The call ends all leases even if the counter is already past that
+    value, since nodes may hold older ids.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ParseId: _grpc.UnaryUnaryMultiCallable[_sequences_pb2.ParseIdRequest, _sequences_pb2.ParseIdResponse]
-    """Parses the text of an id by the sequence's present format. It does not check whether that id was ever issued.
+    """Parses the text of an id by the sequence's current format. It does not check whether that id was ever issued.
 
     Errors: INVALID_REQUEST (field text: it does not match the format, or its check digits are wrong),
     SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -91,17 +93,18 @@ class SequenceServiceStub:
 class SequenceServiceAsyncStub(SequenceServiceStub):
     """Creates, reads, lists, updates, advances and deletes sequences.
 
-    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
-    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
-    reply. By then every earlier lease has expired.
+    An advance, a delete, and an update of anything but description and labels each begin a new generation, which ends
+    the leases of all nodes. A node that holds ids of the previous generation may issue them until the effective_time in
+    the reply. By then every earlier lease has expired.
 
-    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
-    sequence created under a deleted one's name continues after its last value.
+    No change makes an id repeat. A counter moves in one direction only. A deleted sequence leaves a tombstone: a new
+    sequence of the same name continues after its last value.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.CreateSequenceRequest, _sequences_pb2.CreateSequenceResponse]  # type: ignore[assignment]
-    """Creates a sequence. Under the name of a deleted sequence, it continues after the last value, in a new generation.
+    """Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
+    generation.
 
     Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
     repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -112,19 +115,20 @@ class SequenceServiceAsyncStub(SequenceServiceStub):
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ListSequences: _aio.UnaryUnaryMultiCallable[_sequences_pb2.ListSequencesRequest, _sequences_pb2.ListSequencesResponse]  # type: ignore[assignment]
-    """Lists sequences by name, page by page, without gaps: if a row is corrupt, its page fails with SEQUENCE_INVALID,
-    which names the sequence. Repair the row in the store, or list by a name_prefix that excludes it.
+    """Lists sequences in pages, ordered by name. If a row is corrupt, its page fails with SEQUENCE_INVALID, which names
+    the sequence. Repair the row in the store, or use a name_prefix that excludes it.
 
     Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     UpdateSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.UpdateSequenceRequest, _sequences_pb2.UpdateSequenceResponse]  # type: ignore[assignment]
-    """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, cannot change.
+    """Changes settings of a sequence. Its name, kind, reset, time zone and the sign of its step cannot change.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     DeleteSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.DeleteSequenceRequest, _sequences_pb2.DeleteSequenceResponse]  # type: ignore[assignment]
-    """Deletes a sequence. It leaves a tombstone, so that no id repeats when a sequence of that name is created again.
+    """Deletes a sequence. A tombstone remains, and a new sequence of this name continues after the last value: no id
+    repeats.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -132,15 +136,15 @@ class SequenceServiceAsyncStub(SequenceServiceStub):
     AdvanceSequence: _aio.UnaryUnaryMultiCallable[_sequences_pb2.AdvanceSequenceRequest, _sequences_pb2.AdvanceSequenceResponse]  # type: ignore[assignment]
     """Moves a sequence's counter past a value, for example after an import of rows with ids. It never moves back.
 
-    From effective_time on no node issues an id at or below past (at or above, if the sequence counts down), nor does
-    a client's pool that respects ttl. It ends all leases even if the counter is already past that value, since nodes
-    may hold older ids.
+    From effective_time on, no node issues an id at or below past (at or above it, if the sequence counts down). A
+    client's pool that respects ttl does not either. The call ends all leases even if the counter is already past that
+    value, since nodes may hold older ids.
 
     Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
     STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
     """
     ParseId: _aio.UnaryUnaryMultiCallable[_sequences_pb2.ParseIdRequest, _sequences_pb2.ParseIdResponse]  # type: ignore[assignment]
-    """Parses the text of an id by the sequence's present format. It does not check whether that id was ever issued.
+    """Parses the text of an id by the sequence's current format. It does not check whether that id was ever issued.
 
     Errors: INVALID_REQUEST (field text: it does not match the format, or its check digits are wrong),
     SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -149,12 +153,12 @@ class SequenceServiceAsyncStub(SequenceServiceStub):
 class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Creates, reads, lists, updates, advances and deletes sequences.
 
-    An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
-    new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
-    reply. By then every earlier lease has expired.
+    An advance, a delete, and an update of anything but description and labels each begin a new generation, which ends
+    the leases of all nodes. A node that holds ids of the previous generation may issue them until the effective_time in
+    the reply. By then every earlier lease has expired.
 
-    No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
-    sequence created under a deleted one's name continues after its last value.
+    No change makes an id repeat. A counter moves in one direction only. A deleted sequence leaves a tombstone: a new
+    sequence of the same name continues after its last value.
     """
 
     @_abc_1.abstractmethod
@@ -163,7 +167,8 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.CreateSequenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.CreateSequenceResponse, _abc.Awaitable[_sequences_pb2.CreateSequenceResponse]]:
-        """Creates a sequence. Under the name of a deleted sequence, it continues after the last value, in a new generation.
+        """Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
+        generation.
 
         Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
         repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -186,8 +191,8 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.ListSequencesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.ListSequencesResponse, _abc.Awaitable[_sequences_pb2.ListSequencesResponse]]:
-        """Lists sequences by name, page by page, without gaps: if a row is corrupt, its page fails with SEQUENCE_INVALID,
-        which names the sequence. Repair the row in the store, or list by a name_prefix that excludes it.
+        """Lists sequences in pages, ordered by name. If a row is corrupt, its page fails with SEQUENCE_INVALID, which names
+        the sequence. Repair the row in the store, or use a name_prefix that excludes it.
 
         Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
         """
@@ -198,7 +203,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.UpdateSequenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.UpdateSequenceResponse, _abc.Awaitable[_sequences_pb2.UpdateSequenceResponse]]:
-        """Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, cannot change.
+        """Changes settings of a sequence. Its name, kind, reset, time zone and the sign of its step cannot change.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -210,7 +215,8 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.DeleteSequenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.DeleteSequenceResponse, _abc.Awaitable[_sequences_pb2.DeleteSequenceResponse]]:
-        """Deletes a sequence. It leaves a tombstone, so that no id repeats when a sequence of that name is created again.
+        """Deletes a sequence. A tombstone remains, and a new sequence of this name continues after the last value: no id
+        repeats.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -224,9 +230,9 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_sequences_pb2.AdvanceSequenceResponse, _abc.Awaitable[_sequences_pb2.AdvanceSequenceResponse]]:
         """Moves a sequence's counter past a value, for example after an import of rows with ids. It never moves back.
 
-        From effective_time on no node issues an id at or below past (at or above, if the sequence counts down), nor does
-        a client's pool that respects ttl. It ends all leases even if the counter is already past that value, since nodes
-        may hold older ids.
+        From effective_time on, no node issues an id at or below past (at or above it, if the sequence counts down). A
+        client's pool that respects ttl does not either. The call ends all leases even if the counter is already past that
+        value, since nodes may hold older ids.
 
         Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
         STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -238,7 +244,7 @@ class SequenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sequences_pb2.ParseIdRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sequences_pb2.ParseIdResponse, _abc.Awaitable[_sequences_pb2.ParseIdResponse]]:
-        """Parses the text of an id by the sequence's present format. It does not check whether that id was ever issued.
+        """Parses the text of an id by the sequence's current format. It does not check whether that id was ever issued.
 
         Errors: INVALID_REQUEST (field text: it does not match the format, or its check digits are wrong),
         SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.

@@ -343,7 +343,7 @@ class _ExportLimits:
 
 
 def _by_boot(logs: list[Log]) -> list[list[Log]]:
-    """Group logs of one boot, whose times can be compared; a log of an unknown boot is a group of its own."""
+    """Group logs of one boot, whose times can be compared; a log of an unknown boot is its own group."""
     groups: defaultdict[tuple[str, int], list[Log]] = defaultdict(list)
     for log in logs:
         groups[log.boot_id, -1 if log.boot_id else log.number].append(log)

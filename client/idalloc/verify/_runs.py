@@ -121,7 +121,7 @@ class Runs:
         self._parts, self._rows = [], 0
 
     def _splitters(self) -> list[tuple[int, int]]:
-        """Return the names and ids at which to split, so that no piece is much larger than the limit."""
+        """Return the names and ids at which to split: no piece is much larger than the limit."""
         names, lows = (np.concatenate(columns) for columns in zip(*self._samples, strict=True))
         order = np.lexsort((lows, names))
         # Each run may add up to one distance of rows that no sample shows.

@@ -83,8 +83,8 @@ class AccessPolicy:
     def find_by_token(self, token: str) -> Identity | None:
         """Return the identity that has a token.
 
-        The time that this takes reveals nothing about the tokens: the lookup key is a digest, of which an attacker
-        cannot choose a part, and digests are compared in constant time.
+        The duration reveals nothing about the tokens: an attacker cannot choose any part of the digest that is the
+            lookup key, and digests are compared in constant time.
         """
         digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
         found = self._by_token.get(digest)

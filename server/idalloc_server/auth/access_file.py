@@ -216,7 +216,10 @@ class AccessFile:
             if policy is not None:
                 apply(policy)
                 if policy.is_empty:
-                    event, error = "access_empty", f"{self._path} has no entry: every call is rejected"
+                    event, error = (
+                        "access_empty",
+                        f"{self._path} has no [[identity]] and no [[quota]]: the server rejects every call",
+                    )
                 else:
                     error = ""
                     _log.info("access_reloaded", identities=len(policy.identities), quotas=len(policy.quotas))
@@ -254,7 +257,9 @@ def parse(content: bytes, path: str, *, may_be_empty: bool = False) -> AccessPol
                 "access", f"{path}: {name!r} must be an array of tables; write [[{name}]] with two brackets"
             )
     if not any(tables.values()) and not may_be_empty:
-        raise StartRefused("access", f"{path} has no [[identity]] and no [[quota]]; `idalloc token new` makes one")
+        raise StartRefused(
+            "access", f"{path} has no [[identity]] and no [[quota]]; `idalloc token new` creates an identity"
+        )
     identities = _parse_entries(_IdentityEntry, "identity", tables, path)
     quotas = _parse_entries(_QuotaEntry, "quota", tables, path)
     _check_unique(identities, path)

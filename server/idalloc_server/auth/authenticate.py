@@ -72,7 +72,7 @@ class Authenticator:
         if names:
             identity = self.policy.find_by_certificate(names)
             if identity is None:
-                self._reject(method, context, "the client certificate matches no identity, or more than one")
+                self._reject(method, context, "the client certificate must match one identity of the access file")
             return identity
         refusal = Unauthenticated("authentication is required: send a token or a client certificate")
         self._limits.record_unauthenticated(method, context, refusal)
@@ -96,7 +96,7 @@ class Authenticator:
             self._reject(method, context, "metadata 'authorization' must have the form: Bearer TOKEN")
         identity = self.policy.find_by_token(authorization[7:])
         if identity is None:
-            self._reject(method, context, "the token matches no identity")
+            self._reject(method, context, "the token matches no identity of the access file")
         self._authenticated[authorization] = identity
         return identity
 

@@ -26,7 +26,7 @@ class ClientCertificates:
     """Checks the client certificate of each call.
 
     TLS checks the expiry only in a full handshake. A client that keeps its connection, or resumes its session, which a
-    gRPC server cannot forbid, could use an expired certificate for ever. Each certificate is parsed once.
+    gRPC server cannot forbid, could use an expired certificate without limit. Each certificate is parsed once.
 
     Args:
         clock: The wall clock.

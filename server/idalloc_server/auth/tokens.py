@@ -16,7 +16,7 @@ from idalloc_server.domain.sequences.text import escaped
 PREFIX = "idalloc_"
 TOKEN_BYTES = 32
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make tokens for the access file.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Create tokens for the access file.")
 
 
 @app.command("new")
@@ -26,12 +26,12 @@ def new(
     *,
     allocate: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Sequences whose ids it may allocate, such as 'orders*'."),
+        typer.Option(metavar="PATTERN", help="Sequences from which it may allocate ids, such as 'orders*'."),
     ] = None,
     read: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Sequences that it may read.")] = None,
     admin: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Sequences that it may change.")] = None,
 ) -> None:
-    """Make a token, and its entry for the access file, which holds only the token's SHA-256.
+    """Create a token and its entry for the access file. The entry has only the token's SHA-256.
 
     The token goes to standard output, the entry to standard error; as JSON, both to standard output:
     `idalloc token new billing --allocate 'orders*' >billing.token 2>>access.toml`

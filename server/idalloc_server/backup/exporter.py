@@ -45,13 +45,13 @@ async def retire(
 ) -> int:
     """Retires a store: ends all its sequences, and waits until no node issues ids of them.
 
-    Marks the store as retired first, so that it rejects everything that is created or claimed later. Then replaces the
-    sequences by tombstones, which are exported as live sequences. Safe to repeat after a failure.
+    Marks the store as retired first: it then rejects everything that is created or claimed later. Then replaces the
+        sequences by tombstones, which are exported as live sequences. Safe to repeat after a failure.
 
     Args:
         store: The store; its nodes may be running.
         clock: The clock.
-        moved_to: The new place of the sequences, for people; empty to keep that of an earlier call.
+        moved_to: The new store of the sequences, for people; empty to keep the text of an earlier call.
         sleep: Waits for a number of seconds.
 
     Returns:

@@ -22,7 +22,7 @@ class _Rejected(Exception):
 
 
 class _WouldLower(_Rejected):
-    """The counter of a line is lower than that of the store."""
+    """The counter of a line is lower than the store's counter."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Importer:
         raise StoreUnavailable(f"sequence {item.row.name!r} was changed during each of {_ATTEMPTS} attempts: try again")
 
     async def _end_leases(self, line: Row) -> None:
-        """Ends the leases of a sequence whose counter is past that of a line.
+        """Ends the leases of a sequence whose counter is past the counter of a line.
 
         Otherwise a node could return an unused tail, which moves the counter back before the line's.
         """
@@ -147,7 +147,7 @@ class Importer:
         )
 
     async def _extend_lease_ms(self, line: Row, row: Row) -> None:
-        """Raises ``lease_ms`` of the row to that of the line, which a restored store may have lost.
+        """Raises ``lease_ms`` of the row to the line's value, which a restored store may have lost.
 
         Later changes of the sequence compute ``effective_at`` from it.
         """

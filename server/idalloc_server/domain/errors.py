@@ -64,7 +64,7 @@ class InvalidRequest(Refusal, reason="INVALID_REQUEST", status="INVALID_ARGUMENT
         rule: The rule that it breaks, cut to ``MAX_RULE_BYTES``.
     """
 
-    next_step = "Correct the field that `BadRequest` names, by the rule that it states."
+    next_step = "Correct the field that `BadRequest` names; its description states the rule."
 
     def __init__(self, field: str, rule: str) -> None:
         encoded = rule.encode(errors="replace")
@@ -146,9 +146,9 @@ class SequenceExhausted(Refusal, reason="SEQUENCE_EXHAUSTED", status="OUT_OF_RAN
     )
 
     def __init__(self, sequence: str, wanted: int, remaining: int, largest_range: int) -> None:
-        in_one = f", at most {largest_range} in one range" if largest_range < remaining else ""
+        fewer = f"request at most {largest_range} at once, or " if largest_range else ""
         super().__init__(
-            f"sequence {sequence!r} has {remaining} ids left{in_one}; {wanted} were requested",
+            f"sequence {sequence!r} has {remaining} ids left; {wanted} were requested: {fewer}extend its bounds",
             sequence=sequence,
             remaining=remaining,
             largest_range=largest_range,
@@ -177,8 +177,8 @@ class TooManySequences(Refusal, reason="TOO_MANY_SEQUENCES", status="RESOURCE_EX
 
     def __init__(self, sequence: str, max_sequences: int) -> None:
         super().__init__(
-            f"sequence {sequence!r} exceeds the limit max_sequences = {max_sequences} of sequences that this process "
-            "has used since it started; raise max_sequences and restart the server",
+            f"cannot use sequence {sequence!r}: since it started, this process has used max_sequences = "
+            f"{max_sequences} others; raise max_sequences and restart the server",
             sequence=sequence,
             max_sequences=max_sequences,
         )
@@ -191,8 +191,8 @@ class StoreWentBackwards(Refusal, reason="STORE_WENT_BACKWARDS", status="FAILED_
 
     def __init__(self, sequence: str, seen: str, found: str) -> None:
         super().__init__(
-            f"the store went backwards: of sequence {sequence!r} this node saw {seen}, but found {found}; "
-            "this node issues no ids of the sequence until it is advanced past the highest id in use "
+            f"the store went backwards for sequence {sequence!r}: this node saw {seen} before, and now found {found}; "
+            "it issues no ids of the sequence until you advance it past the highest id in use "
             "(idalloc sequences advance)",
             sequence=sequence,
             seen=seen,
@@ -204,8 +204,8 @@ class DocIdTimestampRefused(Refusal, reason="DOC_ID_TIMESTAMP_REFUSED", status="
     """No start timestamp is left below 2^32, the clock is wrong, or the store is retired."""
 
     next_step = (
-        "By the cause in the message: if no start timestamp is left, give the node another prefix; if the clocks "
-        "differ, correct the wrong one; if the store is retired, use the store that the message names."
+        "The message states the cause. If no start timestamp is left, give the node another prefix. If the clocks "
+        "differ, correct the wrong one. If the store is retired, use the store that the message names."
     )
 
 
@@ -233,7 +233,7 @@ class RequestIdReused(Refusal, reason="REQUEST_ID_REUSED", status="ALREADY_EXIST
 class RequestIdBurned(Refusal, reason="REQUEST_ID_BURNED", status="ABORTED"):
     """The ids recorded for this request id are no longer valid, because the sequence was changed."""
 
-    next_step = "If the first reply was lost, allocate others under a new `request_id`. Otherwise its ids are yours."
+    next_step = "If you received the first reply, use its ids. Otherwise allocate others under a new `request_id`."
 
     def __init__(self, request_id: str, first_id: int, last_id: int) -> None:
         super().__init__(
@@ -320,7 +320,7 @@ class QuotaExceeded(Retryable, reason="QUOTA_EXCEEDED", status="RESOURCE_EXHAUST
         retry_after: When the request fits again, in seconds.
     """
 
-    next_step = "Retry, or make fewer or smaller calls. `QuotaFailure` names the owner of the quota."
+    next_step = "Retry after the delay, or make fewer or smaller calls. `QuotaFailure` names the owner of the quota."
 
     def __init__(self, subject: str, quota: str, limit: int, retry_after: float) -> None:
         super().__init__(

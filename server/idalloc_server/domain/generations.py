@@ -5,7 +5,7 @@ from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import PERIOD_SEPARATOR, Reset, Sequence
 from idalloc_server.domain.store.protocol import Store
 
-# Added to the TTL of a lease: the clocks of two machines may drift apart by this much meanwhile.
+# Added to the TTL of a lease: during it, the clocks of two machines may drift apart by this much.
 MARGIN_SECONDS = 1.0
 
 _ATTEMPTS = 5
@@ -15,8 +15,8 @@ _PER_SECOND = 1000
 def generation_after(sequence: Sequence, generation: int, clock: Clock) -> int:
     """Returns the generation of a new sequence, or of a changed one.
 
-    It is larger than ``generation`` and at least the milliseconds since 1970, so that a store restored from a backup
-    does not repeat the generations that it lost: a node could then renew a lease from before the restore. A repeat
+    It is larger than ``generation`` and at least the milliseconds since 1970. A store restored from a backup therefore
+    does not repeat the generations that it lost; otherwise a node could renew a lease from before the restore. A repeat
     needs two changes in the same millisecond, or a clock that was ahead by exactly the time between them.
 
     A sequence with a reset has odd generations. Even ones belong to period counters that are being advanced; no id is

@@ -24,11 +24,11 @@ _VARIANT_OF = bytes(byte & 0x3F | 0x80 for byte in range(256))
 
 
 class UuidGenerator:
-    """Generates UUIDs. Those of version 7 rise within the process, whatever its clock does.
+    """Generates UUIDs. Version 7 rises within the process, even if its clock steps back.
 
     Version 7 follows RFC 9562, section 6.2, method 2. A new millisecond starts at random bits. While the clock does not
     advance, the bits are incremented by random steps; on overflow the next millisecond is used. The child of a fork
-    starts at random bits of its own.
+    starts at its own random bits.
 
     Args:
         clock: The clock.
@@ -69,7 +69,7 @@ class UuidGenerator:
         return [first_half + (rand_b | _VARIANT).to_bytes(8, "big") for rand_b in values[1:]]
 
     def forget_after_fork(self) -> None:
-        """Makes the child of a fork start at random bits of its own."""
+        """Makes a forked child start at its own random bits."""
         self._pid = fork.NO_PROCESS
 
     def _start_at(self, head: int) -> None:

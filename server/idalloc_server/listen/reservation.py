@@ -67,7 +67,7 @@ class ReservedAddress:
         _check_path_free(path)
 
     def _reserve_port(self, found: "list[_Found]") -> int:
-        """Bind without listening, so that only processes that share the port can bind it; return the port."""
+        """Bind without listening, and return the port. Only processes that share the port can then bind it."""
         port = 0
         for family, kind, protocol, _, address in found:
             reserved = socket.socket(family, kind, protocol)
@@ -159,7 +159,7 @@ def _check_path_free(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, "there is a file that is not a socket")
+        raise OSError(errno.EEXIST, "a file exists there that is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

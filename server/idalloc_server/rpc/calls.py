@@ -151,7 +151,9 @@ class CallLayer:
                 return await handler(request, context)
             except asyncio.CancelledError:
                 code = "CANCELLED"
-                self.failed.add(name, code, "", "the caller left, its deadline passed, or the server stopped")
+                self.failed.add(
+                    name, code, "", "the caller cancelled the call, its deadline passed, or the server stopped"
+                )
                 raise
             except Exception as error:
                 failure = self._status_of(name, error)

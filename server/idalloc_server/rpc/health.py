@@ -70,7 +70,7 @@ class HealthServicer:
             self._changed = asyncio.Event()
 
     def end(self) -> None:
-        """End all watches: a watch has no end of its own."""
+        """End all watches: a watch does not end by itself."""
         self._ending = True
         self._changed.set()
 
@@ -78,7 +78,7 @@ class HealthServicer:
         """See health.proto."""
         await self._check_certificate(context)
         if request.service not in self._statuses:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service[:100]!r}")
         return _Response(status=self._statuses[request.service])
 
     async def List(self, request: Any, context: Context) -> Any:
@@ -89,10 +89,14 @@ class HealthServicer:
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         """See health.proto."""
         if request.ByteSize() > MAX_REQUEST_BYTES:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request has over {MAX_REQUEST_BYTES} bytes")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"the request has {request.ByteSize()} bytes; at most {MAX_REQUEST_BYTES}",
+            )
         host = host_of(context.peer())
         if self._watches[host] >= MAX_WATCHES_OF_HOST or self._watches.total() >= MAX_WATCHES:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many open watches: use Check")
+            limits = f"at most {MAX_WATCHES}, and {MAX_WATCHES_OF_HOST} of one host"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too many open watches ({limits}): use Check")
         self._watches[host] += 1
         try:
             sent = None

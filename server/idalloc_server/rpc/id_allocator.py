@@ -70,7 +70,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         """See id_allocator.proto."""
         view = request.view
         if view not in _RANGE_VIEWS:
-            raise InvalidRequest("view", f"{view} is not a RangeView")
+            raise InvalidRequest("view", f"must be a value of RangeView, not {view}")
         most = self._max_ids_in(view) if view else self._max_ids
         count = self._check_count("id_count", request.id_count, most=most)
         if request.request_id:
@@ -91,7 +91,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         """See id_allocator.proto."""
         view = request.view
         if view not in _RANGE_VIEWS or view == pb.RANGE_VIEW_NOTICE:
-            raise InvalidRequest("view", f"{view} is not a RangeView for streams")
+            raise InvalidRequest("view", f"must be a value of RangeView without a notice, not {view}")
         left = _check_total(request.total_id_count)
         most = self._max_ids_in(view)
         chunk = self._check_count("chunk_id_count", request.chunk_id_count, default=DEFAULT_CHUNK, most=most)
@@ -140,7 +140,7 @@ class IdAllocatorServicer(id_allocator_pb2_grpc.IdAllocatorServiceServicer):
         if request.version not in _UUID_VERSIONS:
             raise InvalidRequest("version", f"must be 4 or 7, or 0 for the default, not {request.version}")
         if request.view not in _UUID_VIEWS:
-            raise InvalidRequest("view", f"{request.view} is not a UuidView")
+            raise InvalidRequest("view", f"must be a value of UuidView, not {request.view}")
         count = self._check_count("id_count", request.id_count, most=self._max_texts)
         uuids = self._uuids.v4(count) if request.version == pb.UUID_VERSION_4 else self._uuids.v7(count)
         if request.view == pb.UUID_VIEW_BYTES:
@@ -220,7 +220,7 @@ def _check_total(value: int) -> int:
 
 def _check_doc_id_view(view: pb.DocIdView.ValueType) -> pb.DocIdView.ValueType:
     if view not in _DOC_ID_VIEWS:
-        raise InvalidRequest("view", f"{view} is not a DocIdView")
+        raise InvalidRequest("view", f"must be a value of DocIdView, not {view}")
     return view or pb.DOC_ID_VIEW_FULL
 
 

@@ -31,7 +31,7 @@ class Workers(Protocol):
             timeout: The time that the caller has left, in seconds; None without a deadline.
 
         Raises:
-            ChangePending: Not all workers changed in time. The change goes on, as it does if the caller leaves.
+            ChangePending: Not all workers changed in time. The change continues, even if the caller leaves.
         """
         ...
 
@@ -100,8 +100,8 @@ def _fields_to_change(request: node_pb2.UpdateNodeRequest) -> list[str]:
         raise InvalidRequest("node", "must be set")
     for path in request.update_mask.paths:
         if path not in SETTINGS:
-            raise InvalidRequest("update_mask", f"{path!r} is not one of {', '.join(SETTINGS)}")
+            raise InvalidRequest("update_mask", f"must be one of {', '.join(SETTINGS)}, not {path!r}")
     fields = list(request.update_mask.paths) or [field for field in SETTINGS if getattr(request.node, field)]
     if not fields:
-        raise InvalidRequest("update_mask", "is empty, and node has no field set; to set prefix to 0, name it here")
+        raise InvalidRequest("update_mask", "is empty, and node has no field set; to set prefix to 0, list it here")
     return fields

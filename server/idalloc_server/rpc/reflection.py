@@ -42,7 +42,7 @@ class AuthenticatedReflection(_Base):  # type: ignore[misc]
         add_handlers(server, self.descriptor, lambda _: self.ServerReflectionInfo)
 
     def end(self) -> None:
-        """End all streams: a stream has no end of its own."""
+        """End all streams: a stream does not end by itself."""
         self._ending.set()
         for stream in self._waiting:
             stream.cancel()

@@ -23,7 +23,7 @@ from idalloc_server.grpc_types import Context
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000
-# The most bytes of a page, unless its first sequence alone has more. gRPC clients accept 4 MiB by default.
+# The most bytes of a page, unless its first sequence has more. gRPC clients accept 4 MiB by default.
 MAX_PAGE_BYTES = 1_000_000
 MAX_INT64 = 2**63 - 1
 

@@ -1,4 +1,4 @@
-"""Counter arithmetic that all stores share, in integers of any size, so that nothing overflows."""
+"""Counter arithmetic that all stores share, in integers of any size: nothing overflows."""
 
 from typing import NamedTuple
 

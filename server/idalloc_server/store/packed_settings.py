@@ -42,7 +42,7 @@ def mode(name: str, sequence: Sequence, deleted: bool) -> str | None:
 
 
 def pack(sequence: Sequence) -> str:
-    """Returns the settings without a column of their own as JSON; settings at their default are left out."""
+    """Returns the settings without their own column as JSON, except those at their default."""
     default = Sequence()
     settings: dict[str, object] = {"start": sequence.start}
     for name in _IN_JSON:
@@ -53,7 +53,7 @@ def pack(sequence: Sequence) -> str:
 
 
 def unpack(name: str, step: int | None, min_value: int | None, max_value: int | None, settings: str | None) -> Sequence:
-    """Returns the settings of a row. Equal columns return the same object, so that unchanged rows are not parsed again.
+    """Returns the settings of a row. Equal columns return the same object: unchanged rows are not parsed again.
 
     Every column may be None (NULL), as in an adopted row. ``settings`` is the JSON of ``pack``.
 

@@ -10,8 +10,9 @@ FOLDER_MODE = 0o700
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and its missing parents with mode 700, whatever the umask. Existing folders keep their mode.
+    """Creates a folder and its missing parents with mode 700, independent of the umask.
 
+    Existing folders keep their mode.
     Safe for concurrent calls of several processes.
 
     Raises:

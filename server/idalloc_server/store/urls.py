@@ -32,7 +32,7 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
 
     Args:
         url: The setting ``store``.
-        clock: The clock of stores that have none of their own.
+        clock: The clock of stores without their own clock.
         timeout: The timeout of a statement over the network, in seconds.
 
     Raises:
@@ -66,7 +66,9 @@ def _sqlite(url: str, clock: Clock) -> Store:
     if parts.netloc or not path.is_absolute() or not path.name or "\0" in path.name:
         raise _invalid("a SQLite URL needs an absolute path: sqlite:///path/of/the.db")
     if path.parts[1] == ":memory:" or path.parts[1].startswith("~"):
-        raise _invalid("a SQLite URL needs the full path of a file: memory would lose the counters, ~ is not expanded")
+        raise _invalid(
+            "a SQLite URL needs the absolute path of a file: memory would lose the counters, and ~ is not expanded"
+        )
     if parts.query or parts.fragment:
         raise _invalid("a SQLite URL takes no parameters; write ? as %3F and # as %23 in its path")
     return SqliteStore(path, clock)

@@ -1,4 +1,4 @@
-"""A bounded queue of log lines with a writer thread: a stalled reader blocks that thread alone.
+"""A bounded queue of log lines with a writer thread: a stalled reader blocks only that thread.
 
 The standard library has no equivalent. A full ``QueueHandler`` prints a traceback to standard error for each record,
 which blocks, and counts nothing; ``QueueListener.stop`` waits without a limit.
@@ -21,7 +21,7 @@ STDOUT, STDERR = 1, 2
 
 
 class Share(StrEnum):
-    """A part of the queue with its own limit, so that one kind of lines cannot displace another."""
+    """A part of the queue with its own limit: one kind of lines cannot displace another."""
 
     LOG = "log"
     # Audit lines of rejected callers: unauthenticated clients can cause very many.

@@ -57,7 +57,7 @@ def configure(level: str, **always: object) -> None:
 
 
 def _open_streams() -> None:
-    """Open standard streams that are closed, so that no file or socket gets their descriptors."""
+    """Open standard streams that are closed: otherwise a file or socket would get their descriptors."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(opened, True)
     os.close(opened)

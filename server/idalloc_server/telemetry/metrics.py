@@ -88,7 +88,7 @@ class FailedCalls:
         """
         key = (method, code, reason, why)
         if key not in self._sums:
-            # The limit is per reason, so that many mistakes of callers do not hide errors of the store.
+            # The limit is per reason: many mistakes of callers must not hide errors of the store.
             if self._causes[reason] >= MAX_CAUSES:
                 key = (method, code, reason, "others")
             self._causes[reason] += 1

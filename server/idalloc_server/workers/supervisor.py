@@ -51,7 +51,7 @@ class Supervisor:
         self._mode = mode
         self._workers: dict[int, WorkerProcess] = {}
         self._exited_counts = Counts()
-        # Stays true once any worker required authentication, whatever the access file says later.
+        # Stays true once any worker required authentication, even if the access file is emptied later.
         self._requires_authentication = False
         self._turn = 0
         self._turn_lock = asyncio.Lock()
@@ -79,7 +79,7 @@ class Supervisor:
         """
         if sys.platform != "linux":
             raise StartRefused("workers", "several processes can share a port on Linux only; set it to 1")
-        # First: a signal without a handler would end this process alone, and a start may take long.
+        # First: a signal without a handler would end only this process, and a start may take long.
         loop, numbers = asyncio.get_running_loop(), self._mode.stop_signals
         for number in numbers:
             loop.add_signal_handler(number, self._on_stop_signal, number)
@@ -197,9 +197,9 @@ class Supervisor:
     def _on_applied(self, worker: WorkerProcess, values: Values) -> None:
         """Keep what a worker changed first, and send it to the others; they learn, too, who has applied it.
 
-        The others apply it concurrently rather than one after the other. Nothing collides, since each claims a start
-        timestamp of its own. An order would need a time limit for each worker, so that one that is paused or cannot
-        reach the store does not delay those behind it, and a second lock in a worker that waits for a turn of its own.
+        The others apply it concurrently. Nothing collides, since each claims its own start timestamp. An order would
+        need a time limit for each worker, since a paused one would delay the next, and a second lock in a worker that
+        waits for its turn.
         """
         if "given" in values:
             update = {SETTINGS[field]: value for field, value in values["given"].items()}

@@ -35,7 +35,7 @@ _log = structlog.get_logger("idalloc.worker")
 
 
 class ChangePending(Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
-    """Not all workers of the server have applied a change of the node yet; the others go on until they have."""
+    """Not all workers of the server have applied a change of the node yet; the others continue to try."""
 
     # Longer than LONGEST_PUSHBACK_SECONDS: the caller has no time left in which gRPC's retry policy could try again; it
     # would end the call with DEADLINE_EXCEEDED in place of this error.
@@ -145,7 +145,7 @@ class Worker(ProcessMode):
     async def change(self, given: Mapping[str, int], save: Save | None, timeout: float | None) -> None:
         """See ``Workers.change``."""
         seconds = CHANGE_SECONDS if timeout is None or timeout > CENTURIES else timeout * DEADLINE_SHARE
-        change = asyncio.create_task(self._change_first(given, save))  # It goes on if the caller leaves.
+        change = asyncio.create_task(self._change_first(given, save))  # It continues if the caller leaves.
         self.changes.add(change)
         change.add_done_callback(self._on_change_end)
         try:
@@ -246,6 +246,6 @@ async def run_worker(connection: socket.socket) -> None:
 if __name__ == "__main__":
     from uvloop import run
 
-    # Until the worker serves. Ctrl-C reaches all processes of a terminal; the supervisor alone reports it.
+    # Until the worker serves. Ctrl-C reaches all processes of a terminal; only the supervisor reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     run(run_worker(socket.socket(fileno=int(sys.argv[1]))))

@@ -67,7 +67,7 @@ class WorkerProcess:
                 raise StoreUnavailable(error)
             raise StartRefused("store", error) if reason else StartRefused(*error.split(": ", 1))
         if name not in values:
-            raise StartRefused("workers", f"worker {self.number} exited while it started; see the log")
+            raise StartRefused("workers", f"worker {self.number} exited during its start; the log has the cause")
 
     def kill(self) -> None:
         """Kill the process."""

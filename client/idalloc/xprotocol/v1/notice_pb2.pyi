@@ -50,7 +50,7 @@ class _FrameScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FrameScope
     FRAME_SCOPE_GLOBAL: _FrameScope.ValueType  # 1
     """All sessions."""
     FRAME_SCOPE_LOCAL: _FrameScope.ValueType  # 2
-    """This session alone."""
+    """This session only."""
 
 class FrameScope(_FrameScope, metaclass=_FrameScopeEnumTypeWrapper):
     """The sessions that a notice concerns (Mysqlx.Notice.Frame.Scope)."""
@@ -60,7 +60,7 @@ FRAME_SCOPE_UNSPECIFIED: FrameScope.ValueType  # 0
 FRAME_SCOPE_GLOBAL: FrameScope.ValueType  # 1
 """All sessions."""
 FRAME_SCOPE_LOCAL: FrameScope.ValueType  # 2
-"""This session alone."""
+"""This session only."""
 Global___FrameScope: _TypeAlias = FrameScope  # noqa: Y015
 
 class _SessionParameter:

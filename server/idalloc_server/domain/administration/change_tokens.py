@@ -1,4 +1,4 @@
-"""Change tokens: identify an administrative request, so that a retry is recognized."""
+"""Change tokens identify an administrative request, to recognize a retry."""
 
 import hashlib
 import re

@@ -372,7 +372,7 @@ class SequenceService:
 
 
 class _Plan(NamedTuple):
-    """A change, and whether a part of it is already written, so that it must be completed."""
+    """A change, and whether a part of it is already written, and the rest must follow."""
 
     change: Revision
     partly_done: bool = False

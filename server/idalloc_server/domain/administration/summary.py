@@ -22,7 +22,7 @@ class SequenceSummary:
         remaining: Number of ids left.
         used_ratio: Share of the ids that is used, 0 to 1.
         ids_per_second: Rate of allocation; 0 if unknown.
-        exhaust_time: Forecast of when no id is left, in seconds since 1970; the current time if none is left, None if
+        exhaust_time: Forecast of when no id is left, in seconds since 1970; the current time if that is now, None if
             there is no forecast.
     """
 

@@ -19,7 +19,7 @@ from idalloc_server.domain.store.protocol import Store
 
 # A sequence that issued nothing between two checks is closed.
 IDLE_CHECKS_PER_LEASE_TTL = 3
-# How many sequences are closed at a time, so that a stop with many leases does not flood the store.
+# How many sequences are closed at once: a stop with many leases must not flood the store.
 CLOSE_CONCURRENCY = 32
 # How many sequences are checked before the event loop runs other tasks.
 IDLE_CHECK_BATCH = 1000
@@ -142,7 +142,7 @@ class Allocator:
 
     async def return_leases(self) -> None:
         """Closes all sequences, which gives their unused ids back. Nothing may be taken afterwards."""
-        # Removed before the first await: a later call gets an allocator of its own.
+        # Removed before the first await: a later call gets its own allocator.
         allocators = self._pop_all()
         try:
             await self._return_leases_of([*self._closing, *allocators])  # also idle ones in progress
@@ -173,7 +173,7 @@ class Allocator:
         return sequence_allocator
 
     def _drop_unknown(self, name: str) -> None:
-        """Drops the allocator of a name without a mark, so that rejected names use no memory."""
+        """Drops the allocator of a name without a mark: rejected names use no memory."""
         self._high_water_marks.cancel_admission(name)
         self._sequence_allocators.pop(name, None)
 

@@ -53,7 +53,7 @@ class BurnedIds:
             self._new[sequence, period, cause] += count
 
     def pop_new(self) -> Iterator[Burn]:
-        """Yields and removes the counts since the last call, one at a time, so that a break loses none."""
+        """Yields and removes the counts since the last call, one by one: a break of the loop loses none."""
         while self._new:
             key, count = self._new.popitem()
             yield Burn(*key, count)

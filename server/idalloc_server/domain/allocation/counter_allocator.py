@@ -37,8 +37,8 @@ _log = structlog.get_logger("idalloc.allocation")
 class CounterAllocator:
     """Issues the ids of one counter: of a sequence, or of one period of a sequence.
 
-    All methods must be called on one event loop. One refill at a time writes to the store, in a task of its own that
-    no caller's cancellation ends.
+    All methods must be called on one event loop. One refill at a time writes to the store, in its own task that no
+    caller's cancellation ends.
 
     Ids that rise over all nodes (``Ordering.RISING``, and timestamps) go only to callers that waited when the write
     began; the rest is given back. Later callers wait for a later write.
@@ -126,7 +126,7 @@ class CounterAllocator:
             raise ServerDraining
         if self._clock.boot() >= issued.expires_at:  # the process was paused after the ids were served
             self.row.burn(BurnCause.EXPIRED, issued.id_count)
-            raise StoreUnavailable(f"the lease of sequence {self.row.sequence!r} expired before the reply")
+            raise StoreUnavailable(f"the lease of sequence {self.row.sequence!r} expired before the reply; try again")
         self._reserve.largest_call = max(self._reserve.largest_call, count)
         return issued
 
@@ -136,7 +136,7 @@ class CounterAllocator:
         return not self._refill_task and not self._waiters and not self._went_backwards and last == self._last_activity
 
     async def drop_after_change(self) -> None:
-        """Drops the lease after a change of the sequence, and that of a refill in progress."""
+        """Drops the lease after a change of the sequence, and the result of a refill in progress."""
         if self._refill_task:
             await asyncio.wait([self._refill_task])
         self.drop(BurnCause.GENERATION)
@@ -258,7 +258,7 @@ class CounterAllocator:
                 answer.set_exception(InvalidRequest("id_count", rule))
 
     def _prefetch(self, requested: int) -> int:
-        """Returns how many ids to request in addition to those that callers wait for."""
+        """Returns how many ids to request beyond the callers' requests."""
         if self.row.outcome_unknown:  # else a failing store burns one reserve after another
             return 0
         settings = self.row.settings
@@ -285,8 +285,8 @@ class CounterAllocator:
     def _serve(self, at_bound: bool, remaining: int, most: int) -> None:
         """Answers the waiters in FIFO order.
 
-        At the bound of a counter nothing was granted: waiters that want more than the store has left fail, the others
-        wait for a write that requests no more than that.
+        At the bound of a counter nothing was granted. Waiters that want more than the store has left fail; the others
+        wait for a write that requests at most that.
 
         Args:
             at_bound: Whether fewer ids were granted than requested.

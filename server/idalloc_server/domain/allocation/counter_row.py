@@ -86,9 +86,9 @@ class CounterRow:
     async def create(self, wanted: int) -> Grant:
         """Creates the row with default settings and ``wanted`` ids granted, unless it exists: then grants as ``grant``.
 
-        The row has a token that no other call has. If it is in the stored row, the ids from the start belong to this
-        process, however far the counter is by now: another node may have advanced it, and the store may apply the
-        write again, which changes nothing.
+        The row has a token that no other call has. If the stored row has it, the ids from the start belong to this
+        process, even if another node has advanced the counter since. The store may apply the write again, which changes
+        nothing.
 
         Raises:
             SequenceNotFound: ``auto_create_sequences`` is off.

@@ -187,7 +187,7 @@ class HighWaterMarks:
 
 
 def _has_value(name: str, fixed_settings: _FixedSettings) -> bool:
-    """Returns whether the counter's value is the last issued one: not that of a sequence with a reset."""
+    """Returns whether the counter's value is the last issued id; a sequence with a reset counts in its periods."""
     return fixed_settings.reset == Reset.NEVER or PERIOD_SEPARATOR in name
 
 

@@ -106,7 +106,7 @@ class Lease:
         self.sequence = grant.sequence
         self.expires_at = expires_at
         if grant.writes != self._writes + 1 or grant.value_before != self._last_value:
-            self._others_saw = grant.value_before  # another process wrote the row in between
+            self._others_saw = grant.value_before  # another process wrote the row since
         self._last_value = grant.last_value
         self._version = grant.version
         self._writes = grant.writes

@@ -1,4 +1,4 @@
-"""How many ids a sequence holds in memory, so that calls need not wait for the store (P10)."""
+"""How many ids a sequence holds in memory, to serve calls without waiting for the store (P10)."""
 
 import math
 from dataclasses import dataclass, field
@@ -88,7 +88,7 @@ class Reserve:
         self.refill_below = int(left * REFILL_SHARE)
 
     def record_skipped(self, count: int) -> None:
-        """Records ids that were burned, so that they do not count as issued."""
+        """Records burned ids, which do not count as issued."""
         self._left -= count
 
     def record_failure(self) -> None:

@@ -58,7 +58,7 @@ class SequenceAllocator:
 
     @property
     def counters(self) -> list[CounterAllocator]:
-        """The allocators of all periods, then that of the sequence's own row."""
+        """The allocators of all periods, then the allocator of the sequence's own row."""
         return [*self._periods.values(), self._own]
 
     def issue_from_lease(self, count: int) -> IdRange | None:
@@ -155,7 +155,7 @@ class SequenceAllocator:
     async def _renew_proof_of(self, generation: int) -> IdRange:
         """Renews the proof after a period's counter was seen in a newer generation.
 
-        An advance writes the period's counter before the sequence, and no id of either is issued in between. An
+        An advance writes the period's counter before the sequence. Between these writes no id of either is issued. An
         advance that was interrupted there is completed here, after ``store_timeout``.
 
         Raises:
@@ -196,7 +196,7 @@ class SequenceAllocator:
             issued = _limit_expiry(issued, proof)
             if self._clock.boot() >= issued.expires_at:
                 cause = BurnCause.EXPIRED
-                raise StoreUnavailable(f"the lease of sequence {self._name!r} expired before the reply")
+                raise StoreUnavailable(f"the lease of sequence {self._name!r} expired before the reply; try again")
             if proof.generation != issued.generation:
                 return None
             cause = None

@@ -50,11 +50,11 @@ class WaiterQueue(deque[Waiter]):
         return waiter
 
     def mark_resumed(self, waiter: Waiter) -> None:
-        """Records that a waiter has resumed, so that its ids no longer count as served."""
+        """Records that a waiter has resumed: its ids no longer count as served."""
         self._active.discard(waiter)
 
     def defer(self, waiters: list[Waiter]) -> None:
-        """Puts waiters back to the front. If there are any, the next write is for these alone."""
+        """Puts waiters back to the front. If there are any, the next write is only for these."""
         self.extendleft(reversed(waiters))
         self._next_write = len(waiters) or None
 

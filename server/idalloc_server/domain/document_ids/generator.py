@@ -199,7 +199,7 @@ class DocIdGenerator:
             StoreUnavailable: This process is a fork of the one that claimed the start timestamp.
         """
         if self._pid != os.getpid():
-            raise StoreUnavailable("this process is a fork: it must claim a start timestamp of its own")
+            raise StoreUnavailable("this process is a fork of the server: it must claim its own start timestamp")
         if (offset | increment) >> 16 or not 0 < count <= MAX_COUNT:
             _raise_out_of_range(count, offset, increment)
         if self._claim is not None and not self._claim.done():
@@ -233,7 +233,7 @@ class DocIdGenerator:
     async def change(self, *, save: Save | None = None, **given: int) -> None:
         """Changes the prefix, offset or increment for all callers atomically; the serial continues, as in MySQL.
 
-        A new prefix gets a start timestamp of its own. Concurrent changes are applied in order. A failed change has no
+        A new prefix gets its own start timestamp. Concurrent changes are applied in order. A failed change has no
         effect; one whose caller is cancelled completes.
 
         Args:

@@ -84,8 +84,9 @@ class StartTimestamps:
         """Claims this process's first start timestamp: the clock's, or the next one if that is claimed.
 
         Raises:
-            StartRefused: The clock is wrong (one claim from the year 2500 would use up the prefix), no timestamp below
-                2^32 is left, another node holds the prefix and ``prefix_conflict`` is refuse, or the store is retired.
+            StartRefused: The clock is wrong (one claim from the year 2500 would use up the prefix), or no timestamp
+                below 2^32 is left. Or another node holds the prefix and ``prefix_conflict`` is refuse, or the store is
+                retired.
             StoreUnavailable: The claim may or may not have been made; claiming again is safe.
         """
         try:
@@ -194,7 +195,7 @@ class StartTimestamps:
     def _handle_conflict(self, prefix: int, claim: Claim) -> None:
         if self._prefix_conflict == "refuse":
             raise PrefixInUse(prefix, claim.holder)
-        # Ids stay unique, but those of the two nodes are not in one rising order.
+        # Ids stay unique, but the ids of the two nodes are not in one rising order.
         _log.warning("prefix_conflict", prefix=prefix, holder=claim.holder, seen_at=claim.seen_at)
 
 

@@ -1,4 +1,4 @@
-"""Allocates ids for requests with a request id, so that a retry gets the same ids (P7)."""
+"""Allocates ids for requests with a request id; a retry gets the same ids (P7)."""
 
 import asyncio
 import math
@@ -60,7 +60,7 @@ class _Call:
     task: asyncio.Task[tuple[IdRange, int]] = field(init=False)
 
     def check_same(self, recorded: RecordedAllocation) -> None:
-        """Raises RequestIdReused if the answer recorded for the request id is that of another call."""
+        """Raises RequestIdReused if the recorded answer of the request id belongs to another call."""
         if (recorded.sequence, recorded.id_count) != (self.sequence, self.id_count):
             # The caller may have no access to the other sequence, so the error does not name it.
             ids = "1 id" if recorded.id_count == 1 else f"{recorded.id_count} ids"
@@ -69,7 +69,7 @@ class _Call:
 
     def lease_expired(self) -> StoreUnavailable:
         """Returns the error for ids whose lease ended before the reply."""
-        return StoreUnavailable(f"the lease of sequence {self.sequence!r} expired before the reply")
+        return StoreUnavailable(f"the lease of sequence {self.sequence!r} expired before the reply; try again")
 
 
 class IdempotentAllocator:
@@ -199,7 +199,7 @@ class IdempotentAllocator:
                 rows=rows,
                 request_id_window=self._window,
                 next_step="lower request_id_window, or send fewer calls with a request_id; "
-                "each start of a node keeps all answers for another window",
+                "after each start a node keeps all answers for another window",
             )
         self._has_warned = rows >= WARNING_ROWS
 
@@ -212,7 +212,7 @@ class IdempotentAllocator:
     def _finish(self, call: _Call) -> None:
         self._remove(call)
         if not call.task.cancelled():
-            call.task.exception()  # retrieved, so that asyncio does not log it if all callers are cancelled
+            call.task.exception()  # retrieved: asyncio would log it if all callers are cancelled
 
     def _remove(self, call: _Call) -> None:
         if self._calls.get(call.request_id) is call:

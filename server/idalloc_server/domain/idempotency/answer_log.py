@@ -61,7 +61,7 @@ class AnswerLog:
         for allocation, recorded in batch:
             if not recorded.done() and allocation.request_id in stored:
                 recorded.set_result(stored[allocation.request_id])
-        _fail(batch, StoreOutcomeUnknown("the store did not return the answer recorded for the request_id"))
+        _fail(batch, StoreOutcomeUnknown("the store did not return the answer recorded for the request_id; try again"))
 
 
 def _fail(batch: Iterable[_PendingAnswer], error: Exception) -> None:

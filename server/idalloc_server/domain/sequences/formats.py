@@ -236,7 +236,9 @@ class Format:
         if self._check is not None:
             checked = "".join(canonical[name] for name in self._fields if name != "check")
             if self._check.compute(checked.upper()) != check:
-                raise InvalidRequest("text", "has wrong check characters: it is mistyped, or of another sequence")
+                raise InvalidRequest(
+                    "text", "has wrong check characters: it is mistyped, or belongs to another sequence"
+                )
         return ParsedId(value, year, month, day, prefix, check)
 
     def _max_value(self) -> int:

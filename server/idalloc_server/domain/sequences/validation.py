@@ -113,9 +113,9 @@ def check_change(before: Sequence, after: Sequence, last_value: int) -> None:
     for name in ("kind", "reset", "time_zone"):
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
-            raise InvalidRequest(name, f"cannot be changed: is {_name(old)}, must not become {_name(new)}")
+            raise InvalidRequest(name, f"cannot be changed from {_name(old)} to {_name(new)}")
     if (before.step > 0) != (after.step > 0):
-        raise InvalidRequest("step", f"cannot change its sign: is {before.step}, must not become {after.step}")
+        raise InvalidRequest("step", f"cannot change its sign, from {before.step} to {after.step}")
     if after.bound != before.bound and after.is_past(last_value, after.bound):
         field, limit = ("max_value", "at least") if after.step > 0 else ("min_value", "at most")
         raise InvalidRequest(field, f"must be {limit} {last_value}, the counter's value; is {after.bound}")
@@ -124,7 +124,7 @@ def check_change(before: Sequence, after: Sequence, last_value: int) -> None:
 def changed_bound(before: Sequence, after: Sequence) -> int | None:
     """Returns the new bound that the sequence's counter must not have passed, or None if there is none.
 
-    A sequence with a reset has none: its periods have counters of their own.
+    A sequence with a reset has none: its periods have their own counters.
     """
     return after.bound if after.bound != before.bound and after.reset == Reset.NEVER else None
 

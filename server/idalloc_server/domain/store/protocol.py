@@ -65,9 +65,9 @@ class Store(Protocol):
     ) -> Grant | None:
         """Grants unused clock values in one atomic write.
 
-        The first one is ``now``, or the value after the counter if that is larger; the last one is at most ``now`` +
-        ``ahead`` and ``max_value``, so fewer than ``wanted`` may be granted. A store with a clock of its own uses that
-        in place of a ``now`` that is more than ``ahead`` past it: a wrong clock must not use up the sequence.
+        The first one is ``now``, or the value after the counter if that is larger. The last one is at most ``now`` +
+        ``ahead`` and ``max_value``, so fewer than ``wanted`` may be granted. If ``now`` is more than ``ahead`` past the
+        store's own clock, the store uses its clock instead: a wrong clock must not use up the sequence.
 
         ``now`` is the node's clock, ``ahead`` how far the counter may be past it, both in the unit of the sequence's
         kind. The other arguments are those of ``grant``.
@@ -128,7 +128,7 @@ class Store(Protocol):
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """Changes a row in one atomic write if its revision matches and its counter is not past ``change.limit``.
 
-        Increments the revision, so that a replay of the write changes nothing.
+        Increments the revision: a replay of the write changes nothing.
 
         Returns:
             The row after the write, or None if there is none. The change was applied if ``revised_by`` is
@@ -185,7 +185,7 @@ class Store(Protocol):
         ...
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
-        """Claims a start timestamp that is unique under this prefix, for ever (P6).
+        """Claims a start timestamp that is unique under this prefix (P6).
 
         ``holder`` becomes the prefix's holder, unless another holder was seen within the last ``stale_after`` seconds
         by the store's clock.
@@ -218,7 +218,7 @@ class Store(Protocol):
         ...
 
     async def now(self) -> float | None:
-        """Returns the store's clock in seconds since 1970, or None if it has no clock of its own."""
+        """Returns the store's clock in seconds since 1970, or None if it has no own clock."""
         ...
 
     async def close(self) -> None:

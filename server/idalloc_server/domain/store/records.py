@@ -14,8 +14,8 @@ class Grant(NamedTuple):
         sequence: The settings. Within a process equal settings are the same object.
         remaining: The number of ids that the sequence has left after the write.
         generation: The sequence's generation, which never decreases.
-        version: The state of the row after the write, for ``Store.give_back``: two numbers, the first of which
-            increases with every write of the row, and the generation, since a restored store may repeat the two.
+        version: The state of the row after the write, for ``Store.give_back``: two numbers and the generation. The
+            first number increases with every write of the row. A restored store may repeat the two numbers.
         writes: The number of writes to the row by idalloc, including this one. In CrateDB writes of other rows
             increase ``version``, but not this.
     """

@@ -1,7 +1,7 @@
 """The HTTP transport to CrateDB. It never sends a write twice, unless the first answer proves that it was not applied.
 
-Every connection is a session of its own, so that one can be dropped without the others: after an error CrateDB may
-leave a statement queued on its connection, and would run it with the next one there.
+Every connection is a separate session, which can be closed without the others. After an error, CrateDB may leave a
+statement queued on its connection and would run it before the next one there.
 """
 
 import asyncio
@@ -68,9 +68,9 @@ class CrateHttp:
     Safe for concurrent calls, of which ``max_connections`` run at once. Cancelling a call closes its connection; a
     write that was sent may still be applied.
 
-    While a write waits, and in a probe, a host must answer ``GET /``, which a node without a master answers with 503.
-    A probe then sends the statement of ``set_probe``. Neither may depend on another node: a read by key goes to a
-    random copy of the table, so that a live host seems dead while the node with that copy is paused.
+    While a write waits, and in a probe, a host must answer ``GET /``, which a node without a master answers with 503. A
+    probe then sends the statement of ``set_probe``. Neither may depend on another node. A read by key would: it goes to
+    a random copy of the table, and a live host seems dead while the node with that copy is paused.
 
     Args:
         hosts: ``host:port`` of each host, in the order of preference.
@@ -112,7 +112,7 @@ class CrateHttp:
         self._probe_request = _sql(statement, arguments)
 
     async def write(self, statement: str, *arguments: object, may_fail_over: bool = True) -> list[Row]:
-        """Sends a write to one host, and to the next one only if this host surely did not apply it.
+        """Sends a write to one host, and to the next one only if this host certainly did not apply it.
 
         That is: no connection could be made, or the host does not know the table or the user yet. If the last host
         does not know the table but passes a probe, it gets the statement once more.

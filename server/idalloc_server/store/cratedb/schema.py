@@ -1,7 +1,7 @@
 """Creates idalloc's tables in CrateDB, adopts existing ones, and refuses an unsafe cluster or table.
 
-Every step reads first and creates only what is missing, so that any number of processes may start at once, and a user
-without the privilege DDL can start if the tables are complete.
+Every step reads first and creates only what is missing. Any number of processes may start at once, and a user without
+the privilege DDL can start if the tables are complete.
 """
 
 import re
@@ -44,7 +44,7 @@ async def set_up(http: CrateHttp, schema: str) -> None:
             await checks.check(http, schema, table, nodes)
         await _create_missing(http, schema, table)
         await checks.check_privileges(http, schema, table)
-    # A node answers this alone, from its copy of the cluster state.
+    # A node answers this by itself, from its copy of the cluster state.
     http.set_probe(checks.KEY_COLUMNS, schema, SEQUENCES.name)
 
 

@@ -36,7 +36,7 @@ class DatabaseFiles:
     processes on one database that have other files beside it see neither each other's locks nor each other's commits,
     and issue the same ids. Three measures prevent this:
 
-    * A start is refused if the database has another name (a hard link, a mount of the file alone), since the other
+    * A start is refused if the database has another name (a hard link, a mount of only the file), since the other
       name has other files beside it. Symbolic links are safe: SQLite resolves them, too.
     * ``claim`` refuses a start while another process uses the database with other files. Each process locks one byte
       of the database, at an offset that is a hash of the identities of its ``-wal`` and ``-shm``, and checks for locks
@@ -144,7 +144,7 @@ class DatabaseFiles:
 
 
 def _open_or_create(path: Path) -> int:
-    """Opens a file; a new one gets mode 600, whatever the umask. SQLite creates -wal and -shm with the same mode."""
+    """Opens a file; a new one gets mode 600, for any umask. SQLite creates -wal and -shm with the same mode."""
     flags = os.O_RDWR | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE)

@@ -14,10 +14,10 @@ from idalloc_server.store.sqlite.locks import check_locks
 
 APPLICATION_ID = 0x69646C63  # PRAGMA application_id: "idlc"
 
-# PRAGMA user_version; it grows with each change that older servers cannot read.
+# PRAGMA user_version; it increases with each change that older servers cannot read.
 _SCHEMA_VERSION = 0
 
-# `writes` counts idalloc's writes of a row. Only `writes` and last_value together show whether a row changed: the value
+# `writes` counts idalloc's writes of a row. Only `writes` and last_value together show whether a row changed. The value
 # stays the same in a renewal, and returns to an earlier one when an unused tail is given back.
 _SEQUENCES = {
     "name": "TEXT PRIMARY KEY",

@@ -34,7 +34,7 @@ _BUSY_TIMEOUT = 5.0
 class SqliteStore:
     """A store in one file; see ``Store``.
 
-    An acknowledged write survives a power cut. All transactions run one after another on a thread of their own. A
+    An acknowledged write survives a power cut. All transactions run one after another on their own thread. A
     cancelled call is dropped if its transaction has not begun; otherwise the transaction completes.
 
     Args:

@@ -63,7 +63,7 @@ NUMBER_2 = r"access.toml: \[\[identity\]\] number 2 \('x'\): "
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", r"access.toml has no \[\[identity\]\] and no \[\[quota\]\]; `idalloc token new` makes one"),
+        ("", r"access.toml has no \[\[identity\]\] and no \[\[quota\]\]; `idalloc token new` creates an identity"),
         ("identity = []", "has no"),
         (f"{ENTRY}name = 'y'\n", "access.toml is not TOML: at line 4, column 11"),
         (f"token = '{SECRET}'", r"unknown table 'token'; write \[\[identity\]\] or \[\[quota\]\]"),

@@ -186,7 +186,10 @@ async def test_an_expired_lease_at_the_bound_is_refilled(node: Node, store: Memo
     clock.advance(CONFIG.lease_ttl)
     gate.set()
     outcome = await asyncio.gather(late, second, return_exceptions=True)
-    assert [str(each) for each in outcome] == ["None", "sequence 's' has 7 ids left; 13 were requested"]
+    assert [str(each) for each in outcome] == [
+        "None",
+        "sequence 's' has 7 ids left; 13 were requested: request at most 7 at once, or extend its bounds",
+    ]
     assert not node.burned.by_cause
 
 
