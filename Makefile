@@ -4,8 +4,8 @@
 
 # The oldest supported Python is the one that the tests run on, so it is looked for first. Each is tried, not only
 # found: a version manager's placeholder is on the PATH also for a Python that is not there.
-PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3.14 python3,\
-  $(shell $(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $(python))))
+PYTHON ?= $(eval PYTHON := $(firstword $(foreach python,python3.11 python3.12 python3.13 python3.14 python3,\
+  $(shell $(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(python)))))$(PYTHON)
 UV ?= uv
 IMAGE ?= idalloc
 ARGS ?=
@@ -26,7 +26,7 @@ lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: .venv/ready ## start a server (ARGS="--listen 127.0.0.1:50052 …")
+run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
 test: lint type gen-check ## what protects a change, in under 5 minutes (ARGS="-k name" goes to pytest)
@@ -125,18 +125,36 @@ define venv
   echo 'idalloc needs Python 3.11 or newer: install it, or say where it is: make PYTHON=/path/to/python' >&2; exit 1; }
 @$(PYTHON) -c 'import ensurepip, venv' || { \
   echo '$(PYTHON) cannot make virtual environments: apt install python3-venv' >&2; exit 1; }
-@echo 'Installing $(2) into $(1) (once for each change of it)'
 @$(PYTHON) -m venv --clear $(1)
+$(call install,$(1),$(2))
+endef
+
+# $(call install,FOLDER,REQUIREMENTS): adds what is locked to a virtual environment.
+define install
+@echo "Installing the $$(grep -c == $(2)) packages of $(2) into $(1): once for each change, about a minute"
 @$(1)/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement $(2)
 endef
 
-.venv/locked: requirements/dev.txt
+editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+
+# A server alone: some 140 MB of packages instead of 500.
+.venv/runtime: requirements/server.txt
 	$(call venv,.venv,$<)
 	@touch $@
 
-.venv/ready: .venv/locked pyproject.toml
-	@$(bin)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+.venv/server: .venv/runtime pyproject.toml
+	@$(editable)
 	@touch $@
+
+# The rest is added, unless it was added before: then nothing of what was locked before may be left.
+.venv/locked: requirements/dev.txt .venv/runtime
+	@[ ! -e $@ ] || $(PYTHON) -m venv --clear .venv
+	$(call install,.venv,$<)
+	@touch .venv/runtime $@
+
+.venv/ready: .venv/locked pyproject.toml
+	@$(editable)
+	@touch .venv/server $@
 
 .venv-gen/ready: requirements/gen.txt
 	$(call venv,.venv-gen,$<)

@@ -4,9 +4,8 @@ from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from math import ceil
 
-from idalloc._core import calls, defaults, pool, resumption
+from idalloc._core import calls, pool
 from idalloc_server import app
-from idalloc_server.auth import rejected_callers
 from idalloc_server.config import Settings
 from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
@@ -16,7 +15,6 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
-from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor, worker
 from scripts.reference.setting_notes import reserve_factor
 
@@ -142,29 +140,17 @@ def of_help() -> Claims:
 
 def of_documents() -> Claims:
     """Returns the claims for the rest of the documents."""
-    plain = model.Sequence()
     largest, times = power(model.MAX_ID), reserve_factor()
     assert worker.CHANGE_SECONDS == 60  # "after a minute"
     return {
         "README.md": [
-            f"(or `IDALLOC_SERVER`, default {defaults.DEFAULT_TARGET})",
-            f"(or `IDALLOC_TIMEOUT`, default {defaults.DEFAULT_TIMEOUT:g}s)",
-            f"which has to be some seconds ({defaults.DEFAULT_TIMEOUT:g} by default)",
-            f"INVALID_REQUEST: id_count: must be between 1 and {default('max_ids_per_call'):.0f},",
-            f"`lease_ttl` and a second ({default('lease_ttl') + generations.MARGIN_SECONDS:g} s by default)",
-            f"{plain.start}, {plain.step}, {plain.min_value} and {largest} by default",
-            f"no id beyond {power(validation.MAX_JSON_SAFE)}, where JavaScript loses digits",
-            f"room up to the year {datetime.fromtimestamp(validation._SECONDS_TO_2200, UTC).year}",
+            f"`outage_reserve` ({default('outage_reserve'):g} s by default)",
+        ],
+        "docs/explanation/guarantees.md": [
+            f"`lease_ttl` ({default('lease_ttl'):g} s by default)",
+            f"`outage_reserve` ({default('outage_reserve'):g} s by default)",
             f"up to {times:g} times `outage_reserve`, {ceil(times * default('outage_reserve'))} s by default",
             f"The largest id is {largest},",
-            f"at most {number(transport.MAX_BLOCKED_WRITES)} of them",
-            f"a request with more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
-            f"A host that shows {rejected_callers.BURST} wrong tokens at once",
-            f"up to {resumption.MAX_RETRY_AFTER:g} s at a time",
-            f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
-            f"Each reason has up to {metrics.MAX_CAUSES} causes a second",
-            f"tries again each {worker.CHANGE_PAUSE_SECONDS:g} s",
-            f"becomes free {start_timestamps.STALE_AFTER:g} s after the last worker has left it",
         ],
         "SECURITY.md": [
             f"{number(transport.MAX_STREAMS_PER_CONNECTION['grpcio'])} with `grpcio`, "

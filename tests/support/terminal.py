@@ -126,7 +126,9 @@ class Terminal:
         if in_front and address in self._servers:
             self._servers.pop(address).interrupt()
         # Variables and the folder last.
-        at_exit = f"{{ export -p; echo cd '\"$PWD\"'; }} >{self._state}; echo '{END}'"
+        # A server ends after later blocks: it must not bring back the variables of its start.
+        state = "/dev/null" if in_front else self._state
+        at_exit = f"{{ export -p; echo cd '\"$PWD\"'; }} >{state}; echo '{END}'"
         program = self._start("bash", "-ec", f". {self._state}\ntrap {shlex.quote(at_exit)} EXIT\n{commands}")
         program.end_input()
         if in_front:

@@ -41,10 +41,3 @@ def test_links_of_next_steps_lead_somewhere() -> None:
     links = re.findall(r"\(\.\./runbook\.md#([^)]*)\)", page())
     assert links
     assert set(links) <= anchors
-
-
-def test_the_readme_states_the_same_statuses() -> None:
-    """The reasons in the README's table have the server's status."""
-    rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert rows
-    assert {reason: refusals()[reason].status for reason, _ in rows} == dict(rows)

@@ -1,4 +1,4 @@
-"""The container image starts with the settings that the workflow and the README give it."""
+"""The container image starts with the settings that the workflow and the documentation give it."""
 
 import re
 
@@ -16,7 +16,10 @@ def runs(file: str) -> list[str]:
     return re.findall(r"docker run .*? idalloc$", (ROOT / file).read_text().replace("\\\n", ""), re.MULTILINE)
 
 
-@pytest.mark.parametrize("file", ["README.md", ".github/workflows/image.yml"])
+DOCUMENTS = [name for path in sorted((ROOT / "docs").rglob("*.md")) if runs(name := str(path.relative_to(ROOT)))]
+
+
+@pytest.mark.parametrize("file", ["README.md", ".github/workflows/image.yml", *DOCUMENTS])
 def test_the_image_starts_as_it_is_run(file: str) -> None:
     """The settings of the image and of each documented `docker run` are accepted: it listens on all addresses."""
     commands = runs(file)
