@@ -58,15 +58,15 @@ format: .venv/ready ## put code and protos into the house's form
 test-mysql: .venv/ready ## compare with a live MySQL (not part of test)
 	IDALLOC_TEST_MYSQL=1 $(bin)/pytest -m mysql $(ARGS)
 
-faults: .venv/ready ## the long forms of the fault scenarios, or some of them (ARGS="-k pause"); writes docs/faults.md
+faults: .venv/ready ## the long forms of the fault scenarios (ARGS="-k pause"); writes docs/operations/fault-tests.md
 	IDALLOC_TEST_EXAMPLES=$${IDALLOC_TEST_EXAMPLES:-1000} $(bin)/pytest -n 2 tests/faults tests/unit/server/test_state_machine.py \
-	  --full --document docs/faults.md $(ARGS)
+	  --full --document docs/operations/fault-tests.md $(ARGS)
 
 fuzz: .venv/ready ## random and damaged input for RPCs, files and the X Protocol: 20,000 of each; takes hours
 	IDALLOC_TEST_FUZZ_EXAMPLES=$${IDALLOC_TEST_FUZZ_EXAMPLES:-20000} $(bin)/pytest tests/fuzz --timeout 0 $(ARGS)
 
-soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat; adds to docs/faults.md
-	$(bin)/pytest -s tests/faults/test_soak.py --soak 600 --document docs/faults.md $(ARGS)
+soak: .venv/ready ## ten minutes under load: memory, descriptors and threads stay flat; adds to docs/operations/fault-tests.md
+	$(bin)/pytest -s tests/faults/test_soak.py --soak 600 --document docs/operations/fault-tests.md $(ARGS)
 
 trace: .venv/ready ## what each request runs: Python calls, functions, files, store transactions; the size of the code
 	@$(bin)/python scripts/trace_calls.py $(ARGS)
@@ -74,10 +74,10 @@ trace: .venv/ready ## what each request runs: Python calls, functions, files, st
 load: .venv/ready ## measure speed and memory
 	$(bin)/python -m tests.load.run $(ARGS)
 
-bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's recipe; writes docs/benchmarks.md
+bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's recipe; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.peers $(ARGS)
 
-bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/benchmarks.md
+bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.growth $(ARGS)
 
 gen: generated ## write the Python code of the protos

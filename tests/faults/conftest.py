@@ -1,4 +1,7 @@
-"""Fault scenarios: `make test-long` runs a short form of each, `make faults` the long one and writes docs/faults.md."""
+"""Fault scenarios: `make test-long` runs a short form of each, `make faults` the long one.
+
+`make faults` writes docs/operations/fault-tests.md.
+"""
 
 import os
 import random
@@ -62,7 +65,7 @@ def rng() -> random.Random:
 
 
 class Documented:
-    """Updates docs/faults.md after each test, so that an aborted run keeps its results."""
+    """Updates docs/operations/fault-tests.md after each test, so that an aborted run keeps its results."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

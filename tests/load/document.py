@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md and its chart from the results of the last runs in .build/bench.
+"""Write docs/operations/benchmarks.md and its chart from the results of the last runs in .build/bench.
 
 python -m tests.load.document    writes them without measuring.
 """
@@ -11,18 +11,19 @@ from typing import Any
 from tests.load import chart
 
 PEERS, GROWTH = Path(".build/bench/peers.json"), Path(".build/bench/growth.json")
-DOCUMENT, CHART = Path("docs/benchmarks.md"), Path("docs/benchmarks.svg")
+DOCUMENT, CHART = Path("docs/operations/benchmarks.md"), Path("docs/operations/benchmarks.svg")
 _NOT_RUN = "This part did not run yet.\n"
 
 _HEAD = """\
-# How fast, beside what people would use instead
+# Benchmarks
 
-Measured on one machine, by two commands that write this page: `make bench-peers` and `make bench-growth`.
+This page compares idalloc with Redis, PostgreSQL and CrateDB's own recipe on one machine, and shows what grows with
+sequences, nodes and connections. Two commands write it on your machine: `make bench-peers` and `make bench-growth`.
 """
 
 _WHAT = """\
-**Calls** are allocations of one request each. A client that prefetches ids makes no such calls: it has no latency,
-and CPU is given per id. All contenders took turns, {rounds} rounds of {seconds:g} s each; a figure is the median of
+A **call** is one request that allocates. A client that prefetches ids makes no such calls: it has no latency,
+and its CPU is given per id. All contenders took turns, {rounds} rounds of {seconds:g} s each; a figure is the median of
 the rounds. All contenders write an acknowledged allocation to disk: SQLite with `synchronous = FULL`, Redis with
 `appendonly yes` and `appendfsync always`, PostgreSQL with its defaults, CrateDB with
 `translog.durability = REQUEST`, its default.
@@ -31,11 +32,13 @@ the rounds. All contenders write an acknowledged allocation to disk: SQLite with
 _UNFAIR = """\
 ## What was not fair
 
+These differences favour one side or the other. Read the figures with them in mind.
+
 - {share}
 - One machine: the network between client and server, missing here, would cost all contenders the same per call, which
   favours ranges and `ids()`.
 - An fsync took {fsync_ms:g} ms on this disk (median, 4 kB, {file_system}). Contenders that write on each call (the
-  recipes, Redis, PostgreSQL's segment table, `RISING`) are limited by it and gain from a faster disk; calls that
+  recipes, Redis, PostgreSQL's segment table, `RISING`) are limited by it and gain from a faster disk. Calls that
   idalloc serves from a lease are not.
 - ghz uses CPU, too, and has a maximum rate; near that rate the figures of `native` measure ghz. Its latencies include
   its own time.
@@ -52,7 +55,7 @@ _UNFAIR = """\
 """
 
 _REPEAT = """\
-## How to repeat it
+## How to repeat them
 
 ```sh
 make bench-peers                                   # about 7 minutes
@@ -61,8 +64,8 @@ IDALLOC_BENCH_CRATEDB_URL='crate://crate@127.0.0.1:4200/?schema=bench' make benc
 make bench-growth                                  # about 5 minutes
 ```
 
-On Linux. `ghz` makes the unary calls if it is on the PATH. Otherwise `idalloc bench` does, which uses more CPU than
-the servers and so improves every ratio to the no-op server. Debian's packages `redis-server`, `redis-tools` and
+They need Linux. `ghz` makes the unary calls if it is on the PATH. Otherwise `idalloc bench` does, which uses more CPU
+than the servers and so improves every ratio to the no-op server. Debian's packages `redis-server`, `redis-tools` and
 `postgresql` provide the others; the page lists missing ones. Running servers are not touched: all servers start on
 free ports of loopback, with their files in a temporary folder, and are stopped at the end. `ARGS="--rounds 3
 --seconds 1"` makes it shorter.
@@ -76,11 +79,11 @@ def write() -> None:
     if peers_result:
         parts += [_chart(peers_result), peers(peers_result)]
     else:
-        parts += ["## Beside others\n", _NOT_RUN]
+        parts += ["## idalloc beside the alternatives\n", _NOT_RUN]
     parts += ["## Cost as work grows\n", growth(growth_result) if growth_result else _NOT_RUN]
     machines = [
         (what, result["machine"])
-        for what, result in (("Beside others", peers_result), ("Cost as work grows", growth_result))
+        for what, result in (("idalloc beside the alternatives", peers_result), ("Cost as work grows", growth_result))
         if result
     ]
     parts += ["## The machine\n", *(_machine(what, each) for what, each in machines)]
@@ -95,15 +98,15 @@ def peers(result: dict[str, Any]) -> str:
     shown = [each for each in result["contenders"] if each["rounds"]]
     parts = [
         "## Targets\n",
-        _table(("what", "measured", "target", ""), "lrrl", (_target(each) for each in result["targets"])),
-        "## Beside others\n",
+        _table(("What", "Measured", "Target", "Result"), "lrrl", (_target(each) for each in result["targets"])),
+        "## idalloc beside the alternatives\n",
         _WHAT.format(**result),
         _table(
-            ("what", "in flight", "calls/s", "ids/s", "p50, ms", "p99, ms", "CPU of server", "CPU of client", "driver"),
+            ("What", "In flight", "Calls/s", "Ids/s", "p50, ms", "p99, ms", "CPU of server", "CPU of client", "Driver"),
             "lrrrrrrrl",
             (_row(each) for each in shown),
         ),
-        "CPU is in µs a call, or in ns an id without calls. - is unknown or was not measured.\n",
+        "CPU is in µs a call, or in ns an id where there are no calls. A dash means unknown or not measured.\n",
         "### Refills\n",
         *(_refills(each) for each in result["refills"]),
         "\n### Idle streams\n",

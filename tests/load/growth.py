@@ -257,11 +257,10 @@ def main() -> None:
         parts = [
             _part(
                 "Sequences in the store",
-                f"Time from process start to the line with the address (median of {STARTS}), and memory then. After"
-                f" that\nmemory after serving one id of each name: at most {chosen.names:,} names, for at most "
-                f"{chosen.name_seconds:g} s, from a store\nin memory without other names, so that the disk does not "
-                "limit them.",
-                ("in the store", "start, s", "memory, MB", "names served", "memory then, MB", "kB a name"),
+                f"Time from process start to the line with the address (median of {STARTS}), and memory then. The\n"
+                f"last columns have the memory after serving one id of each name: at most {chosen.names:,} names,\n"
+                f"for at most {chosen.name_seconds:g} s. That store is in memory, so the disk is no limit.",
+                ("In the store", "Start, s", "Memory, MB", "Names served", "Memory then, MB", "kB a name"),
                 lambda: measure_sequences(chosen.names, chosen.name_seconds),
             ),
             _part(
@@ -269,7 +268,7 @@ def main() -> None:
                 "Nodes are simulated in one process with the default settings of a server; their store is one SQLite "
                 f"file.\nThe callers of each node take {CALLS_A_NODE} ids a second, one by one. Counted for "
                 f"{chosen.node_seconds:g} s, after {chosen.warm_up:g} s in which leases grow.",
-                ("nodes", "store calls/s", "a node", "ids/s in all", "callers that waited for the store"),
+                ("Nodes", "Store calls/s", "A node", "Ids/s in all", "Callers that waited for the store"),
                 lambda: uvloop.run(nodes()),
             ),
             _part(
@@ -277,7 +276,7 @@ def main() -> None:
                 f"Unary calls, {IN_FLIGHT} in flight over the connections, or over {IN_FLIGHT} of them: the "
                 f"others are open and idle.\nDriven by {drivers.UNARY_DRIVER}; medians of up to {chosen.rounds} "
                 f"rounds of {chosen.seconds:g} s.",
-                ("transport", "connections", "calls/s", "p50, ms", "p99, ms", "memory, MB"),
+                ("Transport", "Connections", "Calls/s", "p50, ms", "p99, ms", "Memory, MB"),
                 lambda: measure_connections(chosen.rounds, chosen.seconds),
             ),
         ]

@@ -160,11 +160,30 @@ def of_documents() -> Claims:
             f"examines {number(paging.MAX_SCANNED_ROWS)} rows a page at most",
             f"more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
         ],
-        "docs/runbook.md": [
+        "docs/operations/runbook.md": [
             f"within a third of `lease_ttl` ({default('lease_ttl') / 3:g} s)",
-            f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
             f"up to {supervisor.LONGEST_PAUSE_SECONDS:g} s.",
+            f"its prefix is free {start_timestamps.STALE_AFTER:g} s after its last sign of life",
+            f"At {high_water_marks.WARN_SHARE * 100:g} % of the limit the log has `many_sequences`",
+            f"must be at least {lease_times():g} times outage_reserve plus store_timeout",
         ],
+        "docs/operations/backup-and-restore.md": [
+            f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
+        ],
+        "docs/operations/capacity.md": [
+            f"{number(usage.MAX_RATES)} sequences refilled last",
+            f"between two starts ({number(default('max_sequences'))} by default)",
+            f"at {high_water_marks.WARN_SHARE * 100:g} % the log warns with `many_sequences`",
+            f"`lease_ttl` must be at least {lease_times():g} times `outage_reserve` plus `store_timeout`",
+            f"| `outage_reserve` | {default('outage_reserve'):g} s |",
+            f"| `store_timeout` | {default('store_timeout'):g} s |",
+            f"| `lease_ttl` | {default('lease_ttl'):g} s |",
+            f"| `max_reserved_ids` | {number(default('max_reserved_ids'))} |",
+            f"up to {times:g} times `outage_reserve` at the present rate, "
+            f"{ceil(times * default('outage_reserve'))} s by default",
+            f"with the default of {default('request_id_window') / 3600:g} hour are 360,000 rows",
+        ],
+        "docs/operations/upgrades.md": [],
         "docs/architecture.md": [
             f"all at once and for {app.RELEASE_SECONDS:g} s at most",
             f"acknowledged the GOAWAY, up to {app.LAST_REPLIES_SECONDS:g} s,",

@@ -36,8 +36,8 @@ def test_proto_and_client_agree_with_the_server(reason: str) -> None:
 
 def test_links_of_next_steps_lead_somewhere() -> None:
     """Each link to the runbook names one of its headings."""
-    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs/operations/runbook.md").read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    links = re.findall(r"\(\.\./runbook\.md#([^)]*)\)", page())
+    links = re.findall(r"\(\.\./operations/runbook\.md#([^)]*)\)", page())
     assert links
     assert set(links) <= anchors

@@ -79,8 +79,8 @@ class SequenceNotFound(Refusal, reason="SEQUENCE_NOT_FOUND", status="NOT_FOUND")
     """The sequence does not exist. ``why`` follows "does not exist" in the message."""
 
     next_step = (
-        "Create the sequence, or set `auto_create_sequences`. A deleted sequence then continues after its last id. If "
-        "the message says `this store was retired`, use the new one ([runbook](../runbook.md#move-to-another-store))."
+        "Create the sequence, or set `auto_create_sequences`. A deleted one then continues after its last id. If it "
+        "says `this store was retired`, use the new one ([runbook](../operations/runbook.md#sequence_not_found))."
     )
 
     def __init__(self, sequence: str, why: str = "") -> None:
@@ -142,7 +142,7 @@ class SequenceExhausted(Refusal, reason="SEQUENCE_EXHAUSTED", status="OUT_OF_RAN
 
     next_step = (
         "Request at most `largest_range` ids in one call, or raise `max_value` "
-        "([runbook](../runbook.md#the-end-of-a-sequence))."
+        "([runbook](../operations/runbook.md#sequence_exhausted))."
     )
 
     def __init__(self, sequence: str, wanted: int, remaining: int, largest_range: int) -> None:
@@ -161,7 +161,7 @@ NULL_LAST_VALUE = "its last_value is NULL; set it in the table sequences to the 
 class SequenceInvalid(Refusal, reason="SEQUENCE_INVALID", status="FAILED_PRECONDITION"):
     """The stored row is corrupt."""
 
-    next_step = "Repair the row in the store ([runbook](../runbook.md#sequence_invalid))."
+    next_step = "Repair the row in the store ([runbook](../operations/runbook.md#sequence_invalid))."
 
     def __init__(self, sequence: str, why: str) -> None:
         super().__init__(f"sequence {sequence!r} cannot be used: {why}", sequence=sequence)
@@ -172,7 +172,7 @@ class TooManySequences(Refusal, reason="TOO_MANY_SEQUENCES", status="RESOURCE_EX
 
     next_step = (
         "Find out where the names come from; then raise `max_sequences` and restart the server "
-        "([runbook](../runbook.md#many_sequences-in-the-log-too_many_sequences))."
+        "([runbook](../operations/runbook.md#too_many_sequences))."
     )
 
     def __init__(self, sequence: str, max_sequences: int) -> None:
@@ -187,7 +187,7 @@ class TooManySequences(Refusal, reason="TOO_MANY_SEQUENCES", status="RESOURCE_EX
 class StoreWentBackwards(Refusal, reason="STORE_WENT_BACKWARDS", status="FAILED_PRECONDITION"):
     """The store is behind what this process saw before, such as after a restore from a backup (P3)."""
 
-    next_step = "Advance the sequence past the highest id in use ([runbook](../runbook.md#store_went_backwards))."
+    next_step = "Advance it past the highest id in use ([runbook](../operations/runbook.md#store_went_backwards))."
 
     def __init__(self, sequence: str, seen: str, found: str) -> None:
         super().__init__(
@@ -250,7 +250,7 @@ class Unauthenticated(Refusal, reason="UNAUTHENTICATED", status="UNAUTHENTICATED
 
     next_step = (
         "Send one token, or use a client certificate, that is in the server's access file "
-        "([runbook](../runbook.md#nobody-is-let-in))."
+        "([runbook](../operations/runbook.md#unauthenticated))."
     )
 
 
@@ -268,7 +268,7 @@ class PermissionDenied(Refusal, reason="PERMISSION_DENIED", status="PERMISSION_D
 class InternalError(Refusal, reason="INTERNAL", status="INTERNAL"):
     """A fault of the server. The log has the cause."""
 
-    next_step = "Read the server's log of that time ([runbook](../runbook.md#calls-fail)), and report the defect."
+    next_step = "Read the server's log ([runbook](../operations/runbook.md#calls_failed)), and report the defect."
 
     def __init__(self) -> None:
         super().__init__("internal error of the server; see its log")
@@ -353,13 +353,13 @@ class StoreFailure(Refusal):
 class StoreRefused(StoreFailure, reason="STORE_REFUSED", status="FAILED_PRECONDITION"):
     """The store answered with an error that lasts until an operator acts; nothing was applied."""
 
-    next_step = "The operator takes the step in the message ([runbook](../runbook.md#store_refused))."
+    next_step = "The operator takes the step in the message ([runbook](../operations/runbook.md#store_refused))."
 
 
 class StoreUnavailable(StoreFailure, Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
     """The store did not execute the statement; a retry may succeed."""
 
-    next_step = "Retry. If it lasts, look up the message in the [runbook](../runbook.md#store_unavailable)."
+    next_step = "Retry. If it lasts, look up the message in the [runbook](../operations/runbook.md#store_unavailable)."
 
 
 class StoreUnreachable(StoreUnavailable):

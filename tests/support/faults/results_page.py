@@ -1,4 +1,4 @@
-"""Writes docs/faults.md, the results of the fault scenarios."""
+"""Writes docs/operations/fault-tests.md, the results of the fault scenarios."""
 
 import json
 import os
@@ -14,13 +14,17 @@ import pytest
 PROPERTY = "evidence"
 
 _HEAD = """\
-# Fault scenarios and their results
+# Fault tests
 
-Written by `make faults` (idalloc {idalloc}, {machine}). Each scenario runs real server
-processes on a real store, and clients that log every range that they receive. It injects a fault, and then runs
+This page shows which faults idalloc was tested against, what each of them cost, and how to repeat the tests.
+
+`make faults` writes it (here with idalloc {idalloc}, {machine}). Each scenario runs real
+server processes on a real store, and clients that log every range that they receive. It injects a fault, and then runs
 `idalloc verify` on all logs, the nodes' own counts and the store's counters. A scenario fails if an id is repeated, out
-of order, or past the store's counter; failed scenarios are listed below. All processes share these cores: stalls are
-shorter on separate machines.
+of order, or past the store's counter; failed scenarios are listed at the end. All processes share these cores: stalls
+are shorter on separate machines.
+
+## How to repeat them
 
 ```sh
 make faults                       # all: about {minutes:.0f} minutes, two at a time
@@ -29,13 +33,17 @@ make soak                         # ten minutes
 ```
 
 `IDALLOC_TEST_CRATEDB_URL='crate://…' make faults` also runs the scenarios that need a real CrateDB.
-"""
 
-_LEGEND = """\
-**ids**: ids in the clients' logs. **faults**: processes killed or paused, connections cut, statements that failed.
-**twice**: ids in two records. **burned**: granted ids that no client received, and how many of them no node counted:
-ids that a killed node held, or of a reply that did not arrive. **stall**: the longest time between two answers to one
-client.
+## Results
+
+| Column | Meaning |
+|---|---|
+| Ids | ids in the clients' logs |
+| Faults | processes killed or paused, connections cut, statements that failed |
+| Repeated | ids in two records |
+| Burned | granted ids that no client received |
+| Uncounted | burned ids that no node counted: a killed node held them, or a reply did not arrive |
+| Stall | the longest time between two answers to one client |
 """
 
 
@@ -75,14 +83,13 @@ def page(results: dict[str, Any]) -> str:
             minutes=sum(each["seconds"] for each in results.values()) / 120,
         ),
         _table(sorted(lines, key=lambda line: line[0])),
-        _LEGEND,
     ]
     for title, names in (
         ("Failed in their last run", [_title(name) for name in results if results[name]["failed"]]),
         ("Skipped", sorted({each["skipped"] for each in results.values() if each["skipped"]})),
     ):
         if names:
-            parts.append(f"{title}:\n")
+            parts.append(f"## {title}\n")
             parts.append("\n".join(f"- {name}" for name in names) + "\n")
     return "\n".join(parts)
 
@@ -102,13 +109,13 @@ def _reason(report: Any) -> str:
 
 def _table(lines: list[Any]) -> str:
     rows = [
-        "| | what | ids | faults | twice | burned, of these uncounted | stall | | run |",
-        "|-:|---|-:|-:|-:|-:|-:|---|---|",
+        "| No. | Scenario | Ids | Faults | Repeated | Burned | Uncounted | Stall | Note | Run |",
+        "|-:|---|-:|-:|-:|-:|-:|-:|---|---|",
     ]
     for number, title, each, date in lines:
         what = f"{title}: {each['what']}" if each["what"] else title
         rows.append(
             f"| {number} | {what} | {each['ids']:,} | {each['faults']:,} | {each['duplicates']} "
-            f"| {each['burned']:,}, {each['unattributed']:,} | {each['stall']:.1f} s | {each['note']} | {date} |"
+            f"| {each['burned']:,} | {each['unattributed']:,} | {each['stall']:.1f} s | {each['note']} | {date} |"
         )
     return "\n".join(rows) + "\n"

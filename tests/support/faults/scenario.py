@@ -96,7 +96,7 @@ class Verdict:
 
 @dataclass
 class Evidence:
-    """A row of docs/faults.md.
+    """A row of docs/operations/fault-tests.md.
 
     Attributes:
         what: What was done, if the scenario's title does not say it.
@@ -127,7 +127,7 @@ class Scenario:
         folder: The folder of logs, exports and the SQLite file.
         full: Whether this is the long form (``--full``).
         store: URL of the store of nodes that are not given another one.
-        evidence: Rows for docs/faults.md.
+        evidence: Rows for docs/operations/fault-tests.md.
     """
 
     folder: Path
@@ -296,7 +296,7 @@ class Scenario:
         exported: bool = True,
         logs: list[Path] | None = None,
     ) -> Verdict:
-        """Verifies the logs, asserts that nothing is wrong, and records a row for docs/faults.md.
+        """Verifies the logs, asserts that nothing is wrong, and records a row for docs/operations/fault-tests.md.
 
         Args:
             what: What was done, if the scenario has several rows.

@@ -1,7 +1,7 @@
 """Decodes CrateDB's HTTP answers: was the statement applied, can a retry succeed, and what must an operator do.
 
 After an HTTP status of 400 to 499, except 408, the statement was not applied. After any other error it may have been.
-Codes: https://cratedb.com/docs/crate/reference/en/latest/interfaces/http.html#error-codes, docs/runbook.md.
+Codes: https://cratedb.com/docs/crate/reference/en/latest/interfaces/http.html#error-codes, docs/operations/runbook.md.
 """
 
 import json

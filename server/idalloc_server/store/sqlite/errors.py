@@ -1,4 +1,7 @@
-"""Classifies SQLite's errors: may the statement succeed later, or must an operator act? docs/runbook.md lists them."""
+"""Classifies SQLite's errors: may the statement succeed later, or must an operator act?
+
+docs/operations/runbook.md lists them.
+"""
 
 import sqlite3
 from pathlib import Path
