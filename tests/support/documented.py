@@ -9,14 +9,14 @@ from idalloc_server import app
 from idalloc_server.config import Settings
 from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
-from idalloc_server.domain.allocation import config, usage
+from idalloc_server.domain.allocation import config, high_water_marks, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
 from idalloc_server.workers import supervisor, worker
-from scripts.reference.setting_notes import reserve_factor
+from scripts.reference.setting_notes import lease_factor, reserve_factor
 
 # Required phrases by place (an element of a proto, a section of a document). Limits that a document states in words
 # are asserted where the phrase is built.
@@ -165,7 +165,7 @@ def of_documents() -> Claims:
             f"up to {supervisor.LONGEST_PAUSE_SECONDS:g} s.",
             f"its prefix is free {start_timestamps.STALE_AFTER:g} s after its last sign of life",
             f"At {high_water_marks.WARN_SHARE * 100:g} % of the limit the log has `many_sequences`",
-            f"must be at least {lease_times():g} times outage_reserve plus store_timeout",
+            f"must be at least {lease_factor():g} times outage_reserve plus store_timeout",
         ],
         "docs/operations/backup-and-restore.md": [
             f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
@@ -174,7 +174,7 @@ def of_documents() -> Claims:
             f"{number(usage.MAX_RATES)} sequences refilled last",
             f"between two starts ({number(default('max_sequences'))} by default)",
             f"at {high_water_marks.WARN_SHARE * 100:g} % the log warns with `many_sequences`",
-            f"`lease_ttl` must be at least {lease_times():g} times `outage_reserve` plus `store_timeout`",
+            f"`lease_ttl` must be at least {lease_factor():g} times `outage_reserve` plus `store_timeout`",
             f"| `outage_reserve` | {default('outage_reserve'):g} s |",
             f"| `store_timeout` | {default('store_timeout'):g} s |",
             f"| `lease_ttl` | {default('lease_ttl'):g} s |",
