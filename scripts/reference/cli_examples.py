@@ -20,7 +20,7 @@ EXAMPLES = {
     "sequences parse": "idalloc sequences parse invoices INV-2026-000702",
     "node show": "idalloc node show",
     "node set": "idalloc node set --prefix 7",
-    "serve": "idalloc serve --listen 127.0.0.1:50051 --log-level warning",
+    "serve": "idalloc serve --listen 127.0.0.1:50052 --log-level warning",
     "config show": "idalloc config show --lease-ttl 5m",
     "store export": "idalloc store export >counters.jsonl",
     "store import": 'idalloc store import counters.jsonl --store "sqlite://$PWD/other.db"',
