@@ -136,7 +136,11 @@ LIMITS = {
             _INVALID,
             "some 300 kB",
         ),
-        Limit("UUIDs of a call", number(MAX_UUIDS_PER_CALL), f"{_INVALID}; the Python client makes several calls"),
+        Limit(
+            "UUIDs of a call",
+            f"{number(MAX_UUIDS_PER_CALL)}, or max_ids_per_call if that is less",
+            f"{_INVALID}; the Python client makes calls of {number(MAX_UUIDS_PER_CALL)}",
+        ),
         Limit("chunk of a stream, by default", number(id_allocator.DEFAULT_CHUNK), "the client sets `chunk_id_count`"),
         Limit(
             "an id",
