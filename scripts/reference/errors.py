@@ -101,7 +101,12 @@ def page() -> str:
         for reason, kind in sorted(classes.items())
         if reason not in comments and kind is not IdallocError
     ]
-    return document(_HEAD, *sections, _TAIL, table(("class", "reason", "gRPC status", "meaning"), others))
+    overview = [
+        (f"[`{reason}`](#{reason.lower()})", by_reason[reason].status, _retry(by_reason[reason]))
+        for reason in sorted(comments)
+    ]
+    head = document(_HEAD, "## All errors", table(("reason", "gRPC status", "retry"), overview))
+    return document(head, *sections, _TAIL, table(("class", "reason", "gRPC status", "meaning"), others))
 
 
 def summary(kind: type[IdallocError]) -> str:
@@ -113,7 +118,7 @@ def _section(refusal: type[Refusal], comment: ProtoComment, kind: type[IdallocEr
     columns = ("gRPC status", "retry", "metadata", "Python")
     row = (
         f"{refusal.status}{comment.details and f', with {comment.details}'}",
-        "yes, after the delay in `RetryInfo`" if issubclass(refusal, Retryable) else "no",
+        _retry(refusal),
         prose(comment.metadata) or "none",
         f"`idalloc.{kind.__name__}`",
     )
@@ -124,6 +129,10 @@ def _section(refusal: type[Refusal], comment: ProtoComment, kind: type[IdallocEr
         table(columns, [row]),
         block("json", json.dumps(comment.example, indent=2)),
     )
+
+
+def _retry(refusal: type[Refusal]) -> str:
+    return "yes, after the delay in `RetryInfo`" if issubclass(refusal, Retryable) else "no"
 
 
 def _classes(module: Any, base: type[Any]) -> Iterator[type[Any]]:
