@@ -76,7 +76,7 @@ def root_options() -> list[Any]:
 @cache
 def commands() -> dict[str, Any]:
     """Returns the parser of each command by its name, such as "sequences create"."""
-    found = {}
+    found: dict[str, Any] = {}
     root: Any = typer.main.get_command(app)
     context = root.make_context("idalloc", [], resilient_parsing=True)
     for name in root.list_commands(context):

@@ -1,7 +1,7 @@
 """errors.md: what each error means, whether a retry helps, and the next step.
 
-The meaning, the metadata and the example are from error_reason.proto; the status, the retry and the next step from the
-server's classes in ``domain.errors``; the rest is from the client's classes.
+error_reason.proto has the meaning, the metadata and the example. The server's classes in ``domain.errors`` have the
+status, the retry and the next step. The rest is from the client's classes.
 """
 
 import inspect

@@ -16,6 +16,8 @@ SERVER = ROOT / "server/idalloc_server"
 MEANINGS = Path(__file__).with_name("log_events.toml")
 
 _LEVELS = ("debug", "info", "warning", "error", "exception", "critical", "log")
+# More keys are in a table.
+_MANY_KEYS = 6
 _HEAD = """\
 # Log events
 
@@ -158,13 +160,16 @@ def _levels(event: Event) -> str:
 def _section(name: str, event: Event, meaning: dict[str, Any]) -> str:
     keys = meaning.get("keys", {})
     keys |= dict.fromkeys((key for key in event.keys if key not in keys), "")
-    shown = ", ".join(f"`{key}`{text and f' ({prose(text, links.ALL)})'}" for key, text in keys.items())
+    rows = [(f"`{key}`", prose(text, links.ALL)) for key, text in keys.items()]
+    is_long = len(rows) > _MANY_KEYS
+    shown = "see below" if is_long else ", ".join(f"{key} ({text})" if text else key for key, text in rows)
     step = meaning.get("next_step")
     return document(
         f"## `{name}`",
         f"Level: {_levels(event)}. Keys: {shown or 'none'}.",
         prose(meaning["meaning"], links.ALL),
         f"**Next step:** {prose(step, links.ALL)}" if step else "",
+        table(("key", "meaning"), rows) if is_long else "",
         table(("cause", "meaning"), _causes()) if name == "burned" else "",
     )
 

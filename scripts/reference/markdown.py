@@ -6,9 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# What comments and docstrings write as plain text, and a page as code: names with an underscore, options, placeholders,
-# URLs, quoted texts with characters of Markdown, and those names of `links` that are in CamelCase. Code and the targets
-# of links stay as they are.
+# What comments and docstrings write as plain text, and a page as code. These are names with an underscore, options,
+# placeholders, URLs, and quoted texts with characters of Markdown. Names in CamelCase are code if they have a link.
+# Code and the targets of links stay as they are.
 _NAME = re.compile(
     r"`+[^`]+`+|\]\([^)]*\)"
     r"|(?P<quote>[\"'])[^\"'\s]*[{}*_\\][^\"'\s]*(?P=quote)|\{[^}\s]*\}"
