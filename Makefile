@@ -104,7 +104,7 @@ generated: .venv-gen/ready .venv/ready
 	  else echo 'Without the Go of go/go.mod, the module in go/ is neither written nor checked.' >&2; fi
 
 docs-reference: .venv/ready ## write docs/reference/ from the protos and the code
-	$(bin)/python scripts/errors_reference.py
+	$(bin)/python -m scripts.reference
 
 docs: docs-reference ## build the documentation site in .build/site, and check it
 	$(bin)/python -m scripts.diagrams

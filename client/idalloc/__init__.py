@@ -1,11 +1,12 @@
 """Client of idalloc, a server that allocates unique ids.
 
     with idalloc.Client("127.0.0.1:50051") as client:
-        list(client.allocate_range("orders", 3))   # [1, 2, 3]
-        for i in client.ids("orders"): ...         # endless; most ids cost no call
-        client.doc_ids(3)                          # ["0000674b2a…", …]
+        list(client.allocate_range("orders", 3))  # [1, 2, 3]
+        client.doc_ids(3)  # ["0000674b2a…", …]
         client.sequences.create("invoices", format="INV-{year}-{value:06d}", reset="yearly")
-        client.allocate_texts("invoices", 2)       # ["INV-2026-000001", "INV-2026-000002"]
+        client.allocate_texts("invoices", 2)  # ["INV-2026-000001", "INV-2026-000002"]
+        for i in client.ids("orders"):  # endless; most ids cost no call
+            print(i)
 
 ``idalloc.aio.Client`` has the same methods for asyncio.
 """

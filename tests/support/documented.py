@@ -10,18 +10,18 @@ from idalloc._transport import channel
 from idalloc.bench import _plan
 from idalloc_server import app
 from idalloc_server.auth import rejected_callers
-from idalloc_server.config import Settings, load
+from idalloc_server.config import Settings
 from idalloc_server.domain import generations
 from idalloc_server.domain.administration import paging, summary
-from idalloc_server.domain.allocation import config, counter_allocator, high_water_marks, reserve, usage
+from idalloc_server.domain.allocation import config, high_water_marks, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
-from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
 from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor, worker
+from scripts.reference.setting_notes import lease_factor, reserve_factor
 from tests.support.paths import ROOT
 
 # Required phrases by place (an element of a proto, a section of a document). Limits that a document states in words
@@ -53,22 +53,6 @@ def bounds(setting: str) -> str:
     """Returns the range of a numeric setting, such as "0 to 65535"."""
     found = {type(each).__name__: each for each in Settings.model_fields[setting].metadata}
     return f"{found['Ge'].ge} to {found['Le'].le}"
-
-
-def lease_times() -> float:
-    """Returns the factor of outage_reserve that lease_ttl must exceed, besides store_timeout."""
-    try:
-        load({"lease_ttl": "1s", "outage_reserve": "100s", "store_timeout": "1s"}, None, {})
-    except StartRefused as refused:
-        return (float(str(refused).rpartition(" ")[2].removesuffix("s")) - 1) / 100
-    raise AssertionError("a lease of 1 s was accepted")
-
-
-def reserve_times() -> float:
-    """Returns the factor of outage_reserve for which a node's ids last at a steady rate."""
-    steady = reserve.Reserve(100.0, 10**9, 0.0)
-    steady.record_refill(0, 10_000, 10_000, 0.0, 0.0)
-    return steady.target(0, 0, 10_000.0) / 100
 
 
 def of_protos() -> Claims:
@@ -160,49 +144,10 @@ def of_help() -> Claims:
     return {"node_prefix": [bounds("node_prefix")]}
 
 
-def of_settings_table() -> Claims:
-    """Returns the claims for the third column of the README's table of settings."""
-    assert counter_allocator.PREFETCH_SHARE == 1_000
-    assert app.STREAMS_SHARE == 4 / 5
-    assert transport.MAX_CONNECTION_GRACE_SECONDS == 60
-    return {
-        "node_prefix": [bounds("node_prefix")],
-        "prefix_conflict": [f"after {start_timestamps.STALE_AFTER:g} s"],
-        "auto_increment_offset": [bounds("auto_increment_offset")],
-        "auto_increment_increment": [bounds("auto_increment_increment")],
-        "lease_ttl": [f"at least {lease_times():g} times `outage_reserve` plus `store_timeout`"],
-        "max_reserved_ids": ["never more than a thousandth of what is left"],
-        "drain_timeout": ["after four fifths of it"],
-        "max_connection_age": ["within another minute"],
-    }
-
-
-def of_limits() -> Claims:
-    """Returns the claims for the README's section "Limits"."""
-    return {
-        "Limits": [
-            f"| a request | {transport.MAX_REQUEST_BYTES // _KB} kB |",
-            f"| {transport.MAX_METADATA_BYTES // _KB} kB; from there some is refused at random, from "
-            f"{transport.LARGEST_METADATA_BYTES // _KB} kB all; `native` lets up to "
-            f"{transport.LARGEST_METADATA_BYTES // _KB} kB in |",
-            f"| {number(transport.MAX_STREAMS_PER_CONNECTION['grpcio'])}; `native` "
-            f"{number(transport.MAX_STREAMS_PER_CONNECTION['native'])} |",
-            f"a client that has more than {number(transport.MAX_STREAMS_PER_CONNECTION['grpcio'])} to send",
-            f"| one in {transport.MIN_PING_SECONDS} s |",
-            f"| `max_sequences`, {number(default('max_sequences'))};",
-            f"| {number(usage.MAX_RATES)} of a process,",
-            f"| {number(paging.MAX_SCANNED_ROWS)}, of those that begin as its patterns do.",
-            f"At {high_water_marks.WARN_SHARE * 100:g} % the log has one warning",
-            f"| {number(health.MAX_WATCHES)}, of one host {health.MAX_WATCHES_OF_HOST};",
-            f"| {number(id_allocator.MAX_TEXTS_PER_MESSAGE)}, or `max_ids_per_call` |",
-        ]
-    }
-
-
 def of_documents() -> Claims:
     """Returns the claims for the rest of the documents."""
     plain = model.Sequence()
-    largest, times = power(model.MAX_ID), reserve_times()
+    largest, times = power(model.MAX_ID), reserve_factor()
     assert worker.CHANGE_SECONDS == 60  # "after a minute"
     [policy] = json.loads((ROOT / "client/idalloc/v1/service_config.json").read_text())["methodConfig"]
     assert policy["retryPolicy"]["maxAttempts"] == 5
@@ -241,7 +186,7 @@ def of_documents() -> Claims:
             f"up to {supervisor.LONGEST_PAUSE_SECONDS:g} s.",
             f"its prefix is free {start_timestamps.STALE_AFTER:g} s after its last sign of life",
             f"At {high_water_marks.WARN_SHARE * 100:g} % of the limit the log has `many_sequences`",
-            f"must be at least {lease_times():g} times outage_reserve plus store_timeout",
+            f"must be at least {lease_factor():g} times outage_reserve plus store_timeout",
         ],
         "docs/operations/backup-and-restore.md": [
             f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
@@ -250,7 +195,7 @@ def of_documents() -> Claims:
             f"{number(usage.MAX_RATES)} sequences refilled last",
             f"between two starts ({number(default('max_sequences'))} by default)",
             f"at {high_water_marks.WARN_SHARE * 100:g} % the log warns with `many_sequences`",
-            f"`lease_ttl` must be at least {lease_times():g} times `outage_reserve` plus `store_timeout`",
+            f"`lease_ttl` must be at least {lease_factor():g} times `outage_reserve` plus `store_timeout`",
             f"| `outage_reserve` | {default('outage_reserve'):g} s |",
             f"| `store_timeout` | {default('store_timeout'):g} s |",
             f"| `lease_ttl` | {default('lease_ttl'):g} s |",

@@ -4,7 +4,7 @@ import re
 from importlib.metadata import version
 from importlib.resources import files
 
-from scripts.errors_reference import read_proto
+from scripts.reference.errors import read_proto
 from tests.support.paths import ROOT
 
 GOOGLEAPIS = ROOT / "third_party" / "googleapis"

@@ -23,8 +23,8 @@ class Client(BaseClient):
     starts, or if the parent's client was not connected yet. Otherwise each call in the child raises ``RuntimeError``.
 
     Signals: a signal handler may raise in any method. Ids may be lost, but no id is returned twice, and the next call
-        works; an interrupted stream is over. The handler must not call a method of a client that it may interrupt,
-        including ``close``, which may deadlock; it should set a flag or raise.
+    works; an interrupted stream is over. The handler must not call a method of a client that it may interrupt,
+    including ``close``, which may deadlock; it should set a flag or raise.
 
     Args:
         target: The server as ``host:port``, or another name that gRPC resolves, such as

@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,11 +21,11 @@ Count = Annotated[int, typer.Argument(metavar="COUNT", parser=integer_parser(1),
 Ranges = Annotated[
     bool, typer.Option("--ranges", metavar="", help="Print a line 'FIRST LAST STEP' for each range, not the ids.")
 ]
-AUTO_INCREMENT = typer.Option(
-    metavar="N",
-    parser=integer_parser(0, 65535),
-    help="As MySQL's auto_increment variable, for this call: 1 to 65535; 0: the server's setting.",
-)
+
+
+def _auto_increment(variable: str) -> Any:
+    help = f"MySQL's {variable} for this call, 1 to 65535; 0: the server's setting."
+    return typer.Option(metavar="N", parser=integer_parser(0, 65535), help=help)
 
 
 Texts = Annotated[
@@ -99,8 +99,8 @@ def stream(
 def docid(
     context: typer.Context,
     count: Count = 1,
-    offset: Annotated[int, AUTO_INCREMENT] = 0,
-    increment: Annotated[int, AUTO_INCREMENT] = 0,
+    offset: Annotated[int, _auto_increment("auto_increment_offset")] = 0,
+    increment: Annotated[int, _auto_increment("auto_increment_increment")] = 0,
     log: Log = None,
 ) -> None:
     """Generate document ids in MySQL's format, and print an id on each line.

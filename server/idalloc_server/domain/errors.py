@@ -32,7 +32,7 @@ class Refusal(Exception):
     """Base class of the errors that a call can fail with.
 
     Its reason, status, retry (see ``Retryable``) and next step are stated here only. error_reason.proto adds meaning,
-    metadata and example; ``scripts/errors_reference.py`` writes docs/reference/errors.md from both.
+    metadata and example; ``make docs-reference`` writes docs/reference/errors.md from both.
 
     Attributes:
         reason: The value of ``idalloc.v1.ErrorReason``, without its prefix.

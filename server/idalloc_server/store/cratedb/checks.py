@@ -101,7 +101,8 @@ def _check_settings(
         )
     if nodes is not None and nodes > 1 and str(replicas) in ("0", "0-0"):
         _log.warning(
-            "the table has no replica: its sequences are lost with its node",
+            "table_without_replica",
+            why="its sequences are lost with its node",
             table=f"{schema}.{table.name}",
             next_step=f"ALTER TABLE {reference} SET (number_of_replicas = '0-2')",
         )

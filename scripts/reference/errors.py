@@ -1,15 +1,13 @@
-"""Writes docs/reference/errors.md: what each error means, whether a retry helps, and the next step.
+"""errors.md: what each error means, whether a retry helps, and the next step.
 
-``make docs-reference`` runs it. The meaning, the metadata and the example are from error_reason.proto; the status, the
-retry and the next step from the server's classes in ``domain.errors``; the rest is from the client's classes.
+error_reason.proto has the meaning, the metadata and the example. The server's classes in ``domain.errors`` have the
+status, the retry and the next step. The rest is from the client's classes.
 """
 
 import inspect
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from textwrap import fill
 from typing import Any, NamedTuple
 
 from idalloc._core import errors as client_errors
@@ -17,10 +15,10 @@ from idalloc._core.errors import IdallocError
 from idalloc_server.domain import errors as server_errors
 from idalloc_server.domain.errors import Refusal, Retryable
 from idalloc_server.status import LONGEST_PUSHBACK_SECONDS
+from scripts.reference import links
+from scripts.reference.markdown import ROOT, block, document, one_line, prose, table
 
-ROOT = Path(__file__).parent.parent
 PROTO = ROOT / "protos/idalloc/v1/error_reason.proto"
-PAGE = ROOT / "docs/reference/errors.md"
 
 _VALUE = re.compile(r"((?:  //.*\n)+)  ERROR_REASON_(\w+) = [1-9]")
 _COMMENT = re.compile(
@@ -30,26 +28,25 @@ _COMMENT = re.compile(
 _HEAD = f"""\
 # Errors
 
-<!-- Written by `make docs-reference` from error_reason.proto, the server's errors.py and the client's. -->
+Find an error by its reason, such as `STORE_UNAVAILABLE`, and what to do about it.
 
 A call that fails ends with a `google.rpc.Status`. Its details have a `google.rpc.ErrorInfo` with a reason, the domain
-`idalloc`, and metadata: the values in the message, as strings. This page has a section for each reason of
-[error_reason.proto](../../protos/idalloc/v1/error_reason.proto), with the `ErrorInfo` as JSON.
+`idalloc`, and metadata: the values in the message, as strings. The command prints `REASON: message`.
 
 A retry is always safe; at worst it leaves a gap. Where this page says that a retry helps, the details have a
-`google.rpc.RetryInfo`: wait for its `retry_delay`. gRPC's own retry policy reads the trailer `grpc-retry-pushback-ms`
-instead, which has the same delay; beyond {LONGEST_PUSHBACK_SECONDS:g} s it is -1, and the policy does not retry.
+`google.rpc.RetryInfo`: wait for its `retry_delay`. gRPC's own retry policy reads the trailer
+`grpc-retry-pushback-ms` instead, which has the same delay. Beyond {LONGEST_PUSHBACK_SECONDS:g} s the trailer is -1,
+and the policy does not retry.
 
 The Python client raises an exception of a class of its own for each reason. All classes derive from
 `idalloc.IdallocError`; those where a retry helps derive from `idalloc.Unavailable`.
+
+The list is generated from `protos/idalloc/v1/error_reason.proto` and from the server's and the client's classes.
 """
 _TAIL = """\
 ## Errors of the Python client
 
-These exceptions do not come from the service. Their `reason` is not in error_reason.proto.
-
-| class | reason | gRPC status | meaning |
-|---|---|---|---|
+These exceptions do not come from the service. Their reasons are not in `error_reason.proto`.
 """
 
 
@@ -74,14 +71,14 @@ class ProtoComment(NamedTuple):
 def read_proto() -> dict[str, ProtoComment]:
     """Returns the comment of each reason."""
     found = {}
-    for block, reason in _VALUE.findall(PROTO.read_text()):
-        lines = [line.removeprefix("  //") for line in block.splitlines()]
+    for comment, reason in _VALUE.findall(PROTO.read_text()):
+        lines = [line.removeprefix("  //") for line in comment.splitlines()]
         text = " ".join(line.strip() for line in lines if not line.startswith("   ")).strip()
-        comment = _COMMENT.fullmatch(text)
-        if not comment:
+        parts = _COMMENT.fullmatch(text)
+        if not parts:
             raise ValueError(f"{reason}: must read 'meaning. Status X. Metadata: keys.', not {text!r}")
         example = json.loads("".join(line for line in lines if line.startswith("   ")))
-        found[reason] = ProtoComment(**comment.groupdict(default=""), example=example)
+        found[reason] = ProtoComment(**parts.groupdict(default=""), example=example)
     return found
 
 
@@ -99,35 +96,44 @@ def page() -> str:
     """Returns the page."""
     comments, classes, by_reason = read_proto(), exceptions(), refusals()
     sections = [_section(by_reason[reason], comments[reason], classes[reason]) for reason in sorted(comments)]
-    rows = [
-        f"| `{kind.__name__}` | `{reason}` | {kind.default_code.name} | {_summary(kind)} |"
-        for reason, kind in classes.items()
+    others = [
+        (f"`{kind.__name__}`", f"`{reason}`", kind.default_code.name, summary(kind))
+        for reason, kind in sorted(classes.items())
         if reason not in comments and kind is not IdallocError
     ]
-    return "\n".join([_HEAD, *sections, _TAIL + "\n".join(rows)]) + "\n"
+    overview = [
+        (f"[`{reason}`](#{reason.lower()})", by_reason[reason].status, _retry(by_reason[reason]))
+        for reason in sorted(comments)
+    ]
+    head = document(_HEAD, "## All errors", table(("reason", "gRPC status", "retry"), overview))
+    return document(head, *sections, _TAIL, table(("class", "reason", "gRPC status", "meaning"), others))
+
+
+def summary(kind: type[IdallocError]) -> str:
+    """Returns the first paragraph of a class's docstring."""
+    return prose(one_line((inspect.getdoc(kind) or "").partition("\n\n")[0]))
 
 
 def _section(refusal: type[Refusal], comment: ProtoComment, kind: type[IdallocError]) -> str:
-    rows = {
-        "gRPC status": f"{refusal.status}{comment.details and f' with {comment.details}'}",
-        "retry": "yes, after the delay in `RetryInfo`" if issubclass(refusal, Retryable) else "no",
-        "next step": refusal.next_step,
-        "metadata": comment.metadata or "none",
-        "Python": f"`idalloc.{kind.__name__}`: {_summary(kind)}",
-    }
-    table = "\n".join(f"| {name} | {text} |" for name, text in rows.items())
-    example = json.dumps(comment.example, indent=2)
-    head = f"## `{refusal.reason}`\n\n{fill(comment.meaning, 120)}\n\n| | |\n|---|---|\n"
-    return f"{head}{table}\n\n```json\n{example}\n```\n"
+    columns = ("gRPC status", "retry", "metadata", "Python")
+    row = (
+        f"{refusal.status}{comment.details and f', with {comment.details}'}",
+        _retry(refusal),
+        prose(comment.metadata) or "none",
+        f"`idalloc.{kind.__name__}`",
+    )
+    return document(
+        f"## `{refusal.reason}`",
+        prose(comment.meaning, links.SETTINGS),
+        f"**Next step:** {prose(refusal.next_step, links.SETTINGS)}",
+        table(columns, [row]),
+        block("json", json.dumps(comment.example, indent=2)),
+    )
 
 
-def _summary(kind: type[IdallocError]) -> str:
-    return (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "`")
+def _retry(refusal: type[Refusal]) -> str:
+    return "yes, after the delay in `RetryInfo`" if issubclass(refusal, Retryable) else "no"
 
 
 def _classes(module: Any, base: type[Any]) -> Iterator[type[Any]]:
     return (kind for kind in vars(module).values() if inspect.isclass(kind) and issubclass(kind, base))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

@@ -1,0 +1,301 @@
+"""limits.md: the limits that users meet, with the numbers of the code."""
+
+from typing import NamedTuple
+
+from idalloc._core import pool, resumption
+from idalloc._core.calls import MAX_UUIDS_PER_CALL
+from idalloc._core.defaults import DEFAULT_TIMEOUT
+from idalloc._transport.channel import MAX_CONNECTIONS
+from idalloc_server import app, status
+from idalloc_server.__main__ import MAX_MOVED_TO_LENGTH
+from idalloc_server.auth import audit, quotas, rejected_callers
+from idalloc_server.config import Settings
+from idalloc_server.domain import errors, generations
+from idalloc_server.domain.administration import paging
+from idalloc_server.domain.allocation import counter_allocator, high_water_marks, usage
+from idalloc_server.domain.document_ids import generator, start_timestamps
+from idalloc_server.domain.idempotency import allocator as idempotency
+from idalloc_server.domain.sequences import formats, model, validation
+from idalloc_server.listen import transport
+from idalloc_server.rpc import health, id_allocator, sequences
+from idalloc_server.telemetry import log_queue, metrics
+from idalloc_server.workers import supervisor
+from scripts.reference import links
+from scripts.reference.markdown import document, prose, table
+from scripts.reference.settings import shown_number
+
+_HEAD = """\
+# Limits
+
+Find any limit, whether a setting changes it, and what happens beyond it. The numbers are those of the code.
+
+Each process counts by itself: each node, and each of several [workers](settings.md#workers). A limit without a setting
+is fixed.
+"""
+
+
+class Limit(NamedTuple):
+    """A row of the page.
+
+    Attributes:
+        what: What is limited.
+        limit: The limit, with its unit.
+        beyond: What happens beyond it: the error's reason, or else what the server does.
+        why: Why it is so high or low, or what it is for; empty if that is obvious.
+    """
+
+    what: str
+    limit: str
+    beyond: str
+    why: str = ""
+
+
+def _setting(name: str, unit: str = "") -> str:
+    """Returns a setting and its default."""
+    return f"{name}, {number(Settings.model_fields[name].default)}{unit}"
+
+
+def number(value: float) -> str:
+    """Returns a number with separators."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+
+
+def _kib(size: int) -> str:
+    return f"{size // 1024} kB"
+
+
+_INVALID = "INVALID_REQUEST"
+
+# Constants of the code that limit nothing that users meet.
+INTERNAL = (
+    *("LONGEST_RETRY_SECONDS", "MAX_BATCH_ROWS", "MAX_CALLERS", "MAX_CERTIFICATES", "MAX_COUNT"),
+    *("MAX_EFFECTIVE_DELAY_SECONDS", "MAX_EMPTY_PAGES", "MAX_IDS", "MAX_INT64", "MAX_LATE_RANGES", "MAX_PER_ISSUED"),
+    *("MAX_PRUNE_INTERVAL", "MAX_QUIET_WAIT_SECONDS", "MAX_TIME", "MAX_TTL_SECONDS"),
+)
+
+LIMITS = {
+    "Requests and connections": [
+        Limit(
+            "size of a request",
+            _kib(transport.MAX_REQUEST_BYTES),
+            "status RESOURCE_EXHAUSTED, from gRPC, without a reason",
+            "names, labels and a format take some kB; `native` reads a request whole before it checks its size",
+        ),
+        Limit(
+            "metadata of a call",
+            f"{_kib(transport.MAX_METADATA_BYTES)}; `native`: {_kib(transport.LARGEST_METADATA_BYTES)}",
+            f"`grpcio` refuses some calls at random, and all above {_kib(transport.LARGEST_METADATA_BYTES)}: status "
+            "RESOURCE_EXHAUSTED, from gRPC. `native`: UNKNOWN",
+            "gRPC itself takes about 600 bytes, a token 58",
+        ),
+        Limit(
+            "running calls of a connection",
+            "; ".join(f"`{each}`: {number(most)}" for each, most in transport.MAX_STREAMS_PER_CONNECTION.items()),
+            "the client waits; `grpcio` refuses some calls with UNAVAILABLE. Open several connections",
+            "all calls wait in one queue: so many of one connection can be ahead of another's",
+        ),
+        Limit("calls of a process that wait", number(transport.MAX_WAITING_CALLS), "gRPC refuses further ones"),
+        Limit(
+            "interval of a client's keepalive pings",
+            f"{transport.MIN_PING_SECONDS} s, and only during calls",
+            "the server closes the connection; `native` answers all pings",
+            "idalloc's clients send one a minute",
+        ),
+        Limit(
+            "age of a connection",
+            f"{_setting('max_connection_age')} for no limit",
+            f"the client reconnects; running calls have another {transport.MAX_CONNECTION_GRACE_SECONDS} s",
+        ),
+        Limit(
+            "connections", "the open files of the process", "refused by the system: raise `ulimit -n`, or use a proxy"
+        ),
+        Limit(
+            "open health watches",
+            f"{number(health.MAX_WATCHES)}; of one host {health.MAX_WATCHES_OF_HOST}",
+            "status RESOURCE_EXHAUSTED; `Check` still answers",
+            "health needs no authentication, and a watch takes memory as long as it is open",
+        ),
+        Limit(
+            "size of a request to watch health", f"{number(health.MAX_REQUEST_BYTES)} bytes", "status INVALID_ARGUMENT"
+        ),
+        Limit(
+            "replies of `native` that wait for slow clients",
+            number(transport.MAX_BLOCKED_WRITES),
+            "further streams wait",
+            "each takes a thread",
+        ),
+    ],
+    "Ids of a call": [
+        Limit(
+            "ids of a range, or of a chunk", _setting("max_ids_per_call"), _INVALID, "it bounds what one mistake burns"
+        ),
+        Limit("document ids as runs", _setting("max_ids_per_call"), _INVALID),
+        Limit(
+            "ids or document ids as texts in a message",
+            f"{number(id_allocator.MAX_TEXTS_PER_MESSAGE)}, or max_ids_per_call if that is less",
+            _INVALID,
+            "some 300 kB",
+        ),
+        Limit(
+            "UUIDs of a call",
+            f"{number(MAX_UUIDS_PER_CALL)}, or max_ids_per_call if that is less",
+            f"{_INVALID}; the Python client makes calls of {number(MAX_UUIDS_PER_CALL)}",
+        ),
+        Limit("chunk of a stream, by default", number(id_allocator.DEFAULT_CHUNK), "the client sets `chunk_id_count`"),
+        Limit(
+            "an id",
+            f"{shown_number(model.MAX_ID)}, at least -{shown_number(-model.MIN_ID)}",
+            "SEQUENCE_EXHAUSTED; a bound beyond it is INVALID_REQUEST",
+        ),
+        Limit(
+            "an id with `json_safe`",
+            shown_number(validation.MAX_JSON_SAFE),
+            "SEQUENCE_EXHAUSTED",
+            "exact in JavaScript",
+        ),
+    ],
+    "Sequences": [
+        Limit(
+            "sequences that a process serves since its start",
+            _setting("max_sequences"),
+            f"TOO_MANY_SEQUENCES; at {high_water_marks.WARN_SHARE * 100:g} % the log has one line "
+            "[`many_sequences`](log-events.md#many_sequences)",
+            "each takes about 0.3 kB until the process ends, and 2.3 kB while in use. A sequence with a reset counts "
+            "once; one without ids, or that is only read or changed, does not count",
+        ),
+        Limit(
+            "ids in reserve for a sequence",
+            f"{_setting('max_reserved_ids')}, or 1/{counter_allocator.PREFETCH_SHARE} of what is left",
+            "calls wait for the store",
+        ),
+        Limit("min_lease_size, max_lease_size", number(validation.MAX_LEASE_SIZE), _INVALID),
+        Limit("name", f"{model.MAX_NAME_BYTES} bytes of UTF-8", _INVALID),
+        Limit("step", f"2^{model.MAX_STEP.bit_length() - 1}, up or down", _INVALID),
+        Limit("format", f"{formats.MAX_TEMPLATE} characters; a width of {formats.MAX_WIDTH}", _INVALID),
+        Limit("description", f"{number(validation.MAX_DESCRIPTION)} characters", _INVALID),
+        Limit("labels", f"{validation.MAX_LABELS}, each key and value {validation.MAX_LABEL} characters", _INVALID),
+        Limit(
+            "sequences with an observed rate",
+            number(usage.MAX_RATES),
+            "`ids_per_second` of others is the mean since they were created",
+            "0.2 kB each",
+        ),
+        Limit(
+            "page of ListSequences",
+            f"{number(sequences.MAX_PAGE_SIZE)}, by default {sequences.DEFAULT_PAGE_SIZE}; "
+            f"{number(sequences.MAX_PAGE_BYTES)} bytes",
+            "the page is shorter; `next_page_token` continues",
+        ),
+        Limit(
+            "names that ListSequences examines for a page",
+            f"{number(paging.MAX_SCANNED_ROWS)}, for a caller who may read some only",
+            f"the page is shorter; {_INVALID} (`name_prefix`) if the caller may read none of them",
+        ),
+    ],
+    "Document ids": [
+        Limit("prefix", str(formats.MAX_PREFIX), _INVALID),
+        Limit("offset and increment", str(generator.MAX_STEP), _INVALID),
+        Limit(
+            "serials of a start timestamp",
+            f"2^{generator.MAX_SERIAL.bit_length()}",
+            "the process claims another start timestamp",
+        ),
+        Limit(
+            "start timestamp",
+            f"2^{start_timestamps.TIMESTAMP_END.bit_length() - 1} seconds since 1970",
+            "DOC_ID_TIMESTAMP_REFUSED",
+        ),
+    ],
+    "Time": [
+        Limit("call, in the Python client and the command", f"{DEFAULT_TIMEOUT:g} s by default", "DEADLINE_EXCEEDED"),
+        Limit("lease", _setting("lease_ttl", " s"), "its ids are burned, unless it was renewed"),
+        Limit(
+            "until a change of a sequence is effective",
+            f"lease_ttl and {generations.MARGIN_SECONDS:g} s",
+            "no node issues ids of before",
+        ),
+        Limit("call of the store", _setting("store_timeout", " s"), "STORE_UNAVAILABLE"),
+        Limit("clocks of node and store at startup", _setting("max_clock_skew", " s"), "the server does not start"),
+        Limit("timestamps ahead of the clock", _setting("max_clock_skew", " s"), "SEQUENCE_AHEAD_OF_CLOCK"),
+        Limit(
+            "answers under a request_id",
+            _setting("request_id_window", " s"),
+            "a repeated call gets other ids",
+            f"{number(idempotency.WARNING_ROWS)} kept answers cause the log line "
+            "[`request_ids_piling_up`](log-events.md#request_ids_piling_up)",
+        ),
+        Limit(
+            "pause before a worker that ends at once is restarted",
+            f"{supervisor.LONGEST_PAUSE_SECONDS:g} s",
+            "the supervisor tries again",
+        ),
+        Limit("prefix of a killed node", f"{start_timestamps.STALE_AFTER:g} s", "it is free"),
+        Limit("running calls after SIGTERM", _setting("drain_timeout", " s"), "they are cancelled, status UNAVAILABLE"),
+        Limit(
+            "return of unused ids at a stop",
+            f"{app.RELEASE_SECONDS:g} s",
+            "they are burned; the log has [`release_timed_out`](log-events.md#release_timed_out)",
+        ),
+        Limit(
+            "delay of the trailer `grpc-retry-pushback-ms`",
+            f"{status.LONGEST_PUSHBACK_SECONDS:g} s",
+            "the trailer is -1: gRPC's retry policy does not retry",
+        ),
+    ],
+    "Access control": [
+        Limit(
+            "ids, calls and streams of an identity or a sequence",
+            "[quotas](settings.md#the-access-file); none by default",
+            "QUOTA_EXCEEDED; an open stream waits",
+            f"{quotas.BURST_SECONDS:g} s of a quota may be used at once",
+        ),
+        Limit(
+            "sequences whose quotas a process keeps in memory",
+            number(quotas.MAX_SEQUENCES),
+            "of those used least, the quota begins anew",
+        ),
+        Limit(
+            "wrong tokens of a host",
+            f"{rejected_callers.BURST} at once, then {rejected_callers.ATTEMPTS_PER_SECOND} a second",
+            "QUOTA_EXCEEDED",
+            f"of IPv6, a /{rejected_callers.IPV6_PREFIX} is one host; right tokens pass",
+        ),
+        Limit(
+            "different rejected calls in a second's audit",
+            number(audit.MAX_COUNTED_RECORDS),
+            "further ones are counted together, as `others`",
+        ),
+    ],
+    "Log and errors": [
+        Limit(
+            "queued log lines",
+            f"{log_queue.MAX_QUEUED_BYTES // 2**20} MiB; as much for each of two kinds of audit lines",
+            "lines are lost, and counted in [`log_lines_lost`](log-events.md#log_lines_lost)",
+            "no call waits for the reader of the log",
+        ),
+        Limit("wait of an exit for the log", f"{log_queue.FLUSH_SECONDS:g} s", "lines are lost"),
+        Limit("causes of an error reason in a second's log", str(metrics.MAX_CAUSES), "further ones are `others`"),
+        Limit("text of `store export --moved-to`", f"{MAX_MOVED_TO_LENGTH} characters", "exit code 2"),
+        Limit("rule of an invalid field in an error", f"{errors.MAX_RULE_BYTES} bytes", "it is truncated"),
+    ],
+    "Python client": [
+        Limit("connections", str(MAX_CONNECTIONS), "concurrent streams share them"),
+        Limit("range that `ids()` prefetches", number(pool.MAX_RANGE_SIZE), "it makes further calls"),
+        Limit(
+            "attempts of a stream without progress",
+            f"{resumption.MAX_ATTEMPTS}; before its first message {resumption.MAX_FIRST_ATTEMPTS}",
+            "the error is raised",
+            f"more than half a minute; the pause grows to {resumption.MAX_BACKOFF:g} s",
+        ),
+        Limit("wait of a stream for a quota", f"{resumption.MAX_RETRY_AFTER:g} s at a time", "QUOTA_EXCEEDED"),
+    ],
+}
+
+
+def page() -> str:
+    """Returns the page."""
+    parts = []
+    for title, limits in LIMITS.items():
+        rows = [tuple(prose(cell, links.ALL) for cell in limit) for limit in limits]
+        parts += [f"## {title}", table(("what", "limit", "beyond it", "why"), rows)]
+    return document(_HEAD, *parts)

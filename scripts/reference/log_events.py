@@ -1,0 +1,185 @@
+"""log-events.md: each event that the server logs, found in its source, with its meaning in log_events.toml."""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from json import dumps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from idalloc_server.domain.allocation.burned import BurnCause
+from scripts.reference import links
+from scripts.reference.markdown import ROOT, block, document, prose, table
+
+SERVER = ROOT / "server/idalloc_server"
+MEANINGS = Path(__file__).with_name("log_events.toml")
+
+_LEVELS = ("debug", "info", "warning", "error", "exception", "critical", "log")
+# More keys are in a table.
+_MANY_KEYS = 6
+_HEAD = """\
+# Log events
+
+Find a line of the server's log by its `event`, and what to do about it.
+
+The server logs to standard error: JSON, one object a line, or colours on a terminal. Each line has `event`, `level`
+and `timestamp`; of several [workers](settings.md#workers), the lines of each have `worker`, its number. `exception`
+is a traceback. The setting [`log_level`](settings.md#log_level) selects the lowest level. Events marked *always*
+are logged at any level. Keys that this page does not explain are named after a setting or a field.
+"""
+_EXAMPLE = {
+    "error": "access: /etc/idalloc/access.toml is not TOML: at line 5, column 4",
+    "event": "access_not_reloaded",
+    "level": "error",
+    "timestamp": "2026-11-22T19:05:37.778662Z",
+}
+_OTHERS = """\
+## What is not an event
+
+The server prints two lines to standard output when it serves: its address, store and prefix, and whether it created the
+store. A start that fails prints `idalloc: SETTING: message` to standard error. The client logs nothing: it raises
+exceptions. Its log of issued ids (`--log`, `log=`) has a [format of its own](../guides/verify.md).
+"""
+
+
+class Event(NamedTuple):
+    """An event, as the source logs it.
+
+    Attributes:
+        levels: Its levels, in the order of the source.
+        keys: Its keys; those of a mapping are not among them.
+        always: Whether the setting log_level does not apply.
+        has_mapping: Whether a call passes a mapping.
+    """
+
+    levels: tuple[str, ...]
+    keys: tuple[str, ...]
+    always: bool
+    has_mapping: bool
+
+
+def page() -> str:
+    """Returns the page."""
+    found, meanings = events(), read_meanings()
+    check(found, meanings)
+    rows = [
+        (f"[`{name}`](#{name})", _levels(event), _first(meanings[name]["meaning"])) for name, event in found.items()
+    ]
+    return document(
+        _HEAD,
+        block("json", dumps(_EXAMPLE)),
+        "## All events",
+        table(("event", "level", "meaning"), rows),
+        *(_section(name, event, meanings[name]) for name, event in found.items()),
+        _OTHERS,
+    )
+
+
+def read_meanings() -> dict[str, Any]:
+    """Returns the meaning, the next step and further keys of each event."""
+    return tomllib.loads(MEANINGS.read_text())
+
+
+def check(found: dict[str, Event], meanings: dict[str, Any]) -> None:
+    """Checks that each event has a meaning, and each warning and error a next step.
+
+    Raises:
+        ValueError: It names the event and the file.
+    """
+    if wrong := found.keys() ^ meanings.keys():
+        raise ValueError(
+            f"scripts/reference/{MEANINGS.name} must describe the events that the server logs: {sorted(wrong)}"
+        )
+    for name, event in found.items():
+        if {*event.levels} & {"warning", "error", "critical"} and not meanings[name].get("next_step"):
+            raise ValueError(f"{MEANINGS.name}: {name} needs a next_step, since it is a warning or an error")
+        keys = meanings[name].get("keys", {}).keys()
+        if event.has_mapping and not keys:
+            raise ValueError(f"{MEANINGS.name}: {name} needs keys: the source logs a mapping")
+        if not event.has_mapping and keys - {*event.keys}:
+            raise ValueError(f"{MEANINGS.name}: {name} has no key {sorted(keys - {*event.keys})}")
+
+
+@cache
+def events() -> dict[str, Event]:
+    """Returns each event of the server's source, by name."""
+    found: dict[str, list[Event]] = {}
+    for path in sorted(SERVER.rglob("*.py")):
+        for name, event in _events_of(ast.parse(path.read_text())):
+            found.setdefault(name, []).append(event)
+    return {name: _merge(found[name]) for name in sorted(found)}
+
+
+def _events_of(tree: ast.Module) -> Iterator[tuple[str, Event]]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+            continue
+        logger, level = node.func.value, node.func.attr
+        if not isinstance(logger, ast.Name) or not logger.id.endswith("_log") or level not in _LEVELS:
+            continue
+        first = node.args[1] if level == "log" else node.args[0]
+        keys = [each.arg for each in node.keywords if each.arg and each.arg != "exc_info"]
+        if level == "exception" or any(each.arg == "exc_info" for each in node.keywords):
+            keys.append("exception")
+        shown = {"exception": "error", "log": "that of the record"}.get(level, level)
+        event = Event((shown,), tuple(keys), logger.id != "_log", any(each.arg is None for each in node.keywords))
+        for name in _texts(first, tree):
+            yield name, event
+
+
+def _texts(node: ast.expr, tree: ast.Module) -> Iterator[str]:
+    """Yields the values of an expression: a text, or a variable to which texts are assigned."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.Name):
+        for each in ast.walk(tree):
+            if isinstance(each, ast.Assign) and isinstance(each.value, ast.Tuple):
+                targets = getattr(each.targets[0], "elts", [])
+                for target, value in zip(targets, each.value.elts, strict=False):
+                    is_named = isinstance(target, ast.Name) and target.id == node.id
+                    if is_named and isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value:
+                        yield value.value
+    else:
+        raise ValueError(f"an event must be a text or a variable, not {ast.unparse(node)}")
+
+
+def _merge(events: list[Event]) -> Event:
+    return Event(
+        tuple(dict.fromkeys(level for each in events for level in each.levels)),
+        tuple(dict.fromkeys(key for each in events for key in each.keys)),
+        any(each.always for each in events),
+        any(each.has_mapping for each in events),
+    )
+
+
+def _levels(event: Event) -> str:
+    return ", ".join(event.levels) + (" (*always*)" if event.always else "")
+
+
+def _section(name: str, event: Event, meaning: dict[str, Any]) -> str:
+    keys = meaning.get("keys", {})
+    keys |= dict.fromkeys((key for key in event.keys if key not in keys), "")
+    rows = [(f"`{key}`", prose(text, links.ALL)) for key, text in keys.items()]
+    is_long = len(rows) > _MANY_KEYS
+    shown = "see below" if is_long else ", ".join(f"{key} ({text})" if text else key for key, text in rows)
+    step = meaning.get("next_step")
+    return document(
+        f"## `{name}`",
+        f"Level: {_levels(event)}. Keys: {shown or 'none'}.",
+        prose(meaning["meaning"], links.ALL),
+        f"**Next step:** {prose(step, links.ALL)}" if step else "",
+        table(("key", "meaning"), rows) if is_long else "",
+        table(("cause", "meaning"), _causes()) if name == "burned" else "",
+    )
+
+
+def _causes() -> list[tuple[str, str]]:
+    """Returns the causes of burned ids, with the comments in the source."""
+    lines = (SERVER / "domain/allocation/burned.py").read_text().splitlines()
+    comments = {line.split(" = ")[0].strip(): line.partition("  # ")[2] for line in lines if " = " in line}
+    return [(f"`{cause}`", prose(comments[cause.name])) for cause in BurnCause]
+
+
+def _first(text: str) -> str:
+    return prose(text.partition(". ")[0].removesuffix("."), links.ALL)

@@ -1,0 +1,156 @@
+"""What the page of settings says of a setting beyond its description in the code. Numbers come from the code."""
+
+from pydantic import ValidationError
+
+from idalloc_server.app import STREAMS_SHARE
+from idalloc_server.auth.access_file import POLL_SECONDS
+from idalloc_server.auth.rejected_callers import ATTEMPTS_PER_SECOND, BURST
+from idalloc_server.config import Settings
+from idalloc_server.domain.allocation.counter_allocator import PREFETCH_SHARE
+from idalloc_server.domain.allocation.reserve import Reserve
+from idalloc_server.domain.document_ids.start_timestamps import STALE_AFTER
+from idalloc_server.listen.transport import MAX_BLOCKED_WRITES, MAX_CONNECTION_GRACE_SECONDS
+from idalloc_server.store.cratedb.schema import _SUPPORTED
+from idalloc_server.telemetry.log_queue import FLUSH_SECONDS, MAX_QUEUED_BYTES
+from idalloc_server.telemetry.metrics import MAX_CAUSES
+from idalloc_server.workers.supervisor import STOP_MARGIN_SECONDS
+from idalloc_server.workers.worker import CHANGE_PAUSE_SECONDS
+from scripts.reference.markdown import table
+
+
+def reserve_factor() -> float:
+    """Returns for how many times outage_reserve a node's ids last at a steady rate."""
+    steady = Reserve(100.0, 10**9, 0.0)
+    steady.record_refill(0, 10_000, 10_000, 0.0, 0.0)
+    return steady.target(0, 0, 10_000.0) / 100
+
+
+def lease_factor() -> float:
+    """Returns how many times outage_reserve lease_ttl must be at least, besides store_timeout."""
+    try:
+        Settings.model_validate({"lease_ttl": "1s", "outage_reserve": "100s", "store_timeout": "1s"})
+    except ValidationError as refused:
+        return (float(str(refused.errors()[0]["msg"]).rpartition(" ")[2].removesuffix("s")) - 1) / 100
+    raise AssertionError("a lease of 1 s was accepted")
+
+
+_ADDRESSES = table(
+    ("value", "listens on"),
+    [
+        ("`127.0.0.1:50051`", "this machine only"),
+        ("`0.0.0.0:50051`, `[::]:50051`", "all addresses; other machines reach them"),
+        ("`127.0.0.1:0`", "a free port, which the server prints"),
+        ("`unix:/run/idalloc/idalloc.sock`", "a Unix socket for the server's user and group, mode 0660; one process"),
+    ],
+)
+_STORES = table(
+    ("URL", "store"),
+    [
+        ("`sqlite:///PATH`", "a SQLite file at an absolute path: three slashes"),
+        ("`crate://USER@HOST:4200,HOST2:4200/?…`", f"CrateDB {_SUPPORTED}; name several hosts"),
+    ],
+)
+_PARAMETERS = table(
+    ("parameter of `crate://`", "meaning"),
+    [
+        ("`schema`", "the schema of the tables; default: `doc`"),
+        ("`tls`", "`true` for HTTPS; default: `false`"),
+        ("`ca`", "a PEM file of the CA certificates to trust, instead of the system's; implies `tls=true`"),
+        ("`password_file`", "a file that contains only the password of `USER`; a line break at its end is ignored"),
+        ("`jwt_file`", "a file that contains only a token; the URL then has no user"),
+        ("`jwt`", "the token itself"),
+    ],
+)
+_TRANSPORTS = table(
+    ("", "`grpcio`", "`native`"),
+    [
+        ("package", "always installed", "`pip install 'idalloc[native]'`; Linux and macOS"),
+        ("TLS, client certificates, `max_connection_age`", "yes", "refused at startup"),
+        ("a `listen` that other machines reach", "with TLS and `access`", "only with `insecure`"),
+        ("a host name with several addresses", "listens on all", "refused at startup"),
+        ("new calls while the server stops", "GOAWAY sends them to another server", "refused with `SERVER_DRAINING`"),
+        ("the trailer `grpc-retry-pushback-ms`", "sent", "not sent; `RetryInfo` has the delay"),
+        ("a stream whose client reads slowly", "waits", f"waits in a thread, at most {MAX_BLOCKED_WRITES:,} of them"),
+    ],
+)
+
+# Markdown by setting. Most settings need none: their description says all.
+NOTES = {
+    "listen": f"""{_ADDRESSES}
+
+Clients name the same address. A server on an address that other machines reach starts only with TLS and authenticated
+callers, or with [`insecure`](#insecure).""",
+    "transport": f"""{_TRANSPORTS}
+
+`native` serves several times as many unary calls a second ([performance](../explanation/performance.md)). It is
+younger: keep `grpcio` where it is fast enough. To use TLS with `native`, put a proxy in front, on the same machine.""",
+    "store": f"""{_STORES}
+
+{_PARAMETERS}
+
+Percent-encode reserved characters. The URL may have a password or a token itself, as `USER:PASSWORD@` or `jwt`. Then
+put it into `IDALLOC_STORE` or the TOML file: the server refuses it in the flag `--store`, which every user of the
+machine sees. No log line, error or `config show` prints it.
+
+The default is `idalloc/idalloc.db` below `$XDG_STATE_HOME`, or below `~/.local/state`. SQLite needs a local disk, and
+serves one machine. In a container, mount the folder of the file, never the file. See
+[deployment](../guides/deployment.md) and [backup](../operations/backup-and-restore.md).""",
+    "node_prefix": "The first 4 hexadecimal digits of a document id. Ids are unique even if two nodes share a prefix.",
+    "prefix_conflict": f"""With `warn` the server logs [`prefix_conflict`](log-events.md#prefix_conflict) and starts.
+With `refuse` it does not start, and `UpdateNode` fails with [`PREFIX_IN_USE`](errors.md#prefix_in_use). Document
+ids are unique in either case. A node that stopped releases its prefix at once. The prefix of a killed one is free
+after {STALE_AFTER:g} s.""",
+    "auto_increment_offset": "Has an effect only if `auto_increment_increment` is more than 1, as in MySQL.",
+    "lease_ttl": f"""At least {lease_factor():g} times [`outage_reserve`](#outage_reserve) plus
+[`store_timeout`](#store_timeout). A change of a sequence in use is effective when the leases before it have
+expired: up to this time and a second later. See [leases and fencing](../explanation/leases-and-fencing.md).""",
+    "outage_reserve": f"""`0s` keeps no reserve. A node holds the ids of up to {reserve_factor():g} times this time, and
+a crash burns them. Sequences with the ordering `RISING`, timestamps, and calls with a `request_id` have no reserve:
+they call the store each time.""",
+    "max_reserved_ids": f"""A node never reserves more than 1/{PREFETCH_SHARE} of the ids that a sequence has left. A
+sequence may have a lower limit of its own, `max_lease_size`.""",
+    "store_timeout": """The ids of a write without an answer are burned, and its callers get
+[`STORE_UNAVAILABLE`](errors.md#store_unavailable).""",
+    "max_clock_skew": """A server with a larger difference does not start. A sequence of timestamps that is further
+ahead refuses calls with [`SEQUENCE_AHEAD_OF_CLOCK`](errors.md#sequence_ahead_of_clock).""",
+    "workers": f"""More than 1 starts a supervisor, which restarts workers that end. They share the address, the prefix
+and the store; each has its own leases and its own start timestamp, as several nodes have. A connection stays with
+one worker, so one client with one connection uses one worker. Quotas and [`max_sequences`](#max_sequences) count in
+each worker by itself. A worker that does not apply an `UpdateNode` tries again every {CHANGE_PAUSE_SECONDS:g} s.
+The supervisor kills a worker that has not ended {STOP_MARGIN_SECONDS:g} s after `drain_timeout`.""",
+    "drain_timeout": f"""New calls are refused with [`SERVER_DRAINING`](errors.md#server_draining), and their clients
+call another server. Streams end after {STREAMS_SHARE:.0%} of this time. At its end the server cancels
+the calls that still run.""".replace("%", " %"),
+    "max_ids_per_call": """Also the limit of a chunk of a stream, and of document ids in the view COMPACT. More is
+[`INVALID_REQUEST`](errors.md#invalid_request).""",
+    "auto_create_sequences": """The sequence starts at 1 and has no format. If this is off, the call fails with
+[`SEQUENCE_NOT_FOUND`](errors.md#sequence_not_found). A deleted sequence is never created by a call.""",
+    "max_sequences": """For each sequence the process remembers what it saw, so that it notices a store that went
+backwards. Another sequence is refused with [`TOO_MANY_SEQUENCES`](errors.md#too_many_sequences). See
+[limits](limits.md#sequences).""",
+    "request_id_window": """The server removes an answer after this time on the boot clock of the node that removes it.
+A restart of that node begins the time anew, so an answer may stay longer, and never shorter.""",
+    "tls_cert": """The server speaks TLS 1.2 and 1.3, and nothing else. It checks the files at each new connection, and
+reads them again if they changed or on SIGHUP. Files that do not match change nothing: the log has
+[`certificates_not_reloaded`](log-events.md#certificates_not_reloaded). See [TLS](../guides/tls.md).""",
+    "tls_key": "Without a passphrase. It must be given with `tls_cert`.",
+    "tls_client_ca": """Also clients of the health service need a certificate then. The server checks its expiry at each
+call and before each message of a stream. Without `access`, every client with such a certificate may call every
+RPC.""",
+    "access": f"""The server looks at the file every {POLL_SECONDS:g} s, reads it after a change or SIGHUP, and logs
+[`access_reloaded`](log-events.md#access_reloaded). An invalid file is fatal at startup. Later it changes nothing:
+the log has [`access_not_reloaded`](log-events.md#access_not_reloaded). A host that sends {BURST} wrong tokens at
+once gets {ATTEMPTS_PER_SECOND} further try a second. [The access file](#the-access-file) has the keys.""",
+    "insecure": """A server that other machines can reach starts only if it has TLS and authenticates its callers, by
+`access` or by `tls_client_ca`. `insecure = true` permits it without: for a trial, or if a proxy does both.""",
+    "max_connection_age": f"""Its calls may go on for another {MAX_CONNECTION_GRACE_SECONDS} s. Behind a load balancer
+that balances connections, this moves clients to new servers. Refused with `transport = "native"`.""",
+    "log_level": f"""The audit log and the causes of failed calls are logged at any level: see [log
+events](log-events.md). The log goes to standard error, as JSON, or in colours on a terminal. No call waits for its
+reader: each process queues {MAX_QUEUED_BYTES // 2**20} MiB, and as much again for each of two kinds of audit lines.
+What does not fit is lost and counted in [`log_lines_lost`](log-events.md#log_lines_lost). An exit waits up to
+{FLUSH_SECONDS:g} s for the queue. Each error reason has up to {MAX_CAUSES} causes a second in the log; further ones
+are logged as `others`.""",
+}
+if unknown := NOTES.keys() - Settings.model_fields.keys():
+    raise ValueError(f"notes on settings that do not exist: {unknown}")
