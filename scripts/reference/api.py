@@ -31,7 +31,7 @@ _HEAD = """\
 # API
 
 Find any service, RPC, message and field of the gRPC API. All text below the conventions is from the protos in
-`protos/idalloc/v1/`, which the server also gives by reflection.
+`protos/idalloc/v1/`. The server also gives them by reflection, and [`idalloc protos`](cli.md#idalloc-protos) writes them.
 
 ## Conventions
 
@@ -67,7 +67,10 @@ base64, and enums have their names. Fields that are unset, or 0 without `optiona
 ### Health and reflection
 
 `grpc.health.v1.Health` has a status for `""`, for each service by its full name, and for `store`: whether the store
-works. It needs no token. `grpc.reflection.v1alpha.ServerReflection` needs an identity, and no role.
+works. It needs no token. `grpc.reflection.v1.ServerReflection`, and v1alpha, need an identity, and no role.
+
+The command `idalloc protos DIR` writes the protos for tools without reflection: `grpcurl -import-path DIR -proto
+idalloc/v1/id_allocator.proto`, or `grpcurl -protoset DIR/idalloc.binpb`. ghz's `--protoset` takes the same file.
 
 ### Authentication
 

@@ -10,6 +10,7 @@ EXAMPLES = {
     "uuid": "idalloc uuid 2 --version 4",
     "bench": "idalloc bench mixed --duration 1s --warm-up 0s --verify",
     "verify": "idalloc verify issued.log",
+    "protos": "idalloc protos ./protos",
     "health": "idalloc health",
     "sequences list": "idalloc sequences list --prefix ord",
     "sequences create": "idalloc sequences create invoices --format 'INV-{year}-{value:06d}' --reset yearly",

@@ -40,7 +40,7 @@ const (
 	//	{"reason": "SEQUENCE_NOT_FOUND", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 	ErrorReason_ERROR_REASON_SEQUENCE_NOT_FOUND ErrorReason = 2
 	// The request asks for more ids than the sequence has left. Nothing was allocated. Status OUT_OF_RANGE. Metadata:
-	// sequence, remaining (how many ids this node can still give), largest_range (how many of them in one range).
+	// sequence, remaining (how many ids this node can still issue), largest_range (the most of them in one range).
 	//
 	//	{"reason": "SEQUENCE_EXHAUSTED", "domain": "idalloc",
 	//	 "metadata": {"sequence": "orders", "remaining": "7", "largest_range": "7"}}
@@ -50,9 +50,9 @@ const (
 	//
 	//	{"reason": "SEQUENCE_INVALID", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 	ErrorReason_ERROR_REASON_SEQUENCE_INVALID ErrorReason = 4
-	// The store is down, too slow, or refused the statement for now: it may recover by itself. Ids may have been burned,
-	// none was issued twice. Of UpdateNode also: some workers of the server have not changed yet, and try again until
-	// they have. Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it gave one).
+	// The store is down, too slow, or refused the statement for now: it may recover by itself. Ids may have been burned;
+	// no id was issued twice. UpdateNode also returns it while some workers have not changed yet; they continue to try.
+	// Status UNAVAILABLE with RetryInfo. Metadata: code, http_status (the store's own, where it gave one).
 	//
 	//	{"reason": "STORE_UNAVAILABLE", "domain": "idalloc", "metadata": {"code": "5031", "http_status": "503"}}
 	ErrorReason_ERROR_REASON_STORE_UNAVAILABLE ErrorReason = 5
@@ -69,13 +69,13 @@ const (
 	//
 	//	{"reason": "SERVER_DRAINING", "domain": "idalloc", "metadata": {}}
 	ErrorReason_ERROR_REASON_SERVER_DRAINING ErrorReason = 7
-	// No start timestamp for document ids can be claimed: the next one is at or past 2^32 seconds, the clocks of the node
-	// and the store differ by more than the setting max_clock_skew, or the store is retired. Status FAILED_PRECONDITION.
-	// Metadata: prefix (unless a clock is wrong).
+	// The node cannot claim a start timestamp for document ids. The next one is at or past 2^32 seconds, the clocks of
+	// the node and the store differ by more than the setting max_clock_skew, or the store is retired. Status
+	// FAILED_PRECONDITION. Metadata: prefix (unless a clock is wrong).
 	//
 	//	{"reason": "DOC_ID_TIMESTAMP_REFUSED", "domain": "idalloc", "metadata": {"prefix": "7"}}
 	ErrorReason_ERROR_REASON_DOC_ID_TIMESTAMP_REFUSED ErrorReason = 8
-	// The server has a defect; its log says more. Status INTERNAL.
+	// The server has a defect; its log has the cause. Status INTERNAL.
 	//
 	//	{"reason": "INTERNAL", "domain": "idalloc", "metadata": {}}
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 9
@@ -84,7 +84,7 @@ const (
 	//	{"reason": "SEQUENCE_EXISTS", "domain": "idalloc", "metadata": {"sequence": "orders"}}
 	ErrorReason_ERROR_REASON_SEQUENCE_EXISTS ErrorReason = 10
 	// The sequence was changed after the etag was read, or others changed it repeatedly during this call. Nothing was
-	// changed. Status ABORTED. Metadata: sequence, etag (the present one).
+	// changed. Status ABORTED. Metadata: sequence, etag (the current one).
 	//
 	//	{"reason": "SEQUENCE_CHANGED", "domain": "idalloc", "metadata": {"sequence": "orders", "etag": "\"3\""}}
 	ErrorReason_ERROR_REASON_SEQUENCE_CHANGED ErrorReason = 11
@@ -93,15 +93,15 @@ const (
 	//	{"reason": "REQUEST_ID_REUSED", "domain": "idalloc",
 	//	 "metadata": {"request_id": "5f2d4c0e-6a57-4d0f-9a43-1c9a5a7d3b11"}}
 	ErrorReason_ERROR_REASON_REQUEST_ID_REUSED ErrorReason = 12
-	// The server cannot repeat the ids that it allocated under this request_id, since the sequence was changed in
-	// between. If the first reply arrived, its ids belong to its caller. If it was lost, they are burned. Status ABORTED.
-	// Metadata: request_id, first_id, last_id.
+	// The server cannot repeat the ids that it allocated under this request_id, since the sequence was changed in the
+	// meantime. If the first reply arrived, its ids belong to its caller. If it was lost, they are burned. Status
+	// ABORTED. Metadata: request_id, first_id, last_id.
 	//
 	//	{"reason": "REQUEST_ID_BURNED", "domain": "idalloc", "metadata":
 	//	 {"request_id": "5f2d4c0e-6a57-4d0f-9a43-1c9a5a7d3b11", "first_id": "101", "last_id": "110"}}
 	ErrorReason_ERROR_REASON_REQUEST_ID_BURNED ErrorReason = 13
-	// A sequence of timestamps is ahead of the clock by more than the server's setting max_clock_skew: callers asked for
-	// more ids than there are milliseconds or microseconds. Status UNAVAILABLE with RetryInfo. Metadata: sequence.
+	// A sequence of timestamps is ahead of the clock by more than the server's setting max_clock_skew: callers requested
+	// more ids than there were milliseconds or microseconds. Status UNAVAILABLE with RetryInfo. Metadata: sequence.
 	//
 	//	{"reason": "SEQUENCE_AHEAD_OF_CLOCK", "domain": "idalloc", "metadata": {"sequence": "events"}}
 	ErrorReason_ERROR_REASON_SEQUENCE_AHEAD_OF_CLOCK ErrorReason = 14
@@ -110,8 +110,8 @@ const (
 	//
 	//	{"reason": "PREFIX_IN_USE", "domain": "idalloc", "metadata": {"prefix": "7", "holder": "db1 10.0.0.7:50051"}}
 	ErrorReason_ERROR_REASON_PREFIX_IN_USE ErrorReason = 15
-	// The server requires authentication, and the call has no token and no client certificate, more than one token, or an
-	// unknown one. Nothing was done. Status UNAUTHENTICATED.
+	// The server requires authentication. The call has neither a token nor a client certificate, has more than one token,
+	// or has an unknown one. Nothing was done. Status UNAUTHENTICATED.
 	//
 	//	{"reason": "UNAUTHENTICATED", "domain": "idalloc", "metadata": {}}
 	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 16
@@ -122,23 +122,23 @@ const (
 	//	{"reason": "PERMISSION_DENIED", "domain": "idalloc",
 	//	 "metadata": {"identity": "billing", "role": "admin", "sequence": "orders"}}
 	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 17
-	// A quota is used up for now: of the caller, of all callers of a sequence, or of a host that sent too many unknown
-	// tokens. Nothing was done. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
+	// A quota is used up for now: that of the caller, of the sequence, or of a host that sent too many unknown tokens.
+	// Nothing was done. Status RESOURCE_EXHAUSTED with QuotaFailure and RetryInfo. Metadata: subject (such as
 	// "identity:billing", "sequence:orders", "host:10.0.0.7"), quota, limit.
 	//
 	//	{"reason": "QUOTA_EXCEEDED", "domain": "idalloc",
 	//	 "metadata": {"subject": "identity:billing", "quota": "ids_per_second", "limit": "1000"}}
 	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 18
-	// The store refused the statement, and refuses it again until an operator acts: its table is blocked, closed or
-	// missing, a privilege is missing, a constraint is violated, its file is read-only or corrupt. The message has the
-	// store's own error and the next step for the operator. The statement was not applied. Status FAILED_PRECONDITION.
-	// Metadata: code, http_status (the store's own, where it gave one).
+	// The store refused the statement, and refuses it again until an operator acts. For example, its table is blocked,
+	// closed or missing, a privilege is missing, a constraint is violated, or its file is read-only or corrupt. The
+	// message has the store's own error and the next step for the operator. The statement was not applied. Status
+	// FAILED_PRECONDITION. Metadata: code, http_status (the store's own, where it gave one).
 	//
 	//	{"reason": "STORE_REFUSED", "domain": "idalloc", "metadata": {"code": "4007", "http_status": "400"}}
 	ErrorReason_ERROR_REASON_STORE_REFUSED ErrorReason = 19
 	// This server process has served as many sequences since its start as its setting max_sequences allows (default
-	// 1,000,000), and this is another one. Nothing was done. The same call to the same process fails until the setting is
-	// raised and the server restarted. Status RESOURCE_EXHAUSTED. Metadata: sequence, max_sequences.
+	// 1,000,000), and the call is for another one. Nothing was done. The same call to the same process fails until you
+	// raise the setting and restart the server. Status RESOURCE_EXHAUSTED. Metadata: sequence, max_sequences.
 	//
 	//	{"reason": "TOO_MANY_SEQUENCES", "domain": "idalloc",
 	//	 "metadata": {"sequence": "orders", "max_sequences": "1000000"}}

@@ -195,11 +195,11 @@ const (
 	DocIdView_DOC_ID_VIEW_UNSPECIFIED DocIdView = 0
 	// doc_ids, runs and notice.
 	DocIdView_DOC_ID_VIEW_FULL DocIdView = 1
-	// doc_ids alone.
+	// doc_ids only.
 	DocIdView_DOC_ID_VIEW_IDS DocIdView = 2
-	// runs alone: a few bytes for any number of ids.
+	// runs only: a few bytes for any number of ids.
 	DocIdView_DOC_ID_VIEW_COMPACT DocIdView = 3
-	// notice_frame alone.
+	// notice_frame only.
 	DocIdView_DOC_ID_VIEW_NOTICE_FRAME DocIdView = 4
 )
 
@@ -254,11 +254,11 @@ type Ordering int32
 const (
 	// Not used.
 	Ordering_ORDERING_UNSPECIFIED Ordering = 0
-	// A range taken later from the same node has larger ids (smaller ones where the step is negative). Ranges from
-	// different nodes are in no order.
+	// A later range from the same node has larger ids (smaller ones if the step is negative). The ranges of different
+	// nodes have no order.
 	Ordering_ORDERING_RISING_PER_NODE Ordering = 1
-	// A range whose allocation starts after another one was answered, on any node, has larger ids (smaller ones where
-	// the step is negative). Every group of concurrent calls costs a write to the store.
+	// A call that starts after another call has returned gets larger ids (smaller ones if the step is negative), on any
+	// node. Every group of concurrent calls costs a write to the store.
 	Ordering_ORDERING_RISING Ordering = 2
 )
 
@@ -306,17 +306,17 @@ func (Ordering) EnumDescriptor() ([]byte, []int) {
 // Request of AllocateRange.
 type AllocateRangeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The sequence's name: 1 to 255 bytes of UTF-8, as Sequence.name. A sequence that does not exist is created where
-	// the server's setting auto_create_sequences is on (the default), starting at 1.
+	// The sequence's name: 1 to 255 bytes of UTF-8, as Sequence.name. The server creates a sequence that does not exist
+	// if its setting auto_create_sequences is on (the default), starting at 1.
 	Sequence string `protobuf:"bytes,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// How many ids to take. 0 (unset) means 1; at most the server's setting max_ids_per_call (default 1,000,000).
 	IdCount int64 `protobuf:"varint,2,opt,name=id_count,json=idCount,proto3" json:"id_count,omitempty"`
 	// Which forms of the ids the reply carries. The default is RANGE_VIEW_BASIC.
 	View RangeView `protobuf:"varint,3,opt,name=view,proto3,enum=idalloc.v1.RangeView" json:"view,omitempty"`
-	// Identifies this request: a UUID of version 4 (AIP-155). The same request with the same request_id gets the same
-	// ids, on any node, also after a crash, within the server's setting request_id_window (default 1 h); or fails with
-	// REQUEST_ID_BURNED if the ids cannot be given again. Another request with the same request_id fails with
-	// REQUEST_ID_REUSED. It costs a write to the store, which concurrent calls share.
+	// Identifies this request: a UUID of version 4 (AIP-155). Within the server's setting request_id_window (default 1
+	// h), the same request with the same request_id returns the same ids, on any node, even after a crash. It fails with
+	// REQUEST_ID_BURNED if the server cannot return them again. Another request with the same request_id fails with
+	// REQUEST_ID_REUSED. A request_id costs a write to the store, which concurrent calls share.
 	RequestId     string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -385,11 +385,11 @@ type AllocateRangeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The ids: as many as the request asked for.
 	Range *IdRange `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
-	// The sequence's generation. It grows when a sequence's settings change, when it is advanced, and when it is deleted
-	// and created again.
+	// The sequence's generation. It increases when the sequence's settings change, when the sequence is advanced, and
+	// when it is deleted and created again.
 	Generation int64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	// How long, in whole seconds counted from before the request was sent, a client's pool may keep ids that it has not
-	// yet given to its own callers. A range that is used directly belongs to its caller for ever.
+	// How long a client's pool may keep ids that it has not yet given to its own callers, in whole seconds from just
+	// before the client sent the request. A range that a caller uses directly has no such limit.
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// The ordering of the sequence when this range was allocated.
 	Ordering Ordering `protobuf:"varint,4,opt,name=ordering,proto3,enum=idalloc.v1.Ordering" json:"ordering,omitempty"`
@@ -397,16 +397,16 @@ type AllocateRangeResponse struct {
 	Notice *v1.SessionStateChanged `protobuf:"bytes,5,opt,name=notice,proto3" json:"notice,omitempty"`
 	// With RANGE_VIEW_TEXTS: the ids as texts in the sequence's format, in the order of the range.
 	Texts []string `protobuf:"bytes,6,rep,name=texts,proto3" json:"texts,omitempty"`
-	// The period whose counter these ids are from, if the sequence has a reset: the next period has the same numbers
-	// again. Such as "2026", "2026-11" or "2026-11-21".
+	// The period that these ids belong to, such as "2026", "2026-11" or "2026-11-21". Empty if the sequence has no reset.
+	// The next period issues the same numbers again.
 	Period string `protobuf:"bytes,7,opt,name=period,proto3" json:"period,omitempty"`
 	// The server process that allocated the range: 2^32 times the prefix, plus the start timestamp that the process
-	// claimed at its start. It is unique per store, and does not change when the prefix is changed. With
+	// claimed at its start. It is unique per store. A later change of the prefix does not change it. With
 	// ORDERING_RISING_PER_NODE the ranges of one node_id rise in the order of calls. A repeated request_id returns the
 	// node_id of the process that answers. 0 means unknown: the server is older than this field.
 	NodeId int64 `protobuf:"varint,8,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Whether this call created the sequence, by its first use: the name may be mistyped. Of concurrent first calls, one
-	// returns true; a repeated request_id returns false.
+	// Whether this call created the sequence, as its first use. If you expected the sequence to exist, its name may be
+	// mistyped. Of concurrent first calls, one returns true. A repeated request_id returns false.
 	Created       bool `protobuf:"varint,9,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -512,8 +512,8 @@ type StreamRangesRequest struct {
 	Sequence string `protobuf:"bytes,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// How many ids to allocate in total, at least 1.
 	TotalIdCount int64 `protobuf:"varint,2,opt,name=total_id_count,json=totalIdCount,proto3" json:"total_id_count,omitempty"`
-	// How many ids a message carries; the last one carries the rest of the total. 0 (unset) means 10,000; at most the
-	// server's setting max_ids_per_call.
+	// How many ids a message carries; the last message carries the rest. 0 (unset) means 10,000; at most the server's
+	// setting max_ids_per_call.
 	ChunkIdCount int64 `protobuf:"varint,3,opt,name=chunk_id_count,json=chunkIdCount,proto3" json:"chunk_id_count,omitempty"`
 	// Which forms of the ids each message carries. The default is RANGE_VIEW_BASIC; a stream has no RANGE_VIEW_NOTICE.
 	View          RangeView `protobuf:"varint,4,opt,name=view,proto3,enum=idalloc.v1.RangeView" json:"view,omitempty"`
@@ -588,7 +588,7 @@ type StreamRangesResponse struct {
 	Generation int64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	// How long a pool may keep these ids, as in AllocateRangeResponse, counted from the moment the message was written.
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// The order that this range was given under.
+	// The ordering of the sequence when this range was allocated.
 	Ordering Ordering `protobuf:"varint,4,opt,name=ordering,proto3,enum=idalloc.v1.Ordering" json:"ordering,omitempty"`
 	// As in AllocateRangeResponse.
 	Texts []string `protobuf:"bytes,5,rep,name=texts,proto3" json:"texts,omitempty"`
@@ -596,7 +596,7 @@ type StreamRangesResponse struct {
 	Period string `protobuf:"bytes,6,opt,name=period,proto3" json:"period,omitempty"`
 	// The server process that allocated the range, as in AllocateRangeResponse; the same in all chunks of a stream.
 	NodeId int64 `protobuf:"varint,7,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// Whether the sequence was created for this chunk, as in AllocateRangeResponse.
+	// Whether this chunk's allocation created the sequence, as in AllocateRangeResponse.
 	Created       bool `protobuf:"varint,8,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -841,7 +841,7 @@ type StreamDocIdsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How many ids to generate in total, at least 1.
 	TotalIdCount int64 `protobuf:"varint,1,opt,name=total_id_count,json=totalIdCount,proto3" json:"total_id_count,omitempty"`
-	// How many ids a message carries; the last one carries the rest of the total. 0 (unset) means 10,000; limits as for
+	// How many ids a message carries; the last message carries the rest. 0 (unset) means 10,000; the limits are those of
 	// GenerateDocIdRequest.id_count.
 	ChunkIdCount int64 `protobuf:"varint,2,opt,name=chunk_id_count,json=chunkIdCount,proto3" json:"chunk_id_count,omitempty"`
 	// As in GenerateDocIdRequest.
@@ -997,7 +997,7 @@ type GenerateUuidRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How many UUIDs to generate, 1 to 10,000. 0 (unset) means 1.
 	IdCount int64 `protobuf:"varint,1,opt,name=id_count,json=idCount,proto3" json:"id_count,omitempty"`
-	// Their version. The default is UUID_VERSION_7.
+	// The version of the UUIDs. The default is UUID_VERSION_7.
 	Version UuidVersion `protobuf:"varint,2,opt,name=version,proto3,enum=idalloc.v1.UuidVersion" json:"version,omitempty"`
 	// Which form of the UUIDs the reply carries. The default is UUID_VIEW_TEXT.
 	View          UuidView `protobuf:"varint,3,opt,name=view,proto3,enum=idalloc.v1.UuidView" json:"view,omitempty"`
@@ -1111,7 +1111,7 @@ func (x *GenerateUuidResponse) GetUuidBytes() [][]byte {
 	return nil
 }
 
-// A contiguous piece of a sequence: first_id, first_id + step, … last_id.
+// A contiguous range of a sequence: first_id, first_id + step, … last_id.
 type IdRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The first id of the range, inclusive.

@@ -34,14 +34,14 @@ const (
 // format.
 //
 // Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
-// domain is "idalloc". Bad input adds a google.rpc.BadRequest that names the field. Where a retry helps there is a
-// google.rpc.RetryInfo, and the trailer grpc-retry-pushback-ms says the same to gRPC's own retry policy.
+// domain is "idalloc". Bad input adds a google.rpc.BadRequest that names the field. If a retry helps, the details have
+// a google.rpc.RetryInfo, and the trailer grpc-retry-pushback-ms has the same delay for gRPC's own retry policy.
 type IdAllocatorServiceClient interface {
 	// Allocates one contiguous range of ids from a sequence.
 	//
-	// No other call, on any node, ever gets one of these ids. A call that is cancelled, or whose deadline passes, before
-	// ids were taken takes none. A repeated call takes new ids: a retry is safe and leaves a gap at worst. A repeated
-	// call with the same request_id gets the same ids.
+	// No other call, on any node, ever returns one of these ids. A call that is cancelled or reaches its deadline before
+	// the server takes ids takes none. A repeated call takes new ids: a retry is safe, and leaves a gap at worst. With
+	// the same request_id, a repeated call returns the same ids.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
 	// TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
@@ -49,30 +49,29 @@ type IdAllocatorServiceClient interface {
 	AllocateRange(ctx context.Context, in *AllocateRangeRequest, opts ...grpc.CallOption) (*AllocateRangeResponse, error)
 	// Allocates ids from a sequence chunk by chunk until the total is reached.
 	//
-	// Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns at most one chunk
-	// more than those already in network buffers on the way to the client. The chunks of one stream rise, but need not
-	// follow each other without a gap.
+	// Each chunk is one contiguous range. The server takes it just before it writes the message: a cancelled stream burns
+	// at most the chunks in network buffers and one more. The chunks of one stream rise; there may be gaps between them.
 	//
-	// Errors: as AllocateRange, also in the middle of the stream; chunks received before the error stay valid.
+	// Errors: those of AllocateRange, at any point of the stream. Chunks received before the error stay valid.
 	StreamRanges(ctx context.Context, in *StreamRangesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamRangesResponse], error)
 	// Generates document ids as MySQL's X Plugin does for documents without an _id.
 	//
 	// An id has 28 lower-case hexadecimal characters: 4 of the node's prefix, 8 of its start timestamp, 16 of a serial
-	// that all callers of the process share. The start timestamp is claimed in the store, so no two processes ever
-	// generate the same id, even under the same prefix.
+	// that all callers of the process share. Each process claims its start timestamp in the store, so no two processes
+	// ever generate the same id, even under the same prefix.
 	//
 	// Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE and STORE_REFUSED (only when the serial has
 	// overflowed), SERVER_DRAINING.
 	GenerateDocId(ctx context.Context, in *GenerateDocIdRequest, opts ...grpc.CallOption) (*GenerateDocIdResponse, error)
-	// Generates document ids in batches until the total is reached, each batch as GenerateDocId would.
+	// Generates document ids in batches until the total is reached. Each batch is like a reply of GenerateDocId.
 	//
-	// A batch is generated just before it is written: a cancelled stream burns at most one batch more than those already
-	// on the way.
+	// The server generates a batch just before it writes the message: a cancelled stream burns at most the batches in
+	// network buffers and one more.
 	//
-	// Errors: as GenerateDocId, also in the middle of the stream; batches received before the error stay valid.
+	// Errors: those of GenerateDocId, at any point of the stream. Batches received before the error stay valid.
 	StreamDocIds(ctx context.Context, in *StreamDocIdsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamDocIdsResponse], error)
-	// Generates UUIDs of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or
-	// of version 4 (random).
+	// Generates UUIDs: of version 7, which rise within the process even if its clock steps back (RFC 9562, section 6.2),
+	// or of version 4, which are random.
 	//
 	// Errors: INVALID_REQUEST, SERVER_DRAINING.
 	GenerateUuid(ctx context.Context, in *GenerateUuidRequest, opts ...grpc.CallOption) (*GenerateUuidResponse, error)
@@ -162,14 +161,14 @@ func (c *idAllocatorServiceClient) GenerateUuid(ctx context.Context, in *Generat
 // format.
 //
 // Every error is a google.rpc.Status with one google.rpc.ErrorInfo, whose reason is a value of ErrorReason and whose
-// domain is "idalloc". Bad input adds a google.rpc.BadRequest that names the field. Where a retry helps there is a
-// google.rpc.RetryInfo, and the trailer grpc-retry-pushback-ms says the same to gRPC's own retry policy.
+// domain is "idalloc". Bad input adds a google.rpc.BadRequest that names the field. If a retry helps, the details have
+// a google.rpc.RetryInfo, and the trailer grpc-retry-pushback-ms has the same delay for gRPC's own retry policy.
 type IdAllocatorServiceServer interface {
 	// Allocates one contiguous range of ids from a sequence.
 	//
-	// No other call, on any node, ever gets one of these ids. A call that is cancelled, or whose deadline passes, before
-	// ids were taken takes none. A repeated call takes new ids: a retry is safe and leaves a gap at worst. A repeated
-	// call with the same request_id gets the same ids.
+	// No other call, on any node, ever returns one of these ids. A call that is cancelled or reaches its deadline before
+	// the server takes ids takes none. A repeated call takes new ids: a retry is safe, and leaves a gap at worst. With
+	// the same request_id, a repeated call returns the same ids.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_EXHAUSTED, SEQUENCE_AHEAD_OF_CLOCK,
 	// TOO_MANY_SEQUENCES, STORE_UNAVAILABLE, STORE_REFUSED, STORE_WENT_BACKWARDS, REQUEST_ID_REUSED, REQUEST_ID_BURNED,
@@ -177,30 +176,29 @@ type IdAllocatorServiceServer interface {
 	AllocateRange(context.Context, *AllocateRangeRequest) (*AllocateRangeResponse, error)
 	// Allocates ids from a sequence chunk by chunk until the total is reached.
 	//
-	// Each chunk is one contiguous range, taken just before it is written: a cancelled stream burns at most one chunk
-	// more than those already in network buffers on the way to the client. The chunks of one stream rise, but need not
-	// follow each other without a gap.
+	// Each chunk is one contiguous range. The server takes it just before it writes the message: a cancelled stream burns
+	// at most the chunks in network buffers and one more. The chunks of one stream rise; there may be gaps between them.
 	//
-	// Errors: as AllocateRange, also in the middle of the stream; chunks received before the error stay valid.
+	// Errors: those of AllocateRange, at any point of the stream. Chunks received before the error stay valid.
 	StreamRanges(*StreamRangesRequest, grpc.ServerStreamingServer[StreamRangesResponse]) error
 	// Generates document ids as MySQL's X Plugin does for documents without an _id.
 	//
 	// An id has 28 lower-case hexadecimal characters: 4 of the node's prefix, 8 of its start timestamp, 16 of a serial
-	// that all callers of the process share. The start timestamp is claimed in the store, so no two processes ever
-	// generate the same id, even under the same prefix.
+	// that all callers of the process share. Each process claims its start timestamp in the store, so no two processes
+	// ever generate the same id, even under the same prefix.
 	//
 	// Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, STORE_UNAVAILABLE and STORE_REFUSED (only when the serial has
 	// overflowed), SERVER_DRAINING.
 	GenerateDocId(context.Context, *GenerateDocIdRequest) (*GenerateDocIdResponse, error)
-	// Generates document ids in batches until the total is reached, each batch as GenerateDocId would.
+	// Generates document ids in batches until the total is reached. Each batch is like a reply of GenerateDocId.
 	//
-	// A batch is generated just before it is written: a cancelled stream burns at most one batch more than those already
-	// on the way.
+	// The server generates a batch just before it writes the message: a cancelled stream burns at most the batches in
+	// network buffers and one more.
 	//
-	// Errors: as GenerateDocId, also in the middle of the stream; batches received before the error stay valid.
+	// Errors: those of GenerateDocId, at any point of the stream. Batches received before the error stay valid.
 	StreamDocIds(*StreamDocIdsRequest, grpc.ServerStreamingServer[StreamDocIdsResponse]) error
-	// Generates UUIDs of version 7 (rising within the process, also when its clock steps back: RFC 9562, section 6.2) or
-	// of version 4 (random).
+	// Generates UUIDs: of version 7, which rise within the process even if its clock steps back (RFC 9562, section 6.2),
+	// or of version 4, which are random.
 	//
 	// Errors: INVALID_REQUEST, SERVER_DRAINING.
 	GenerateUuid(context.Context, *GenerateUuidRequest) (*GenerateUuidResponse, error)

@@ -111,10 +111,11 @@ type UpdateNodeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node, with the fields to change.
 	Node *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// The fields to change: prefix, auto_increment_offset, auto_increment_increment. Unset: those that are not 0.
+	// The fields to change: prefix, auto_increment_offset, auto_increment_increment. If unset, those that are not 0.
 	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
-	// Whether the node keeps the change over restarts, like MySQL's SET PERSIST. Refused if a flag or the environment
-	// sets the same field, since it would take precedence at the next start, and if the file cannot be written.
+	// Whether the node keeps the change across restarts, like MySQL's SET PERSIST. The server refuses this if a flag or
+	// the environment sets the same field, since that would take precedence at the next start. It also refuses if it
+	// cannot write the file.
 	Persist       bool `protobuf:"varint,3,opt,name=persist,proto3" json:"persist,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -234,13 +235,13 @@ type Node struct {
 	Version string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
 	// The store's address, without passwords or tokens.
 	Store string `protobuf:"bytes,6,opt,name=store,proto3" json:"store,omitempty"`
-	// How many leases the node holds, one for each sequence. Leases of several workers are summed; those of workers
-	// other than the one that answered are counted once a second.
+	// How many leases the node holds, one for each sequence. With several workers it is their sum; the counts of the
+	// other workers are updated once a second.
 	LeaseCount int64 `protobuf:"varint,7,opt,name=lease_count,json=leaseCount,proto3" json:"lease_count,omitempty"`
 	// How many worker processes share the address (the setting workers), 1 or more. A connection stays with one of them.
 	WorkerCount int32 `protobuf:"varint,8,opt,name=worker_count,json=workerCount,proto3" json:"worker_count,omitempty"`
-	// Why the store failed in the last second in which the answering process called it; empty if it worked. While it
-	// fails, the name "store" in grpc.health.v1 is NOT_SERVING, and the log has a line store_fails each second.
+	// The store's error in the last second in which the answering process called it; empty if there was none. While the
+	// store fails, the service "store" in grpc.health.v1 is NOT_SERVING, and the server logs store_fails each second.
 	StoreError    string `protobuf:"bytes,9,opt,name=store_error,json=storeError,proto3" json:"store_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

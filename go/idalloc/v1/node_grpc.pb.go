@@ -37,11 +37,11 @@ type NodeServiceClient interface {
 	// variables: at once, for all callers, without changing the serial. For a new prefix the node first claims a start
 	// timestamp.
 	//
-	// Of several workers, the one that gets the call changes first. If it cannot, the call fails, no worker has changed,
-	// and nothing is kept. Otherwise the change is kept, and the others follow, each with a start timestamp of its own; the
-	// call returns when all have changed. A worker that cannot reach the store serves on with the old settings and tries
-	// again. At its deadline the call fails with STORE_UNAVAILABLE and the number of workers that have changed; the change
-	// goes on. The same call again waits for it.
+	// With several workers, the worker that gets the call changes first. If it cannot, the call fails, no worker has
+	// changed, and nothing is saved. Otherwise the change is saved, and the other workers follow; each claims its own
+	// start timestamp. The call returns when all workers have changed. A worker that cannot reach the store continues
+	// with the old settings and tries again. At its deadline the call fails with STORE_UNAVAILABLE, which states how many
+	// workers have changed; the others continue to try. Repeat the call to wait for them.
 	//
 	// Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
 	// SERVER_DRAINING.
@@ -90,11 +90,11 @@ type NodeServiceServer interface {
 	// variables: at once, for all callers, without changing the serial. For a new prefix the node first claims a start
 	// timestamp.
 	//
-	// Of several workers, the one that gets the call changes first. If it cannot, the call fails, no worker has changed,
-	// and nothing is kept. Otherwise the change is kept, and the others follow, each with a start timestamp of its own; the
-	// call returns when all have changed. A worker that cannot reach the store serves on with the old settings and tries
-	// again. At its deadline the call fails with STORE_UNAVAILABLE and the number of workers that have changed; the change
-	// goes on. The same call again waits for it.
+	// With several workers, the worker that gets the call changes first. If it cannot, the call fails, no worker has
+	// changed, and nothing is saved. Otherwise the change is saved, and the other workers follow; each claims its own
+	// start timestamp. The call returns when all workers have changed. A worker that cannot reach the store continues
+	// with the old settings and tries again. At its deadline the call fails with STORE_UNAVAILABLE, which states how many
+	// workers have changed; the others continue to try. Repeat the call to wait for them.
 	//
 	// Errors: INVALID_REQUEST, DOC_ID_TIMESTAMP_REFUSED, PREFIX_IN_USE, STORE_UNAVAILABLE, STORE_REFUSED,
 	// SERVER_DRAINING.

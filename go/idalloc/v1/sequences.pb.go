@@ -33,10 +33,10 @@ const (
 	SequenceKind_SEQUENCE_KIND_UNSPECIFIED SequenceKind = 0
 	// A counter.
 	SequenceKind_SEQUENCE_KIND_COUNTER SequenceKind = 1
-	// Milliseconds since 1970-01-01T00:00:00Z, each issued once: of several in one millisecond the later ones are ahead
-	// of the clock. They rise over all nodes, whatever the clocks do.
+	// Milliseconds since 1970-01-01T00:00:00Z, each issued once. If callers take several in one millisecond, the later
+	// ones are ahead of the clock. They rise across all nodes, even if a clock steps back.
 	SequenceKind_SEQUENCE_KIND_TIMESTAMP_MS SequenceKind = 2
-	// Microseconds, likewise.
+	// Microseconds, by the same rules.
 	SequenceKind_SEQUENCE_KIND_TIMESTAMP_US SequenceKind = 3
 )
 
@@ -147,52 +147,53 @@ func (Reset) EnumDescriptor() ([]byte, []int) {
 // A named source of ids.
 type Sequence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name: 1 to 255 bytes of UTF-8 without control characters and, of a new sequence, without line separators and
-	// bidirectional marks (U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069). It identifies the sequence and
-	// stays for ever.
+	// The name: 1 to 255 bytes of UTF-8 without control characters. It identifies the sequence and cannot change. The
+	// name of a new sequence must not contain line separators or bidirectional marks (U+061C, U+200E, U+200F, U+2028 to
+	// U+202E, U+2066 to U+2069).
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it is for, for people; at most 1,000 characters, none of which a name may not have. No line breaks either.
+	// A description for people, at most 1,000 characters. It must not contain line breaks or characters that a name must
+	// not contain.
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
-	// Words of the user's own, at most 64, each key and value at most 63 characters that a name may have.
+	// The user's labels: at most 64, each key and value at most 63 characters. The characters of a name are allowed.
 	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// What its values are. The default is SEQUENCE_KIND_COUNTER. It cannot change.
 	Kind SequenceKind `protobuf:"varint,4,opt,name=kind,proto3,enum=idalloc.v1.SequenceKind" json:"kind,omitempty"`
 	// The first id, between min_value and max_value. The default is min_value, or max_value if step is negative. All ids
-	// are start + k * step. Of timestamps always 1.
+	// are start + k * step. For timestamps it is always 1.
 	Start *int64 `protobuf:"varint,5,opt,name=start,proto3,oneof" json:"start,omitempty"`
 	// The distance from one id to the next, -2^61 to 2^61, not 0. The default is 1. Its sign cannot change.
 	Step *int64 `protobuf:"varint,6,opt,name=step,proto3,oneof" json:"step,omitempty"`
-	// The lower bound of ids: -2^62 to 2^63-2. The default is 1. Of timestamps always 1.
+	// The lower bound of ids: -2^62 to 2^63-2. The default is 1. For timestamps it is always 1.
 	MinValue *int64 `protobuf:"varint,7,opt,name=min_value,json=minValue,proto3,oneof" json:"min_value,omitempty"`
-	// The upper bound of ids: -2^62 to 2^63-2. The default is 2^63-2, or the largest value for which format has room. Of
-	// timestamps at least that of the year 2200.
+	// The upper bound of ids: -2^62 to 2^63-2. The default is 2^63-2, or the largest value for which format has room. For
+	// timestamps it must reach the year 2200.
 	MaxValue *int64 `protobuf:"varint,8,opt,name=max_value,json=maxValue,proto3,oneof" json:"max_value,omitempty"`
-	// Keeps all ids where JSON, JavaScript and doubles are exact: max_value is then 2^53-1 unless it is set to less, and
-	// neither bound may lie beyond 2^53-1 on either side of 0.
+	// Keeps all ids within the integers that JavaScript, and most JSON parsers, represent exactly: max_value is then
+	// 2^53-1 unless it is set to less. Neither bound may lie beyond 2^53-1 on either side of 0.
 	JsonSafe bool `protobuf:"varint,9,opt,name=json_safe,json=jsonSafe,proto3" json:"json_safe,omitempty"`
-	// With increment: for several independent installations that must never issue the same id. The ids are those that
-	// differ from offset by a multiple of increment. It sets step to increment, and start to the first such id at or above
-	// start, or min_value. 1 to increment.
+	// The number of this installation, 1 to increment, if several independent installations must never issue the same id.
+	// Each id differs from offset by a multiple of increment. The server sets step to increment, and start to the first
+	// such id at or above start, or min_value.
 	Offset int64 `protobuf:"varint,10,opt,name=offset,proto3" json:"offset,omitempty"`
-	// The number of installations, 1 to 2^61. It replaces step. See offset.
+	// The number of independent installations, 1 to 2^61. It replaces step. See offset.
 	Increment int64 `protobuf:"varint,11,opt,name=increment,proto3" json:"increment,omitempty"`
-	// The order in which ids are handed out. The default is ORDERING_RISING_PER_NODE; of timestamps always
+	// The order in which ids are issued. The default is ORDERING_RISING_PER_NODE. For timestamps it is always
 	// ORDERING_RISING.
 	Ordering Ordering `protobuf:"varint,12,opt,name=ordering,proto3,enum=idalloc.v1.Ordering" json:"ordering,omitempty"`
-	// The fewest ids that a node takes from the store at a time, fewer near the end of the sequence. 0 to 10,000,000; 0
-	// (unset): just what is asked for at first, then what the observed rate needs. With ORDERING_RISING a node takes no
-	// ids in advance.
+	// The fewest ids that a node takes from the store at once; near the end of the sequence it takes fewer. 0 to
+	// 10,000,000; 0 (unset) means as many as callers request, and then as many as the observed rate needs. With
+	// ORDERING_RISING, a node takes no ids in advance.
 	MinLeaseSize int64 `protobuf:"varint,13,opt,name=min_lease_size,json=minLeaseSize,proto3" json:"min_lease_size,omitempty"`
 	// The most ids that a node holds in reserve. 0 to 10,000,000; 0 (unset) means the server's setting max_reserved_ids
 	// (default 100,000,000).
 	MaxLeaseSize int64 `protobuf:"varint,14,opt,name=max_lease_size,json=maxLeaseSize,proto3" json:"max_lease_size,omitempty"`
-	// How an id is written as text, such as "INV-{year}-{value:06d}" or "{value:crockford:8}{check}"; see the README. It
-	// must give different texts for different ids; texts of an older format are not compared. Empty: decimal digits.
+	// The format of an id as text, such as "INV-{year}-{value:06d}" or "{value:crockford:8}{check}". It must write
+	// different ids differently. The server does not compare texts of earlier formats. Empty means decimal digits. See
+	// docs/guides/formats-and-resets.md.
 	Format string `protobuf:"bytes,15,opt,name=format,proto3" json:"format,omitempty"`
-	// When the sequence restarts at start; each period has a counter of its own. The default is RESET_NEVER. Stays for
-	// ever.
+	// When the sequence restarts at start; each period has its own counter. The default is RESET_NEVER. It cannot change.
 	Reset_ Reset `protobuf:"varint,16,opt,name=reset,proto3,enum=idalloc.v1.Reset" json:"reset,omitempty"`
-	// The time zone of periods and of dates in texts, such as "Europe/Vienna". The default is "UTC". Stays for ever.
+	// The time zone of periods and of dates in texts, such as "Europe/Vienna". The default is "UTC". It cannot change.
 	TimeZone string `protobuf:"bytes,17,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
 	// The last value granted to a node, in the period if there is a reset. Unset if there was none.
 	LastValue *int64 `protobuf:"varint,20,opt,name=last_value,json=lastValue,proto3,oneof" json:"last_value,omitempty"`
@@ -200,21 +201,22 @@ type Sequence struct {
 	Remaining int64 `protobuf:"varint,21,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	// The share of its ids that was granted to nodes, 0 to 1.
 	UsedRatio float64 `protobuf:"fixed64,22,opt,name=used_ratio,json=usedRatio,proto3" json:"used_ratio,omitempty"`
-	// The recent rate at which all nodes took ids, in ids per second, as this node saw it; the average since the
-	// sequence was created if this node saw too little. 0 until that is 10 s.
+	// The recent rate at which all nodes took ids, in ids per second, as this node observed it. Without enough
+	// observations it is the average since the sequence was created, and 0 until that is 10 s ago.
 	IdsPerSecond float64 `protobuf:"fixed64,23,opt,name=ids_per_second,json=idsPerSecond,proto3" json:"ids_per_second,omitempty"`
-	// When the last id will be taken at that rate; the present time if none is left. Unset if the rate is 0, if it is
-	// past the year 9999, if a sequence with a reset does not reach it within the period, and for timestamps.
+	// When the last id will be taken at that rate; the current time if no id is left. Unset if the rate is 0, if the time
+	// is past the year 9999, or if the period ends before. Unset for timestamps.
 	ExhaustTime *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=exhaust_time,json=exhaustTime,proto3" json:"exhaust_time,omitempty"`
 	// The valid generation of leases. It never decreases.
 	Generation int64 `protobuf:"varint,25,opt,name=generation,proto3" json:"generation,omitempty"`
-	// The period of this counter, such as "2026", "2026-11" or "2026-11-21": the present one, unless the request named
+	// The period of this counter, such as "2026", "2026-11" or "2026-11-21": the current one, unless the request named
 	// another. Empty if there is no reset.
 	Period string `protobuf:"bytes,26,opt,name=period,proto3" json:"period,omitempty"`
-	// Changes with the settings, not with the counter. An update, an advance or a delete with another etag than the
-	// sequence's fails with SEQUENCE_CHANGED.
+	// The version of the settings; the counter does not change it. An update, an advance or a delete with an outdated
+	// etag fails with SEQUENCE_CHANGED.
 	Etag string `protobuf:"bytes,27,opt,name=etag,proto3" json:"etag,omitempty"`
-	// When it was created, also by its first use; unset for a sequence of an adopted table that idalloc did not create.
+	// When the sequence was created, by CreateSequence or by its first use. Unset for a sequence of an adopted table that
+	// idalloc did not create.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,28,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// When it was last updated, advanced or deleted; unset like create_time.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,29,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
@@ -455,11 +457,11 @@ type CreateSequenceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sequence, with its name.
 	Sequence *Sequence `protobuf:"bytes,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// A UUID. The server compares it with the request_id of the sequence's last change only. If both are equal, the same
-	// request changes nothing and returns the sequence as it is now; another request fails with REQUEST_ID_REUSED. After
-	// another change a repeated request is a new one: a create fails with SEQUENCE_EXISTS unless the sequence is
-	// deleted, and an update, an advance or a delete is applied again unless its etag is outdated. Request ids of
-	// AllocateRange are separate.
+	// Identifies this request: a UUID. The server compares it only with the request_id of the sequence's last change. If
+	// both are equal, the same request changes nothing and returns the sequence as it is now; another request fails with
+	// REQUEST_ID_REUSED. After another change, a repeated request is a new one. A create then fails with SEQUENCE_EXISTS
+	// unless the sequence is deleted. An update, an advance or a delete is applied again unless its etag is outdated. The
+	// request ids of AllocateRange are separate.
 	RequestId     string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -560,7 +562,7 @@ type GetSequenceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sequence's name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The period of the counter, such as "2026-11", if the sequence has a reset. Empty means the present one.
+	// The period of the counter, such as "2026-11", if the sequence has a reset. Empty means the current one.
 	Period        string `protobuf:"bytes,2,opt,name=period,proto3" json:"period,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -659,15 +661,15 @@ func (x *GetSequenceResponse) GetSequence() *Sequence {
 // Request of ListSequences.
 type ListSequencesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The most sequences of the reply: 0 (unset) means 50, more than 1,000 means 1,000.
+	// The most sequences in the reply: 0 (unset) means 50, more than 1,000 means 1,000.
 	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the previous page of the same request. Empty for the first page.
 	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	// Only sequences whose names begin with this. For a caller who may read only some sequences, the server examines
-	// 10,000 names for a page. If the caller may read none of these, the call fails with INVALID_REQUEST (field
+	// Lists only sequences whose names begin with this text. For a caller who may read only some sequences, the server
+	// examines 10,000 names for a page. If the caller may read none of these, the call fails with INVALID_REQUEST (field
 	// name_prefix): choose a longer prefix.
 	NamePrefix string `protobuf:"bytes,3,opt,name=name_prefix,json=namePrefix,proto3" json:"name_prefix,omitempty"`
-	// Whether deleted sequences are listed, too (AIP-164).
+	// Whether to list deleted sequences, too (AIP-164).
 	ShowDeleted   bool `protobuf:"varint,4,opt,name=show_deleted,json=showDeleted,proto3" json:"show_deleted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -790,10 +792,10 @@ func (x *ListSequencesResponse) GetNextPageToken() string {
 // Request of UpdateSequence.
 type UpdateSequenceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The sequence, by its name, with the fields to change. If its etag is set, it must be the present one.
+	// The sequence's name, and the fields to change. If the etag is set, it must be the current one.
 	Sequence *Sequence `protobuf:"bytes,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// The fields to change; a field named here and unset in sequence is reset to its default. "*" means all. Unset: the
-	// fields that are set.
+	// The fields to change. A field that is listed here and unset in sequence gets its default. "*" means all fields. If
+	// the mask is unset, the fields that are set in sequence change.
 	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
 	// As in CreateSequenceRequest.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -921,7 +923,7 @@ type DeleteSequenceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sequence's name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// If it is set, it must be the present one.
+	// If it is set, it must be the current one.
 	Etag string `protobuf:"bytes,2,opt,name=etag,proto3" json:"etag,omitempty"`
 	// As in CreateSequenceRequest.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -985,7 +987,7 @@ type DeleteSequenceResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The deleted sequence, with its delete_time.
 	Sequence *Sequence `protobuf:"bytes,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// From when on no node issues its ids, as in UpdateSequenceResponse.
+	// The time from which no node issues its ids, as in UpdateSequenceResponse.
 	EffectiveTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=effective_time,json=effectiveTime,proto3" json:"effective_time,omitempty"`
 	// How long it is until then, counted from the reply.
 	EffectiveDelay *durationpb.Duration `protobuf:"bytes,3,opt,name=effective_delay,json=effectiveDelay,proto3" json:"effective_delay,omitempty"`
@@ -1052,9 +1054,9 @@ type AdvanceSequenceRequest struct {
 	// The value that the counter moves past: the largest id in use, or the smallest if the sequence counts down. It must
 	// be set, even if it is 0, and must not be past the sequence's bound.
 	Past *int64 `protobuf:"varint,2,opt,name=past,proto3,oneof" json:"past,omitempty"`
-	// Which period's counter, such as "2026-11", where the sequence has a reset. Empty means the present one.
+	// The period of the counter, such as "2026-11", if the sequence has a reset. Empty means the current one.
 	Period string `protobuf:"bytes,3,opt,name=period,proto3" json:"period,omitempty"`
-	// Where it is set, it must be the present one.
+	// If it is set, it must be the current one.
 	Etag string `protobuf:"bytes,4,opt,name=etag,proto3" json:"etag,omitempty"`
 	// As in CreateSequenceRequest.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -1132,7 +1134,7 @@ type AdvanceSequenceResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sequence as it is now, with the counter of the advanced period.
 	Sequence *Sequence `protobuf:"bytes,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// From when on no node issues an id at or below past, by this node's clock.
+	// The time from which no node issues an id at or below past, by this node's clock.
 	EffectiveTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=effective_time,json=effectiveTime,proto3" json:"effective_time,omitempty"`
 	// How long it is until then, counted from the reply.
 	EffectiveDelay *durationpb.Duration `protobuf:"bytes,3,opt,name=effective_delay,json=effectiveDelay,proto3" json:"effective_delay,omitempty"`

@@ -34,14 +34,15 @@ const (
 //
 // Creates, reads, lists, updates, advances and deletes sequences.
 //
-// An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
-// new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
-// reply. By then every earlier lease has expired.
+// An advance, a delete, and an update of anything but description and labels each begin a new generation, which ends
+// the leases of all nodes. A node that holds ids of the previous generation may issue them until the effective_time in
+// the reply. By then every earlier lease has expired.
 //
-// No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
-// sequence created under a deleted one's name continues after its last value.
+// No change makes an id repeat. A counter moves in one direction only. A deleted sequence leaves a tombstone: a new
+// sequence of the same name continues after its last value.
 type SequenceServiceClient interface {
-	// Creates a sequence. Under the name of a deleted sequence, it continues after the last value, in a new generation.
+	// Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
+	// generation.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
 	// repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -50,31 +51,32 @@ type SequenceServiceClient interface {
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	GetSequence(ctx context.Context, in *GetSequenceRequest, opts ...grpc.CallOption) (*GetSequenceResponse, error)
-	// Lists sequences by name, page by page, without gaps: if a row is corrupt, its page fails with SEQUENCE_INVALID,
-	// which names the sequence. Repair the row in the store, or list by a name_prefix that excludes it.
+	// Lists sequences in pages, ordered by name. If a row is corrupt, its page fails with SEQUENCE_INVALID, which names
+	// the sequence. Repair the row in the store, or use a name_prefix that excludes it.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	ListSequences(ctx context.Context, in *ListSequencesRequest, opts ...grpc.CallOption) (*ListSequencesResponse, error)
-	// Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, cannot change.
+	// Changes settings of a sequence. Its name, kind, reset, time zone and the sign of its step cannot change.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
 	// STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	UpdateSequence(ctx context.Context, in *UpdateSequenceRequest, opts ...grpc.CallOption) (*UpdateSequenceResponse, error)
-	// Deletes a sequence. It leaves a tombstone, so that no id repeats when a sequence of that name is created again.
+	// Deletes a sequence. A tombstone remains, and a new sequence of this name continues after the last value: no id
+	// repeats.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
 	// STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	DeleteSequence(ctx context.Context, in *DeleteSequenceRequest, opts ...grpc.CallOption) (*DeleteSequenceResponse, error)
 	// Moves a sequence's counter past a value, for example after an import of rows with ids. It never moves back.
 	//
-	// From effective_time on no node issues an id at or below past (at or above, if the sequence counts down), nor does
-	// a client's pool that respects ttl. It ends all leases even if the counter is already past that value, since nodes
-	// may hold older ids.
+	// From effective_time on, no node issues an id at or below past (at or above it, if the sequence counts down). A
+	// client's pool that respects ttl does not either. The call ends all leases even if the counter is already past that
+	// value, since nodes may hold older ids.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
 	// STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	AdvanceSequence(ctx context.Context, in *AdvanceSequenceRequest, opts ...grpc.CallOption) (*AdvanceSequenceResponse, error)
-	// Parses the text of an id by the sequence's present format. It does not check whether that id was ever issued.
+	// Parses the text of an id by the sequence's current format. It does not check whether that id was ever issued.
 	//
 	// Errors: INVALID_REQUEST (field text: it does not match the format, or its check digits are wrong),
 	// SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -165,14 +167,15 @@ func (c *sequenceServiceClient) ParseId(ctx context.Context, in *ParseIdRequest,
 //
 // Creates, reads, lists, updates, advances and deletes sequences.
 //
-// An update of anything but description and labels, an advance and a delete end the leases of all nodes: each begins a
-// new generation. A node that holds ids of the previous generation may issue them until the effective_time in the
-// reply. By then every earlier lease has expired.
+// An advance, a delete, and an update of anything but description and labels each begin a new generation, which ends
+// the leases of all nodes. A node that holds ids of the previous generation may issue them until the effective_time in
+// the reply. By then every earlier lease has expired.
 //
-// No change makes an id repeat: a counter moves in its direction only, a deleted sequence leaves a tombstone, and a
-// sequence created under a deleted one's name continues after its last value.
+// No change makes an id repeat. A counter moves in one direction only. A deleted sequence leaves a tombstone: a new
+// sequence of the same name continues after its last value.
 type SequenceServiceServer interface {
-	// Creates a sequence. Under the name of a deleted sequence, it continues after the last value, in a new generation.
+	// Creates a sequence. If a sequence of this name was deleted, the new one continues after its last value, in a new
+	// generation.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_EXISTS, SEQUENCE_INVALID, SEQUENCE_CHANGED (others create and delete it
 	// repeatedly), REQUEST_ID_REUSED, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
@@ -181,31 +184,32 @@ type SequenceServiceServer interface {
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	GetSequence(context.Context, *GetSequenceRequest) (*GetSequenceResponse, error)
-	// Lists sequences by name, page by page, without gaps: if a row is corrupt, its page fails with SEQUENCE_INVALID,
-	// which names the sequence. Repair the row in the store, or list by a name_prefix that excludes it.
+	// Lists sequences in pages, ordered by name. If a row is corrupt, its page fails with SEQUENCE_INVALID, which names
+	// the sequence. Repair the row in the store, or use a name_prefix that excludes it.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	ListSequences(context.Context, *ListSequencesRequest) (*ListSequencesResponse, error)
-	// Changes settings of a sequence. Its name, kind, reset and time zone, and the sign of its step, cannot change.
+	// Changes settings of a sequence. Its name, kind, reset, time zone and the sign of its step cannot change.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
 	// STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	UpdateSequence(context.Context, *UpdateSequenceRequest) (*UpdateSequenceResponse, error)
-	// Deletes a sequence. It leaves a tombstone, so that no id repeats when a sequence of that name is created again.
+	// Deletes a sequence. A tombstone remains, and a new sequence of this name continues after the last value: no id
+	// repeats.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
 	// STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	DeleteSequence(context.Context, *DeleteSequenceRequest) (*DeleteSequenceResponse, error)
 	// Moves a sequence's counter past a value, for example after an import of rows with ids. It never moves back.
 	//
-	// From effective_time on no node issues an id at or below past (at or above, if the sequence counts down), nor does
-	// a client's pool that respects ttl. It ends all leases even if the counter is already past that value, since nodes
-	// may hold older ids.
+	// From effective_time on, no node issues an id at or below past (at or above it, if the sequence counts down). A
+	// client's pool that respects ttl does not either. The call ends all leases even if the counter is already past that
+	// value, since nodes may hold older ids.
 	//
 	// Errors: INVALID_REQUEST, SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, SEQUENCE_CHANGED, REQUEST_ID_REUSED,
 	// STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.
 	AdvanceSequence(context.Context, *AdvanceSequenceRequest) (*AdvanceSequenceResponse, error)
-	// Parses the text of an id by the sequence's present format. It does not check whether that id was ever issued.
+	// Parses the text of an id by the sequence's current format. It does not check whether that id was ever issued.
 	//
 	// Errors: INVALID_REQUEST (field text: it does not match the format, or its check digits are wrong),
 	// SEQUENCE_NOT_FOUND, SEQUENCE_INVALID, STORE_UNAVAILABLE, STORE_REFUSED, SERVER_DRAINING.

@@ -7,7 +7,8 @@ import pytest
 from idalloc_server.domain.generations import MARGIN_SECONDS
 from idalloc_server.workers import worker
 from scripts.diagrams import ASSETS, DIAGRAMS
-from tests.support.documented import default, reserve_times
+from scripts.reference.setting_notes import reserve_factor
+from tests.support.documented import default
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -33,7 +34,7 @@ def test_diagrams_state_the_defaults() -> None:
     life = DIAGRAMS["lease-life"]()
     assert f"outage_reserve {reserve:g} s, lease_ttl {ttl:g} s" in life
     assert f"ids for {reserve:g} s are" in life
-    assert f"up to ids for {reserve_times() * reserve:g} s" in life
+    assert f"up to ids for {reserve_factor() * reserve:g} s" in life
     assert f"renewal after {ttl / 3:g} s" in life
     for name in ("advance", "fencing"):
         assert f"lease_ms is {ttl * 1000:g}" in DIAGRAMS[name]()

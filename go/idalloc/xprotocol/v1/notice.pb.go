@@ -78,7 +78,7 @@ const (
 	FrameScope_FRAME_SCOPE_UNSPECIFIED FrameScope = 0
 	// All sessions.
 	FrameScope_FRAME_SCOPE_GLOBAL FrameScope = 1
-	// This session alone.
+	// This session only.
 	FrameScope_FRAME_SCOPE_LOCAL FrameScope = 2
 )
 
