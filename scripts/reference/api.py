@@ -31,7 +31,8 @@ _HEAD = """\
 # API
 
 Find any service, RPC, message and field of the gRPC API. All text below the conventions is from the protos in
-`protos/idalloc/v1/`. The server also gives them by reflection, and [`idalloc protos`](cli.md#idalloc-protos) writes them.
+`protos/idalloc/v1/`. The server also gives them by reflection, and [`idalloc protos`](cli.md#idalloc-protos)
+writes them.
 
 ## Conventions
 
