@@ -145,9 +145,9 @@ def test_ghz_configurations_match_the_protos(configuration: Path) -> None:
 
 
 def test_ghz_configurations_are_documented() -> None:
-    """The README of examples/ghz names each configuration."""
-    readme = (ROOT / "examples" / "ghz" / "README.md").read_text()
-    assert [path.name for path in CONFIGURATIONS if f"`{path.name}`" not in readme] == []
+    """The guide to load tests names each configuration."""
+    guide = (ROOT / "docs" / "guides" / "load-tests.md").read_text()
+    assert [path.name for path in CONFIGURATIONS if f"`{path.name}`" not in guide] == []
 
 
 def test_flat_ghz_configuration_has_no_templates() -> None:

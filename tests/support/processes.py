@@ -67,8 +67,9 @@ class Server:
 
 
 def environment(**settings: str) -> dict[str, str]:
-    """Return this process's environment without idalloc's variables, and with ``settings``."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("IDALLOC_")}
+    """Return this process's environment without the variables of idalloc and of make, and with ``settings``."""
+    others = ("IDALLOC_", "MAKE", "MFLAGS", "ARGS")  # make exports what it was called with
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return clean | {f"IDALLOC_{name.upper()}": value for name, value in settings.items()}
 
 

@@ -181,7 +181,7 @@ async def test_a_missing_period_counter_is_detected(
     await issue(nodes[0], 100)
     counter = name_of_period("s", "2026-12-31")
     del store.rows[counter]
-    with pytest.raises(StoreWentBackwards, match=r"of sequence 's'.*of 2026-12-31"):
+    with pytest.raises(StoreWentBackwards, match=r"for sequence 's'.*of 2026-12-31"):
         await nodes[0].allocate("s", 500)
     assert counter not in store.rows
     await store.open_period(counter, DAILY, 1_000, 2)
