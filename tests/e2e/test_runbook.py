@@ -241,15 +241,17 @@ def test_a_killed_worker_is_found_in_the_log(by_the_page: Operator) -> None:
     by_the_page.take()
 
 
-def test_burned_ids_and_failed_calls_are_in_the_log(serving: Operator) -> None:
+def test_burned_ids_and_failed_calls_are_in_the_log(by_the_page: Operator) -> None:
     """P9: the page's commands find failed calls and burned ids."""
-    serving.refused("INVALID_REQUEST", "allocate orders 2000000")
-    serving.wait_for_log("calls_failed")
-    assert "must be between 1 and 1000000" in serving.run_all("`calls_failed`")
-    serving.shell("idalloc sequences create others --min-lease-size 1000")
-    serving.shell("for each in 1 2 3; do idalloc allocate others --json; done")  # the second one takes a reserve
-    with closing(sqlite3.connect(serving.file, timeout=30, isolation_level=None)) as file:  # as another node does
+    by_the_page.set(IDALLOC_LEASE_TTL="180s")  # no lease is given back as idle
+    by_the_page.serve()
+    by_the_page.refused("INVALID_REQUEST", "allocate orders 2000000")
+    by_the_page.wait_for_log("calls_failed")
+    assert "must be between 1 and 1000000" in by_the_page.run_all("`calls_failed`")
+    by_the_page.shell("idalloc sequences create others --min-lease-size 1000")
+    by_the_page.shell("for each in 1 2 3; do idalloc allocate others --json; done")  # the second one takes a reserve
+    with closing(sqlite3.connect(by_the_page.file, timeout=30, isolation_level=None)) as file:  # as another node does
         file.execute("UPDATE sequences SET last_value = last_value + 1, writes = writes + 1")
-    serving.stop()
-    serving.wait_for_log('"burned"')
-    assert '"cause"' in serving.run_all("`burned`")
+    by_the_page.stop()
+    by_the_page.wait_for_log('"burned"')
+    assert '"cause"' in by_the_page.run_all("`burned`")
