@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -35,13 +36,22 @@ func connect(server, caFile, tokenFile string) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(transport),
 		// Without it, only calls that never left the client are retried.
 		grpc.WithDefaultServiceConfig(idallocv1.ServiceConfig),
+		// The default lets a channel wait up to two minutes before it connects
+		// again, although the server has long been back.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: minBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: callTimeout,
+		}),
 	}
 	if tokenFile != "" {
+		if caFile == "" && !isLoopback(server) {
+			return nil, fmt.Errorf("a token is sent to %s only over TLS: add --ca", server)
+		}
 		text, err := os.ReadFile(tokenFile)
 		if err != nil {
 			return nil, err
 		}
-		token := bearer{token: strings.TrimSpace(string(text)), mayBePlain: isLoopback(server)}
+		token := bearer{token: strings.TrimSpace(string(text)), needsTLS: caFile != ""}
 		options = append(options, grpc.WithPerRPCCredentials(token))
 	}
 	return grpc.NewClient(server, options...)
@@ -49,8 +59,8 @@ func connect(server, caFile, tokenFile string) (*grpc.ClientConn, error) {
 
 // bearer sends a token with each call.
 type bearer struct {
-	token      string
-	mayBePlain bool
+	token    string
+	needsTLS bool
 }
 
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
@@ -58,7 +68,7 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 }
 
 // RequireTransportSecurity keeps the token off the network without TLS.
-func (b bearer) RequireTransportSecurity() bool { return !b.mayBePlain }
+func (b bearer) RequireTransportSecurity() bool { return b.needsTLS }
 
 func isLoopback(server string) bool {
 	host, _, err := net.SplitHostPort(server)
