@@ -16,6 +16,7 @@ import (
 const (
 	docIDLength  = 28
 	sharedLength = 12 // the rest is the serial, in hexadecimal
+	idsPerBlock  = 100
 )
 
 // checkRun returns an error unless a run has 1 to maxCount ids that fit the
@@ -45,16 +46,24 @@ func checkRun(run *idallocv1.DocIdRun, maxCount int64) error {
 // its own where it does not fit the offset.
 func expand(run *idallocv1.DocIdRun) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		text := []byte(run.GetFirstDocId())
-		serial, _ := strconv.ParseUint(string(text[sharedLength:]), 16, 64)
-		var octets [8]byte
-		for range run.GetIdCount() {
-			binary.BigEndian.PutUint64(octets[:], serial)
-			hex.Encode(text[sharedLength:], octets[:])
-			if !yield(string(text)) {
-				return
+		shared := run.GetFirstDocId()[:sharedLength]
+		serial, _ := strconv.ParseUint(run.GetFirstDocId()[sharedLength:], 16, 64)
+		for left := run.GetIdCount(); left > 0; {
+			// One allocation for many ids, which are slices of it.
+			size := min(left, idsPerBlock)
+			left -= size
+			block := make([]byte, 0, docIDLength*size)
+			for range size {
+				var octets [8]byte
+				binary.BigEndian.PutUint64(octets[:], serial)
+				block = hex.AppendEncode(append(block, shared...), octets[:])
+				serial += uint64(run.GetStep())
 			}
-			serial += uint64(run.GetStep())
+			for text := string(block); text != ""; text = text[docIDLength:] {
+				if !yield(text[:docIDLength]) {
+					return
+				}
+			}
 		}
 	}
 }
