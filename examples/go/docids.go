@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"iter"
 	"math/bits"
@@ -16,7 +14,6 @@ import (
 const (
 	docIDLength  = 28
 	sharedLength = 12 // the rest is the serial, in hexadecimal
-	idsPerBlock  = 100
 )
 
 // checkRun returns an error unless a run has 1 to maxCount ids that fit the
@@ -46,24 +43,17 @@ func checkRun(run *idallocv1.DocIdRun, maxCount int64) error {
 // its own where it does not fit the offset.
 func expand(run *idallocv1.DocIdRun) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		shared := run.GetFirstDocId()[:sharedLength]
-		serial, _ := strconv.ParseUint(run.GetFirstDocId()[sharedLength:], 16, 64)
-		for left := run.GetIdCount(); left > 0; {
-			// One allocation for many ids, which are slices of it.
-			size := min(left, idsPerBlock)
-			left -= size
-			block := make([]byte, 0, docIDLength*size)
-			for range size {
-				var octets [8]byte
-				binary.BigEndian.PutUint64(octets[:], serial)
-				block = hex.AppendEncode(append(block, shared...), octets[:])
-				serial += uint64(run.GetStep())
+		text := []byte(run.GetFirstDocId())
+		serial, _ := strconv.ParseUint(string(text[sharedLength:]), 16, 64)
+		for range run.GetIdCount() {
+			for i, rest := docIDLength-1, serial; i >= sharedLength; i-- { // faster than encoding/hex
+				text[i] = "0123456789abcdef"[rest&0xf]
+				rest >>= 4
 			}
-			for text := string(block); text != ""; text = text[docIDLength:] {
-				if !yield(text[:docIDLength]) {
-					return
-				}
+			if !yield(string(text)) {
+				return
 			}
+			serial += uint64(run.GetStep())
 		}
 	}
 }

@@ -37,18 +37,6 @@ func TestInvalidRunsAreRejected(t *testing.T) {
 	}
 }
 
-func TestExpandCountsBeyondABlock(t *testing.T) {
-	const count = 2*idsPerBlock + 7
-	run := &idallocv1.DocIdRun{FirstDocId: strings.Repeat("0", 28), Step: 1, IdCount: count}
-	ids := slices.Collect(expand(run))
-	if len(ids) != count || ids[count-1] != strings.Repeat("0", 26)+"ce" || !slices.IsSorted(ids) {
-		t.Errorf("got %d ids up to %s", len(ids), ids[len(ids)-1])
-	}
-	if len(slices.Compact(ids)) != count {
-		t.Error("an id is there twice")
-	}
-}
-
 func BenchmarkExpand(b *testing.B) {
 	run := &idallocv1.DocIdRun{FirstDocId: strings.Repeat("0", 28), Step: 1, IdCount: 10_000}
 	var last string
