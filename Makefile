@@ -17,6 +17,7 @@ GO_PREFIX ?= example.com/idalloc/go
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
+go_examples := $(shell find examples/go -name '*.go' -o -name README.md)
 generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
   --proto_path=protos --proto_path=third_party/googleapis
@@ -112,10 +113,12 @@ docs: docs-reference ## build the documentation site in .build/site, and check i
 	$(bin)/zensical build --strict --clean
 	$(bin)/python scripts/check_site.py
 
-go-prefix: ## write GO_PREFIX into the protos and the Go module, before `make gen` (GO_PREFIX=…)
+go-prefix: ## write GO_PREFIX into the protos, the Go module and its example, before `make gen` (GO_PREFIX=…)
 	@sed -E -i.old 's#^(option go_package = ").*(/idalloc/(xprotocol/)?v1;)#\1$(GO_PREFIX)\2#' $(protos)
 	@sed -E -i.old 's#module=[^]]*#module=$(GO_PREFIX)#; s#^module .*#module $(GO_PREFIX)#' protos/buf.gen.go.yaml go/go.mod
-	@rm $(protos:%=%.old) protos/buf.gen.go.yaml.old go/go.mod.old
+	@sed -E -i.old 's#^replace .* => ../../go$$#replace $(GO_PREFIX) => ../../go#; s#^([[:space:]]|require )[^ ]+ v0\.0\.0$$#\1$(GO_PREFIX) v0.0.0#' examples/go/go.mod
+	@sed -E -i.old 's#"[^"]+(/idalloc/(xprotocol/)?v1")#"$(GO_PREFIX)\1#' $(go_examples)
+	@rm $(protos:%=%.old) protos/buf.gen.go.yaml.old go/go.mod.old examples/go/go.mod.old $(go_examples:%=%.old)
 
 baseline: .venv/ready ## accept the current protos as the baseline of compatibility
 	$(bin)/buf build protos --exclude-source-info --output protos/baseline.binpb

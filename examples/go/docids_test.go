@@ -1,0 +1,52 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	idallocv1 "example.com/idalloc/go/idalloc/v1"
+)
+
+func TestExpandRisesByTheStep(t *testing.T) {
+	const shared = "00076b0349c8"
+	run := &idallocv1.DocIdRun{FirstDocId: shared + "fffffffffffffff5", Step: 5, IdCount: 3}
+	if err := checkRun(run, 3); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{shared + "fffffffffffffff5", shared + "fffffffffffffffa", shared + "ffffffffffffffff"}
+	if got := slices.Collect(expand(run)); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestInvalidRunsAreRejected(t *testing.T) {
+	first := strings.Repeat("0", 27) + "1"
+	for name, run := range map[string]*idallocv1.DocIdRun{
+		"no ids":       {FirstDocId: first, Step: 1},
+		"too many":     {FirstDocId: first, Step: 1, IdCount: 11},
+		"step 0":       {FirstDocId: first, IdCount: 1},
+		"short":        {FirstDocId: first[1:], Step: 1, IdCount: 1},
+		"not a number": {FirstDocId: first[:27] + "x", Step: 1, IdCount: 1},
+		"overflow":     {FirstDocId: strings.Repeat("f", 28), Step: 1, IdCount: 2},
+		"far overflow": {FirstDocId: first, Step: 1 << 62, IdCount: 10},
+	} {
+		if checkRun(run, 10) == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func BenchmarkExpand(b *testing.B) {
+	run := &idallocv1.DocIdRun{FirstDocId: strings.Repeat("0", 28), Step: 1, IdCount: 10_000}
+	var last string
+	for b.Loop() {
+		for id := range expand(run) {
+			last = id
+		}
+	}
+	if last == "" {
+		b.Error("no ids")
+	}
+	b.ReportMetric(float64(b.N)*1e4/b.Elapsed().Seconds(), "ids/s")
+}

@@ -1,0 +1,122 @@
+// Command orders gets ids from an idalloc server in five ways, and prints a line
+// for each: one by one from a pool, one range, one range under a request_id,
+// a stream of ranges, and a stream of document ids.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	rpccode "google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/grpc/status"
+
+	idallocv1 "example.com/idalloc/go/idalloc/v1"
+
+	"example.com/orders/pool"
+)
+
+type arguments struct {
+	server, caFile, tokenFile, sequence, logFile string
+	total                                        int64
+}
+
+func main() {
+	args, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, args); err != nil {
+		fmt.Fprintln(os.Stderr, describe(err))
+		os.Exit(1)
+	}
+}
+
+func parse(texts []string) (arguments, error) {
+	var args arguments
+	flags := flag.NewFlagSet("orders", flag.ContinueOnError)
+	flags.StringVar(&args.server, "server", "127.0.0.1:50051", "`HOST:PORT` of the server")
+	flags.StringVar(&args.caFile, "ca", "", "`FILE` with the CA certificate of the server, in PEM; enables TLS")
+	flags.StringVar(&args.tokenFile, "token-file", "", "`FILE` with the token to send")
+	flags.StringVar(&args.sequence, "sequence", "orders", "`NAME` of the sequence")
+	flags.Int64Var(&args.total, "total", 100_000, "how many ids the pool and each stream take")
+	flags.StringVar(&args.logFile, "log", "", "new `FILE.jsonl` for a record of each range, for idalloc verify")
+	err := flags.Parse(texts)
+	if err == nil && flags.NArg() > 0 {
+		err = fmt.Errorf("unknown argument %q", flags.Arg(0))
+		fmt.Fprintln(os.Stderr, err)
+	}
+	if err == nil && args.total < 1 {
+		err = fmt.Errorf("--total is %d; expected at least 1", args.total)
+		fmt.Fprintln(os.Stderr, err)
+	}
+	return args, err
+}
+
+func run(ctx context.Context, args arguments) (err error) {
+	connection, err := connect(args.server, args.caFile, args.tokenFile)
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	var log *issuedLog
+	if args.logFile != "" {
+		if log, err = createLog(args.logFile); err != nil {
+			return err
+		}
+		defer func() {
+			if closed := log.close(); err == nil {
+				err = closed
+			}
+		}()
+	}
+	p := &program{
+		client:   idallocv1.NewIdAllocatorServiceClient(connection),
+		sequence: args.sequence,
+		total:    args.total,
+		log:      log,
+		out: func(way string, count int64, first, last any) {
+			fmt.Printf("%s: %d ids, %v..%v\n", way, count, first, last)
+		},
+	}
+	return p.run(ctx)
+}
+
+// describe returns one line for an error: the reason and the details of the
+// service's error, or gRPC's code without them.
+func describe(err error) string {
+	var text string
+	var noted []string
+	details := pool.DetailsOf(err)
+	switch _, isStatus := status.FromError(err); {
+	case details.Reason != "":
+		text = details.Reason + ": " + details.Message
+	case isStatus:
+		text = rpccode.Code(details.Code).String() + ": " + details.Message // UNAVAILABLE, not Unavailable
+	default:
+		text = err.Error()
+	}
+	for _, violation := range details.Violations {
+		noted = append(noted, "field "+violation.GetField())
+	}
+	for _, violation := range details.Quotas {
+		noted = append(noted, "quota of "+violation.GetSubject())
+	}
+	if details.RetryDelay != nil {
+		noted = append(noted, fmt.Sprintf("retry after %v", *details.RetryDelay))
+	}
+	if len(noted) > 0 {
+		text += " (" + strings.Join(noted, "; ") + ")"
+	}
+	return strings.Join(strings.Fields(text), " ")
+}

@@ -1,0 +1,109 @@
+package pool
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	idallocv1 "example.com/idalloc/go/idalloc/v1"
+)
+
+// fakeServer allocates from a counter, and records the sizes of requests.
+type fakeServer struct {
+	mu      sync.Mutex
+	next    int64
+	step    int64
+	ttl     time.Duration
+	latency time.Duration
+	sizes   []int64
+	failing func(call int, count int64) error // calls are numbered from 1
+	changed func(*idallocv1.AllocateRangeResponse)
+}
+
+func newFakeServer() *fakeServer {
+	return &fakeServer{next: 1, step: 1, ttl: 180 * time.Second}
+}
+
+func (s *fakeServer) allocate(ctx context.Context, count int64) (*idallocv1.AllocateRangeResponse, error) {
+	s.mu.Lock()
+	s.sizes = append(s.sizes, count)
+	call, latency := len(s.sizes), s.latency
+	s.mu.Unlock()
+	if latency > 0 {
+		select {
+		case <-time.After(latency):
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failing != nil {
+		if err := s.failing(call, count); err != nil {
+			return nil, err
+		}
+	}
+	ids := &idallocv1.IdRange{FirstId: s.next, LastId: s.next + (count-1)*s.step, Step: s.step, IdCount: count}
+	s.next += count * s.step
+	reply := &idallocv1.AllocateRangeResponse{Range: ids, Generation: 1, Ttl: durationpb.New(s.ttl)}
+	if s.changed != nil {
+		s.changed(reply)
+	}
+	return reply, nil
+}
+
+func (s *fakeServer) requested() []int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]int64(nil), s.sizes...)
+}
+
+// jumpingClock follows the time and can be moved ahead of it, as if the process
+// had been stopped or the machine suspended.
+type jumpingClock struct {
+	start time.Time
+	ahead atomic.Int64
+}
+
+func newJumpingClock() *jumpingClock { return &jumpingClock{start: time.Now()} }
+
+func (c *jumpingClock) now() time.Duration {
+	return time.Since(c.start) + time.Duration(c.ahead.Load())
+}
+
+func (c *jumpingClock) jump(by time.Duration) { c.ahead.Add(int64(by)) }
+
+func failure(code codes.Code, reason string, metadata map[string]string, more ...protoadapt.MessageV1) error {
+	info := &errdetails.ErrorInfo{Reason: reason, Domain: Domain, Metadata: metadata}
+	st, err := status.New(code, reason).WithDetails(append([]protoadapt.MessageV1{info}, more...)...)
+	if err != nil {
+		panic(err)
+	}
+	return st.Err()
+}
+
+func quotaExceeded(delay time.Duration) error {
+	return failure(codes.ResourceExhausted, "QUOTA_EXCEEDED", nil, &errdetails.RetryInfo{RetryDelay: durationpb.New(delay)})
+}
+
+// draw takes ids and fails the test on an error.
+func draw(t *testing.T, p *Pool, count int) []int64 {
+	t.Helper()
+	ids := make([]int64, 0, count)
+	for range count {
+		id, err := p.Next(t.Context())
+		if err != nil {
+			t.Fatalf("Next after %d ids: %v", len(ids), err)
+		}
+		ids = append(ids, id)
+	}
+	return ids
+}

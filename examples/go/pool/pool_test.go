@@ -1,0 +1,422 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	idallocv1 "example.com/idalloc/go/idalloc/v1"
+)
+
+// virtual runs a test in virtual time with a pool of the server.
+func virtual(t *testing.T, server *fakeServer, test func(*testing.T, *Pool, *jumpingClock)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		clock := newJumpingClock()
+		p := New(server.allocate, clock.now)
+		defer p.Close()
+		test(t, p, clock)
+	})
+}
+
+func equal(t *testing.T, what string, got, want []int64) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+func TestFastUseDoublesRanges(t *testing.T) {
+	server := newFakeServer()
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		for want := range int64(5_000_000) {
+			if id, err := p.Next(t.Context()); err != nil || id != want+1 {
+				t.Fatalf("got %d, %v; want %d", id, err, want+1)
+			}
+		}
+		sizes := server.requested()
+		equal(t, "first sizes", sizes[:5], []int64{1, 2, 4, 8, 16})
+		if largest := slices.Max(sizes); largest != maxRangeSize {
+			t.Errorf("the largest request is of %d ids", largest)
+		}
+	})
+}
+
+func TestSlowUseKeepsSize(t *testing.T) {
+	server := newFakeServer()
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		for range 20 {
+			draw(t, p, 1)
+			time.Sleep(time.Second)
+		}
+		if largest := slices.Max(server.requested()); largest > 2 {
+			t.Errorf("a caller of one id a second got a range of %d", largest)
+		}
+	})
+}
+
+func TestSecondHalfPrefetches(t *testing.T) {
+	server := newFakeServer()
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		draw(t, p, 7) // the ranges 1, 2..3, 4..7
+		synctest.Wait()
+		equal(t, "sizes", server.requested(), []int64{1, 2, 4, 8})
+		draw(t, p, 4) // 8..11: the first half of 8..15
+		synctest.Wait()
+		equal(t, "sizes in the first half", server.requested(), []int64{1, 2, 4, 8})
+		draw(t, p, 1)
+		synctest.Wait()
+		equal(t, "sizes in the second half", server.requested(), []int64{1, 2, 4, 8, 16})
+
+		server.latency = time.Hour
+		before := time.Now()
+		draw(t, p, 3+16)
+		if time.Since(before) > 0 {
+			t.Error("the prefetched ids were not at hand")
+		}
+	})
+}
+
+func TestExpiredIdsAreDropped(t *testing.T) {
+	server := newFakeServer()
+	virtual(t, server, func(t *testing.T, p *Pool, clock *jumpingClock) {
+		draw(t, p, 9) // of 8..15
+		synctest.Wait()
+		clock.jump(server.ttl)
+		equal(t, "ids after the jump", draw(t, p, 1), []int64{16})
+		synctest.Wait()
+		if calls := len(server.requested()); calls != 5 {
+			t.Errorf("%d requests: prefetches although the last range expired", calls)
+		}
+	})
+}
+
+func TestExpiredPrefetchIsDropped(t *testing.T) {
+	server := newFakeServer()
+	virtual(t, server, func(t *testing.T, p *Pool, clock *jumpingClock) {
+		draw(t, p, 3) // 4..7 is prefetched
+		synctest.Wait()
+		clock.jump(server.ttl)
+		equal(t, "ids after the jump", draw(t, p, 1), []int64{8})
+	})
+}
+
+func TestIdsLiveUntilTheirDeadline(t *testing.T) {
+	server := newFakeServer()
+	server.latency = 10 * time.Second // the ttl counts from before the request
+	virtual(t, server, func(t *testing.T, p *Pool, clock *jumpingClock) {
+		draw(t, p, 3)
+		time.Sleep(server.latency) // 4..7 arrives
+		clock.jump(server.ttl - server.latency - 1)
+		equal(t, "a nanosecond before the end", draw(t, p, 2), []int64{4, 5})
+		clock.jump(1)
+		if id := draw(t, p, 1)[0]; id == 6 {
+			t.Error("id 6 was given out at its deadline")
+		}
+	})
+}
+
+func TestLateRangesAreAnError(t *testing.T) {
+	server := newFakeServer()
+	server.ttl, server.latency = time.Second, time.Second
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		if _, err := p.Next(t.Context()); !errors.Is(err, ErrExpiredOnArrival) {
+			t.Fatalf("got %v", err)
+		}
+		equal(t, "sizes", server.requested(), []int64{1, 1, 1})
+		server.latency = 0
+		equal(t, "ids afterwards", draw(t, p, 1), []int64{4})
+	})
+}
+
+func TestJumpDuringRequest(t *testing.T) {
+	server := newFakeServer()
+	server.latency = time.Second
+	virtual(t, server, func(t *testing.T, p *Pool, clock *jumpingClock) {
+		time.AfterFunc(500*time.Millisecond, func() { clock.jump(time.Hour) })
+		equal(t, "ids", draw(t, p, 1), []int64{2})
+	})
+}
+
+func TestErrorsGoToTheCaller(t *testing.T) {
+	server := newFakeServer()
+	server.failing = func(call int, _ int64) error {
+		if call == 1 {
+			return failure(codes.Unavailable, "STORE_UNAVAILABLE", nil)
+		}
+		return nil
+	}
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		if _, err := p.Next(t.Context()); DetailsOf(err).Reason != "STORE_UNAVAILABLE" {
+			t.Fatalf("got %v", err)
+		}
+		equal(t, "ids afterwards", draw(t, p, 3), []int64{1, 2, 3})
+	})
+}
+
+func TestFailedPrefetchIsAskedAgain(t *testing.T) {
+	server := newFakeServer()
+	server.failing = func(call int, _ int64) error {
+		if call == 3 || call == 5 {
+			return failure(codes.Unavailable, "SERVER_DRAINING", nil)
+		}
+		return nil
+	}
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		ids := draw(t, p, 100)
+		if ids[0] != 1 || ids[99] != 100 {
+			t.Errorf("got %v", ids)
+		}
+	})
+}
+
+func TestQuotaIsWaitedFor(t *testing.T) {
+	server := newFakeServer()
+	server.failing = func(call int, _ int64) error {
+		if call <= 2 {
+			return quotaExceeded(3 * time.Second)
+		}
+		return nil
+	}
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		before := time.Now()
+		draw(t, p, 1)
+		if waited := time.Since(before); waited < 6*time.Second || waited > 7200*time.Millisecond {
+			t.Errorf("waited %v for two quotas of 3 s", waited)
+		}
+	})
+}
+
+func TestQuotaBeyondTheDeadlineIsAnError(t *testing.T) {
+	server := newFakeServer()
+	server.failing = func(int, int64) error { return quotaExceeded(time.Hour) }
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		before := time.Now()
+		_, err := p.Next(ctx)
+		if DetailsOf(err).Reason != "QUOTA_EXCEEDED" || time.Since(before) > 0 {
+			t.Errorf("got %v after %v", err, time.Since(before))
+		}
+	})
+}
+
+func TestSizeFollowsTheServersLimit(t *testing.T) {
+	server := newFakeServer()
+	server.failing = func(_ int, count int64) error {
+		if count > 10 {
+			return failure(codes.InvalidArgument, "INVALID_REQUEST", map[string]string{"field": "id_count"})
+		}
+		return nil
+	}
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		draw(t, p, 100)
+		equal(t, "sizes", server.requested()[:8], []int64{1, 2, 4, 8, 16, 8, 8, 8})
+	})
+}
+
+func TestLastIdsOfASequence(t *testing.T) {
+	server := newFakeServer()
+	server.next = math.MaxInt64 - 1 - 99
+	left := int64(100)
+	server.failing = func(_ int, count int64) error {
+		if count > left {
+			metadata := map[string]string{"largest_range": strconv.FormatInt(left, 10)}
+			return failure(codes.OutOfRange, "SEQUENCE_EXHAUSTED", metadata)
+		}
+		left -= count
+		return nil
+	}
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		if ids := draw(t, p, 100); ids[99] != math.MaxInt64-1 {
+			t.Errorf("the last id is %d", ids[99])
+		}
+		if _, err := p.Next(t.Context()); DetailsOf(err).Reason != "SEQUENCE_EXHAUSTED" {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestCancelledCallerLeavesTheRange(t *testing.T) {
+	server := newFakeServer()
+	server.latency = time.Second
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := p.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("got %v", err)
+		}
+		equal(t, "ids of the next caller", draw(t, p, 1), []int64{1})
+	})
+}
+
+func TestDownwardsAndBeyondDoubles(t *testing.T) {
+	for _, first := range []int64{1<<53 + 1, -(1 << 62) + 3*999, 4} {
+		server := newFakeServer()
+		server.next, server.step = first, -3
+		virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+			for i, id := range draw(t, p, 1000) {
+				if id != first-3*int64(i) {
+					t.Fatalf("id %d is %d", i, id)
+				}
+			}
+		})
+	}
+}
+
+func TestInvalidRepliesAreRejected(t *testing.T) {
+	for name, change := range map[string]func(*idallocv1.AllocateRangeResponse){
+		"no range":   func(r *idallocv1.AllocateRangeResponse) { r.Range = nil },
+		"step 0":     func(r *idallocv1.AllocateRangeResponse) { r.Range.Step = 0 },
+		"other last": func(r *idallocv1.AllocateRangeResponse) { r.Range.LastId++ },
+		"too many":   func(r *idallocv1.AllocateRangeResponse) { r.Range.IdCount, r.Range.LastId = 2, r.Range.FirstId+1 },
+		"negative":   func(r *idallocv1.AllocateRangeResponse) { r.Ttl.Seconds = -1 },
+		"endless":    func(r *idallocv1.AllocateRangeResponse) { r.Ttl.Seconds = math.MaxInt64 / 1_000_000_000 },
+		"period":     func(r *idallocv1.AllocateRangeResponse) { r.Period = "2026" },
+	} {
+		server := newFakeServer()
+		server.changed = change
+		virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+			if id, err := p.Next(t.Context()); err == nil {
+				t.Errorf("%s: got id %d", name, id)
+			}
+		})
+	}
+}
+
+func TestRangesThatOverflowAreRejected(t *testing.T) {
+	for _, ids := range []*idallocv1.IdRange{
+		{FirstId: math.MaxInt64, LastId: math.MinInt64, Step: 1, IdCount: 2},
+		{FirstId: math.MinInt64, LastId: math.MaxInt64, Step: -1, IdCount: 2},
+		{FirstId: 1, LastId: 1, Step: 1 << 62, IdCount: 5},
+		{FirstId: 1, LastId: 1, Step: math.MinInt64, IdCount: 3},
+	} {
+		if CheckRange(ids, ids.GetIdCount(), ids.GetIdCount()) == nil {
+			t.Errorf("accepted: %v", ids)
+		}
+	}
+}
+
+func TestCloseEndsWaitingCallers(t *testing.T) {
+	server := newFakeServer()
+	server.latency = time.Hour
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		var callers sync.WaitGroup
+		for range 10 {
+			callers.Go(func() {
+				if _, err := p.Next(t.Context()); !errors.Is(err, ErrClosed) {
+					t.Errorf("got %v", err)
+				}
+			})
+		}
+		synctest.Wait()
+		p.Close()
+		callers.Wait()
+	})
+}
+
+func TestCloseDropsIds(t *testing.T) {
+	server := newFakeServer()
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		draw(t, p, 5)
+		p.Close()
+		if id, err := p.Next(t.Context()); !errors.Is(err, ErrClosed) {
+			t.Errorf("got %d, %v", id, err)
+		}
+	})
+}
+
+// In real time, with the race detector: every id once, whatever else happens.
+func TestManyCallersGetEachIdOnce(t *testing.T) {
+	server := newFakeServer()
+	server.ttl = time.Second
+	server.failing = func(call int, _ int64) error {
+		if call%7 == 0 {
+			return failure(codes.Unavailable, "STORE_UNAVAILABLE", nil)
+		}
+		return nil
+	}
+	clock := newJumpingClock()
+	p := New(server.allocate, clock.now)
+	defer p.Close()
+	const callers, each = 64, 3000
+	got := make([][]int64, callers)
+	var group sync.WaitGroup
+	for caller := range callers {
+		group.Go(func() {
+			for len(got[caller]) < each {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+caller%3)*time.Millisecond)
+				if id, err := p.Next(ctx); err == nil {
+					got[caller] = append(got[caller], id)
+				}
+				cancel()
+				if caller == 0 && len(got[caller])%500 == 0 {
+					clock.jump(server.ttl)
+				}
+			}
+		})
+	}
+	group.Wait()
+	all := slices.Concat(got...)
+	slices.Sort(all)
+	if distinct := len(slices.Compact(all)); distinct != callers*each {
+		t.Errorf("%d distinct ids of %d", distinct, callers*each)
+	}
+}
+
+func TestFurtherOfTwoClocks(t *testing.T) {
+	var monotonic, wall time.Duration
+	clock := furtherOf(func() time.Duration { return monotonic }, func() time.Duration { return wall })
+	for _, step := range []struct{ monotonic, wall, want time.Duration }{
+		{5, 5, 5},       // both
+		{0, 100, 105},   // a suspend
+		{10, -500, 115}, // the wall clock is set back
+		{10, 10, 125},   // and advances as before
+		{0, 0, 125},
+	} {
+		monotonic, wall = monotonic+step.monotonic, wall+step.wall
+		if got := clock(); got != step.want {
+			t.Errorf("after %v and %v: got %v, want %v", step.monotonic, step.wall, got, step.want)
+		}
+	}
+}
+
+func TestBootClockAdvances(t *testing.T) {
+	for name, clock := range map[string]Clock{"boot": BootClock(), "portable": portableClock()} {
+		before := clock()
+		time.Sleep(20 * time.Millisecond)
+		if passed := clock() - before; passed < 20*time.Millisecond {
+			t.Errorf("%s: %v passed in 20 ms", name, passed)
+		}
+	}
+}
+
+func BenchmarkNext(b *testing.B) {
+	p := New(newFakeServer().allocate, BootClock())
+	defer p.Close()
+	for b.Loop() {
+		if _, err := p.Next(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkNextParallel(b *testing.B) {
+	p := New(newFakeServer().allocate, BootClock())
+	defer p.Close()
+	b.RunParallel(func(each *testing.PB) {
+		for each.Next() {
+			if _, err := p.Next(b.Context()); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+}
