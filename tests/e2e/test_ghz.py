@@ -73,7 +73,7 @@ def test_grpcurl_calls_by_reflection(grpcurl: str, server: Server, call: str, da
     )
     assert done.returncode == 0, done.stderr
     reply = json.loads(done.stdout)
-    assert reply.get("range", {}).get("first_id") == "1" or len(reply["doc_ids"]) in (1, 3)
+    assert reply.get("range", {}).get("firstId") == "1" or len(reply["docIds"]) in (1, 3)
 
 
 @pytest.mark.test_long
