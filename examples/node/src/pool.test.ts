@@ -165,10 +165,10 @@ for (const [name, pass] of [
   test(`drops ids in the middle of a range when their time ends by ${name}`, async () => {
     const server = new FakeServer();
     const pool = new Pool(server.allocate, clock);
-    await take(pool, 1 + 2 + 4 + 3);
+    await take(pool, 1 + 2 + 4 + 1); // three more ids of this half are at hand
     await settle();
     pass(TTL_MS - 1);
-    assert.equal(await pool.next(), 11n);
+    assert.equal(await pool.next(), 9n);
     pass(1);
     assert.equal(pool.tryNext(), undefined);
     const id = await pool.next();
@@ -207,6 +207,18 @@ test('fails after three ranges that had expired on arrival', async () => {
   assert.equal(server.sizes.length, 3);
   server.change = (range) => range;
   assert.equal(await pool.next(), 4n);
+});
+
+test('late ranges with a timely one between them are no error', async () => {
+  const server = new FakeServer();
+  let requests = 0;
+  server.change = (range) => ({ ...range, ttlMs: ++requests % 3 === 0 ? TTL_MS : 0 });
+  const pool = new Pool(server.allocate, clock);
+  for (let round = 0; round < 5; round++) {
+    await pool.next();
+    clock.advance(TTL_MS);
+  }
+  assert.equal(requests, 15);
 });
 
 test('gives each id to one of many callers', async () => {
@@ -276,13 +288,13 @@ test('a failed prefetch is no error: the caller asks again', async () => {
   const pool = new Pool(server.allocate, clock);
   server.isHolding = true;
   const first = pool.next();
-  server.errors.push(error('STORE_UNAVAILABLE')); // of the prefetch
   server.answer();
   assert.equal(await first, 1n);
+  const second = pool.next(); // waits for the prefetch
+  server.held.shift()?.reject(error('STORE_UNAVAILABLE'));
   await settle();
-  server.isHolding = false;
-  assert.equal(await pool.next(), 2n);
-  assert.equal(server.sizes.length >= 3, true);
+  server.answer();
+  assert.equal(await second, 2n);
 });
 
 test('takes exactly what is left of a sequence', async () => {
@@ -328,6 +340,29 @@ test('waits for a quota within the time of the caller', async () => {
   assert.equal(server.sizes.length, 1);
   clock.advance(201); // the jitter is at most a fifth
   assert.equal(await patient, 1n);
+});
+
+test('prefetches again after a range was used up in time', async () => {
+  const server = new FakeServer();
+  const pool = new Pool(server.allocate, clock);
+  await take(pool, 1 + 2 + 4 + 1);
+  await settle();
+  clock.advance(TTL_MS);
+  await take(pool, 4); // expired ids stop the prefetch; these 4 are used up
+  assert.equal(server.sizes.at(-1), 4n);
+  await take(pool, 3); // of the next range of 4, whose second half has begun
+  assert.deepEqual(server.sizes.slice(-3), [4n, 4n, 8n]);
+});
+
+test('halves the size after a long wait for a quota', async () => {
+  const server = new FakeServer();
+  const pool = new Pool(server.allocate, clock);
+  await take(pool, 1 + 2 + 4 + 3);
+  await settle();
+  server.errors.push(error('QUOTA_EXCEEDED', { retryDelayMs: 600 })); // of the prefetch of 16
+  await take(pool, 6);
+  assert.equal(server.sizes.at(-2), 16n);
+  assert.equal(server.sizes.at(-1), 8n);
 });
 
 test('a quota without a delay is an error at once', async () => {
