@@ -82,7 +82,8 @@ export class Client {
     return this.resume(
       total,
       backoff,
-      (missing) => this.rpc.streamRanges(StreamRangesRequest.create({ sequence, totalIdCount: missing }), this.metadata),
+      (missing) =>
+        this.rpc.streamRanges(StreamRangesRequest.create({ sequence, totalIdCount: missing }), this.metadata),
       (reply: StreamRangesResponse, missing, asked) => {
         const range = toAllocatedRange(reply);
         const most = missing < MAX_CHUNK ? missing : MAX_CHUNK;
@@ -198,8 +199,7 @@ export class Backoff {
   async wait(error: unknown): Promise<void> {
     if (!(error instanceof IdallocError)) throw error;
     const { code, retryDelayMs } = error.details;
-    const isRetryable =
-      code === status.UNAVAILABLE || code === status.DEADLINE_EXCEEDED || code === status.CANCELLED;
+    const isRetryable = code === status.UNAVAILABLE || code === status.DEADLINE_EXCEEDED || code === status.CANCELLED;
     // Without an ErrorInfo the reason is the name of the code: nobody answered. At first, the address may be wrong.
     const noAnswer = code !== undefined && error.reason === status[code];
     if (!isRetryable || (noAnswer && !this.hasAnswered)) throw error;

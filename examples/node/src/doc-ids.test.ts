@@ -23,7 +23,13 @@ for (const [name, runs] of [
   ['a step of 0', [{ ...run, step: 0n }]],
   ['no ids', [{ ...run, idCount: 0n }]],
   ['an invalid id', [{ ...run, firstDocId: 'x' }]],
-  ['overlapping runs', [{ ...run, idCount: 2n }, { ...run, idCount: 2n }]],
+  [
+    'overlapping runs',
+    [
+      { ...run, idCount: 2n },
+      { ...run, idCount: 2n },
+    ],
+  ],
 ] as const) {
   test(`refuses ${name}`, () => {
     assert.throws(() => checkRuns([...runs], 5n), IdallocError);

@@ -45,7 +45,7 @@ export class IdallocError extends Error {
       quotaSubject && `subject: ${quotaSubject}`,
       retryDelayMs !== undefined && `retry after ${retryDelayMs / 1000} s`,
     ].filter(Boolean);
-    const text = `${this.reason}: ${this.message}${details.length ? ` (${details.join(', ')})` : ''}`;
+    const text = `${this.reason}: ${this.message.trim()}${details.length ? ` (${details.join(', ')})` : ''}`;
     return text.replace(/\s+/g, ' ');
   }
 }

@@ -30,9 +30,7 @@ export class IssuedLog {
     // Node has no clock that counts since the machine's boot, so the log states no boot: times of other logs cannot be
     // compared with its times.
     const client = JSON.stringify(`${hostname()} ${process.pid}`);
-    this.write(
-      `{"idalloc_log":2,"boot_id":"","boot_time_ns":${this.start},"boot_offset_ns":null,"client":${client}}`,
-    );
+    this.write(`{"idalloc_log":2,"boot_id":"","boot_time_ns":${this.start},"boot_offset_ns":null,"client":${client}}`);
   }
 
   /** Returns the time in nanoseconds since 1970. */
@@ -71,7 +69,7 @@ export class IssuedLog {
     if (this.isDamaged) throw new Error('an earlier write to the log of issued ids failed');
     this.isDamaged = true;
     const line = Buffer.from(`${text}\n`);
-    for (let at = 0; at < line.length; ) at += writeSync(this.file, line, at);
+    for (let at = 0; at < line.length;) at += writeSync(this.file, line, at);
     this.isDamaged = false;
   }
 }

@@ -129,10 +129,13 @@ async function useDocIds(client: Client, total: bigint, backoff: Backoff): Promi
   tally.print('doc-ids');
 }
 
+// grpc-js sends an IP address as the name of a TLS server, and Node prints a deprecation. The certificate is verified.
+process.noDeprecation = true;
+
 try {
   await run();
 } catch (error) {
   const text = error instanceof UsageError ? `${error.message}; ${USAGE}` : String(error);
-  console.error(text.replace(/\s+/g, ' '));
+  console.error(text.replace(/\s+/g, ' ').trim());
   process.exitCode = error instanceof UsageError ? 2 : 1;
 }

@@ -108,7 +108,10 @@ function hasReason(reason: string): (error: unknown) => boolean {
 test('hands out each id once, in order', async () => {
   const pool = new Pool(new FakeServer().allocate, clock);
   const ids = await take(pool, 5000);
-  assert.deepEqual(ids, Array.from({ length: 5000 }, (_, index) => BigInt(index + 1)));
+  assert.deepEqual(
+    ids,
+    Array.from({ length: 5000 }, (_, index) => BigInt(index + 1)),
+  );
 });
 
 test('is exact beyond 2^53, and at the largest id', async () => {
@@ -139,7 +142,10 @@ test('keeps the size of ranges that are used slowly', async () => {
     await pool.next();
     clock.advance(600);
   }
-  assert.ok(server.sizes.every((size) => size <= 2n), `${server.sizes}`);
+  assert.ok(
+    server.sizes.every((size) => size <= 2n),
+    `${server.sizes}`,
+  );
 });
 
 test('prefetches once when the second half of a range begins', async () => {
@@ -151,7 +157,10 @@ test('prefetches once when the second half of a range begins', async () => {
   await take(pool, 8);
   assert.equal(server.held.length, 0);
   await take(pool, 8);
-  assert.deepEqual(server.held.map(({ idCount }) => idCount), [32n]);
+  assert.deepEqual(
+    server.held.map(({ idCount }) => idCount),
+    [32n],
+  );
   assert.equal(pool.tryNext(), undefined);
   server.answer();
   assert.equal(await pool.next(), 32n);
