@@ -195,7 +195,7 @@ export class Backoff {
     }
   }
 
-  /** Waits before the next attempt. Throws the error itself if a retry cannot help, or after a minute without progress. */
+  /** Waits before the next attempt. Throws the error if a retry cannot help, or after a minute without progress. */
   async wait(error: unknown): Promise<void> {
     if (!(error instanceof IdallocError)) throw error;
     const { code, retryDelayMs } = error.details;

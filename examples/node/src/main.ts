@@ -10,7 +10,8 @@ import { IssuedLog } from './issued-log.js';
 import { Pool } from './pool.js';
 
 const USAGE =
-  'usage: npm start -- [--server HOST:PORT] [--ca FILE] [--token-file FILE] [--sequence NAME] [--total N] [--log FILE.jsonl]';
+  'usage: npm start -- [--server HOST:PORT] [--ca FILE] [--token-file FILE] [--sequence NAME] [--total N] ' +
+  '[--log FILE.jsonl]';
 
 const RANGE_SIZE = 100n;
 

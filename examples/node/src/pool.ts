@@ -143,7 +143,7 @@ export class Pool {
     }
   }
 
-  /** Returns the next id if one is at hand, else undefined. It spares `next`'s promise; only `next` waits for a range. */
+  /** Returns the next id if one is at hand, without a promise; else undefined: only `next` requests a range. */
   tryNext(): bigint | undefined {
     do {
       const part = this.current;
@@ -275,8 +275,11 @@ export class Pool {
     this.lateRanges++;
     if (this.lateRanges < MAX_LATE_RANGES) return;
     this.lateRanges = 0;
-    const message = `${MAX_LATE_RANGES} ranges in a row had expired on arrival; check the latency to the server, or raise its lease_ttl`;
-    throw new IdallocError('DEADLINE_EXCEEDED', message);
+    throw new IdallocError(
+      'DEADLINE_EXCEEDED',
+      `${MAX_LATE_RANGES} ranges in a row had expired on arrival; ` +
+        'check the latency to the server, or raise its lease_ttl',
+    );
   }
 }
 
