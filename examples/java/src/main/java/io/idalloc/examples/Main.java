@@ -182,8 +182,7 @@ public final class Main {
     tally.print();
   }
 
-  private <Q, R> void resume(
-      Tally tally, StreamStart<Q, R> start, Consumer<R> receiver)
+  private <Q, R> void resume(Tally tally, StreamStart<Q, R> start, Consumer<R> receiver)
       throws InterruptedException {
     Retries retries = new Retries(channel);
     while (tally.count < options.total()) {
@@ -214,7 +213,8 @@ public final class Main {
       return call.read(Retries.LIMIT.toNanos(), TimeUnit.NANOSECONDS);
     } catch (TimeoutException e) {
       throw new IdallocException(
-          Status.Code.ABORTED, "no message of the stream within " + Retries.LIMIT.toSeconds() + " s");
+          Status.Code.ABORTED,
+          "no message of the stream within " + Retries.LIMIT.toSeconds() + " s");
     }
   }
 
@@ -231,9 +231,7 @@ public final class Main {
   }
 
   private AllocateRangeRequest.Builder rangeRequest() {
-    return AllocateRangeRequest.newBuilder()
-        .setSequence(options.sequence())
-        .setIdCount(RANGE_SIZE);
+    return AllocateRangeRequest.newBuilder().setSequence(options.sequence()).setIdCount(RANGE_SIZE);
   }
 
   /** A deadline is a moment, not a duration: each call needs a new one. */

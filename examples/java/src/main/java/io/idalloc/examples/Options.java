@@ -3,8 +3,7 @@ package io.idalloc.examples;
 import java.nio.file.Path;
 
 /** The options of the command line. */
-record Options(
-    String server, Path ca, Path tokenFile, String sequence, long total, Path log) {
+record Options(String server, Path ca, Path tokenFile, String sequence, long total, Path log) {
   static final String USAGE =
       "usage: [--server HOST:PORT] [--ca FILE] [--token-file FILE] [--sequence NAME] [--total N]"
           + " [--log FILE.jsonl]";

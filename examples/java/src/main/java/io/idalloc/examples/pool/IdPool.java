@@ -164,7 +164,8 @@ public final class IdPool implements AutoCloseable {
     } catch (ExecutionException e) {
       throw new AssertionError(e); // an outcome is a value, also of a failure
     }
-    // The caller did not ask for a prefetched range, so it does not get that error: it tries itself.
+    // The caller did not ask for a prefetched range, so it does not get that error: it tries
+    // itself.
     if (outcome.error == null || outcome.retryNow || request.isPrefetch) {
       if (System.nanoTime() - deadline >= 0) {
         throw outcome.error == null ? timedOut() : outcome.error.copy();

@@ -51,7 +51,9 @@ public final class IdallocException extends RuntimeException {
     if (details.reason.isEmpty()) {
       // Such as the failed TLS handshake behind gRPC's "io exception".
       Throwable root = rootCause(error);
-      if ((root != error || message.isEmpty()) && root.getMessage() != null && !message.contains(root.getMessage())) {
+      if ((root != error || message.isEmpty())
+          && root.getMessage() != null
+          && !message.contains(root.getMessage())) {
         message += (message.isEmpty() ? "" : ": ") + root.getMessage();
       }
     }
