@@ -36,14 +36,14 @@ public final class Main {
   private static final Duration CALL_TIMEOUT = Duration.ofSeconds(5);
   private static final Duration CONNECT_TIMEOUT = Duration.ofSeconds(20);
 
-  private final ManagedChannel channel;
+  private final Retries retries;
   private final Options options;
   private final Channel calls;
   private final IdAllocatorServiceBlockingStub unary;
   private final IdAllocatorServiceBlockingV2Stub streams;
 
   private Main(ManagedChannel channel, Channel calls, Options options) {
-    this.channel = channel;
+    this.retries = new Retries(channel);
     this.calls = calls;
     this.options = options;
     this.unary = IdAllocatorServiceGrpc.newBlockingStub(calls);
@@ -101,7 +101,6 @@ public final class Main {
   /** Takes ids one by one from the pool. */
   private void pool() throws InterruptedException {
     Tally tally = new Tally("pool");
-    Retries retries = new Retries(channel);
     GrpcRangeSource source = new GrpcRangeSource(calls, CALL_TIMEOUT);
     try (IdPool pool = new IdPool(options.sequence(), source, CALL_TIMEOUT)) {
       while (tally.count < options.total()) {
@@ -184,7 +183,6 @@ public final class Main {
 
   private <Q, R> void resume(Tally tally, StreamStart<Q, R> start, Consumer<R> receiver)
       throws InterruptedException {
-    Retries retries = new Retries(channel);
     while (tally.count < options.total()) {
       BlockingClientCall<Q, R> call = start.of(options.total() - tally.count);
       try {
@@ -220,10 +218,11 @@ public final class Main {
 
   /** Repeats a call that may be repeated until it succeeds, for longer than gRPC itself does. */
   private <R> R retried(Supplier<R> call) throws InterruptedException {
-    Retries retries = new Retries(channel);
     while (true) {
       try {
-        return call.get();
+        R reply = call.get();
+        retries.progress();
+        return reply;
       } catch (StatusRuntimeException e) {
         retries.await(IdallocException.of(e));
       }

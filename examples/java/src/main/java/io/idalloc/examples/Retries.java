@@ -16,7 +16,11 @@ final class Retries {
   /** The longest time without progress. */
   static final Duration LIMIT = Duration.ofSeconds(60);
 
+  /** The same before the first success, since there may be no server, or no trust in it. */
+  private static final Duration FIRST_LIMIT = Duration.ofSeconds(5);
+
   private final ManagedChannel channel;
+  private boolean hasSucceeded;
   private long backoff = INITIAL_NANOS;
   private long progressAt = System.nanoTime();
   private boolean hasFailed;
@@ -27,6 +31,7 @@ final class Retries {
 
   /** Records that ids arrived. */
   void progress() {
+    hasSucceeded = true;
     if (hasFailed) {
       hasFailed = false;
       backoff = INITIAL_NANOS;
@@ -48,7 +53,8 @@ final class Retries {
       progressAt = System.nanoTime();
     }
     long delay = error.retryDelay().map(Duration::toNanos).orElse(backoff);
-    if (System.nanoTime() - progressAt + delay > LIMIT.toNanos()) {
+    Duration limit = hasSucceeded ? LIMIT : FIRST_LIMIT;
+    if (System.nanoTime() - progressAt + delay > limit.toNanos()) {
       throw error;
     }
     backoff = Math.min(MAX_NANOS, 2 * backoff);

@@ -49,6 +49,7 @@ public final class IdallocException extends RuntimeException {
     Status status = Status.fromThrowable(error);
     String message = status.getDescription() == null ? "" : status.getDescription();
     if (details.reason.isEmpty()) {
+      message = message.replaceAll("\\s*Channel Pipeline: \\[.*\\]", "");
       // Such as the failed TLS handshake behind gRPC's "io exception".
       Throwable root = rootCause(error);
       if ((root != error || message.isEmpty())
