@@ -17,7 +17,7 @@ GO_PREFIX ?= example.com/idalloc/go
 bin := .venv/bin
 protos := $(shell find protos -name '*.proto')
 services := $(shell grep -l '^service ' $(protos))
-go_examples := $(shell find examples/go -name '*.go' -o -name README.md)
+go_examples = $(wildcard examples/go/*.go examples/go/*/*.go examples/go/README.md)
 generated := idalloc/v1 idalloc/xprotocol/v1 idalloc/protos
 protoc = PATH="$(CURDIR)/.venv-gen/bin:$$PATH" .venv-gen/bin/python -m grpc_tools.protoc \
   --proto_path=protos --proto_path=third_party/googleapis
