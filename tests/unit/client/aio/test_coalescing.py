@@ -13,6 +13,7 @@ import pytest
 import idalloc
 from idalloc.aio._coalescing import _split
 from tests.support.fake_server import FakeServer, serving
+from tests.support.logged import lines_of
 from tests.support.waiting import hold_for_async, until
 
 
@@ -348,7 +349,7 @@ async def test_closing_the_client_ends_waiters(
     assert [str(call.exception()) for call in waiting] == ["the client is closed"] * 2
     del first, waiting
     gc.collect()  # a failed task whose error was not retrieved is reported now
-    assert not caplog.records
+    assert not lines_of(caplog.records)
 
 
 async def test_closing_the_client_ends_a_shared_call(
@@ -363,7 +364,7 @@ async def test_closing_the_client_ends_a_shared_call(
     await asyncio.sleep(0)
     await close(client, *waiting)
     assert [str(call.exception()) for call in waiting] == ["the client is closed"] * 4
-    assert not caplog.records
+    assert not lines_of(caplog.records)
 
 
 async def test_closing_the_client_before_the_shared_call_is_sent(gate: Gate, server: FakeServer) -> None:
@@ -396,4 +397,4 @@ def test_an_ended_event_loop_leaves_no_queue(server: FakeServer, gate: Gate, cap
     asyncio.run(leave())
     assert client._coalescer._queues == {}
     assert not client._tasks
-    assert not caplog.records
+    assert not lines_of(caplog.records)
