@@ -101,7 +101,7 @@ def run_out_of_room(
         scenario.wait_for_records([*leased, *recorded], more=10)
         fill_up(nodes)
         scenario.count_faults()
-        wait_until_all_are_refused(scenario, recorded)
+        wait_until_all_are_refused(scenario, recorded, "STORE_UNAVAILABLE", "DEADLINE_EXCEEDED")
         # SQLite may still find room in its own log.
         scenario.wait_until(lambda: all(refusal_of(node).endswith(DISK_ERRORS) for node in nodes), "disk errors", 20)
         scenario.wait_for_records(leased, more=10)

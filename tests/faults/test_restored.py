@@ -46,8 +46,12 @@ def restore_until_refused(
     }
 
 
-def wait_until_all_are_refused(scenario: Scenario, clients: list[ClientProcess]) -> None:
-    """Waits until no client has received ids for a second."""
+def wait_until_all_are_refused(scenario: Scenario, clients: list[ClientProcess], *reasons: str) -> None:
+    """Waits until each client has seen one of the reasons, and then until none has received ids for a second."""
+    expected = reasons or ("STORE_WENT_BACKWARDS",)
+    scenario.wait_until(
+        lambda: all(client.reasons.intersection(expected) for client in clients), f"{expected} at each client"
+    )
     before: list[int] = []
     since = 0
 

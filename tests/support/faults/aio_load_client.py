@@ -15,7 +15,7 @@ from typing import Any
 
 import idalloc
 import idalloc.aio
-from tests.support.faults.load_client import DEFAULT_OPTIONS, RETRY_PAUSE
+from tests.support.faults.load_client import DEFAULT_OPTIONS, RETRY_PAUSE, report_reason
 from tests.support.waiting import hold_for_async
 
 
@@ -68,7 +68,9 @@ async def main(options: dict[str, Any]) -> None:
                 got = await turns[turn % len(turns)]()
             except idalloc.IdallocError as error:
                 errors[error.reason] += 1
-                messages.setdefault(error.reason, str(error))
+                if error.reason not in messages:
+                    messages[error.reason] = str(error)
+                    report_reason(options["log"], error.reason)
                 await hold_for_async(RETRY_PAUSE, "the pause before a retry")
             else:
                 done["calls"] += 1

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count, cycle
+from pathlib import Path
 from typing import Any
 
 import idalloc
@@ -56,6 +57,12 @@ def calls(client: idalloc.Client, options: dict[str, Any]) -> Iterator[Callable[
     return (make[modes[turn % len(modes)]] for turn in count())
 
 
+def report_reason(log: str, reason: str) -> None:
+    """Appends the reason of a failed call to the file that ``ClientProcess.reasons`` reads."""
+    with (Path(log).parent / f"reasons-{Path(log).name}").open("a") as file:
+        file.write(f"{reason}\n")
+
+
 def main(options: dict[str, Any]) -> None:
     """Makes calls until SIGTERM or a limit, then prints the report."""
     stopped = threading.Event()
@@ -74,7 +81,9 @@ def main(options: dict[str, Any]) -> None:
             except idalloc.IdallocError as error:
                 with lock:
                     errors[error.reason] += 1
-                    messages.setdefault(error.reason, str(error))
+                    if error.reason not in messages:
+                        messages[error.reason] = str(error)
+                        report_reason(options["log"], error.reason)
                 stopped.wait(RETRY_PAUSE)
             else:
                 with lock:

@@ -52,6 +52,12 @@ class ClientProcess:
         """Approximate number of ranges received so far."""
         return self.log.stat().st_size // ROW.size if self.log.exists() else 0
 
+    @property
+    def reasons(self) -> set[str]:
+        """Reasons of the calls that have failed so far."""
+        file = self.log.with_name(f"reasons-{self.log.name}")
+        return set(file.read_text().split()) if file.exists() else set()
+
     def kill(self) -> None:
         """Kills the process with SIGKILL."""
         self.process.kill()
