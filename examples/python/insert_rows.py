@@ -1,6 +1,6 @@
 """Insert rows into CrateDB in batches, with ids from idalloc. A retry never writes a row twice.
 
-    pip install 'idalloc[crate]'
+    pip install '.[crate]'  # in a clone of idalloc
     python insert_rows.py [ROWS] [--job UUID]
 
 Needs an idalloc server and CrateDB. IDALLOC_SERVER is the server (default 127.0.0.1:50051); IDALLOC_CA and

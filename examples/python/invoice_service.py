@@ -1,6 +1,6 @@
 """A web service that numbers invoices: each POST /invoices returns the next number of the year.
 
-    pip install idalloc starlette uvicorn
+    pip install . starlette uvicorn  # in a clone of idalloc
     uvicorn invoice_service:app --port 8000
     curl --request POST --header "Idempotency-Key: $(uuidgen)" http://127.0.0.1:8000/invoices
 

@@ -1,6 +1,6 @@
 """SQLAlchemy models whose primary keys come from idalloc sequences, for any database.
 
-    pip install 'idalloc[sqlalchemy]' sqlalchemy-cratedb
+    pip install '.[sqlalchemy]' sqlalchemy-cratedb  # in a clone of idalloc
     python sqlalchemy_models.py [LINES]
 
 Needs an idalloc server and a database. IDALLOC_SERVER is the server (default 127.0.0.1:50051); IDALLOC_CA and

@@ -19,9 +19,10 @@ _HEAD = """\
 
 Find any class, method and exception of the package `idalloc`. The text is that of the docstrings.
 
-`pip install idalloc` needs gRPC and protobuf only. The clients check each reply before they return any of its ids. They
-return dataclasses: enums are texts, times are `datetime` in UTC, and `to_dict()` gives the [JSON](api.md#json) that the
-command prints. See [the guide](../guides/python-sdk.md) for tasks.
+`pip install .` in [a clone](../index.md#start) installs the package, which needs gRPC and protobuf only. The clients
+check each reply before they return any of its ids. They return dataclasses: enums are texts, times are `datetime` in
+UTC, and `to_dict()` gives the [JSON](api.md#json) that the command prints. See [the guide](../guides/python-sdk.md) for
+tasks.
 """
 _AIO = """\
 ## `idalloc.aio.Client`

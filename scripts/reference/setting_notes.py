@@ -64,7 +64,7 @@ _PARAMETERS = table(
 _TRANSPORTS = table(
     ("", "`grpcio`", "`native`"),
     [
-        ("package", "always installed", "`pip install 'idalloc[native]'`; Linux and macOS"),
+        ("package", "always installed", "`pip install '.[native]'` in [a clone](../index.md#start); Linux and macOS"),
         ("TLS, client certificates, `max_connection_age`", "yes", "refused at startup"),
         ("a `listen` that other machines reach", "with TLS and `access`", "only with `insecure`"),
         ("a host name with several addresses", "listens on all", "refused at startup"),

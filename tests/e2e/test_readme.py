@@ -1,4 +1,4 @@
-"""README.md: its commands run as they stand there."""
+"""README.md and the first page of the site: their commands run as they stand there."""
 
 import subprocess
 from pathlib import Path
@@ -18,12 +18,15 @@ CLONE = ["Makefile", "pyproject.toml", "requirements", "protos", ".venv"]
 
 
 @pytest.mark.timeout(300)
-def test_every_command_runs(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """Each command of the README succeeds, and prints what the README shows."""
+@pytest.mark.parametrize(
+    ("page", "not_run"), [("README.md", NOT_RUN), ("docs/index.md", {"git clone": "needs the network"})]
+)
+def test_every_command_runs(page: str, not_run: dict[str, str], tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Each command of the page succeeds, and prints what the page shows."""
     current = subprocess.run(["make", "--question", ".venv/server"], cwd=ROOT, capture_output=True)
     if current.returncode:
         pytest.skip("`make run` would install packages first: run `make .venv/ready`")
-    run_page("README.md", tmp_path, subtests, not_run=NOT_RUN, files=CLONE)
+    run_page(page, tmp_path, subtests, not_run=not_run, files=CLONE)
 
 
 def test_the_readme_is_short() -> None:

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from scripts.check_site import findings
@@ -66,6 +67,12 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     (tmp_path / "zensical.toml").write_text(CONFIG)
     build(tmp_path, "--strict")
     assert [*findings(tmp_path)] == []
+
+
+def test_the_repository_has_one_address() -> None:
+    """`git clone` on the first page has the address to which the head of each page links."""
+    cloned = re.findall(r"^git clone (\S+)$", (ROOT / "docs/index.md").read_text(), re.MULTILINE)
+    assert cloned == [tomllib.loads(CONFIG)["project"]["repo_url"]]
 
 
 def test_dead_links_and_foreign_resources_are_found(tmp_path: Path) -> None:
