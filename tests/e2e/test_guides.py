@@ -1,18 +1,22 @@
 """The commands of the guides run as they stand there; tables in them are those of the code."""
 
+import json
 import re
 from pathlib import Path
 
+import grpc
 import pytest
 
 from idalloc._core.tls_errors import _CAUSES
 from idalloc.cli import _UNREACHABLE_HINTS
+from idalloc.v1 import id_allocator_pb2, id_allocator_pb2_grpc
 from idalloc_server.auth.authorize import RULES
-from tests.support.documents import run_page
+from tests.support.documents import blocks, free_port, run_page
 from tests.support.paths import ROOT
 from tests.support.processes import running
 
 GUIDES = ROOT / "docs" / "guides"
+RETRY_WAITS = ("initialBackoff", "maxBackoff", "backoffMultiplier")
 
 
 @pytest.mark.parametrize(
@@ -21,6 +25,7 @@ GUIDES = ROOT / "docs" / "guides"
         ("access-control", {}),
         ("verify", {}),
         ("migration", {}),
+        ("languages", {}),
         pytest.param("tls", {}, marks=pytest.mark.test_long),
         pytest.param("choosing-a-key", {"--past-table": "it needs a CrateDB"}, marks=pytest.mark.test_long),
     ],
@@ -37,6 +42,24 @@ def test_deployment_works_on_a_running_server(tmp_path: Path, subtests: pytest.S
     with running(tmp_path) as server:
         ports = {50051: int(server.address.rpartition(":")[2])}
         run_page("docs/guides/deployment.md", tmp_path, subtests, not_run=not_run, files=["protos"], ports=ports)
+
+
+def test_the_policy_of_the_languages_guide_awaits_a_lone_server(tmp_path: Path) -> None:
+    """The guide's policy is that of the protos but for its waits, and a call with it outlasts a server's start."""
+    page = (GUIDES / "languages.md").read_text()
+    shown = next(each.text for each in blocks(page) if each.language == "json")
+    policy, shipped = json.loads(shown), json.loads((ROOT / "protos/idalloc/v1/service_config.json").read_text())
+    waits = {name: policy["methodConfig"][0]["retryPolicy"][name] for name in RETRY_WAITS}
+    shipped["methodConfig"][0]["waitForReady"] = True
+    shipped["methodConfig"][0]["retryPolicy"] |= waits
+    assert policy == shipped
+    options = [("grpc.service_config", shown), ("grpc.initial_reconnect_backoff_ms", 100)]
+    listen = f"127.0.0.1:{free_port()}"
+    with grpc.insecure_channel(listen, options) as channel:
+        stub = id_allocator_pb2_grpc.IdAllocatorServiceStub(channel)
+        call = stub.AllocateRange.future(id_allocator_pb2.AllocateRangeRequest(sequence="orders"), timeout=60)
+        with running(tmp_path, listen=listen):
+            assert call.result().range.first_id == 1
 
 
 def test_the_tls_guide_has_the_client_s_messages() -> None:

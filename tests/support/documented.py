@@ -150,7 +150,10 @@ def of_documents() -> Claims:
     largest, times = power(model.MAX_ID), reserve_factor()
     assert worker.CHANGE_SECONDS == 60  # "after a minute"
     [policy] = json.loads((ROOT / "client/idalloc/v1/service_config.json").read_text())["methodConfig"]
-    assert policy["retryPolicy"]["maxAttempts"] == 5
+    retries = policy["retryPolicy"]
+    assert retries["maxAttempts"] == 5
+    first, longest = (float(retries[name].rstrip("s")) for name in ("initialBackoff", "maxBackoff"))
+    waits = [min(first * retries["backoffMultiplier"] ** n, longest) for n in range(retries["maxAttempts"] - 1)]
     assert channel.MAX_CONNECTIONS == 4
     assert default("request_id_window") == 3600
     return {
@@ -237,6 +240,9 @@ def of_documents() -> Claims:
             f"retry calls within their timeout, {defaults.DEFAULT_TIMEOUT:g} s by default",
             f"Each reason has up to {metrics.MAX_CAUSES} causes a second",
             f"An exit waits up to {log_queue.FLUSH_SECONDS:g} s for the queue",
+        ],
+        "docs/guides/languages.md": [
+            f"up to {retries['maxAttempts']} attempts, whose waits sum to {sum(waits):g} s",
         ],
         "docs/guides/load-tests.md": [f"`--duration` ({_plan.Plan.duration:g} s by default)"],
         "docs/guides/migration.md": [f"The default of both systems is {default('node_prefix'):g}."],
