@@ -8,12 +8,15 @@ arguments. Once the server has answered, the program continues over a restart of
 """
 
 import argparse
+import os
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or gRPC prints lines of its own about a failed connection
 
 import grpc
 
