@@ -219,7 +219,8 @@ def test_a_pause_past_the_lease_drops_ids(language: Language, tmp_path: Path) ->
                 hold_for(lease_ttl + 0.5, "the lease ends while the program is paused")
                 program.process.send_signal(signal.SIGCONT)
                 assert program.process.wait(timeout=100) == 0, program.errors
-                [used_last] = [record for record in program.records if program.ways[POOL].ids[1] in record.ids]
+                numbers = [record for record in program.records if not record.doc_ids]
+                [used_last] = [record for record in numbers if program.ways[POOL].ids[1] in record.ids]
             # It held more ids than it needed. Yet its last id is of a range that it requested after the pause.
             assert used_last.asked - held[-1].answered > lease_ttl * 1e9
             return
@@ -229,16 +230,19 @@ def test_a_pause_past_the_lease_drops_ids(language: Language, tmp_path: Path) ->
 def pause_with(program: Program, total: int) -> list[Record]:
     """Pause a program when its pool has all ids that it needs, and return their records; none if it used them."""
     wait_until(lambda: program.records or not program.is_running, "its first range")
+    held: list[Record] = []
     while program.is_running:
         program.process.send_signal(signal.SIGSTOP)
         wait_until(lambda: is_paused(program), "the pause")
         if program.ways:
             return []
+        if held:  # for a step: the pool has taken the last range over from its request
+            return held
         records = program.records
         if sum(record.id_count for record in records) >= total:
-            return records
+            held = records
         program.process.send_signal(signal.SIGCONT)
-        hold_for(0.002, "the program runs in short steps")
+        hold_for(0.004, "the program runs in short steps")
     return []
 
 
