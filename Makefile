@@ -31,11 +31,14 @@ run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
 test: lint type gen-check ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
-	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long' $(ARGS)
+	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long and not languages' $(ARGS)
 
 # Two at a time, as these tests kill, pause and flood processes that have deadlines.
 test-long: .venv/ready ## the long tests, which `test` leaves out; both must pass
 	$(bin)/pytest -n 2 -m test_long $(ARGS)
+
+test-languages: .venv/ready ## build and run the examples in Go, Java, Node and Python; skips languages that are not installed
+	$(bin)/pytest -m languages tests/languages $(ARGS)
 
 lint: .venv/ready ## ruff, import-linter, words, sizes, waits of tests, buf
 	$(bin)/ruff check --quiet
@@ -136,6 +139,7 @@ image: ## build the container image
 
 clean: ## remove everything that make makes
 	rm -rf .venv .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
+	rm -rf examples/java/target examples/node/dist examples/node/gen examples/node/node_modules
 	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call venv,FOLDER,REQUIREMENTS): a fresh virtual environment with exactly the locked versions.
@@ -179,4 +183,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock image clean
+.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock image clean

@@ -4,6 +4,7 @@ import io.grpc.ManagedChannel;
 import io.grpc.Status;
 import io.idalloc.examples.pool.IdallocException;
 import java.time.Duration;
+import java.util.Set;
 
 /**
  * Decides whether and when to continue after an error, for as long as a lone server needs to
@@ -12,6 +13,10 @@ import java.time.Duration;
 final class Retries {
   private static final long INITIAL_NANOS = Duration.ofMillis(100).toNanos();
   private static final long MAX_NANOS = Duration.ofSeconds(2).toNanos();
+
+  /** A server that stops cancels the calls that it has not begun. */
+  private static final Set<Status.Code> RETRYABLE =
+      Set.of(Status.Code.UNAVAILABLE, Status.Code.CANCELLED, Status.Code.DEADLINE_EXCEEDED);
 
   /** The longest time without progress. */
   static final Duration LIMIT = Duration.ofSeconds(60);
@@ -44,8 +49,7 @@ final class Retries {
    * @throws IdallocException the error itself, if another attempt cannot succeed or took too long
    */
   void await(IdallocException error) throws InterruptedException {
-    Status.Code code = error.code();
-    if (code != Status.Code.UNAVAILABLE && code != Status.Code.DEADLINE_EXCEEDED) {
+    if (!RETRYABLE.contains(error.code())) {
       throw error;
     }
     if (!hasFailed) {
