@@ -173,9 +173,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     for path in verdict.cut:
         yield f"{path} ends in the middle of a record, which was ignored"
     yield f"the longest stall took {verdict.stall:,.3f} s"
-    read = (
-        f"{verdict.ids:,} ids in {verdict.records:,} records of {verdict.logs:,} logs, read in {verdict.seconds:.1f} s"
-    )
+    logs = "1 log" if verdict.logs == 1 else f"{verdict.logs:,} logs"
+    read = f"{verdict.ids:,} ids in {verdict.records:,} records of {logs}, read in {verdict.seconds:.1f} s"
     if not findings.any:
         beyond = "none beyond the export" if verdict.exported else "no export to compare with"
         yield f"PROVED for {read}: none issued twice, none out of order, {beyond}"
