@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from idalloc._core import errors as client_errors
+from idalloc._core.defaults import DEFAULT_TIMEOUT
 from idalloc._core.errors import IdallocError
 from idalloc_server.domain import errors as server_errors
 from idalloc_server.domain.errors import Refusal, Retryable
@@ -20,12 +21,13 @@ from scripts.reference.markdown import ROOT, block, document, one_line, prose, t
 
 PROTO = ROOT / "protos/idalloc/v1/error_reason.proto"
 
+_BURNED = "../explanation/glossary.md#burned"
 _VALUE = re.compile(r"((?:  //.*\n)+)  ERROR_REASON_(\w+) = [1-9]")
 _COMMENT = re.compile(
     r"(?P<meaning>.+) Status (?P<status>[A-Z_]+)(?: with (?P<details>[^.]+))?\.(?: Metadata: (?P<metadata>.+)\.)?"
 )
 
-_HEAD = f"""\
+_HEAD = """\
 # Errors
 
 Find an error by its reason, such as `STORE_UNAVAILABLE`, and what to do about it.
@@ -33,15 +35,40 @@ Find an error by its reason, such as `STORE_UNAVAILABLE`, and what to do about i
 A call that fails ends with a `google.rpc.Status`. Its details have a `google.rpc.ErrorInfo` with a reason, the domain
 `idalloc`, and metadata: the values in the message, as strings. The command prints `REASON: message`.
 
-A retry is always safe; at worst it leaves a gap. Where this page says that a retry helps, the details have a
-`google.rpc.RetryInfo`: wait for its `retry_delay`. gRPC's own retry policy reads the trailer
-`grpc-retry-pushback-ms` instead, which has the same delay. Beyond {LONGEST_PUSHBACK_SECONDS:g} s the trailer is -1,
-and the policy does not retry.
-
 The Python client raises an exception of a class of its own for each reason. All classes derive from
 `idalloc.IdallocError`; those where a retry helps derive from `idalloc.Unavailable`.
 
 The list is generated from `protos/idalloc/v1/error_reason.proto` and from the server's and the client's classes.
+"""
+_POLICY = json.loads((PROTO.parent / "service_config.json").read_text())["methodConfig"][0]["retryPolicy"]
+_RETRY = f"""\
+## Retry
+
+A retry is always safe; at worst it leaves a gap. To get the same ids again, repeat the call with its `request_id`.
+
+- **When.** Where this page says that a retry helps, the details have a `google.rpc.RetryInfo`. Wait for its
+  `retry_delay`. That is {Retryable.retry_after:g} s if the store is unavailable or the server stops; for a quota or a
+  clock it is the time until the call fits. Add a random part, so that your callers do not all return at once.
+- **How long.** As long as your own caller can wait. A restart of a server takes seconds. A failover of the store can
+  take more than a minute.
+- **What retries by itself.** Every gRPC client that loads `service_config.json` makes up to
+  {_POLICY["maxAttempts"]} attempts within the deadline of the call. So do the Python client and the command, within
+  {DEFAULT_TIMEOUT:g} s by default. After that the program gets the error, and a retry is up to it: this
+  [loop](../guides/python-sdk.md#handle-errors) outlives an outage.
+
+gRPC's own retry policy does not read `RetryInfo`. It reads the trailer `grpc-retry-pushback-ms`, which has the same
+delay. Beyond {LONGEST_PUSHBACK_SECONDS:g} s the trailer is -1, and the policy does not retry.
+"""
+_DEADLINE = f"""\
+## `DEADLINE_EXCEEDED`
+
+No answer came before the deadline of the call. The client ends the call by itself, so the error has no details. The
+Python client and the command wait {DEFAULT_TIMEOUT:g} s by default. The server logs such a call in
+[`calls_failed`](log-events.md#calls_failed) with the code CANCELLED. Ids that it took are never issued to another
+caller.
+
+**Next step:** Retry, with the same `request_id` if the call had one. If it lasts, find out what the server waits for
+([runbook](../operations/runbook.md#deadline_exceeded)). It is mostly the store.
 """
 _TAIL = """\
 ## Errors of the Python client
@@ -105,8 +132,8 @@ def page() -> str:
         (f"[`{reason}`](#{reason.lower()})", by_reason[reason].status, _retry(by_reason[reason]))
         for reason in sorted(comments)
     ]
-    head = document(_HEAD, "## All errors", table(("reason", "gRPC status", "retry"), overview))
-    return document(head, *sections, _TAIL, table(("class", "reason", "gRPC status", "meaning"), others))
+    head = document(_HEAD, "## All errors", table(("reason", "gRPC status", "retry"), overview), _RETRY)
+    return document(head, *sections, _DEADLINE, _TAIL, table(("class", "reason", "gRPC status", "meaning"), others))
 
 
 def summary(kind: type[IdallocError]) -> str:
@@ -124,7 +151,7 @@ def _section(refusal: type[Refusal], comment: ProtoComment, kind: type[IdallocEr
     )
     return document(
         f"## `{refusal.reason}`",
-        prose(comment.meaning, links.SETTINGS),
+        prose(comment.meaning, links.SETTINGS).replace(" burned", f" [burned]({_BURNED})", 1),
         f"**Next step:** {prose(refusal.next_step, links.SETTINGS)}",
         table(columns, [row]),
         block("json", json.dumps(comment.example, indent=2)),

@@ -121,8 +121,8 @@ The supervisor kills a worker that has not ended {STOP_MARGIN_SECONDS:g} s after
     "drain_timeout": f"""New calls are refused with [`SERVER_DRAINING`](errors.md#server_draining), and their clients
 call another server. Streams end after {STREAMS_SHARE:.0%} of this time. At its end the server cancels
 the calls that still run.""".replace("%", " %"),
-    "max_ids_per_call": """Also the limit of a chunk of a stream, and of document ids in the view COMPACT. More is
-[`INVALID_REQUEST`](errors.md#invalid_request).""",
+    "max_ids_per_call": """Applies to ranges, document ids and UUIDs. Document ids as texts, and UUIDs, have a limit of
+their own, too ([limits](limits.md#ids-of-a-call)). More is [`INVALID_REQUEST`](errors.md#invalid_request).""",
     "auto_create_sequences": """The sequence starts at 1 and has no format. If this is off, the call fails with
 [`SEQUENCE_NOT_FOUND`](errors.md#sequence_not_found). A deleted sequence is never created by a call.""",
     "max_sequences": """For each sequence the process remembers what it saw, so that it notices a store that went

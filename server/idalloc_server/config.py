@@ -113,7 +113,7 @@ class Settings(BaseModel):
     )
     drain_timeout: _Duration = Field(20.0, description="How long running calls may continue after SIGTERM.")
     max_ids_per_call: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(
-        1_000_000, description="Maximum number of ids in a range, or in a chunk of a stream."
+        1_000_000, description="Maximum number of ids in a call, or in a chunk of a stream."
     )
     auto_create_sequences: bool = Field(True, description="Whether the server creates a sequence on its first use.")
     max_sequences: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(

@@ -30,14 +30,17 @@ def test_a_lost_file_is_restored(by_the_page: Operator) -> None:
     by_the_page.run_all("Export")
     by_the_page.take(1000)
     by_the_page.stop()
-    put_aside, put_back, start, advance, stop, ids = by_the_page.blocks("Restore")
+    put_aside, put_back, start, advance, create, periods, stop, ids = by_the_page.blocks("Restore")
     by_the_page.run(put_aside)
     assert "raised or changed 1" in by_the_page.run(put_back)
     by_the_page.run(start)
     assert "orders" in by_the_page.run(advance)
+    by_the_page.run(create)
+    assert "4711" in by_the_page.run(periods)
     by_the_page.run(stop)
     by_the_page.serve()
     assert int(by_the_page.run(ids)) > 1234567
+    assert by_the_page.shell("idalloc allocate parcels").endswith("4712\r\n")
 
 
 def test_an_import_refuses_to_lower_a_counter(by_the_page: Operator) -> None:

@@ -53,6 +53,20 @@ def test_a_locked_store_recovers(serving: Operator) -> None:
     serving.wait_for_log("store_recovered")
 
 
+def test_a_store_that_outlasts_the_deadline_is_found(serving: Operator) -> None:
+    """DEADLINE_EXCEEDED: the log names the store although its caller is gone, and a longer call gets its error."""
+    find, ids = serving.blocks("`DEADLINE_EXCEEDED`")
+    with closing(sqlite3.connect(serving.file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        serving.refused("DEADLINE_EXCEEDED", "allocate orders 100000 --timeout 1s")
+        serving.wait_for_log("store_fails", "CANCELLED")
+        printed = serving.run(find)
+        assert "CANCELLED" in printed
+        assert "store: NOT_SERVING: " in printed
+        serving.refused("STORE_UNAVAILABLE", ids.text.partition("idalloc ")[2].replace("orders", "orders 100000"))
+    serving.run(ids)
+
+
 def test_a_restored_store_is_advanced(serving: Operator) -> None:
     """P3: after the advance of the page, a store restored from a copy issues only new ids."""
     copy = serving.folder / "copy.db"
@@ -182,16 +196,19 @@ def test_a_quota_is_raised_without_a_restart(by_the_page: Operator) -> None:
     by_the_page.shell("idalloc token new billing --allocate '*' >billing.token 2>access.toml")
     with (by_the_page.folder / "access.toml").open("a") as file:
         file.write("ids_per_second = 1\n")
+        file.write(f'\n[[identity]]\nname = "other"\ntoken_sha256 = ["{"0" * 64}"]\nids_per_second = 2\n')
     by_the_page.set(IDALLOC_ACCESS=by_the_page.folder / "access.toml")
     by_the_page.set(IDALLOC_TOKEN_FILE=by_the_page.folder / "billing.token")
     by_the_page.serve()
     by_the_page.take(1000)
     by_the_page.refused("QUOTA_EXCEEDED")
-    log, fix, check = by_the_page.blocks("`QUOTA_EXCEEDED`")
+    log, change, fix, check = by_the_page.blocks("`QUOTA_EXCEEDED`")
     by_the_page.wait_for_log("QUOTA_EXCEEDED")
     assert "QUOTA_EXCEEDED" in by_the_page.run(log)
+    assert "1_000_000" in by_the_page.run(change, code=1)  # diff: the files differ
     by_the_page.run(fix)
     by_the_page.run(check)
+    assert "ids_per_second = 2\n" in (by_the_page.folder / "access.toml").read_text()
 
 
 def test_an_operator_without_access_writes_an_entry(by_the_page: Operator) -> None:

@@ -19,6 +19,7 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
+from idalloc_server.store.sqlite import store as sqlite_store
 from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor, worker
 from scripts.reference.setting_notes import lease_factor, reserve_factor
@@ -125,7 +126,7 @@ def of_protos() -> Claims:
         "GenerateDocIdRequest.auto_increment_offset": [f"{mysql}. 0 (unset) means the node's setting."],
         "GenerateDocIdRequest.auto_increment_increment": [f"{mysql}. 0 (unset) means the node's setting."],
         "StreamDocIdsRequest.chunk_id_count": [f"0 (unset) means {chunk};"],
-        "GenerateUuidRequest.id_count": [f"1 to {texts}. 0 (unset) means {id_allocator.DEFAULT_ID_COUNT}."],
+        "GenerateUuidRequest.id_count": [f"0 (unset) means {id_allocator.DEFAULT_ID_COUNT}; at most {texts},"],
         "RangeView.RANGE_VIEW_TEXTS": [f"at most {texts} in a message"],
         "Node.prefix": [f"{prefixes} (the setting node_prefix)"],
         "Node.auto_increment_offset": [mysql],
@@ -185,6 +186,9 @@ def of_documents() -> Claims:
             f"more than {transport.LARGEST_METADATA_BYTES // _KB} kB of metadata",
         ],
         "docs/operations/runbook.md": [
+            f"within its timeout, {defaults.DEFAULT_TIMEOUT:g} s by default",
+            f"{sqlite_store._BUSY_TIMEOUT:g} s for a lock of SQLite, "
+            f"`store_timeout` ({default('store_timeout'):g} s by default) for any store",
             f"within a third of `lease_ttl` ({default('lease_ttl') / 3:g} s)",
             f"up to {supervisor.LONGEST_PAUSE_SECONDS:g} s.",
             f"its prefix is free {start_timestamps.STALE_AFTER:g} s after its last sign of life",
@@ -192,6 +196,7 @@ def of_documents() -> Claims:
             f"must be at least {lease_factor():g} times outage_reserve plus store_timeout",
         ],
         "docs/operations/backup-and-restore.md": [
+            f"up to `lease_ttl` ({default('lease_ttl'):g} s by default)",
             f"`request_id_window` ({default('request_id_window') / 3600:g} hour unless it was set otherwise)",
         ],
         "docs/operations/capacity.md": [

@@ -76,7 +76,7 @@ SETTINGS = {
         "ordering", "Ids rise within each node, or (slower) across all nodes; default: rising-per-node."
     ),
     "kind": _choice("kind", "A counter, or unique timestamps since the Unix epoch; default: counter."),
-    "min_lease_size": _number("The fewest ids that a node takes from the store at once."),
+    "min_lease_size": _number("The fewest ids that a node takes from the store at once, after its first write."),
     "max_lease_size": _number("The most ids that a node holds in reserve."),
     "format": _text("FORMAT", "The text form of ids, such as 'INV-{year}-{value:06d}'."),
     "reset": _choice("reset", "How often the sequence restarts; its format must contain the period; default: never."),

@@ -66,8 +66,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
                     "found": "value 1000 in generation 1"}}
     """
     ERROR_REASON_SERVER_DRAINING: _ErrorReason.ValueType  # 7
-    """The server is stopping. Another node, or this one after its restart, serves the call. Status UNAVAILABLE with
-    RetryInfo.
+    """The server is stopping: it accepts no new calls, and lets running ones end within its setting drain_timeout. Ranges
+    that a stream delivered before this error stay valid. Status UNAVAILABLE with RetryInfo.
 
       {"reason": "SERVER_DRAINING", "domain": "idalloc", "metadata": {}}
     """
@@ -209,8 +209,8 @@ FAILED_PRECONDITION. Metadata: sequence, seen, found.
                 "found": "value 1000 in generation 1"}}
 """
 ERROR_REASON_SERVER_DRAINING: ErrorReason.ValueType  # 7
-"""The server is stopping. Another node, or this one after its restart, serves the call. Status UNAVAILABLE with
-RetryInfo.
+"""The server is stopping: it accepts no new calls, and lets running ones end within its setting drain_timeout. Ranges
+that a stream delivered before this error stay valid. Status UNAVAILABLE with RetryInfo.
 
   {"reason": "SERVER_DRAINING", "domain": "idalloc", "metadata": {}}
 """

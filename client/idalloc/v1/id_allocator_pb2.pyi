@@ -180,8 +180,9 @@ class AllocateRangeRequest(_message.Message):
     view: Global___RangeView.ValueType
     """Which forms of the ids the reply carries. The default is RANGE_VIEW_BASIC."""
     request_id: _builtins.str
-    """Identifies this request: a UUID of version 4 (AIP-155). Within the server's setting request_id_window (default 1
-    h), the same request with the same request_id returns the same ids, on any node, even after a crash. It fails with
+    """Identifies this request: a UUID of 36 characters, except the nil UUID. Use a random one, of version 4 (AIP-155);
+    the server does not check the version. Within the server's setting request_id_window (default 1 h), the same
+    request with the same request_id returns the same ids, on any node, even after a crash. It fails with
     REQUEST_ID_BURNED if the server cannot return them again. Another request with the same request_id fails with
     REQUEST_ID_REUSED. A request_id costs a write to the store, which concurrent calls share.
     """
@@ -378,8 +379,8 @@ class GenerateDocIdRequest(_message.Message):
     AUTO_INCREMENT_INCREMENT_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
     id_count: _builtins.int
-    """How many ids to generate. 0 (unset) means 1; at most 10,000 in a view with texts (all but DOC_ID_VIEW_COMPACT),
-    else the server's setting max_ids_per_call.
+    """How many ids to generate. 0 (unset) means 1; at most the server's setting max_ids_per_call, and at most 10,000
+    in a view with texts (all but DOC_ID_VIEW_COMPACT).
     """
     auto_increment_offset: _builtins.int
     """MySQL's session variable auto_increment_offset for this call, 1 to 65535. 0 (unset) means the node's setting."""
@@ -535,7 +536,9 @@ class GenerateUuidRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
     id_count: _builtins.int
-    """How many UUIDs to generate, 1 to 10,000. 0 (unset) means 1."""
+    """How many UUIDs to generate. 0 (unset) means 1; at most 10,000, or the server's setting max_ids_per_call if that is
+    less.
+    """
     version: Global___UuidVersion.ValueType
     """The version of the UUIDs. The default is UUID_VERSION_7."""
     view: Global___UuidView.ValueType

@@ -180,9 +180,9 @@ class Sequence(_message.Message):
     ORDERING_RISING.
     """
     min_lease_size: _builtins.int
-    """The fewest ids that a node takes from the store at once; near the end of the sequence it takes fewer. 0 to
-    10,000,000; 0 (unset) means as many as callers request, and then as many as the observed rate needs. With
-    ORDERING_RISING, a node takes no ids in advance.
+    """The fewest ids that a node takes from the store at once, from its second write on. Its first write takes only what
+    callers request. Near the end of the sequence it takes fewer. 0 to 10,000,000; 0 (unset) means as many as callers
+    request, and then as many as the observed rate needs. With ORDERING_RISING, a node takes no ids in advance.
     """
     max_lease_size: _builtins.int
     """The most ids that a node holds in reserve. 0 to 10,000,000; 0 (unset) means the server's setting max_reserved_ids

@@ -173,9 +173,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     for path in verdict.cut:
         yield f"{path} ends in the middle of a record, which was ignored"
     yield f"the longest stall took {verdict.stall:,.3f} s"
-    read = (
-        f"{verdict.ids:,} ids in {verdict.records:,} records of {verdict.logs:,} logs, read in {verdict.seconds:.1f} s"
-    )
+    records, logs = _counted(verdict.records, "record"), _counted(verdict.logs, "log")
+    read = f"{_counted(verdict.ids, 'id')} in {records} of {logs}, read in {verdict.seconds:.1f} s"
     if not findings.any:
         beyond = "none beyond the export" if verdict.exported else "no export to compare with"
         yield f"PROVED for {read}: none issued twice, none out of order, {beyond}"
@@ -185,6 +184,10 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         f"{findings.beyond:,} are beyond the export, {findings.malformed:,} are malformed"
     )
     yield from (f"  {message}" for message in findings.messages)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _sequence_stats(

@@ -64,8 +64,8 @@ const (
 	//	 "metadata": {"sequence": "orders", "seen": "value 2000 in generation 1",
 	//	              "found": "value 1000 in generation 1"}}
 	ErrorReason_ERROR_REASON_STORE_WENT_BACKWARDS ErrorReason = 6
-	// The server is stopping. Another node, or this one after its restart, serves the call. Status UNAVAILABLE with
-	// RetryInfo.
+	// The server is stopping: it accepts no new calls, and lets running ones end within its setting drain_timeout. Ranges
+	// that a stream delivered before this error stay valid. Status UNAVAILABLE with RetryInfo.
 	//
 	//	{"reason": "SERVER_DRAINING", "domain": "idalloc", "metadata": {}}
 	ErrorReason_ERROR_REASON_SERVER_DRAINING ErrorReason = 7

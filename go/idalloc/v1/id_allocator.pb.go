@@ -313,8 +313,9 @@ type AllocateRangeRequest struct {
 	IdCount int64 `protobuf:"varint,2,opt,name=id_count,json=idCount,proto3" json:"id_count,omitempty"`
 	// Which forms of the ids the reply carries. The default is RANGE_VIEW_BASIC.
 	View RangeView `protobuf:"varint,3,opt,name=view,proto3,enum=idalloc.v1.RangeView" json:"view,omitempty"`
-	// Identifies this request: a UUID of version 4 (AIP-155). Within the server's setting request_id_window (default 1
-	// h), the same request with the same request_id returns the same ids, on any node, even after a crash. It fails with
+	// Identifies this request: a UUID of 36 characters, except the nil UUID. Use a random one, of version 4 (AIP-155);
+	// the server does not check the version. Within the server's setting request_id_window (default 1 h), the same
+	// request with the same request_id returns the same ids, on any node, even after a crash. It fails with
 	// REQUEST_ID_BURNED if the server cannot return them again. Another request with the same request_id fails with
 	// REQUEST_ID_REUSED. A request_id costs a write to the store, which concurrent calls share.
 	RequestId     string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -691,8 +692,8 @@ func (x *StreamRangesResponse) GetCreated() bool {
 // Request of GenerateDocId.
 type GenerateDocIdRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many ids to generate. 0 (unset) means 1; at most 10,000 in a view with texts (all but DOC_ID_VIEW_COMPACT),
-	// else the server's setting max_ids_per_call.
+	// How many ids to generate. 0 (unset) means 1; at most the server's setting max_ids_per_call, and at most 10,000
+	// in a view with texts (all but DOC_ID_VIEW_COMPACT).
 	IdCount int64 `protobuf:"varint,1,opt,name=id_count,json=idCount,proto3" json:"id_count,omitempty"`
 	// MySQL's session variable auto_increment_offset for this call, 1 to 65535. 0 (unset) means the node's setting.
 	AutoIncrementOffset int32 `protobuf:"varint,2,opt,name=auto_increment_offset,json=autoIncrementOffset,proto3" json:"auto_increment_offset,omitempty"`
@@ -995,7 +996,8 @@ func (x *StreamDocIdsResponse) GetNoticeFrame() []byte {
 // Request of GenerateUuid.
 type GenerateUuidRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many UUIDs to generate, 1 to 10,000. 0 (unset) means 1.
+	// How many UUIDs to generate. 0 (unset) means 1; at most 10,000, or the server's setting max_ids_per_call if that is
+	// less.
 	IdCount int64 `protobuf:"varint,1,opt,name=id_count,json=idCount,proto3" json:"id_count,omitempty"`
 	// The version of the UUIDs. The default is UUID_VERSION_7.
 	Version UuidVersion `protobuf:"varint,2,opt,name=version,proto3,enum=idalloc.v1.UuidVersion" json:"version,omitempty"`

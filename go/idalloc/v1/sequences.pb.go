@@ -180,9 +180,9 @@ type Sequence struct {
 	// The order in which ids are issued. The default is ORDERING_RISING_PER_NODE. For timestamps it is always
 	// ORDERING_RISING.
 	Ordering Ordering `protobuf:"varint,12,opt,name=ordering,proto3,enum=idalloc.v1.Ordering" json:"ordering,omitempty"`
-	// The fewest ids that a node takes from the store at once; near the end of the sequence it takes fewer. 0 to
-	// 10,000,000; 0 (unset) means as many as callers request, and then as many as the observed rate needs. With
-	// ORDERING_RISING, a node takes no ids in advance.
+	// The fewest ids that a node takes from the store at once, from its second write on. Its first write takes only what
+	// callers request. Near the end of the sequence it takes fewer. 0 to 10,000,000; 0 (unset) means as many as callers
+	// request, and then as many as the observed rate needs. With ORDERING_RISING, a node takes no ids in advance.
 	MinLeaseSize int64 `protobuf:"varint,13,opt,name=min_lease_size,json=minLeaseSize,proto3" json:"min_lease_size,omitempty"`
 	// The most ids that a node holds in reserve. 0 to 10,000,000; 0 (unset) means the server's setting max_reserved_ids
 	// (default 100,000,000).

@@ -283,7 +283,7 @@ class Retryable(Refusal):
 class ServerDraining(Retryable, reason="SERVER_DRAINING", status="UNAVAILABLE"):
     """The server is stopping."""
 
-    next_step = "Retry: another node, or this one after its restart, serves the call."
+    next_step = "[Retry](#retry): another node, or this one after its restart, serves the call."
 
     def __init__(self) -> None:
         super().__init__("the server is stopping; try again: another server, or this one after its restart, answers")
@@ -298,7 +298,7 @@ class SequenceAheadOfClock(Retryable, reason="SEQUENCE_AHEAD_OF_CLOCK", status="
         max_clock_skew: The limit, in seconds.
     """
 
-    next_step = "Retry, and request ids of this sequence at a lower rate."
+    next_step = "[Retry](#retry), and request ids of this sequence at a lower rate."
 
     def __init__(self, sequence: str, ahead: float, max_clock_skew: float) -> None:
         retry_after = max(ahead - max_clock_skew, 0.001)
@@ -359,7 +359,7 @@ class StoreRefused(StoreFailure, reason="STORE_REFUSED", status="FAILED_PRECONDI
 class StoreUnavailable(StoreFailure, Retryable, reason="STORE_UNAVAILABLE", status="UNAVAILABLE"):
     """The store did not execute the statement; a retry may succeed."""
 
-    next_step = "Retry. If it lasts, look up the message in the [runbook](../operations/runbook.md#store_unavailable)."
+    next_step = "[Retry](#retry). If it lasts, use the [runbook](../operations/runbook.md#store_unavailable)."
 
 
 class StoreUnreachable(StoreUnavailable):

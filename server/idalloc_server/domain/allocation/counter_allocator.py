@@ -335,8 +335,8 @@ class CounterAllocator:
     def _fail_waiters(self, error: Exception) -> None:
         self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS
         self._reserve.record_failure()
-        if not self._waiters:
-            self._store_health.record_failure(error)  # else each caller reports it
+        if all(answer.done() for _, answer in self._waiters):  # else each caller that still waits reports it
+            self._store_health.record_failure(error)
         self._waiters.fail_all(error)
 
     async def _recheck(self, error: StoreWentBackwards) -> None:

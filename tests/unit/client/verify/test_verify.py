@@ -112,7 +112,7 @@ def test_text_report_has_the_verdict(verifier: VerifyCommand, capsys: pytest.Cap
     verifier.log(Planted(1, 1_000), Planted(2_001, 10, period="2026"))
     assert main(["verify", *map(str, verifier.files)]) == 0
     output = capsys.readouterr().out
-    assert "PROVED for 1,010 ids in 2 records of 1 logs" in output
+    assert "PROVED for 1,010 ids in 2 records of 1 log," in output
     assert "no export to compare with" in output
     assert "orders 2026" in output
     verifier.log(Planted(1_000, 1))

@@ -7,7 +7,7 @@ import structlog
 from idalloc_server.domain.allocation.allocator import Allocator
 from idalloc_server.domain.allocation.config import AllocationConfig
 from idalloc_server.domain.errors import SequenceNotFound, StoreWentBackwards
-from tests.support.fake_store import FakeClock, MemoryStore, rejected
+from tests.support.fake_store import FakeClock, Fault, MemoryStore, rejected
 
 CONFIG = AllocationConfig(lease_ttl=180.0, store_timeout=60.0, auto_create_sequences=True)
 
@@ -41,6 +41,26 @@ async def test_a_failed_refill_without_callers_is_reported() -> None:
         node.store_health.evaluate()
     assert node.store_health.error == ""
     assert [line["event"] for line in logs] == ["store_recovered"]
+
+
+async def test_a_failed_refill_of_cancelled_callers_is_reported() -> None:
+    """A store that fails after its callers' deadlines still shows in the health, and counts once."""
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    node = Allocator(store, clock, CONFIG)
+    fails = asyncio.Event()
+    store.next("grant", Fault(applied=0, error=rejected().error, before=fails))
+    calls = [asyncio.create_task(node.allocate("orders", 1)) for _ in range(2)]
+    await settle()
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+    fails.set()
+    await settle()
+    with structlog.testing.capture_logs() as logs:
+        node.store_health.evaluate()
+    assert node.store_health.error == "the store rejected the statement"
+    assert [(line["event"], line["count"]) for line in logs] == [("store_fails", 1)]
 
 
 async def test_an_error_of_a_caller_does_not_count() -> None:
