@@ -195,6 +195,31 @@ func TestQuotaIsWaitedFor(t *testing.T) {
 	})
 }
 
+func TestCallersWaitForOneQuotaTogether(t *testing.T) {
+	server := newFakeServer()
+	server.failing = func(call int, _ int64) error {
+		if call == 1 {
+			return quotaExceeded(3 * time.Second)
+		}
+		return nil
+	}
+	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
+		var callers sync.WaitGroup
+		for range 2 {
+			for range 8 {
+				callers.Go(func() {
+					if _, err := p.Next(t.Context()); err != nil {
+						t.Errorf("got %v", err)
+					}
+				})
+			}
+			time.Sleep(time.Second)
+			equal(t, "sizes during the wait", server.requested(), []int64{1})
+		}
+		callers.Wait()
+	})
+}
+
 func TestQuotaBeyondTheDeadlineIsAnError(t *testing.T) {
 	server := newFakeServer()
 	server.failing = func(int, int64) error { return quotaExceeded(time.Hour) }
@@ -386,6 +411,29 @@ func TestFurtherOfTwoClocks(t *testing.T) {
 		if got := clock(); got != step.want {
 			t.Errorf("after %v and %v: got %v, want %v", step.monotonic, step.wall, got, step.want)
 		}
+	}
+}
+
+// The pool on the clock for systems without CLOCK_BOOTTIME.
+func TestEitherClockExpiresIds(t *testing.T) {
+	for name, move := range map[string]func(monotonic, wall *time.Duration, by time.Duration){
+		"suspend":                 func(_, wall *time.Duration, by time.Duration) { *wall += by },
+		"wall clock is set back":  func(monotonic, wall *time.Duration, by time.Duration) { *monotonic += by; *wall -= time.Hour },
+		"wall clock stands still": func(monotonic, _ *time.Duration, by time.Duration) { *monotonic += by },
+	} {
+		server := newFakeServer()
+		virtual(t, server, func(t *testing.T, _ *Pool, _ *jumpingClock) {
+			var monotonic, wall time.Duration
+			clock := furtherOf(func() time.Duration { return monotonic }, func() time.Duration { return wall })
+			p := New(server.allocate, clock)
+			defer p.Close()
+			draw(t, p, 9) // of 8..15
+			synctest.Wait()
+			move(&monotonic, &wall, server.ttl-1)
+			equal(t, name+": ids before the end", draw(t, p, 1), []int64{10})
+			move(&monotonic, &wall, 1)
+			equal(t, name+": ids after the end", draw(t, p, 1), []int64{16})
+		})
 	}
 }
 
