@@ -4,6 +4,7 @@ import io.grpc.Status;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Deque;
+import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutionException;
@@ -54,6 +55,7 @@ public final class IdPool implements AutoCloseable {
   private final ReentrantLock lock = new ReentrantLock();
   private final Deque<Part> parts = new ArrayDeque<>();
   private Request inFlight;
+  private Pause pause; // the last one, which may have ended
   private boolean started; // whether startedAt is set
   private long startedAt; // when the range in use became current
   private long size = 1;
@@ -126,6 +128,7 @@ public final class IdPool implements AutoCloseable {
       long id;
       Request toSend = null;
       Request toAwait = null;
+      Pause toPause = null;
       lock.lock();
       try {
         if (closed.isDone()) {
@@ -138,6 +141,8 @@ public final class IdPool implements AutoCloseable {
           }
         } else if (inFlight != null) {
           toAwait = inFlight;
+        } else if (pause != null && System.nanoTime() - pause.untilNanos < 0) {
+          toPause = pause;
         } else {
           toAwait = toSend = newRequest(false);
         }
@@ -150,7 +155,11 @@ public final class IdPool implements AutoCloseable {
       if (id != NONE) {
         return id;
       }
-      await(toAwait, deadline);
+      if (toPause != null) {
+        await(toPause, deadline);
+      } else {
+        await(toAwait, deadline);
+      }
     }
   }
 
@@ -172,24 +181,29 @@ public final class IdPool implements AutoCloseable {
       }
       return;
     }
-    IdallocException error = outcome.error;
-    if (!error.reason().equals("QUOTA_EXCEEDED") || error.retryDelay().isEmpty()) {
-      throw error.copy();
+    if (retryDelay(outcome.error).isEmpty()) {
+      throw outcome.error.copy();
     }
-    // With jitter, so that clients that wait for the same quota do not come back together.
-    double jitter = ThreadLocalRandom.current().nextDouble(1.0, 1.2);
-    Duration wait = error.retryDelay().get();
-    long delay = (long) (Math.max(wait.toNanos(), MIN_RETRY_DELAY.toNanos()) * jitter);
-    if (delay >= deadline - System.nanoTime()) {
-      throw error.copy();
+    // The next attempt finds the pause.
+  }
+
+  /** Waits until a quota allows the next request, or throws at once if that takes too long. */
+  private void await(Pause pause, long deadline) throws InterruptedException {
+    if (pause.untilNanos - deadline >= 0) {
+      throw pause.error.copy();
     }
     try {
-      closed.get(delay, TimeUnit.NANOSECONDS);
+      closed.get(pause.untilNanos - System.nanoTime(), TimeUnit.NANOSECONDS);
     } catch (TimeoutException e) {
-      // The delay has passed.
+      // The pause has ended.
     } catch (ExecutionException e) {
       throw new AssertionError(e);
     }
+  }
+
+  /** How long no request makes sense, because a quota is used up. */
+  private static Optional<Duration> retryDelay(IdallocException error) {
+    return error.reason().equals("QUOTA_EXCEEDED") ? error.retryDelay() : Optional.empty();
   }
 
   private IdallocException timedOut() {
@@ -284,7 +298,7 @@ public final class IdPool implements AutoCloseable {
       source
           .allocate(sequence, request.size)
           .whenComplete((range, error) -> receive(request, range, error));
-    } catch (RuntimeException e) {
+    } catch (Throwable e) { // an Error too, or all callers would wait for this request
       receive(request, null, e);
     }
   }
@@ -304,6 +318,7 @@ public final class IdPool implements AutoCloseable {
         Throwable cause = error instanceof CompletionException ? error.getCause() : error;
         IdallocException failure = IdallocException.of(cause);
         outcome = new Outcome(failure, adaptSize(failure, request.size));
+        retryDelay(failure).ifPresent(delay -> pause = new Pause(failure, delay));
       }
     } catch (IdallocException e) {
       outcome = new Outcome(e, false);
@@ -412,6 +427,20 @@ public final class IdPool implements AutoCloseable {
       this.isPrefetch = isPrefetch;
       this.askedNanos = clock.monotonicNanos();
       this.askedMillis = clock.wallMillis();
+    }
+  }
+
+  /** The time in which no caller sends a request, because a quota is used up. */
+  private static final class Pause {
+    final IdallocException error;
+    final long untilNanos;
+
+    Pause(IdallocException error, Duration delay) {
+      this.error = error;
+      // With jitter, so that clients that wait for the same quota do not come back together.
+      double jitter = ThreadLocalRandom.current().nextDouble(1.0, 1.2);
+      long nanos = Math.max(delay.toNanos(), MIN_RETRY_DELAY.toNanos());
+      this.untilNanos = System.nanoTime() + (long) (nanos * jitter);
     }
   }
 

@@ -127,7 +127,9 @@ class IdPoolTest {
   @Test
   void wallClockThatJumpsForwardExpiresIds() throws Exception {
     take(10);
-    clock.advanceWall(Duration.ofSeconds(60)); // as after a suspend
+    clock.advanceWall(Duration.ofMillis(59_998)); // as after a suspend
+    assertEquals(11, pool.next());
+    clock.advanceWall(Duration.ofMillis(2));
     assertTrue(pool.next() > 15);
   }
 
@@ -270,6 +272,21 @@ class IdPoolTest {
   }
 
   @Test
+  void sourceThatThrowsAnErrorDoesNotBlockThePool() throws Exception {
+    List<Error> errors = new ArrayList<>(List.of(new NoClassDefFoundError("no stub")));
+    RangeSource broken =
+        (sequence, count) -> {
+          if (!errors.isEmpty()) {
+            throw errors.remove(0);
+          }
+          return source.allocate(sequence, count);
+        };
+    IdPool repaired = new IdPool("orders", broken, LONG);
+    assertThrows(IdallocException.class, repaired::next);
+    assertEquals(1, repaired.next());
+  }
+
+  @Test
   void failedPrefetchIsNoErrorOfTheCaller() throws Exception {
     take(2); // the range 2 to 3; its second half is next
     source.errors.add(FakeSource.unavailable());
@@ -317,6 +334,16 @@ class IdPoolTest {
     long before = System.nanoTime();
     assertEquals(1, pool.next());
     assertTrue(System.nanoTime() - before >= 100_000_000);
+  }
+
+  @Test
+  void callersWaitForOneQuotaTogether() throws Exception {
+    source.errors.add(FakeSource.quotaExceeded(Duration.ofMinutes(5)));
+    for (int i = 0; i < 5; i++) {
+      IdallocException error = assertThrows(IdallocException.class, pool::next);
+      assertEquals("QUOTA_EXCEEDED", error.reason());
+    }
+    assertEquals(1, source.sizes().size());
   }
 
   @Test
