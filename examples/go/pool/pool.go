@@ -55,7 +55,6 @@ type Pool struct {
 	current  *lease
 	next     *lease        // the prefetched range, or nil
 	inFlight *request      // at most one, or nil
-	rejected *request      // the last one that exceeded a quota, or nil
 	started  time.Duration // when the first id of the current range was taken
 	size     int64         // of the next range
 	maxSize  int64
@@ -76,8 +75,6 @@ type request struct {
 	done         chan struct{}
 	err          error
 	retrySmaller bool // whether a smaller range may succeed at once
-	// When the next request may be sent, if a quota was exceeded.
-	retryAt time.Duration
 }
 
 // The state without a range.
@@ -129,17 +126,16 @@ func (p *Pool) Next(ctx context.Context) (int64, error) {
 		if p.ctx.Err() != nil {
 			return 0, ErrClosed
 		}
-		switch {
-		case req.err == nil || req.retrySmaller:
-		case req.retryAt > 0:
-			if err := p.waitForQuota(ctx, req); err != nil {
-				return 0, err
-			}
-		case !isNew && !joined:
+		if req.err == nil || req.retrySmaller {
+			continue
+		}
+		if !isNew && !joined {
 			// The failed request was a prefetch, or older than this call.
 			joined = true
-		default:
-			return 0, req.err
+			continue
+		}
+		if err := p.waitForQuota(ctx, req.err); err != nil {
+			return 0, err
 		}
 	}
 }
@@ -205,9 +201,6 @@ func (p *Pool) refill() (req *request, isNew bool, err error) {
 	if p.inFlight != nil {
 		return p.inFlight, false, nil
 	}
-	if p.rejected != nil && now < p.rejected.retryAt {
-		return p.rejected, false, nil
-	}
 	return p.send(now), true, nil
 }
 
@@ -227,10 +220,6 @@ func (p *Pool) send(now time.Duration) *request {
 			err = p.add(reply, count, now)
 		} else {
 			req.retrySmaller = p.adaptSize(err)
-			if delay, ok := quotaDelay(err); ok {
-				req.retryAt = p.clock() + delay
-				p.rejected = req
-			}
 		}
 		req.err = err
 		p.inFlight = nil
@@ -300,23 +289,17 @@ func (p *Pool) adaptSize(err error) bool {
 	return false
 }
 
-// quotaDelay returns how long to wait before the next request, if a quota was
-// exceeded and the server says how long.
-func quotaDelay(err error) (time.Duration, bool) {
+// waitForQuota waits as long as the server asks for if a quota was exceeded. It
+// returns any other error, and also this one if ctx would end before.
+func (p *Pool) waitForQuota(ctx context.Context, err error) error {
 	details := DetailsOf(err)
 	if details.Reason != "QUOTA_EXCEEDED" || details.RetryDelay == nil {
-		return 0, false
+		return err
 	}
 	// Jitter, so that clients that wait for one quota do not return at once.
-	return time.Duration(float64(max(minQuotaDelay, *details.RetryDelay)) * (1 + 0.2*rand.Float64())), true
-}
-
-// waitForQuota waits until the next request may be sent. It returns the error of
-// the rejected one at once if ctx would end before.
-func (p *Pool) waitForQuota(ctx context.Context, rejected *request) error {
-	delay := rejected.retryAt - p.clock()
+	delay := time.Duration(float64(max(minQuotaDelay, *details.RetryDelay)) * (1 + 0.2*rand.Float64()))
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= delay {
-		return rejected.err
+		return err
 	}
 	timer := time.NewTimer(delay)
 	defer timer.Stop()

@@ -195,31 +195,6 @@ func TestQuotaIsWaitedFor(t *testing.T) {
 	})
 }
 
-func TestCallersWaitForOneQuotaTogether(t *testing.T) {
-	server := newFakeServer()
-	server.failing = func(call int, _ int64) error {
-		if call == 1 {
-			return quotaExceeded(3 * time.Second)
-		}
-		return nil
-	}
-	virtual(t, server, func(t *testing.T, p *Pool, _ *jumpingClock) {
-		var callers sync.WaitGroup
-		for range 2 {
-			for range 8 {
-				callers.Go(func() {
-					if _, err := p.Next(t.Context()); err != nil {
-						t.Errorf("got %v", err)
-					}
-				})
-			}
-			time.Sleep(time.Second)
-			equal(t, "sizes during the wait", server.requested(), []int64{1})
-		}
-		callers.Wait()
-	})
-}
-
 func TestQuotaBeyondTheDeadlineIsAnError(t *testing.T) {
 	server := newFakeServer()
 	server.failing = func(int, int64) error { return quotaExceeded(time.Hour) }

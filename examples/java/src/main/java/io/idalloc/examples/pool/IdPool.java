@@ -4,7 +4,6 @@ import io.grpc.Status;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Deque;
-import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutionException;
@@ -55,7 +54,6 @@ public final class IdPool implements AutoCloseable {
   private final ReentrantLock lock = new ReentrantLock();
   private final Deque<Part> parts = new ArrayDeque<>();
   private Request inFlight;
-  private Pause pause; // the last one, which may have ended
   private boolean started; // whether startedAt is set
   private long startedAt; // when the range in use became current
   private long size = 1;
@@ -128,7 +126,6 @@ public final class IdPool implements AutoCloseable {
       long id;
       Request toSend = null;
       Request toAwait = null;
-      Pause toPause = null;
       lock.lock();
       try {
         if (closed.isDone()) {
@@ -141,8 +138,6 @@ public final class IdPool implements AutoCloseable {
           }
         } else if (inFlight != null) {
           toAwait = inFlight;
-        } else if (pause != null && System.nanoTime() - pause.untilNanos < 0) {
-          toPause = pause;
         } else {
           toAwait = toSend = newRequest(false);
         }
@@ -155,11 +150,7 @@ public final class IdPool implements AutoCloseable {
       if (id != NONE) {
         return id;
       }
-      if (toPause != null) {
-        await(toPause, deadline);
-      } else {
-        await(toAwait, deadline);
-      }
+      await(toAwait, deadline);
     }
   }
 
@@ -181,29 +172,24 @@ public final class IdPool implements AutoCloseable {
       }
       return;
     }
-    if (retryDelay(outcome.error).isEmpty()) {
-      throw outcome.error.copy();
+    IdallocException error = outcome.error;
+    if (!error.reason().equals("QUOTA_EXCEEDED") || error.retryDelay().isEmpty()) {
+      throw error.copy();
     }
-    // The next attempt finds the pause.
-  }
-
-  /** Waits until a quota allows the next request, or throws at once if that takes too long. */
-  private void await(Pause pause, long deadline) throws InterruptedException {
-    if (pause.untilNanos - deadline >= 0) {
-      throw pause.error.copy();
+    // With jitter, so that clients that wait for the same quota do not come back together.
+    double jitter = ThreadLocalRandom.current().nextDouble(1.0, 1.2);
+    Duration wait = error.retryDelay().get();
+    long delay = (long) (Math.max(wait.toNanos(), MIN_RETRY_DELAY.toNanos()) * jitter);
+    if (delay >= deadline - System.nanoTime()) {
+      throw error.copy();
     }
     try {
-      closed.get(pause.untilNanos - System.nanoTime(), TimeUnit.NANOSECONDS);
+      closed.get(delay, TimeUnit.NANOSECONDS);
     } catch (TimeoutException e) {
-      // The pause has ended.
+      // The delay has passed.
     } catch (ExecutionException e) {
       throw new AssertionError(e);
     }
-  }
-
-  /** How long no request makes sense, because a quota is used up. */
-  private static Optional<Duration> retryDelay(IdallocException error) {
-    return error.reason().equals("QUOTA_EXCEEDED") ? error.retryDelay() : Optional.empty();
   }
 
   private IdallocException timedOut() {
@@ -318,7 +304,6 @@ public final class IdPool implements AutoCloseable {
         Throwable cause = error instanceof CompletionException ? error.getCause() : error;
         IdallocException failure = IdallocException.of(cause);
         outcome = new Outcome(failure, adaptSize(failure, request.size));
-        retryDelay(failure).ifPresent(delay -> pause = new Pause(failure, delay));
       }
     } catch (IdallocException e) {
       outcome = new Outcome(e, false);
@@ -427,20 +412,6 @@ public final class IdPool implements AutoCloseable {
       this.isPrefetch = isPrefetch;
       this.askedNanos = clock.monotonicNanos();
       this.askedMillis = clock.wallMillis();
-    }
-  }
-
-  /** The time in which no caller sends a request, because a quota is used up. */
-  private static final class Pause {
-    final IdallocException error;
-    final long untilNanos;
-
-    Pause(IdallocException error, Duration delay) {
-      this.error = error;
-      // With jitter, so that clients that wait for the same quota do not come back together.
-      double jitter = ThreadLocalRandom.current().nextDouble(1.0, 1.2);
-      long nanos = Math.max(delay.toNanos(), MIN_RETRY_DELAY.toNanos());
-      this.untilNanos = System.nanoTime() + (long) (nanos * jitter);
     }
   }
 

@@ -337,16 +337,6 @@ class IdPoolTest {
   }
 
   @Test
-  void callersWaitForOneQuotaTogether() throws Exception {
-    source.errors.add(FakeSource.quotaExceeded(Duration.ofMinutes(5)));
-    for (int i = 0; i < 5; i++) {
-      IdallocException error = assertThrows(IdallocException.class, pool::next);
-      assertEquals("QUOTA_EXCEEDED", error.reason());
-    }
-    assertEquals(1, source.sizes().size());
-  }
-
-  @Test
   void quotaBeyondTheTimeoutIsAnErrorAtOnce() throws Exception {
     source.errors.add(FakeSource.quotaExceeded(Duration.ofHours(1)));
     IdallocException error = assertThrows(IdallocException.class, pool::next);
