@@ -389,6 +389,29 @@ func TestFurtherOfTwoClocks(t *testing.T) {
 	}
 }
 
+// The pool on the clock for systems without CLOCK_BOOTTIME.
+func TestEitherClockExpiresIds(t *testing.T) {
+	for name, move := range map[string]func(monotonic, wall *time.Duration, by time.Duration){
+		"suspend":                 func(_, wall *time.Duration, by time.Duration) { *wall += by },
+		"wall clock is set back":  func(monotonic, wall *time.Duration, by time.Duration) { *monotonic += by; *wall -= time.Hour },
+		"wall clock stands still": func(monotonic, _ *time.Duration, by time.Duration) { *monotonic += by },
+	} {
+		server := newFakeServer()
+		virtual(t, server, func(t *testing.T, _ *Pool, _ *jumpingClock) {
+			var monotonic, wall time.Duration
+			clock := furtherOf(func() time.Duration { return monotonic }, func() time.Duration { return wall })
+			p := New(server.allocate, clock)
+			defer p.Close()
+			draw(t, p, 9) // of 8..15
+			synctest.Wait()
+			move(&monotonic, &wall, server.ttl-1)
+			equal(t, name+": ids before the end", draw(t, p, 1), []int64{10})
+			move(&monotonic, &wall, 1)
+			equal(t, name+": ids after the end", draw(t, p, 1), []int64{16})
+		})
+	}
+}
+
 func TestBootClockAdvances(t *testing.T) {
 	for name, clock := range map[string]Clock{"boot": BootClock(), "portable": portableClock()} {
 		before := clock()

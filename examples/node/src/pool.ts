@@ -129,17 +129,14 @@ export class Pool {
    * @throws IdallocError as from AllocateRange, or DEADLINE_EXCEEDED; the next call tries again
    * @throws the reason of the signal, after it was aborted
    */
-  async next({ timeoutMs = DEFAULT_TIMEOUT_MS, signal }: NextOptions = {}): Promise<bigint> {
-    const deadline = this.clock.monotonic() + timeoutMs;
-    for (;;) {
-      signal?.throwIfAborted();
+  next(options: NextOptions = {}): Promise<bigint> {
+    // Not an async function: its frame would cost more than the checks of the id.
+    try {
+      options.signal?.throwIfAborted();
       const id = this.tryNext();
-      if (id !== undefined) return id;
-      if (this.pause !== undefined && this.pause.until >= deadline) throw this.pause.error;
-      const { done } = this.pause ?? this.pending ?? this.request(true);
-      const error = await waitFor(done, deadline - this.clock.monotonic(), signal);
-      if (error === TIMED_OUT) throw new IdallocError('DEADLINE_EXCEEDED', `no id arrived within ${timeoutMs} ms`);
-      if (error !== undefined) throw error;
+      return id === undefined ? this.waitForNext(options) : Promise.resolve(id);
+    } catch (error) {
+      return Promise.reject(error);
     }
   }
 
@@ -159,6 +156,20 @@ export class Pool {
     this.closing.abort(new IdallocError('CANCELLED', 'the pool is closed'));
     this.pending?.end();
     this.pause?.end();
+  }
+
+  private async waitForNext({ timeoutMs = DEFAULT_TIMEOUT_MS, signal }: NextOptions): Promise<bigint> {
+    const deadline = this.clock.monotonic() + timeoutMs;
+    for (;;) {
+      if (this.pause !== undefined && this.pause.until >= deadline) throw this.pause.error;
+      const { done } = this.pause ?? this.pending ?? this.request(true);
+      const error = await waitFor(done, deadline - this.clock.monotonic(), signal);
+      if (error === TIMED_OUT) throw new IdallocError('DEADLINE_EXCEEDED', `no id arrived within ${timeoutMs} ms`);
+      if (error !== undefined) throw error;
+      signal?.throwIfAborted();
+      const id = this.tryNext();
+      if (id !== undefined) return id;
+    }
   }
 
   /** Makes the next part current. Returns false if none is left, or all have expired. */

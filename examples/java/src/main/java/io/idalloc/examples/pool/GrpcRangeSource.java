@@ -1,6 +1,7 @@
 package io.idalloc.examples.pool;
 
 import io.grpc.Channel;
+import io.grpc.Context;
 import io.grpc.stub.StreamObserver;
 import io.idalloc.v1.AllocateRangeRequest;
 import io.idalloc.v1.AllocateRangeResponse;
@@ -29,7 +30,12 @@ public final class GrpcRangeSource implements RangeSource {
     AllocateRangeRequest request =
         AllocateRangeRequest.newBuilder().setSequence(sequence).setIdCount(idCount).build();
     Reply reply = new Reply();
-    stub.withDeadlineAfter(timeout.toNanos(), TimeUnit.NANOSECONDS).allocateRange(request, reply);
+    // Not in the caller's context: a handler of a gRPC service would cancel the call when it ends,
+    // and limit it to its own deadline. The range is for all callers of the pool.
+    Context.ROOT.run(
+        () ->
+            stub.withDeadlineAfter(timeout.toNanos(), TimeUnit.NANOSECONDS)
+                .allocateRange(request, reply));
     return reply.range;
   }
 

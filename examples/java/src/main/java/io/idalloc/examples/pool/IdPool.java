@@ -284,7 +284,7 @@ public final class IdPool implements AutoCloseable {
       source
           .allocate(sequence, request.size)
           .whenComplete((range, error) -> receive(request, range, error));
-    } catch (RuntimeException e) {
+    } catch (Throwable e) { // an Error too, or all callers would wait for this request
       receive(request, null, e);
     }
   }

@@ -127,7 +127,9 @@ class IdPoolTest {
   @Test
   void wallClockThatJumpsForwardExpiresIds() throws Exception {
     take(10);
-    clock.advanceWall(Duration.ofSeconds(60)); // as after a suspend
+    clock.advanceWall(Duration.ofMillis(59_998)); // as after a suspend
+    assertEquals(11, pool.next());
+    clock.advanceWall(Duration.ofMillis(2));
     assertTrue(pool.next() > 15);
   }
 
@@ -267,6 +269,21 @@ class IdPoolTest {
             LONG);
     IdallocException error = assertThrows(IdallocException.class, broken::next);
     assertEquals("UNKNOWN: no stub", error.toLine());
+  }
+
+  @Test
+  void sourceThatThrowsAnErrorDoesNotBlockThePool() throws Exception {
+    List<Error> errors = new ArrayList<>(List.of(new NoClassDefFoundError("no stub")));
+    RangeSource broken =
+        (sequence, count) -> {
+          if (!errors.isEmpty()) {
+            throw errors.remove(0);
+          }
+          return source.allocate(sequence, count);
+        };
+    IdPool repaired = new IdPool("orders", broken, LONG);
+    assertThrows(IdallocException.class, repaired::next);
+    assertEquals(1, repaired.next());
   }
 
   @Test
