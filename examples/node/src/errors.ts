@@ -5,6 +5,7 @@ import { type ServiceError, status } from '@grpc/grpc-js';
 import { Duration } from '../gen/google/protobuf/duration.js';
 
 const TYPE = 'type.googleapis.com/google.rpc.';
+const CLOSED_SESSION = 'triggered by internal client error: Session closed with error code';
 
 /** What the details of an error may say. */
 export interface ErrorDetails {
@@ -53,7 +54,10 @@ export class IdallocError extends Error {
 /** Returns the IdallocError for an error of grpc-js; any other error as it is. */
 export function fromGrpc(error: unknown): unknown {
   if (!isServiceError(error)) return error;
-  const { code, metadata } = error;
+  const { metadata } = error;
+  // A server that stops may close the connection with an error code. grpc-js calls that INTERNAL; like any other end of
+  // a connection, it is UNAVAILABLE.
+  const code = error.details?.includes(CLOSED_SESSION) ? status.UNAVAILABLE : error.code;
   const [bytes] = metadata?.get('grpc-status-details-bin') ?? [];
   let reason = status[code] ?? `CODE_${code}`;
   const details: ErrorDetails = { code };
