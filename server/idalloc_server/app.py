@@ -8,7 +8,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from importlib.metadata import version
 
 import structlog
 
@@ -97,8 +96,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         node = _Node(settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start())
         if is_worker:
             listener.bind()
-        welcome = f"idalloc {version('idalloc')} serves on {listener.address}, store {store.address}"
-        await node.serve_until_stopped(f"{welcome}, prefix {settings.node_prefix}")
+        await node.serve_until_stopped(store.address, settings.node_prefix)
     finally:
         await listener.server.stop(None)
         await store.close()
@@ -257,7 +255,7 @@ class _Node:
         self._reflection = AuthenticatedReflection(names, listener.access_control, self._calls)
         self._reflection.add_to(listener.server)
 
-    async def serve_until_stopped(self, welcome: str) -> None:
+    async def serve_until_stopped(self, store: str, prefix: int) -> None:
         """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once."""
         for number in self._mode.stop_signals:
             asyncio.get_running_loop().add_signal_handler(number, self._mode.stop_requested.set)
@@ -287,7 +285,7 @@ class _Node:
                 # Exempt the long-lived objects from further collections.
                 gc.collect()
                 gc.freeze()
-                self._mode.report_serving(welcome)
+                self._mode.report_serving(self._listener.address, store, prefix)
                 await self._mode.stop_requested.wait()
                 await self._drain()
                 for task in background:

@@ -1,5 +1,6 @@
 """Servers under load: start, measure and stop them by process id."""
 
+import json
 import os
 import select
 import shutil
@@ -43,9 +44,9 @@ def running(*command: str) -> Iterator[Server]:
         assert process.stdout
         ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
         line = process.stdout.readline() if ready else ""
-        if "serves on " not in line:
+        if not line:
             raise RuntimeError(f"`{' '.join(command)}` did not start")
-        yield Server(process, line.split("serves on ")[1].split(",")[0].strip())
+        yield Server(process, json.loads(line)["address"])
 
 
 @contextmanager
