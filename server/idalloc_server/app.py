@@ -24,7 +24,7 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
-from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.protocol import WRITES, Store
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
@@ -41,6 +41,7 @@ from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
+from idalloc_server.telemetry.traces import Traces, open_traces
 
 # The share of drain_timeout after which running streams are ended.
 STREAMS_SHARE = 0.8
@@ -80,7 +81,10 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     clock = SystemClock()
     is_worker = mode.workers is not None
     listener = _Listener(settings, mode, clock)
+    traces = open_traces(os.environ)
     store = open_store(settings.store, clock, settings.store_timeout)
+    if traces is not None:
+        store = traces.trace_writes(store, store.address, WRITES)
     try:
         await _open(store, settings.store_timeout)
         start_timestamps = StartTimestamps(
@@ -93,7 +97,8 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
             store_timeout=settings.store_timeout,
             is_shared=is_worker,
         )
-        node = _Node(settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start())
+        start = await start_timestamps.start()
+        node = _Node(settings, mode, clock, store, listener, start_timestamps, start, traces)
         if is_worker:
             listener.bind()
         await node.serve_until_stopped(store.address, settings.node_prefix)
@@ -101,6 +106,8 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         await listener.server.stop(None)
         await store.close()
         listener.release_address()
+        if traces is not None:
+            await traces.close()
 
 
 async def _open(store: Store, timeout: float) -> None:
@@ -204,6 +211,7 @@ class _Node:
         listener: _Listener,
         start_timestamps: StartTimestamps,
         start: StartTimestamp,
+        traces: Traces | None,
     ) -> None:
         self._mode = mode
         self._listener = listener
@@ -231,6 +239,8 @@ class _Node:
             listener.access_control,
             self._allocator.store_health,
             log_each=settings.log_level == "debug",
+            traces=traces,
+            metadata_of=transport.metadata_reader(settings.transport),
             push_back=transport.can_push_back(settings.transport),
         )
         servicers = (
