@@ -45,7 +45,9 @@ def open_traces(environ: Mapping[str, str]) -> "Traces | None":
     try:
         return Traces(_otlp_exporter(environ))
     except ImportError as error:
-        _warn_off(f"{error.name or error} is not installed", "pip install 'idalloc[otel]'")
+        is_http = ".http" in (error.name or "")
+        package = "opentelemetry-exporter-otlp-proto-http" if is_http else "'idalloc[otel]'"
+        _warn_off(f"{error.name or error} is not installed", f"pip install {package}")
     except Exception as error:  # The exporter parses its variables, and raises what it likes.
         _warn_off(str(error), "correct the variables OTEL_*")
     return None

@@ -3,13 +3,14 @@
 import asyncio
 from collections import deque
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from idalloc_server.domain.allocation.id_range import IdRange
 
 
-class Waiter(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiter:
     """A caller that waits for ids.
 
     Attributes:
