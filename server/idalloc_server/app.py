@@ -41,7 +41,7 @@ from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
-from idalloc_server.telemetry.traces import Traces, open_traces
+from idalloc_server.telemetry.traces import open_traces
 
 # The share of drain_timeout after which running streams are ended.
 STREAMS_SHARE = 0.8
@@ -81,8 +81,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     clock = SystemClock()
     is_worker = mode.workers is not None
     listener = _Listener(settings, mode, clock)
-    traces = open_traces(os.environ)
-    store = open_store(settings.store, clock, settings.store_timeout)
+    store, traces = open_store(settings.store, clock, settings.store_timeout), listener.traces
     if traces is not None:
         store = traces.trace_writes(store, store.address, WRITES)
     try:
@@ -97,8 +96,7 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
             store_timeout=settings.store_timeout,
             is_shared=is_worker,
         )
-        start = await start_timestamps.start()
-        node = _Node(settings, mode, clock, store, listener, start_timestamps, start, traces)
+        node = _Node(settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start())
         if is_worker:
             listener.bind()
         await node.serve_until_stopped(store.address, settings.node_prefix)
@@ -168,6 +166,7 @@ class _Listener:
             settings.transport, reuse_port=is_worker, max_connection_age=settings.max_connection_age
         )
         self.address = settings.listen
+        self.traces = open_traces(os.environ)
         self._reserved = None if is_worker else ReservedAddress(settings.listen)
         # Bind before the store is opened: a port in use costs no store call. A worker binds later, since
         # connections to its port would wait for it while other workers could answer. Its supervisor has reserved the
@@ -211,7 +210,6 @@ class _Node:
         listener: _Listener,
         start_timestamps: StartTimestamps,
         start: StartTimestamp,
-        traces: Traces | None,
     ) -> None:
         self._mode = mode
         self._listener = listener
@@ -239,8 +237,7 @@ class _Node:
             listener.access_control,
             self._allocator.store_health,
             log_each=settings.log_level == "debug",
-            traces=traces,
-            metadata_of=transport.metadata_reader(settings.transport),
+            traces=listener.traces,
             push_back=transport.can_push_back(settings.transport),
         )
         servicers = (

@@ -46,6 +46,7 @@ class AccessControl:
 
     Attributes:
         audit: The audit log.
+        metadata_of: Reads the metadata of a call.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class AccessControl:
     ) -> None:
         current = AccessPolicy() if policy is None else policy
         self.audit = Audit()
+        self.metadata_of = metadata_of
         self.certificates = certificates
         self._limits = Limits(clock, current, self.audit)
         self._authenticator = Authenticator(current, self._limits, requires_authentication, metadata_of, certificates)

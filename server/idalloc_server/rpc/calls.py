@@ -26,7 +26,7 @@ from idalloc_server.auth.access_control import AccessControl, shorten
 from idalloc_server.auth.authorize import RULES
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
 from idalloc_server.domain.store.health import StoreHealth
-from idalloc_server.grpc_types import Context, MetadataReader, StreamHandler, UnaryHandler, invocation_metadata
+from idalloc_server.grpc_types import Context, StreamHandler, UnaryHandler
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls
 from idalloc_server.telemetry.traces import Traces
@@ -121,7 +121,6 @@ class CallLayer:
         store_health: The store's health, which failed calls change.
         log_each: Whether to log each call at level debug.
         traces: Traces the calls; None if traces are off.
-        metadata_of: Reads the metadata of a call.
         push_back: Whether the transport can send ``grpc-retry-pushback-ms``.
 
     Attributes:
@@ -137,7 +136,6 @@ class CallLayer:
         *,
         log_each: bool,
         traces: Traces | None = None,
-        metadata_of: MetadataReader = invocation_metadata,
         push_back: bool = True,
     ) -> None:
         self.failed = FailedCalls()
@@ -147,7 +145,6 @@ class CallLayer:
         self._store_health = store_health
         self._log_each = log_each
         self._traces = traces
-        self._metadata_of = metadata_of
         self._push_back = push_back
 
     def add_service(self, server: grpc.aio.Server, servicer: Servicer) -> None:
@@ -160,7 +157,11 @@ class CallLayer:
             inner = self._writing_replies(checked) if streams else checked
             fields_of = _field_reader(name, method)
             call = self._surround(name, self._metrics.method(name), inner, self._observer(name, fields_of))
-            return call if self._traces is None else self._traces.trace_call(name, call, fields_of, self._metadata_of)
+            return (
+                call
+                if self._traces is None
+                else self._traces.trace_call(name, call, fields_of, self._access_control.metadata_of)
+            )
 
         add_handlers(server, servicer.descriptor, handler_of)
 

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from idalloc_server.telemetry.metrics import BUCKETS, CallMetrics, Counts, log_calls
 from tests.support.virtual_time import VirtualTimeLoop
+from tests.support.waiting import hold_for_async
 
 METHOD = "/idalloc.v1.NodeService/GetNode"
 
@@ -73,14 +74,14 @@ def test_the_sum_of_a_second_has_codes_and_percentiles() -> None:
 
     async def call_for_seconds() -> None:
         task = asyncio.create_task(log_calls(lambda: metrics))
-        await asyncio.sleep(0.5)
+        await hold_for_async(0.5, "the event comes each second of virtual time")
         for _ in range(98):
             first.end("OK", 0.001)
         second.end("UNAVAILABLE", 2.0)
         second.end("UNAVAILABLE", 2.0)
-        await asyncio.sleep(1)
+        await hold_for_async(1, "the next second")
         first.end("OK", 0.01)
-        await asyncio.sleep(2)
+        await hold_for_async(2, "a second with a call, and one without")
         task.cancel()
 
     with capture_logs() as lines, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
