@@ -167,10 +167,8 @@ def _printable(logger: object, method: str, line: structlog.types.EventDict) -> 
 _COMMON = (_add_logger, structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True))
 _JSON = (structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
 # These work without ``configure``, at any ``log_level``.
-_serving_log, _start_log = (
-    structlog.wrap_logger(_Lines(stream=stream), processors=[*_COMMON, *_JSON], wrapper_class=_ALWAYS)
-    for stream in (STDOUT, STDERR)
-)
+_serving_log = structlog.wrap_logger(_Lines(stream=STDOUT), processors=[*_COMMON, *_JSON], wrapper_class=_ALWAYS)
+_start_log = structlog.wrap_logger(_Lines(), processors=[*_COMMON, *_JSON], wrapper_class=_ALWAYS)
 # Returns each line instead of queueing it.
 _lost_log = structlog.wrap_logger(structlog.testing.ReturnLogger(), wrapper_class=_ALWAYS)
 _queue = LogQueue(_lost_line)

@@ -84,7 +84,7 @@ class Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        own = {"service.version": version("idalloc"), "process.pid": os.getpid()}
+        own: dict[str, str | int] = {"service.version": version("idalloc"), "process.pid": os.getpid()}
         found = Resource.create()
         if str(found.attributes["service.name"]).startswith("unknown_service"):
             own["service.name"] = "idalloc"
