@@ -34,7 +34,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self.spans: list[Span] = []
         self._keep = keep
         self._server = grpc.server(ThreadPoolExecutor(2))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def Export(self, request: Any, context: Any) -> Any:
