@@ -128,8 +128,8 @@ baseline: .venv/ready ## accept the current protos as the baseline of compatibil
 
 lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest versions)
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
-	$(lock) pyproject.toml --extra server --extra native --extra bench --extra verify --group dev --output-file requirements/dev.txt
-	$(lock) pyproject.toml --extra server --extra native --group build --constraint requirements/dev.txt --output-file requirements/server.txt
+	$(lock) pyproject.toml --extra server --extra native --extra otel --extra bench --extra verify --group dev --output-file requirements/dev.txt
+	$(lock) pyproject.toml --extra server --extra native --extra otel --group build --constraint requirements/dev.txt --output-file requirements/server.txt
 	$(lock) --group gen --output-file requirements/gen.txt
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
 	$(lock) --group uwsgi --output-file requirements/uwsgi.txt

@@ -8,7 +8,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from importlib.metadata import version
 
 import structlog
 
@@ -25,7 +24,7 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
-from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.protocol import WRITES, Store
 from idalloc_server.domain.uuids import UuidGenerator
 from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
@@ -42,6 +41,7 @@ from idalloc_server.rpc.sequences import SequencesServicer
 from idalloc_server.store.urls import open_store
 from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
+from idalloc_server.telemetry.traces import open_traces
 
 # The share of drain_timeout after which running streams are ended.
 STREAMS_SHARE = 0.8
@@ -81,7 +81,9 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     clock = SystemClock()
     is_worker = mode.workers is not None
     listener = _Listener(settings, mode, clock)
-    store = open_store(settings.store, clock, settings.store_timeout)
+    store, traces = open_store(settings.store, clock, settings.store_timeout), listener.traces
+    if traces is not None:
+        store = traces.trace_writes(store, store.address, WRITES)
     try:
         await _open(store, settings.store_timeout)
         start_timestamps = StartTimestamps(
@@ -97,12 +99,13 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         node = _Node(settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start())
         if is_worker:
             listener.bind()
-        welcome = f"idalloc {version('idalloc')} serves on {listener.address}, store {store.address}"
-        await node.serve_until_stopped(f"{welcome}, prefix {settings.node_prefix}")
+        await node.serve_until_stopped(store.address, settings.node_prefix)
     finally:
         await listener.server.stop(None)
         await store.close()
         listener.release_address()
+        if traces is not None:
+            await traces.close()
 
 
 async def _open(store: Store, timeout: float) -> None:
@@ -163,6 +166,7 @@ class _Listener:
             settings.transport, reuse_port=is_worker, max_connection_age=settings.max_connection_age
         )
         self.address = settings.listen
+        self.traces = open_traces(os.environ)
         self._reserved = None if is_worker else ReservedAddress(settings.listen)
         # Bind before the store is opened: a port in use costs no store call. A worker binds later, since
         # connections to its port would wait for it while other workers could answer. Its supervisor has reserved the
@@ -233,6 +237,7 @@ class _Node:
             listener.access_control,
             self._allocator.store_health,
             log_each=settings.log_level == "debug",
+            traces=listener.traces,
             push_back=transport.can_push_back(settings.transport),
         )
         servicers = (
@@ -257,7 +262,7 @@ class _Node:
         self._reflection = AuthenticatedReflection(names, listener.access_control, self._calls)
         self._reflection.add_to(listener.server)
 
-    async def serve_until_stopped(self, welcome: str) -> None:
+    async def serve_until_stopped(self, store: str, prefix: int) -> None:
         """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once."""
         for number in self._mode.stop_signals:
             asyncio.get_running_loop().add_signal_handler(number, self._mode.stop_requested.set)
@@ -287,7 +292,7 @@ class _Node:
                 # Exempt the long-lived objects from further collections.
                 gc.collect()
                 gc.freeze()
-                self._mode.report_serving(welcome)
+                self._mode.report_serving(self._listener.address, store, prefix)
                 await self._mode.stop_requested.wait()
                 await self._drain()
                 for task in background:

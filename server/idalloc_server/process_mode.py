@@ -48,7 +48,7 @@ class ProcessMode:
     Args:
         node_settings: Persists settings over restarts.
         drain_timeout: How long running calls may continue after a stop, in seconds.
-        created: The line to print about a store that this start creates; empty for an existing store.
+        created: The file of a store that this start creates; empty for an existing store.
     """
 
     workers: Workers | None = None
@@ -68,9 +68,9 @@ class ProcessMode:
     def require_authentication(self) -> None:
         """Require authentication in all workers, until the server ends."""
 
-    def report_serving(self, welcome: str) -> None:
-        """Report that health is SERVING, with a line to print."""
-        logs.print_line("\n".join(filter(None, (welcome, self._created))))
+    def report_serving(self, address: str, store: str, prefix: int, workers: int = 1) -> None:
+        """Report that health is SERVING, with the arguments of ``logs.report_serving``."""
+        logs.report_serving(address, store, prefix, workers, self._created)
 
     async def report_counts(self, counts: Callable[[], Counts]) -> None:
         """Report the counts every second until cancelled."""

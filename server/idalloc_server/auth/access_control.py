@@ -46,6 +46,7 @@ class AccessControl:
 
     Attributes:
         audit: The audit log.
+        metadata_of: Reads the metadata of a call.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class AccessControl:
     ) -> None:
         current = AccessPolicy() if policy is None else policy
         self.audit = Audit()
+        self.metadata_of = metadata_of
         self.certificates = certificates
         self._limits = Limits(clock, current, self.audit)
         self._authenticator = Authenticator(current, self._limits, requires_authentication, metadata_of, certificates)
@@ -187,7 +189,7 @@ class AccessControl:
             self._limits.charge_call(method, identity)
             fields: dict[str, Any] = {} if sequence is None else {"sequence": sequence}
             fields |= {name: getattr(request, name) for name in rule.audited_fields}
-            fields = {name: _shorten(value) if isinstance(value, str) else value for name, value in fields.items()}
+            fields = {name: shorten(value) if isinstance(value, str) else value for name, value in fields.items()}
             with self.audit.record_admin_call(identity=identity.name, peer=context.peer(), method=method, **fields):
                 return await handler(request, context)
 
@@ -208,7 +210,7 @@ class AccessControl:
 
     def _deny(self, method: str, context: Context, identity: Identity, rule: Rule, sequence: str | None) -> NoReturn:
         self._limits.charge_call(method, identity)
-        sequence = None if sequence is None else _shorten(sequence)
+        sequence = None if sequence is None else shorten(sequence)
         refusal = PermissionDenied(identity.name, rule.role, sequence)
         self._limits.record_denied(method, context, identity, refusal, sequence)
         raise refusal
@@ -216,6 +218,10 @@ class AccessControl:
     def authenticate(self, method: str, context: Context) -> Identity:
         """Return the identity that calls; see ``Authenticator.authenticate``."""
         return self._authenticator.authenticate(method, context)
+
+    def describe_caller(self, context: Context) -> dict[str, str | None]:
+        """Return the address and the identity that called, for the log; the identity is None if it was rejected."""
+        return {"peer": context.peer(), "identity": self._authenticator.name_of(context)}
 
     def authenticate_and_charge(self, method: str, context: Context) -> Identity:
         """Authenticate and charge a call that requires no role, and return its identity."""
@@ -235,6 +241,6 @@ class AccessControl:
         raise refusal
 
 
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a caller's text at a length that fits into a status or a log line. No valid name is longer."""
     return text if len(text) <= MAX_NAME_BYTES else f"{text[:MAX_NAME_BYTES]}…"

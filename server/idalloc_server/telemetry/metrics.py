@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from idalloc_server.telemetry.latencies import BOUNDS, new_buckets, percentile
 from idalloc_server.telemetry.logs import failed_log
 
 # Upper bounds in seconds, as Prometheus' default histogram has them.
@@ -29,21 +30,34 @@ class MethodCalls:
         seconds: Their total duration, without calls that ended with their process, see ``Counts.end``.
         buckets: How many of the timed calls took at most ``BUCKETS[i]`` and more than the bound before; the last bucket
             has the longer ones.
+        latencies: The timed calls in the buckets of ``latencies``.
     """
 
-    __slots__ = ("buckets", "handled", "seconds", "started")
+    __slots__ = ("buckets", "handled", "latencies", "seconds", "started")
 
     def __init__(self) -> None:
         self.started = 0
         self.handled: Counter[str] = Counter()
         self.seconds = 0.0
         self.buckets = [0] * (len(BUCKETS) + 1)
+        self.latencies = new_buckets()
 
     def end(self, code: str, seconds: float) -> None:
         """Count a call that ended."""
         self.handled[code] += 1
         self.seconds += seconds
         self.buckets[bisect_left(BUCKETS, seconds)] += 1
+        self.latencies[bisect_left(BOUNDS, seconds)] += 1
+
+    def add(
+        self, started: int, handled: Mapping[str, int], seconds: float, buckets: list[int], latencies: list[int]
+    ) -> None:
+        """Add the counts of another process or RPC."""
+        self.started += started
+        self.handled.update(handled)
+        self.seconds += seconds
+        self.buckets = [mine + more for mine, more in zip(self.buckets, buckets, strict=True)]
+        self.latencies = [mine + more for mine, more in zip(self.latencies, latencies, strict=True)]
 
 
 class CallMetrics:
@@ -65,6 +79,13 @@ class CallMetrics:
     def in_flight(self) -> int:
         """How many calls are running."""
         return sum(calls.started - calls.handled.total() for calls in self.methods.values())
+
+    def sum(self) -> MethodCalls:
+        """Return the counts of all RPCs together."""
+        total = MethodCalls()
+        for calls in self.methods.values():
+            total.add(calls.started, calls.handled, calls.seconds, calls.buckets, calls.latencies)
+        return total
 
 
 class FailedCalls:
@@ -122,7 +143,7 @@ class Counts:
     def to_json(self) -> dict[str, Any]:
         """Return all counters as JSON values."""
         methods = {
-            name: [calls.started, dict(calls.handled), calls.seconds, calls.buckets]
+            name: [calls.started, dict(calls.handled), calls.seconds, calls.buckets, calls.latencies]
             for name, calls in self.calls.methods.items()
         }
         return {
@@ -134,12 +155,8 @@ class Counts:
 
     def add(self, counts: Mapping[str, Any]) -> None:
         """Add the counters of another process, as ``to_json`` returns them."""
-        for name, (started, handled, seconds, buckets) in counts["methods"].items():
-            calls = self.calls.method(name)
-            calls.started += started
-            calls.handled.update(handled)
-            calls.seconds += seconds
-            calls.buckets = [mine + more for mine, more in zip(calls.buckets, buckets, strict=True)]
+        for name, method in counts["methods"].items():
+            self.calls.method(name).add(*method)
         self.burned.update(counts["burned"])
         self.lease_count += counts["lease_count"]
         self.log_lines_lost.update(counts["log_lines_lost"])
@@ -147,7 +164,7 @@ class Counts:
     def end(self) -> None:
         """Record that the process exited: its running calls count as UNAVAILABLE, as their callers see.
 
-        Their duration is unknown, so ``seconds`` and ``buckets`` omit them.
+        Their duration is unknown, so ``seconds``, ``buckets`` and ``latencies`` omit them.
         """
         for calls in self.calls.methods.values():
             if interrupted := calls.started - calls.handled.total():
@@ -161,18 +178,26 @@ async def log_calls(metrics: Callable[[], CallMetrics]) -> None:
     Args:
         metrics: Returns the present counts.
     """
-    before = (0, 0, 0.0)
+    before = MethodCalls()
     while True:
         await asyncio.sleep(1)
         current = metrics()
-        methods = current.methods.values()
-        now = (
-            sum(calls.handled.total() for calls in methods),
-            sum(calls.handled["OK"] for calls in methods),
-            sum(calls.seconds for calls in methods),
-        )
-        count, ok, seconds = (a - b for a, b in zip(now, before, strict=True))
+        now = current.sum()
+        codes = now.handled - before.handled
+        if count := codes.total():
+            latencies = [after - earlier for after, earlier in zip(now.latencies, before.latencies, strict=True)]
+            _log.info(
+                "calls",
+                count=count,
+                failed=count - codes["OK"],
+                codes=dict(codes),
+                mean_ms=_ms((now.seconds - before.seconds) / count),
+                p50_ms=_ms(percentile(latencies, 0.5)),
+                p99_ms=_ms(percentile(latencies, 0.99)),
+                in_flight=current.in_flight,
+            )
         before = now
-        if count:
-            mean_ms = round(seconds / count * 1000, 3)
-            _log.info("calls", count=count, failed=count - ok, mean_ms=mean_ms, in_flight=current.in_flight)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -2,7 +2,7 @@
 
 The processes send each other values by name, see ``Pipe``. A worker sends:
 
-* ``ready``, ``serving`` (the line to print), ``closed``, ``drained``: its progress
+* ``ready``, ``serving`` (its address, store and prefix), ``closed``, ``drained``: its progress
 * ``start_error``: the reason of a store's failure, if it is one, and the message
 * ``counts``: its counters, each second
 * ``requires_authentication``: its access file has identities

@@ -108,8 +108,8 @@ class Supervisor:
             for result in await asyncio.gather(*(step(each) for each in numbers), return_exceptions=True):
                 if result is not None:
                     raise result
-        welcome = self._workers[1].pipe.values["serving"]
-        self._mode.report_serving(f"{welcome}, {self._settings.workers} workers")
+        address, store, prefix = self._workers[1].pipe.values["serving"]
+        self._mode.report_serving(address, store, prefix, self._settings.workers)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._mode.report_counts(self.counts))
             for each in numbers:

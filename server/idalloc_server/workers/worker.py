@@ -109,9 +109,9 @@ class Worker(ProcessMode):
             self.requires_authentication = True
             self._pipe.send(requires_authentication=True)
 
-    def report_serving(self, welcome: str) -> None:
+    def report_serving(self, address: str, store: str, prefix: int, workers: int = 1) -> None:
         """See ``ProcessMode``."""
-        self._pipe.send(serving=welcome)
+        self._pipe.send(serving=[address, store, prefix])
 
     async def report_counts(self, counts: Callable[[], Counts]) -> None:
         """See ``ProcessMode``."""

@@ -187,7 +187,9 @@ class CounterAllocator:
 
     def _start_refill(self) -> None:
         if not self._refill_task:
-            self._refill_task = asyncio.get_running_loop().create_task(self._run_refill())
+            # In a trace, the refill belongs to the call that waits for it; without one it belongs to no call.
+            context = self._waiters.first_context()
+            self._refill_task = asyncio.get_running_loop().create_task(self._run_refill(), context=context)
 
     async def _run_refill(self) -> None:
         """Runs one refill; its error goes to the waiters. Callers that wait by then start the next one."""
@@ -250,12 +252,10 @@ class CounterAllocator:
 
     def _reject_oversized(self, limit: int) -> None:
         """Fails the waiters for more timestamps than ``max_clock_skew`` can ever allow."""
-        for count, answer in self._waiters:
-            if count > limit and not answer.done():
-                rule = (
-                    f"must be at most {limit} for sequence {self.row.sequence!r}, as max_clock_skew allows; is {count}"
-                )
-                answer.set_exception(InvalidRequest("id_count", rule))
+        for waiter in self._waiters:
+            if waiter.id_count > limit and not waiter.answer.done():
+                rule = f"must be at most {limit} for sequence {self.row.sequence!r}, as max_clock_skew allows"
+                waiter.answer.set_exception(InvalidRequest("id_count", f"{rule}; is {waiter.id_count}"))
 
     def _prefetch(self, requested: int) -> int:
         """Returns how many ids to request beyond the callers' requests."""

@@ -1,9 +1,15 @@
 """Counters are summed over several processes."""
 
+import asyncio
 import json
 from collections import Counter
 
-from idalloc_server.telemetry.metrics import BUCKETS, Counts
+import pytest
+from structlog.testing import capture_logs
+
+from idalloc_server.telemetry.metrics import BUCKETS, CallMetrics, Counts, log_calls
+from tests.support.virtual_time import VirtualTimeLoop
+from tests.support.waiting import hold_for_async
 
 METHOD = "/idalloc.v1.NodeService/GetNode"
 
@@ -59,3 +65,30 @@ def test_add_does_not_change_its_argument() -> None:
     total.add(one.to_json())
     total.add(one.to_json())
     assert json.dumps(one.to_json()) == before
+
+
+def test_the_sum_of_a_second_has_codes_and_percentiles() -> None:
+    """The event calls has the codes, p50 and p99 of its own second only."""
+    metrics = CallMetrics()
+    first, second = metrics.method("/a"), metrics.method("/b")
+
+    async def call_for_seconds() -> None:
+        task = asyncio.create_task(log_calls(lambda: metrics))
+        await hold_for_async(0.5, "the event comes each second of virtual time")
+        for _ in range(98):
+            first.end("OK", 0.001)
+        second.end("UNAVAILABLE", 2.0)
+        second.end("UNAVAILABLE", 2.0)
+        await hold_for_async(1, "the next second")
+        first.end("OK", 0.01)
+        await hold_for_async(2, "a second with a call, and one without")
+        task.cancel()
+
+    with capture_logs() as lines, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(call_for_seconds())
+    assert [(line["count"], line["failed"], line["codes"]) for line in lines] == [
+        (100, 2, {"OK": 98, "UNAVAILABLE": 2}),
+        (1, 0, {"OK": 1}),
+    ]
+    assert [line["p50_ms"] for line in lines] == pytest.approx([1, 10], rel=0.1)
+    assert [line["p99_ms"] for line in lines] == pytest.approx([2000, 10], rel=0.1)
