@@ -72,8 +72,8 @@ class ProcessMode:
         """Report that health is SERVING, with a line to print."""
         logs.print_line("\n".join(filter(None, (welcome, self._created))))
 
-    async def report_counts(self, counts: Callable[[], Counts]) -> None:
-        """Report the counts every second until cancelled."""
+    async def report_counts(self, counts: Callable[[], Counts], checks: Callable[[], dict[str, str]]) -> None:
+        """Report the counts, and the results of the checks of readiness, every second until cancelled."""
         await log_calls(lambda: counts().calls)
 
     async def wait_all_closed(self) -> None:

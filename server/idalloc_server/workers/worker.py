@@ -113,9 +113,10 @@ class Worker(ProcessMode):
         """See ``ProcessMode``."""
         self._pipe.send(serving=welcome)
 
-    async def report_counts(self, counts: Callable[[], Counts]) -> None:
+    async def report_counts(self, counts: Callable[[], Counts], checks: Callable[[], dict[str, str]]) -> None:
         """See ``ProcessMode``."""
         while True:
+            self._pipe.send(checks=checks())
             await asyncio.sleep(1)
             self.report_final_counts(counts())
 
