@@ -27,8 +27,9 @@ lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+run: export IDALLOC_HTTP_LISTEN ?= 127.0.0.1:50080
 run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
-	$(bin)/idalloc serve --http-listen 127.0.0.1:50080 $(ARGS)
+	$(bin)/idalloc serve $(ARGS)
 
 test: lint type gen-check ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
 	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long' $(ARGS)

@@ -229,7 +229,7 @@ class _Node:
         try:
             async with asyncio.TaskGroup() as tasks:
                 jobs = (
-                    self._start_timestamps.keep_prefix(),
+                    self._start_timestamps.keep_prefix(self._allocator.store_health.record_success),
                     self._allocator.close_idle_sequences(),
                     self._request_ids.prune_answers(),
                 )

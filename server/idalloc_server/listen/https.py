@@ -2,17 +2,14 @@
 
 import asyncio
 import ssl
+from contextlib import suppress
 from pathlib import Path
-
-import structlog
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.listen.tls import FileStates, load_context, states_of
 
 # How often the files are checked for a change.
 CHECK_SECONDS = 1.0
-
-_log = structlog.get_logger("idalloc.http")
 
 
 class HttpsFiles:
@@ -45,10 +42,8 @@ class HttpsFiles:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             if await asyncio.to_thread(states_of, self._paths.values()) != self._states:
-                try:
+                with suppress(StartRefused):
                     self._newest = await asyncio.to_thread(self._load)
-                except StartRefused as error:
-                    _log.debug("https_not_reloaded", error=str(error))
 
     def _load(self) -> ssl.SSLContext:
         self._states = states_of(self._paths.values())

@@ -5,6 +5,7 @@ ids. The store of idalloc issues each (prefix, timestamp) once.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import structlog
@@ -142,8 +143,12 @@ class StartTimestamps:
         self._claimed[start.prefix] = start.timestamp
         return start
 
-    async def keep_prefix(self) -> None:
-        """Sends heartbeats for the prefix to the store until cancelled."""
+    async def keep_prefix(self, record_success: Callable[[], None] = lambda: None) -> None:
+        """Sends heartbeats for the prefix to the store until cancelled.
+
+        Args:
+            record_success: Called after each success: a server without callers learns so that the store is back.
+        """
         failing = False
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
@@ -156,6 +161,7 @@ class StartTimestamps:
                     _log.warning("prefix_heartbeat_failed", prefix=self.prefix, error=str(refusal))
                 failing = True
             else:
+                record_success()
                 if failing:
                     _log.info("prefix_heartbeat_recovered", prefix=self.prefix)
                 failing = False
