@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from idalloc_server.auth.audit import Audit
 from idalloc_server.domain.administration.service import SequenceService
@@ -17,6 +18,8 @@ from idalloc_server.telemetry.logs import lost_lines
 from idalloc_server.telemetry.metrics import CallMetrics, Counts
 from idalloc_server.telemetry.series import OTHER, IssuedSeries, SeriesNames
 
+# Answers a question by its arguments.
+Answer = Callable[[Mapping[str, Any]], Awaitable[Any]]
 # The texts have no details: callers without authentication read them, and the log has the errors.
 STORE_FAILS = "the last calls of the store failed"
 # How many issuers of ids are sampled before other tasks of the event loop run.
@@ -32,6 +35,9 @@ class NodeReport:
         store_calls: The calls of the store, by method and outcome.
         workers: How many processes the server has. Only a single one decides itself which sequences have a series.
         is_draining: Returns whether the process drains.
+
+    Attributes:
+        answers: Answers the questions of the HTTP port by name, with JSON values.
     """
 
     def __init__(
@@ -58,6 +64,12 @@ class NodeReport:
         self._survey = Survey()
         self._reserve: dict[str, float] = {}
         self.series = IssuedSeries(workers)
+        self.answers: dict[str, Answer] = {}
+
+    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
+        """Return the answer to a question of the HTTP port, see ``Source``."""
+        async with asyncio.timeout(timeout):
+            return await self.answers[question](arguments)
 
     async def sample(self) -> None:
         """Sample issued ids and reserves every second, until cancelled."""

@@ -4,7 +4,7 @@ import asyncio
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -25,6 +25,14 @@ class Source(Protocol):
 
     def checks(self) -> Mapping[str, str]:
         """Return the problem that each check of readiness found, by its name; empty if it passes."""
+        ...
+
+    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
+        """Return the answer of a process with an open store to a question, as a JSON value.
+
+        Raises:
+            StoreUnavailable, TimeoutError: No process answered within ``timeout`` seconds.
+        """
         ...
 
     def counts(self) -> Counts:

@@ -176,6 +176,8 @@ class Supervisor:
                 others = [each.pipe.values["counts"] for each in self._workers.values() if each is not worker]
                 leases = (counts["gauges"][families.LEASES].get("", 0) for counts in others)
                 worker.pipe.send(other_leases=sum(leases))
+            if "answer" in values:
+                self._http.questions.receive(values)
             if "candidates" in values:
                 self._decide_series()
             if "requires_authentication" in values and not self._requires_authentication:

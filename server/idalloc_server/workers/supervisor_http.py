@@ -13,6 +13,7 @@ from idalloc_server.http.port import HttpPort
 from idalloc_server.rpc.methods import METHOD_TYPES
 from idalloc_server.telemetry import families
 from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.workers.questions import Questions
 from idalloc_server.workers.worker_process import WorkerProcess
 
 
@@ -25,6 +26,10 @@ class SupervisorHttp:
         access_file: The file that ``policy`` is from.
         workers: The present workers.
         counts: Returns the sum of their metrics, and of exited ones.
+
+    Attributes:
+        questions: Asks a worker.
+        ask: See ``Source``.
     """
 
     def __init__(
@@ -38,6 +43,8 @@ class SupervisorHttp:
         clock = SystemClock()
         self._workers = workers
         self._counts = counts
+        self.questions = Questions(workers)
+        self.ask = self.questions.ask
         self._access_file = access_file if settings.http_listen else None
         self._access_control = AccessControl(
             clock,

@@ -23,6 +23,7 @@ from idalloc_server.process_mode import ProcessMode
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.pipe import Pipe
+from idalloc_server.workers.questions import Answers
 
 # The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
@@ -67,6 +68,7 @@ class Worker(ProcessMode):
         self.stop_signals = (signal.SIGTERM, signal.SIGINT)  # When a terminal closes, the supervisor gets SIGHUP, too.
         self._pipe = pipe
         self._access_control: AccessControl | None = None
+        self._answers: Answers | None = None
         self._doc_ids: DocIdGenerator
         self._is_ready = False
         self._applied = 0  # the revision of the node's settings that this worker uses
@@ -83,6 +85,8 @@ class Worker(ProcessMode):
                         self._access_control.require_authentication()
                 if "reload" in values:
                     self.reload_requested.set()
+                if "ask" in values and self._answers is not None:
+                    self._answers.receive(values)
                 if "stop" in values:
                     self.stop_requested.set()
         finally:
@@ -116,12 +120,16 @@ class Worker(ProcessMode):
 
     async def report(self, report: NodeReport) -> None:
         """See ``ProcessMode``."""
+        self._answers = Answers(report.answers, self._pipe.send)
         self._pipe.send(checks=report.checks())
-        while True:
-            await asyncio.sleep(1)
-            report.series.set_series(self._pipe.values.get("series", ()))
-            self._pipe.send(checks=report.checks(), candidates=report.series.candidates())
-            self.report_final_counts(report.counts())
+        try:
+            while True:
+                await asyncio.sleep(1)
+                report.series.set_series(self._pipe.values.get("series", ()))
+                self._pipe.send(checks=report.checks(), candidates=report.series.candidates())
+                self.report_final_counts(report.counts())
+        finally:
+            await self._answers.close()
 
     async def wait_all_closed(self) -> None:
         """See ``ProcessMode``: a rejected caller must not reconnect to a worker that is about to close."""
