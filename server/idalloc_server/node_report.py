@@ -76,7 +76,7 @@ class NodeReport:
         while True:
             await asyncio.sleep(1)
             others = []
-            for number, (sequence, ids) in enumerate(self._allocator.issued.pop_new(), start=1):
+            for number, (sequence, ids) in enumerate(self._allocator.issued_ids.pop_new(), start=1):
                 self.series.add(sequence, ids)
                 if sequence not in self.series.issued or sequence == OTHER:
                     others.append(self._allocator.reserve_seconds(sequence))
@@ -105,7 +105,7 @@ class NodeReport:
 
     def final_counts(self) -> Counts:
         """Return the metrics of this process, with all issued ids."""
-        for sequence, ids in self._allocator.issued.pop_new():
+        for sequence, ids in self._allocator.issued_ids.pop_new():
             self.series.add(sequence, ids)
         return self.counts()
 

@@ -40,7 +40,7 @@ class Allocator:
 
     Attributes:
         burned: Counts burned ids.
-        issued: Counts issued ids by sequence.
+        issued_ids: Counts issued ids by sequence.
         refills: The duration of refills by outcome.
         rates: Measures how fast sequences are used.
         store_health: Whether the store works.
@@ -58,7 +58,7 @@ class Allocator:
         self._shared = SharedState(
             store, clock, allocation_config, self._high_water_marks, UsageRates(clock), self._drop_unknown, random
         )
-        self.issued, self.refills = self._shared.issued, self._shared.refills
+        self.issued_ids, self.refills = self._shared.issued, self._shared.refills
         self.burned, self.rates, self.store_health = self._shared.burned, self._shared.rates, self._shared.store_health
         self._sequence_allocators: dict[str, SequenceAllocator] = {}
         # Counters of sequences that were removed from the dict above, but not closed yet.
