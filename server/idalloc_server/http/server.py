@@ -64,6 +64,11 @@ class HttpServer:
         self._listener: asyncio.Server | None = None
         self._closing_old: asyncio.Task[None] | None = None
 
+    @property
+    def connection_count(self) -> int:
+        """The number of open connections."""
+        return len(self._runner.server.connections) if self._runner.server else 0
+
     async def start(self) -> None:
         """Bind the address and answer requests.
 
@@ -95,7 +100,7 @@ class HttpServer:
     def _accept(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None  # noqa: S101 - setup() creates it
-        return server() if len(server.connections) < MAX_CONNECTIONS else _Refused()
+        return server() if self.connection_count < MAX_CONNECTIONS else _Refused()
 
     async def _close_old_connections(self) -> None:
         """Close connections after ``CONNECTION_SECONDS``, until cancelled: aiohttp has no limit of its own."""
