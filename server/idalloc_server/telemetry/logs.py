@@ -73,7 +73,7 @@ def print_line(text: str, stream: int = STDOUT) -> None:
     _queue.put(Share.LOG, text, stream)
 
 
-def report_serving(address: str, store: str, prefix: int, workers: int, created: str = "") -> None:
+def report_serving(address: str, store: str, prefix: int, workers: int, http: str = "", created: str = "") -> None:
     """Report on standard output that the server serves: in text on a terminal, as the event ``serving`` elsewhere.
 
     Args:
@@ -81,6 +81,7 @@ def report_serving(address: str, store: str, prefix: int, workers: int, created:
         store: The address of the store.
         prefix: The prefix of document ids.
         workers: The number of processes that serve.
+        http: The URL of the HTTP port; empty without one.
         created: The file of a store that this start has created; empty for an existing store.
     """
     release = version("idalloc")
@@ -93,10 +94,12 @@ def report_serving(address: str, store: str, prefix: int, workers: int, created:
             store_created=bool(created),
             prefix=prefix,
             workers=workers,
+            **({"http": http} if http else {}),
         )
         return
     processes = f", {workers} workers" if workers > 1 else ""
-    print_line(f"idalloc {release} serves on {address}, store {store}, prefix {prefix}{processes}")
+    port = f", {http}" if http else ""
+    print_line(f"idalloc {release} serves on {address}, store {store}, prefix {prefix}{processes}{port}")
     if created:
         print_line(f"store created at {created}")
 

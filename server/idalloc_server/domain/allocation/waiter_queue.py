@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +71,13 @@ class WaiterQueue(deque[Waiter]):
         """Returns the number of ids that the next write is for, and ends a deferral."""
         waiters, self._next_write = islice(self, self._next_write), None
         return sum(waiter.id_count for waiter in waiters if not waiter.answer.done())
+
+    def reject_above(self, limit: int, which: str) -> None:
+        """Fails the waiters for more ids than ``limit``; ``which`` names the limit for people."""
+        for waiter in self:
+            if waiter.id_count > limit and not waiter.answer.done():
+                rule = f"must be at most {limit} {which}; is {waiter.id_count}"
+                waiter.answer.set_exception(InvalidRequest("id_count", rule))
 
     def fail_all(self, error: Exception) -> None:
         """Removes all waiters and fails them."""
