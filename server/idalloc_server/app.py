@@ -289,6 +289,7 @@ class _Node:
                 gc.freeze()
                 self._mode.report_serving(welcome)
                 await self._mode.stop_requested.wait()
+                self._mode.report_stopping()
                 await self._drain()
                 for task in background:
                     task.cancel()

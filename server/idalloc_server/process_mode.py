@@ -11,7 +11,7 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.rpc.node import Workers
-from idalloc_server.telemetry import logs
+from idalloc_server.telemetry import logs, service_manager
 from idalloc_server.telemetry.metrics import Counts, log_calls
 
 _log = structlog.get_logger("idalloc")
@@ -69,8 +69,13 @@ class ProcessMode:
         """Require authentication in all workers, until the server ends."""
 
     def report_serving(self, welcome: str) -> None:
-        """Report that health is SERVING, with a line to print."""
+        """Report that health is SERVING, with a line to print, and notify the service manager."""
         logs.print_line("\n".join(filter(None, (welcome, self._created))))
+        service_manager.notify("READY=1")
+
+    def report_stopping(self) -> None:
+        """Notify the service manager that the server stops."""
+        service_manager.notify("STOPPING=1")
 
     async def report_counts(self, counts: Callable[[], Counts]) -> None:
         """Report the counts every second until cancelled."""

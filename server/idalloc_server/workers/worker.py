@@ -113,6 +113,9 @@ class Worker(ProcessMode):
         """See ``ProcessMode``."""
         self._pipe.send(serving=welcome)
 
+    def report_stopping(self) -> None:
+        """See ``ProcessMode``: the supervisor notifies the service manager."""
+
     async def report_counts(self, counts: Callable[[], Counts]) -> None:
         """See ``ProcessMode``."""
         while True:
