@@ -1,0 +1,19 @@
+{{- define "idalloc.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name }}{{ end | trunc 52 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "idalloc.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "idalloc.labels" -}}
+{{ include "idalloc.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "idalloc.scheme" -}}
+{{ if .Values.tls.secretName }}https{{ else }}http{{ end }}
+{{- end }}
