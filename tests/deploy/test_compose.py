@@ -70,7 +70,7 @@ def test_mounted_files_exist() -> None:
 
 
 def test_prometheus_and_grafana_find_each_other() -> None:
-    """Prometheus scrapes both servers, and the provisioned files of Grafana name Prometheus and the dashboard's folder."""
+    """Prometheus scrapes both servers; Grafana's files name Prometheus and the folder of the dashboard."""
     [job] = read_yaml(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]
     assert [target.partition(":")[0] for target in job["static_configs"][0]["targets"]] == [*SERVERS]
     [source] = read_yaml(FOLDER / "grafana/datasource.yaml")["datasources"]

@@ -98,7 +98,7 @@ class TestChart:
         assert "secretKeyRef" not in rendered(*values)
 
     def test_kubernetes_waits_for_a_graceful_stop(self, values: list[str | Path]) -> None:
-        """A pod is killed only after the pause, `drain_timeout`, and the time in which the supervisor kills a worker."""
+        """A pod is killed only after the pause, `drain_timeout`, and the time until a hanging worker is killed."""
         found = objects(*values)
         pod = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["spec"]
         pause = int(container(found)["lifecycle"]["preStop"]["exec"]["command"][1])
