@@ -28,7 +28,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
-	$(bin)/idalloc serve $(ARGS)
+	$(bin)/idalloc serve --http-listen 127.0.0.1:50080 $(ARGS)
 
 test: lint type gen-check ## lint, type checks and all tests but the long ones, in under 5 minutes (ARGS="-k name" goes to pytest)
 	$(bin)/pytest -n $(JOBS) -m 'not mysql and not test_long' $(ARGS)

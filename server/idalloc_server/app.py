@@ -27,6 +27,7 @@ from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.uuids import UuidGenerator
+from idalloc_server.http.port import HttpPort
 from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
 from idalloc_server.listen.tls import Certificates
@@ -59,6 +60,8 @@ LAST_REPLIES_SECONDS = 5.0
 UNENDING_GRACE_SECONDS = 86_400.0
 # A Unix socket is accessible to the server's user and group.
 SOCKET_UMASK = 0o117
+# Without the error's text: callers without authentication read it.
+STORE_FAILS = "the last calls of the store failed; see the log"
 # The longest wait at a stop for the store to take unused ids back.
 RELEASE_SECONDS = 5.0
 
@@ -81,8 +84,10 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
     clock = SystemClock()
     is_worker = mode.workers is not None
     listener = _Listener(settings, mode, clock)
+    http = HttpPort(settings if not is_worker else None, listener.access_control, clock)
     store = open_store(settings.store, clock, settings.store_timeout)
     try:
+        await http.start()
         await _open(store, settings.store_timeout)
         start_timestamps = StartTimestamps(
             store,
@@ -95,11 +100,13 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
             is_shared=is_worker,
         )
         node = _Node(settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start())
+        http.source = node
         if is_worker:
             listener.bind()
         welcome = f"idalloc {version('idalloc')} serves on {listener.address}, store {store.address}"
-        await node.serve_until_stopped(f"{welcome}, prefix {settings.node_prefix}")
+        await node.serve_until_stopped(f"{welcome}, prefix {settings.node_prefix}{http.welcome}")
     finally:
+        await http.close()
         await listener.server.stop(None)
         await store.close()
         listener.release_address()
@@ -269,7 +276,7 @@ class _Node:
                     self._request_ids.prune_answers(),
                 )
                 monitors = [
-                    self._mode.report_counts(self._counts),
+                    self._mode.report_counts(self._counts, self.checks),
                     watch_burned(self._allocator.burned.pop_new),
                     _log_every_second(self._listener.access_control.audit.log_totals, self._calls.failed.log),
                     self._allocator.store_health.evaluate_every_second(
@@ -311,6 +318,13 @@ class _Node:
         self._listener.access_control.apply_policy(access)
         if self._listener.access_control.requires_authentication:
             self._mode.require_authentication()
+
+    def checks(self) -> dict[str, str]:
+        """Return the results of the checks of readiness, by name; empty for a check that passes."""
+        return {
+            "shutdown": "the server drains" if self._draining.has_begun else "",
+            "store": STORE_FAILS if self._allocator.store_health.error else "",
+        }
 
     def _counts(self) -> Counts:
         burned = Counter({str(cause): count for cause, count in self._allocator.burned.by_cause.items()})

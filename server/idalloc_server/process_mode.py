@@ -77,8 +77,8 @@ class ProcessMode:
         """Notify the service manager that the server stops."""
         service_manager.notify("STOPPING=1")
 
-    async def report_counts(self, counts: Callable[[], Counts]) -> None:
-        """Report the counts every second until cancelled."""
+    async def report_counts(self, counts: Callable[[], Counts], checks: Callable[[], dict[str, str]]) -> None:
+        """Report the counts, and the results of the checks of readiness, every second until cancelled."""
         await log_calls(lambda: counts().calls)
 
     async def wait_all_closed(self) -> None:

@@ -117,10 +117,12 @@ class ReservedAddress:
 _Found = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
 
 
-def cannot_bind(listen: str, error: OSError | RuntimeError) -> StartRefused:
+def cannot_bind(listen: str, error: OSError | RuntimeError, setting: str = "listen") -> StartRefused:
     """Return the error of a start whose address cannot be bound."""
-    why = error.strerror if isinstance(error, OSError) else "no address can be bound"
-    return StartRefused("listen", f"cannot serve on {listen}: {why}; choose another address or port")
+    why = "no address can be bound"
+    if isinstance(error, OSError):  # asyncio adds the address to strerror, which a failed lookup has alone
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or why
+    return StartRefused(setting, f"cannot serve on {listen}: {why}; choose another address or port")
 
 
 def _addresses(host: str, port: int) -> list[_Found]:

@@ -16,12 +16,14 @@ import structlog
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused
+from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.node_settings import SETTINGS
 from idalloc_server.process_mode import ProcessMode
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.pipe import Values
+from idalloc_server.workers.supervisor_http import SupervisorHttp
 from idalloc_server.workers.worker_process import WorkerProcess
 
 # A worker that served at least this long is replaced at once; any other one after a growing pause.
@@ -57,6 +59,7 @@ class Supervisor:
         self._turn_lock = asyncio.Lock()
         self._turns: set[asyncio.Task[None]] = set()
         self._serving: asyncio.Task[None]
+        self._http: SupervisorHttp
         self._stopping = False
         self._exit_code = 0
 
@@ -84,9 +87,12 @@ class Supervisor:
         for number in numbers:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         if signal.SIGHUP not in numbers:
-            loop.add_signal_handler(signal.SIGHUP, lambda: self._broadcast(reload=True))
-        if self._settings.access:
-            self._requires_authentication = bool(AccessFile(self._settings.access).read().identities)
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+        access_file = AccessFile(self._settings.access) if self._settings.access else None
+        policy = access_file.read() if access_file else None
+        self._requires_authentication = bool(policy and policy.identities)
+        transport.check(self._settings, authenticates=self._requires_authentication)
+        self._http = SupervisorHttp(self._settings, policy, access_file, self._workers.values())
         address = ReservedAddress(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
         self._serving = asyncio.create_task(self._serve())
@@ -94,6 +100,7 @@ class Supervisor:
             await asyncio.wait({self._serving})
         finally:
             await self._stop_all()
+            await self._http.close()
             address.close()
         if not self._serving.cancelled():
             self._serving.result()  # It raises.
@@ -102,6 +109,7 @@ class Supervisor:
 
     async def _serve(self) -> None:
         """Start all workers, then replace those that exit, until cancelled."""
+        await self._http.start()
         numbers = range(1, self._settings.workers + 1)
         # Health becomes SERVING in the second step, when all of them answer.
         for step in (self._start_worker, self._make_serving):
@@ -109,9 +117,9 @@ class Supervisor:
                 if result is not None:
                     raise result
         welcome = self._workers[1].pipe.values["serving"]
-        self._mode.report_serving(f"{welcome}, {self._settings.workers} workers")
+        self._mode.report_serving(f"{welcome}, {self._settings.workers} workers{self._http.welcome}")
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._mode.report_counts(self.counts))
+            tasks.create_task(self._mode.report_counts(self.counts, dict))
             for each in numbers:
                 tasks.create_task(self._supervise(each))
 
@@ -165,6 +173,7 @@ class Supervisor:
                 # A later worker may not have seen the access file that required it.
                 self._requires_authentication = True
                 self._broadcast(requires_authentication=True)
+                self._http.require_authentication()
             if "wants_turn" in values:
                 task = asyncio.create_task(self._give_turn(worker, values["wants_turn"]))
                 self._turns.add(task)
@@ -215,6 +224,10 @@ class Supervisor:
     def _broadcast(self, **values: object) -> None:
         for each in self._workers.values():
             each.pipe.send(**values)
+
+    def _reload(self) -> None:
+        self._broadcast(reload=True)
+        self._http.reload()
 
     def _allow_exit(self, worker: WorkerProcess) -> None:
         if not self._stopping:

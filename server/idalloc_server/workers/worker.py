@@ -116,9 +116,10 @@ class Worker(ProcessMode):
     def report_stopping(self) -> None:
         """See ``ProcessMode``: the supervisor notifies the service manager."""
 
-    async def report_counts(self, counts: Callable[[], Counts]) -> None:
+    async def report_counts(self, counts: Callable[[], Counts], checks: Callable[[], dict[str, str]]) -> None:
         """See ``ProcessMode``."""
         while True:
+            self._pipe.send(checks=checks())
             await asyncio.sleep(1)
             self.report_final_counts(counts())
 

@@ -1,0 +1,79 @@
+"""The HTTP port of a server, as the settings describe it: with its routes, its certificates and its access control."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.config import Settings
+from idalloc_server.domain.clock import Clock
+from idalloc_server.http.readiness import Readiness, livez
+from idalloc_server.http.server import Handler, HttpServer
+from idalloc_server.listen.https import HttpsFiles
+
+
+class Source(Protocol):
+    """What the port shows: a whole server in one process, or the supervisor of several."""
+
+    def checks(self) -> Mapping[str, str]:
+        """Return the problem that each check of readiness found, by its name; empty if it passes."""
+        ...
+
+
+class HttpPort:
+    """The HTTP port; without settings, or without ``http_listen``, nothing is served.
+
+    Args:
+        settings: All settings; None in a worker, whose supervisor serves HTTP.
+        access_control: Authenticates and authorizes the callers, except those of probes.
+        clock: The clock by which certificates expire.
+
+    Attributes:
+        source: What the port shows; None while the server starts.
+    """
+
+    def __init__(self, settings: Settings | None, access_control: AccessControl, clock: Clock) -> None:
+        self.source: Source | None = None
+        self._clock = clock
+        self._files: HttpsFiles | None = None
+        self._server: HttpServer | None = None
+        self._following: asyncio.Task[None] | None = None
+        if settings is None or not settings.http_listen:
+            return
+        if settings.tls_cert:
+            self._files = HttpsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        # The status page adds its routes here.
+        routes: list[tuple[str, Handler]] = [("/livez", livez), ("/readyz", Readiness(self._checks).readyz)]
+        self._server = HttpServer(settings.http_listen, routes, self._files.context if self._files else None)
+
+    @property
+    def welcome(self) -> str:
+        """The end of the line that a start prints."""
+        return f", {self._server.url}" if self._server else ""
+
+    async def start(self) -> None:
+        """Bind the address and answer requests.
+
+        Raises:
+            StartRefused: The address is in use, or cannot be bound.
+        """
+        if self._server:
+            await self._server.start()
+        if self._files:
+            self._following = asyncio.create_task(self._files.follow())
+
+    async def close(self) -> None:
+        """Close the address and all connections."""
+        if self._following:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        if self._server:
+            await self._server.close()
+
+    def _checks(self) -> Mapping[str, str]:
+        if self.source is None:
+            return {"start": "the server starts"}
+        expires = self._files.expires if self._files else {}
+        expired = [name for name, at in expires.items() if at <= self._clock.wall()]
+        problem = f"expired: {', '.join(expired)}" if expired else ""
+        return {**self.source.checks(), "certificates": problem}

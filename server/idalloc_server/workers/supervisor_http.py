@@ -1,0 +1,85 @@
+"""The HTTP port of a server with several workers: the supervisor serves it, also while no worker is alive."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+
+from idalloc_server.auth.access import AccessPolicy
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.auth.access_file import AccessFile
+from idalloc_server.auth.client_certificates import ClientCertificates
+from idalloc_server.config import Settings
+from idalloc_server.domain.clock import SystemClock
+from idalloc_server.http.port import HttpPort
+from idalloc_server.workers.worker_process import WorkerProcess
+
+
+class SupervisorHttp:
+    """Serves what the workers report.
+
+    Args:
+        settings: All settings.
+        policy: Identities and quotas; None if every caller may do everything.
+        access_file: The file that ``policy`` is from.
+        workers: The present workers.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: AccessPolicy | None,
+        access_file: AccessFile | None,
+        workers: Collection[WorkerProcess],
+    ) -> None:
+        clock = SystemClock()
+        self._workers = workers
+        self._access_file = access_file if settings.http_listen else None
+        self._access_control = AccessControl(
+            clock,
+            settings.max_ids_per_call,
+            policy,
+            certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
+        )
+        self._port = HttpPort(settings, self._access_control, clock)
+        self._port.source = self
+        self._following: asyncio.Task[None] | None = None
+
+    @property
+    def welcome(self) -> str:
+        """The end of the line that a start prints."""
+        return self._port.welcome
+
+    async def start(self) -> None:
+        """Bind the address and answer requests.
+
+        Raises:
+            StartRefused: The address is in use, or cannot be bound.
+        """
+        await self._port.start()
+        if self._access_file:
+            self._following = asyncio.create_task(self._access_file.follow(self._access_control.apply_policy))
+
+    async def close(self) -> None:
+        """Close the address and all connections."""
+        if self._following:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        await self._port.close()
+        self._access_control.audit.log_totals()
+
+    def reload(self) -> None:
+        """Reload the access file now."""
+        if self._access_file:
+            self._access_file.reload()
+
+    def require_authentication(self) -> None:
+        """Require authentication from now on."""
+        self._access_control.require_authentication()
+
+    def checks(self) -> Mapping[str, str]:
+        """See ``Source``: a check fails if it fails in any worker that serves."""
+        reports = [each.pipe.values.get("checks") for each in self._workers if each.is_serving]
+        checks = {"workers": "" if any(reports) else "no worker serves"}
+        for report in filter(None, reports):
+            for name, problem in report.items():
+                checks[name] = checks.get(name) or problem
+        return checks
