@@ -136,6 +136,10 @@ tools: ## compile helm and actionlint with Go, for tests of deploy/ and .github/
 	GOBIN=$(CURDIR)/.build/bin go install helm.sh/helm/v3/cmd/helm@v3.19.0
 	GOBIN=$(CURDIR)/.build/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
+dist: .venv/ready ## build wheel and sdist into dist/
+	@rm -rf dist
+	$(bin)/hatchling build --directory dist
+
 image: ## build the container image
 	docker build --tag $(IMAGE) .
 
@@ -184,4 +188,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools image clean
+.PHONY: help run test test-long lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
