@@ -9,7 +9,7 @@ import pytest
 
 from idalloc_server.config import Settings
 from tests.support.environments import deploy_program
-from tests.support.manifests import DEPLOY, needs_http, read_yaml
+from tests.support.manifests import DEPLOY, read_yaml
 
 # The first test may have to install its program.
 pytestmark = pytest.mark.timeout(600)
@@ -42,7 +42,6 @@ def test_each_server_has_its_prefix() -> None:
     assert len({json.dumps(each | {"IDALLOC_NODE_PREFIX": ""}) for each in environments}) == 1
 
 
-@needs_http
 def test_servers_accept_their_settings() -> None:
     """Each variable is a setting with a valid value."""
     for each in SERVERS.values():

@@ -12,7 +12,7 @@ import yaml
 from idalloc_server.config import Settings
 from idalloc_server.workers.supervisor import STOP_MARGIN_SECONDS
 from tests.support.environments import deploy_program, installed_program
-from tests.support.manifests import CHART, needs_http, read_yaml
+from tests.support.manifests import CHART, read_yaml
 
 # The first test may have to install its program.
 pytestmark = pytest.mark.timeout(600)
@@ -80,7 +80,6 @@ class TestChart:
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 assert (done.returncode != 0) is wrong, done.stdout + done.stderr
 
-    @needs_http
     def test_servers_accept_their_settings(self, values: list[str | Path]) -> None:
         """Each variable is a setting with a valid value, and the ordinal is the prefix."""
         variables = environment(objects(*values))
