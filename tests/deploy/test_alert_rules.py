@@ -46,7 +46,7 @@ STATES = [
 def test_prometheus_accepts_the_files() -> None:
     """`promtool` accepts the rules and the configuration of the compose file."""
     promtool = installed_program("promtool")
-    for command in (["rules", ALERTS], ["config", "--syntax-only", DEPLOY / "prometheus/prometheus.yml"]):
+    for command in (["rules", str(ALERTS)], ["config", "--syntax-only", str(DEPLOY / "prometheus/prometheus.yml")]):
         done = subprocess.run([promtool, "check", *command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 

@@ -22,12 +22,12 @@ from tests.support.alert_rules import Recording
 from tests.support.certificates import issue
 from tests.support.environments import installed_program
 from tests.support.faults.store_copies import CopiedStore
-from tests.support.manifests import DEPLOY, metrics_of, needs_metrics, read_yaml
+from tests.support.manifests import DEPLOY, metrics_of, read_yaml
 from tests.support.processes import IDALLOC, Server, environment, running
 from tests.support.waiting import hold_for, wait_until
 
 # Each starts several processes; some wait for the store's outage or for a lease.
-pytestmark = [needs_metrics, pytest.mark.test_long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.test_long, pytest.mark.timeout(300)]
 
 DAY = 86_400
 # Short, so that a state comes soon. A test that needs the default reserve leaves them out.
@@ -119,7 +119,7 @@ def test_an_outage_uses_up_the_reserve(tmp_path: Path) -> None:
 def test_a_small_sequence_is_exhausted_soon(tmp_path: Path) -> None:
     """A sequence whose forecast is below 30 days raises IdallocSequenceExhaustsSoon."""
     with serving(tmp_path, **SHORT) as server:
-        assert call(server, "sequences", "create", "orders", "--max", "1000000").returncode == 0
+        assert call(server, "sequences", "create", "orders", "--max-value", "1000000").returncode == 0
 
         def near() -> bool:
             call(server, "allocate", "orders", "1000")
@@ -203,9 +203,8 @@ def named_metrics() -> dict[str, set[str]]:
     rules = read_yaml(DEPLOY / "prometheus/alerts.yaml")["groups"][0]["rules"]
     panels = json.loads((DEPLOY / "grafana/idalloc.json").read_text())["panels"]
     found = {rule["alert"]: metrics_of(rule["expr"]) for rule in rules}
-    return found | {
-        each["title"]: metrics_of(" ".join(target["expr"] for target in each["targets"])) for each in panels
-    }
+    queries = {each["title"]: " ".join(target["expr"] for target in each["targets"]) for each in panels}
+    return found | {title: metrics_of(query) for title, query in queries.items()}
 
 
 def test_named_metrics_are_on_the_page(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class TestChart:
             text = yaml.safe_dump_all(found)
             file.write_text(text.replace("readOnlyRootFilesystem", "readOnlyRootFileSystem") if wrong else text)
             for version in KUBERNETES:
-                command = [program, "--strict", "--quiet", "--kubernetes-version", version, file]
+                command = [str(program), "--strict", "--quiet", "--kubernetes-version", version, str(file)]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 assert (done.returncode != 0) is wrong, done.stdout + done.stderr
 

@@ -42,7 +42,7 @@ def metadata(wheel: Path) -> Message:
 class TestDist:
     def test_an_index_accepts_wheel_and_sdist(self, dist: list[Path]) -> None:
         """`twine check --strict` has no complaint, and the description renders."""
-        command = [deploy_program("twine"), "check", "--strict", *dist]
+        command = [str(deploy_program("twine")), "check", "--strict", *map(str, dist)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
         assert done.stdout.count("PASSED") == 2
@@ -95,7 +95,7 @@ class TestWorkflows:
 
     def test_zizmor_finds_no_weakness(self) -> None:
         """`zizmor` finds no weakness: actions have hashes, permissions are minimal, no text runs as a script."""
-        command = [deploy_program("zizmor"), "--offline", "--no-progress", ROOT / ".github"]
+        command = [str(deploy_program("zizmor")), "--offline", "--no-progress", str(ROOT / ".github")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 

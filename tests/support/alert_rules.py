@@ -67,7 +67,7 @@ class Recording:
         }
         file = folder / "rules.json"
         file.write_text(json.dumps(content))  # JSON is YAML
-        command = [installed_program("promtool"), "test", "rules", file]
+        command = [installed_program("promtool"), "test", "rules", str(file)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         got = done.stderr.rpartition("got:")[2]
         assert got, done.stdout + done.stderr

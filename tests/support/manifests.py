@@ -4,17 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm/idalloc"
-needs_metrics = pytest.mark.skipif(
-    "/metrics" not in (ROOT / "server/idalloc_server/http/port.py").read_text(),
-    reason="the server has no /metrics",
-)
 # Names of metrics; those of the process are prometheus_client's.
 METRIC = re.compile(r"\b(?:idalloc|grpc_server|process)_[a-z_]+\b")
 

@@ -31,6 +31,8 @@ from idalloc_server.grpc_types import (
 # How often a stream that waits for its quota checks whether it must end.
 STREAM_POLL_SECONDS = 0.2
 
+_READER = Rule(READ, all_sequences=True)
+
 
 class AccessControl:
     """Checks calls before their handlers.
@@ -222,6 +224,19 @@ class AccessControl:
         identity = self.authenticate(method, context)
         self._limits.charge_call(method, identity)
         return identity
+
+    def authorize_reader(self, method: str, context: Context) -> None:
+        """Check that a caller may read everything, such as all metrics, and charge the call.
+
+        Args:
+            method: What is called, for the audit.
+            context: The call's context, or an object with ``peer``, ``invocation_metadata`` and ``auth_context``.
+
+        Raises:
+            Refusal: The caller is not authenticated, lacks the role read on all sequences, or exceeds a limit.
+        """
+        identity, _ = self._authorize(method, _READER, None, context)
+        self._limits.charge_call(method, identity)
 
     def refuse_unread(self, method: str, context: Context, refusal: Refusal) -> NoReturn:
         """Refuse a call without a look at its request, such as on a server that drains.

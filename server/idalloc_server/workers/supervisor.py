@@ -20,8 +20,9 @@ from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.node_settings import SETTINGS
 from idalloc_server.process_mode import ProcessMode
-from idalloc_server.telemetry import logs
-from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.telemetry import families, logs
+from idalloc_server.telemetry.metrics import Counts, log_calls
+from idalloc_server.telemetry.series import SeriesNames
 from idalloc_server.workers.pipe import Values
 from idalloc_server.workers.supervisor_http import SupervisorHttp
 from idalloc_server.workers.worker_process import WorkerProcess
@@ -53,6 +54,8 @@ class Supervisor:
         self._mode = mode
         self._workers: dict[int, WorkerProcess] = {}
         self._exited_counts = Counts()
+        self._exits = 0
+        self._series = SeriesNames()
         # Stays true once any worker required authentication, even if the access file is emptied later.
         self._requires_authentication = False
         self._turn = 0
@@ -65,7 +68,10 @@ class Supervisor:
 
     def counts(self) -> Counts:
         """Return the sum over all processes, exited ones included; at most about a second old."""
-        total = Counts(log_lines_lost=Counter(logs.lost_lines()))
+        total = Counts()
+        total.counters[families.LOG_LINES_LOST].update(logs.lost_lines())
+        total.counters[families.WORKER_EXITS][""] = self._exits
+        total.gauges[families.WORKERS][""] = 0
         for each in (self._exited_counts.to_json(), *(each.pipe.values["counts"] for each in self._workers.values())):
             total.add(each)
         return total
@@ -92,7 +98,7 @@ class Supervisor:
         policy = access_file.read() if access_file else None
         self._requires_authentication = bool(policy and policy.identities)
         transport.check(self._settings, authenticates=self._requires_authentication)
-        self._http = SupervisorHttp(self._settings, policy, access_file, self._workers.values())
+        self._http = SupervisorHttp(self._settings, policy, access_file, self._workers.values(), self.counts)
         address = ReservedAddress(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
         self._serving = asyncio.create_task(self._serve())
@@ -119,7 +125,7 @@ class Supervisor:
         welcome = self._workers[1].pipe.values["serving"]
         self._mode.report_serving(f"{welcome}, {self._settings.workers} workers{self._http.welcome}")
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._mode.report_counts(self.counts, dict))
+            tasks.create_task(log_calls(lambda: self.counts().calls))
             for each in numbers:
                 tasks.create_task(self._supervise(each))
 
@@ -133,7 +139,7 @@ class Supervisor:
             "node_settings": self._mode.node_settings.arguments,
             "requires_authentication": self._requires_authentication,
         }
-        worker.pipe.send(start=start)
+        worker.pipe.send(start=start, series=self._series.names)
         self._send_node(worker)
         await worker.wait_started("ready", START_CALLS * self._settings.store_timeout + REPLY_SECONDS)
         _log.info("worker_started", worker=number, pid=worker.process.pid)
@@ -168,7 +174,10 @@ class Supervisor:
         while (values := await worker.pipe.receive()) is not None:
             if "counts" in values:
                 others = [each.pipe.values["counts"] for each in self._workers.values() if each is not worker]
-                worker.pipe.send(other_leases=sum(counts["lease_count"] for counts in others))
+                leases = (counts["gauges"][families.LEASES].get("", 0) for counts in others)
+                worker.pipe.send(other_leases=sum(leases))
+            if "candidates" in values:
+                self._decide_series()
             if "requires_authentication" in values and not self._requires_authentication:
                 # A later worker may not have seen the access file that required it.
                 self._requires_authentication = True
@@ -187,8 +196,18 @@ class Supervisor:
         last.end()
         self._exited_counts.add(last.to_json())
         worker.pipe.values["counts"] = Counts().to_json()
+        worker.pipe.values["candidates"] = {}
+        self._exits += not self._stopping
         await worker.pipe.close()
         return await worker.process.wait()
+
+    def _decide_series(self) -> None:
+        """Give series to sequences that issued enough ids in all workers, and send the names to these."""
+        issued: Counter[str] = Counter()
+        for each in self._workers.values():
+            issued.update(each.pipe.values.get("candidates", {}))
+        if issued and not self._series.is_full and self._series.decide(issued):
+            self._broadcast(series=self._series.names)
 
     async def _give_turn(self, worker: WorkerProcess, persisted: Values) -> None:
         """Let a worker change the node, when no other one does; ``persisted`` are the settings that it writes."""

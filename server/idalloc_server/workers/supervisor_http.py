@@ -1,7 +1,7 @@
 """The HTTP port of a server with several workers: the supervisor serves it, also while no worker is alive."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from idalloc_server.auth.access import AccessPolicy
 from idalloc_server.auth.access_control import AccessControl
@@ -10,6 +10,9 @@ from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.config import Settings
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.http.port import HttpPort
+from idalloc_server.rpc.methods import METHOD_TYPES
+from idalloc_server.telemetry import families
+from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.worker_process import WorkerProcess
 
 
@@ -21,6 +24,7 @@ class SupervisorHttp:
         policy: Identities and quotas; None if every caller may do everything.
         access_file: The file that ``policy`` is from.
         workers: The present workers.
+        counts: Returns the sum of their metrics, and of exited ones.
     """
 
     def __init__(
@@ -29,9 +33,11 @@ class SupervisorHttp:
         policy: AccessPolicy | None,
         access_file: AccessFile | None,
         workers: Collection[WorkerProcess],
+        counts: Callable[[], Counts],
     ) -> None:
         clock = SystemClock()
         self._workers = workers
+        self._counts = counts
         self._access_file = access_file if settings.http_listen else None
         self._access_control = AccessControl(
             clock,
@@ -39,7 +45,7 @@ class SupervisorHttp:
             policy,
             certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
         )
-        self._port = HttpPort(settings, self._access_control, clock)
+        self._port = HttpPort(settings, self._access_control, clock, METHOD_TYPES)
         self._port.source = self
         self._following: asyncio.Task[None] | None = None
 
@@ -74,6 +80,12 @@ class SupervisorHttp:
     def require_authentication(self) -> None:
         """Require authentication from now on."""
         self._access_control.require_authentication()
+
+    def counts(self) -> Counts:
+        """See ``Source``."""
+        counts = self._counts()
+        families.count_rejections(counts.counters, self._access_control.audit.rejected)
+        return counts
 
     def checks(self) -> Mapping[str, str]:
         """See ``Source``: a check fails if it fails in any worker that serves."""

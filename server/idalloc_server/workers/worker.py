@@ -7,7 +7,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
@@ -17,6 +17,7 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.config import Settings
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import Refusal, Retryable, ServerDraining, StartRefused, StoreFailure
+from idalloc_server.node_report import NodeReport
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import ProcessMode
 from idalloc_server.telemetry import logs
@@ -116,12 +117,14 @@ class Worker(ProcessMode):
     def report_stopping(self) -> None:
         """See ``ProcessMode``: the supervisor notifies the service manager."""
 
-    async def report_counts(self, counts: Callable[[], Counts], checks: Callable[[], dict[str, str]]) -> None:
+    async def report(self, report: NodeReport) -> None:
         """See ``ProcessMode``."""
+        self._pipe.send(checks=report.checks())
         while True:
-            self._pipe.send(checks=checks())
             await asyncio.sleep(1)
-            self.report_final_counts(counts())
+            report.series.set_series(self._pipe.values.get("series", ()))
+            self._pipe.send(checks=report.checks(), candidates=report.series.candidates())
+            self.report_final_counts(report.counts())
 
     async def wait_all_closed(self) -> None:
         """See ``ProcessMode``: a rejected caller must not reconnect to a worker that is about to close."""

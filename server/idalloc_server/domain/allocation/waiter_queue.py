@@ -6,6 +6,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.errors import InvalidRequest
 
 
 class Waiter(NamedTuple):
@@ -62,6 +63,12 @@ class WaiterQueue(deque[Waiter]):
         """Returns the number of ids that the next write is for, and ends a deferral."""
         waiters, self._next_write = islice(self, self._next_write), None
         return sum(waiter.id_count for waiter in waiters if not waiter.answer.done())
+
+    def reject_above(self, limit: int, which: str) -> None:
+        """Fails the waiters for more ids than ``limit``; ``which`` names the limit for people."""
+        for count, answer in self:
+            if count > limit and not answer.done():
+                answer.set_exception(InvalidRequest("id_count", f"must be at most {limit} {which}; is {count}"))
 
     def fail_all(self, error: Exception) -> None:
         """Removes all waiters and fails them."""

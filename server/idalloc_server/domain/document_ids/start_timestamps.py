@@ -46,6 +46,7 @@ class StartTimestamps:
 
     Attributes:
         prefix: The node prefix, 0 to 65535.
+        has_conflict: Whether another live node held the prefix at the last claim.
 
     Args:
         store: The store.
@@ -71,6 +72,7 @@ class StartTimestamps:
         is_shared: bool = False,
     ) -> None:
         self.prefix = prefix
+        self.has_conflict = False
         self._store = store
         self._clock = clock
         self._holder = holder
@@ -114,7 +116,8 @@ class StartTimestamps:
         claim = await self._claim(StartTimestamp(prefix, at_least))
         if claim.start_timestamp >= TIMESTAMP_END:
             raise DocIdTimestampRefused(_exhausted(prefix), prefix=prefix)
-        if claim.holder != self._holder:
+        self.has_conflict = claim.holder != self._holder
+        if self.has_conflict:
             self._handle_conflict(prefix, claim)
         self._claimed[prefix] = claim.start_timestamp
         return StartTimestamp(prefix, claim.start_timestamp)
