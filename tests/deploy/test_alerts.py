@@ -7,23 +7,28 @@ import socket
 import sqlite3
 import ssl
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import trustme
 from cryptography import x509
 
+from idalloc.v1 import id_allocator_pb2 as pb
 from tests.support.alert_rules import Recording
 from tests.support.certificates import issue
 from tests.support.environments import installed_program
 from tests.support.faults.store_copies import CopiedStore
 from tests.support.manifests import DEPLOY, metrics_of, read_yaml
 from tests.support.processes import IDALLOC, Server, environment, running
+from tests.support.server_calls import connect, id_allocator
 from tests.support.waiting import hold_for, wait_until
 
 # Each starts several processes; some wait for the store's outage or for a lease.
@@ -121,28 +126,44 @@ def test_a_small_sequence_is_exhausted_soon(tmp_path: Path) -> None:
     with serving(tmp_path, **SHORT) as server:
         assert call(server, "sequences", "create", "orders", "--max-value", "1000000").returncode == 0
 
-        def near() -> bool:
-            call(server, "allocate", "orders", "1000")
-            return any(left < 30 * DAY for left in value(server, "idalloc_sequence_exhausts_in_seconds"))
+        texts = [""]
 
-        wait_until(near, "the forecast is near")
-        recording = record(server, lambda: call(server, "allocate", "orders", "1000"))
+        def has_forecast() -> bool:
+            call(server, "allocate", "orders", "1000")
+            texts.append(scrape(server))
+            return 'idalloc_sequence_exhausts_in_seconds{sequence="orders"}' in texts[-1]
+
+        wait_until(has_forecast, "the forecast is on the page")
+        recording = Recording(texts[-2], texts[-1], 1)
         assert "IdallocSequenceExhaustsSoon" in recording.firing(tmp_path)
 
 
 def test_expired_leases_are_a_burn_rate(tmp_path: Path) -> None:
     """Leases that expire with most of their ids unused raise IdallocBurnRateHigh."""
     with serving(tmp_path, **SHORT) as server:
+        stopped, calls = threading.Event(), list[int]()
+
+        def use(channel: grpc.Channel) -> None:
+            while not stopped.is_set():
+                with suppress(grpc.RpcError):  # a lease that expired before the answer
+                    request = pb.AllocateRangeRequest(sequence="orders", id_count=100_000)
+                    id_allocator(channel).AllocateRange(request, timeout=20)
+                    calls.append(1)
 
         def burn() -> None:
             before = sum(value(server, "idalloc_ids_burned_total"))
-            for _ in range(5):
-                call(server, "allocate", "orders", "1000000")
-            server.send(signal.SIGSTOP)
-            hold_for(3.5, "the lease ends during the pause")
-            server.send(signal.SIGCONT)
-            call(server, "allocate", "orders")
-            wait_until(lambda: sum(value(server, "idalloc_ids_burned_total")) > before, "ids are burned")
+            with connect(server) as channel, ThreadPoolExecutor() as pool:
+                using = pool.submit(use, channel)
+                try:
+                    wait_until(lambda: len(calls) >= 300)
+                    server.send(signal.SIGSTOP)
+                    hold_for(3.5, "the lease ends during the pause")
+                finally:
+                    stopped.set()
+                    server.send(signal.SIGCONT)
+                using.result(30)
+                call(server, "allocate", "orders")
+                wait_until(lambda: sum(value(server, "idalloc_ids_burned_total")) > before, "ids are burned")
 
         assert "IdallocBurnRateHigh" in record(server, burn).firing(tmp_path)
 
