@@ -105,19 +105,19 @@ def test_a_locked_store_is_away(tmp_path: Path) -> None:
 def test_an_outage_uses_up_the_reserve(tmp_path: Path) -> None:
     """A sequence in steady use falls below half of its reserve while the store is away."""
     with serving(tmp_path) as server:
-
-        def use() -> None:
-            call(server, "allocate", "orders", "20000")
+        texts = [""]
 
         def reserve() -> float:
-            use()
-            return min([float("inf"), *value(server, "idalloc_reserve_seconds")])
+            call(server, "allocate", "orders", "20000")
+            texts.append(scrape(server))
+            found = re.findall(r'^idalloc_reserve_seconds{sequence="orders"} (\S+)$', texts[-1], re.MULTILINE)
+            return float(found[0]) if found else float("nan")
 
-        wait_until(lambda: 60 < reserve() < float("inf"), "the reserve is filled", 120)
+        wait_until(lambda: reserve() > 60, "the reserve is filled", 120)
         with closing(sqlite3.connect(tmp_path / "ids.db", timeout=20, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             wait_until(lambda: reserve() < 45, "half of the reserve is used up", 240)
-            recording = record(server, use)
+        recording = Recording(texts[-2], texts[-1], 1)
         assert {"IdallocReserveLow", "IdallocStoreAway"} <= recording.firing(tmp_path)
 
 
