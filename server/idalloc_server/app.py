@@ -259,6 +259,7 @@ class _Node:
                 gc.freeze()
                 self._mode.report_serving(self._listener.address, store, prefix, http=http)
                 await self._mode.stop_requested.wait()
+                self._mode.report_stopping()
                 await self._drain()
                 for task in background:
                     task.cancel()

@@ -11,7 +11,7 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.node_report import NodeReport
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.rpc.node import Workers
-from idalloc_server.telemetry import families, logs
+from idalloc_server.telemetry import families, logs, service_manager
 from idalloc_server.telemetry.metrics import Counts, log_calls
 
 _log = structlog.get_logger("idalloc")
@@ -69,8 +69,13 @@ class ProcessMode:
         """Require authentication in all workers, until the server ends."""
 
     def report_serving(self, address: str, store: str, prefix: int, workers: int = 1, http: str = "") -> None:
-        """Report that health is SERVING, with the arguments of ``logs.report_serving``."""
+        """Report that health is SERVING, with the arguments of ``logs.report_serving``, and notify the service manager."""
         logs.report_serving(address, store, prefix, workers, http, self._created)
+        service_manager.notify("READY=1")
+
+    def report_stopping(self) -> None:
+        """Notify the service manager that the server stops."""
+        service_manager.notify("STOPPING=1")
 
     async def report(self, report: NodeReport) -> None:
         """Report the metrics and the checks of readiness every second, until cancelled."""

@@ -272,6 +272,7 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Drain and release all workers; kill those that are late."""
         self._stopping = True
+        self._mode.report_stopping()
         self._serving.cancel()
         await asyncio.wait({self._serving})
         for each in self._workers.values():

@@ -118,6 +118,9 @@ class Worker(ProcessMode):
         """See ``ProcessMode``."""
         self._pipe.send(serving=[address, store, prefix])
 
+    def report_stopping(self) -> None:
+        """See ``ProcessMode``: the supervisor notifies the service manager."""
+
     async def report(self, report: NodeReport) -> None:
         """See ``ProcessMode``."""
         self._answers = Answers(report.answers, self._pipe.send)
