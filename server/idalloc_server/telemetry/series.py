@@ -1,7 +1,7 @@
 """Which sequences have their own series: otherwise a million sequences would make a million series."""
 
 import heapq
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 
 # All sequences without an own series count in this one. A sequence of this name has none.
@@ -49,7 +49,7 @@ class IssuedSeries:
     def __init__(self, workers: int = 1) -> None:
         self.issued: Counter[str] = Counter({OTHER: 0})
         self._part = MIN_IDS / workers
-        self._counted: dict[str, int] = {}
+        self._counted: OrderedDict[str, int] = OrderedDict()  # a dict finds its first key slowly after many deletions
         self._is_full = False
 
     def add(self, sequence: str, ids: int) -> None:
@@ -61,7 +61,7 @@ class IssuedSeries:
         if self._is_full or sequence == OTHER:
             return
         if sequence not in self._counted and len(self._counted) >= MAX_COUNTED:
-            del self._counted[next(iter(self._counted))]
+            self._counted.popitem(last=False)
         self._counted[sequence] = self._counted.get(sequence, 0) + ids
 
     def candidates(self) -> dict[str, int]:
@@ -76,4 +76,4 @@ class IssuedSeries:
             self._counted.pop(name, None)
         if len(self.issued) > MAX_SERIES:
             self._is_full = True
-            self._counted = {}
+            self._counted.clear()
