@@ -69,7 +69,7 @@ class ProcessMode:
         """Require authentication in all workers, until the server ends."""
 
     def report_serving(self, address: str, store: str, prefix: int, workers: int = 1, http: str = "") -> None:
-        """Report that health is SERVING, with the arguments of ``logs.report_serving``, and notify the service manager."""
+        """Report that health is SERVING, as ``logs.report_serving`` does, and notify the service manager."""
         logs.report_serving(address, store, prefix, workers, http, self._created)
         service_manager.notify("READY=1")
 

@@ -47,9 +47,7 @@ def serving(folder: Path, **settings: object) -> Iterator[Server]:
 
 def url(server: Server) -> str:
     """Return the address of the HTTP port, from the line that the server printed."""
-    found = re.search(r"https?://\S+/", server.welcome)
-    assert found, server.welcome
-    return found[0]
+    return str(json.loads(server.serving)["http"])
 
 
 def scrape(server: Server, token: str = "") -> str:
@@ -270,7 +268,7 @@ def test_prometheus_scrapes_a_server(tmp_path: Path) -> None:
             query = f"http://{address}/api/v1/query?query=idalloc_build_info"
             with urllib.request.urlopen(query, timeout=5) as answer:
                 [result] = json.load(answer)["data"]["result"]
-            assert result["metric"]["version"] == server.welcome.split()[1]
+            assert result["metric"]["version"] == json.loads(server.serving)["version"]
         finally:
             process.terminate()
             process.wait(30)

@@ -1,5 +1,6 @@
 """The HTTP port of real servers: probes and metrics, with one process and with several."""
 
+import json
 import os
 import signal
 import socket
@@ -30,8 +31,8 @@ Values = dict[str, float]
 
 
 def url_of(server: Server) -> str:
-    """Return the address of the HTTP port, from the welcome line."""
-    return server.welcome.rpartition(", ")[2]
+    """Return the address of the HTTP port, from the line that the server printed."""
+    return str(json.loads(server.serving)["http"])
 
 
 def get(server: Server, path: str, token: str = "", tls: ssl.SSLContext | None = None) -> tuple[int, str]:
@@ -86,7 +87,7 @@ def issued(server: Server) -> float:
 
 
 def test_single_process_serves_probes_and_metrics(tmp_path: Path) -> None:
-    """The welcome line names the port; the metrics have what was called."""
+    """The server names the port when it serves; the metrics have what was called."""
     with running(tmp_path, http_listen=LOOPBACK) as server:
         assert url_of(server).startswith("http://127.0.0.1:")
         assert get(server, "livez") == (200, "ok\n")

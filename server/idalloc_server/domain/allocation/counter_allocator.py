@@ -357,7 +357,7 @@ class CounterAllocator:
     def _fail_waiters(self, error: Exception) -> None:
         self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS
         self._reserve.record_failure()
-        if all(answer.done() for _, answer in self._waiters):  # else each caller that still waits reports it
+        if all(waiter.answer.done() for waiter in self._waiters):  # else each caller that still waits reports it
             self._store_health.record_failure(error)
         self._waiters.fail_all(error)
 
