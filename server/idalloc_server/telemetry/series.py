@@ -50,6 +50,7 @@ class IssuedSeries:
         self.issued: Counter[str] = Counter({OTHER: 0})
         self._part = MIN_IDS / workers
         self._counted: OrderedDict[str, int] = OrderedDict()  # a dict finds its first key slowly after many deletions
+        self._enough: set[str] = set()  # those with their part
         self._is_full = False
 
     def add(self, sequence: str, ids: int) -> None:
@@ -61,19 +62,23 @@ class IssuedSeries:
         if self._is_full or sequence == OTHER:
             return
         if sequence not in self._counted and len(self._counted) >= MAX_COUNTED:
-            self._counted.popitem(last=False)
-        self._counted[sequence] = self._counted.get(sequence, 0) + ids
+            self._enough.discard(self._counted.popitem(last=False)[0])
+        counted = self._counted[sequence] = self._counted.get(sequence, 0) + ids
+        if counted >= self._part:
+            self._enough.add(sequence)
 
     def candidates(self) -> dict[str, int]:
         """Return the ids of sequences that may get a series: the largest ``MAX_SERIES`` with their part of it."""
-        enough = [name for name, ids in self._counted.items() if ids >= self._part]
-        return {name: self._counted[name] for name in heapq.nlargest(MAX_SERIES, enough, key=self._counted.__getitem__)}
+        largest = heapq.nlargest(MAX_SERIES, self._enough, key=self._counted.__getitem__)
+        return {name: self._counted[name] for name in largest}
 
     def set_series(self, names: Iterable[str]) -> None:
         """Count these sequences in their own series from now on."""
         for name in names:
             self.issued.setdefault(name, 0)
             self._counted.pop(name, None)
+            self._enough.discard(name)
         if len(self.issued) > MAX_SERIES:
             self._is_full = True
             self._counted.clear()
+            self._enough.clear()
