@@ -78,7 +78,7 @@ class TestStarting:
                 await worker.expect("start")
                 worker.pipe.send(ready=True, applied=0)
             await one.expect("serve")
-            one.pipe.send(serving="here")
+            one.pipe.send(serving=["here", "a store", 0])
             await other.exit()
             await one.expect("stop")
             await one.exit()
