@@ -120,8 +120,10 @@ _Found = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
 def cannot_bind(listen: str, error: OSError | RuntimeError, setting: str = "listen") -> StartRefused:
     """Return the error of a start whose address cannot be bound."""
     why = "no address can be bound"
-    if isinstance(error, OSError):  # asyncio adds the address to strerror, which a failed lookup has alone
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or why
+    if isinstance(error, OSError):
+        why = error.strerror or why
+        if why.startswith("error while attempting to bind"):  # by asyncio, which adds the address
+            why = os.strerror(error.errno or 0)
     return StartRefused(setting, f"cannot serve on {listen}: {why}; choose another address or port")
 
 
