@@ -20,7 +20,8 @@ USER 10001
 # The counters live here: a container without a lasting volume begins again at 1.
 # Mount a folder, never the database file alone: SQLite keeps files beside it.
 VOLUME /var/lib/idalloc
-EXPOSE 50051
+# gRPC, and HTTP if IDALLOC_HTTP_LISTEN is 0.0.0.0:50080.
+EXPOSE 50051 50080
 # A client: where the server speaks TLS, it needs IDALLOC_CA and IDALLOC_SERVER_NAME.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["idalloc", "health"]
 ENTRYPOINT ["idalloc"]

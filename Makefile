@@ -27,6 +27,7 @@ lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+run: export IDALLOC_HTTP_LISTEN ?= 127.0.0.1:50080
 run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
 	$(bin)/idalloc serve $(ARGS)
 
@@ -128,17 +129,26 @@ baseline: .venv/ready ## accept the current protos as the baseline of compatibil
 
 lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest versions)
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv' >&2; exit 1; }
-	$(lock) pyproject.toml --extra server --extra native --extra bench --extra verify --group dev --output-file requirements/dev.txt
-	$(lock) pyproject.toml --extra server --extra native --group build --constraint requirements/dev.txt --output-file requirements/server.txt
+	$(lock) pyproject.toml --extra server --extra native --extra otel --extra bench --extra verify --group dev --output-file requirements/dev.txt
+	$(lock) pyproject.toml --extra server --extra native --extra otel --group build --constraint requirements/dev.txt --output-file requirements/server.txt
 	$(lock) --group gen --output-file requirements/gen.txt
+	$(lock) --group deploy --output-file requirements/deploy.txt
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
 	$(lock) --group uwsgi --output-file requirements/uwsgi.txt
+
+tools: ## compile helm and actionlint with Go, for tests of deploy/ and .github/; without them these tests are skipped
+	GOBIN=$(CURDIR)/.build/bin go install helm.sh/helm/v3/cmd/helm@v3.19.0
+	GOBIN=$(CURDIR)/.build/bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+
+dist: .venv/ready ## build wheel and sdist into dist/
+	@rm -rf dist
+	$(bin)/hatchling build --directory dist
 
 image: ## build the container image
 	docker build --tag $(IMAGE) .
 
 clean: ## remove everything that make makes
-	rm -rf .venv .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
+	rm -rf .venv .venv-deploy .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
 	rm -rf examples/java/target examples/node/dist examples/node/gen examples/node/node_modules
 	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -183,4 +193,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock image clean
+.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

@@ -32,7 +32,7 @@ def serving(store: str) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout
         try:
-            yield process.stdout.readline().split("serves on ")[1].split(",")[0]
+            yield json.loads(process.stdout.readline())["address"]
         finally:
             process.terminate()
 

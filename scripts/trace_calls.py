@@ -109,7 +109,7 @@ class Traced(ProcessMode):
         super().__init__(None, 1.0)  # type: ignore[arg-type]
         self.serving = asyncio.Event()
 
-    def report_serving(self, *_: str) -> None:
+    def report_serving(self, *_: object, **__: object) -> None:
         self.serving.set()
 
 

@@ -14,6 +14,7 @@ from idalloc._core.reply_checks import check_reply
 from idalloc._issued_log.log import IssuedLog
 from idalloc._transport.channel import MAX_CONNECTIONS, Connection, open_stubs
 from idalloc._transport.config import ChannelConfig, from_environment
+from idalloc._transport.tracing import with_trace_context
 
 T = TypeVar("T")
 
@@ -72,6 +73,10 @@ class BaseClient:
     def _add_parts(self) -> None:
         """Create the parts that differ between the clients."""
         raise NotImplementedError
+
+    def _metadata(self) -> tuple[tuple[str, str], ...] | None:
+        """Return the metadata of a call that begins now."""
+        return with_trace_context(self._config.metadata)
 
     def _now(self) -> int:
         """Return the time on the clock of the log, to be read before a request is sent."""

@@ -12,13 +12,14 @@ from idalloc_server.auth import audit, quotas, rejected_callers
 from idalloc_server.config import Settings
 from idalloc_server.domain import errors, generations
 from idalloc_server.domain.administration import paging
-from idalloc_server.domain.allocation import counter_allocator, high_water_marks, usage
+from idalloc_server.domain.allocation import counter_allocator, high_water_marks, survey, usage
 from idalloc_server.domain.document_ids import generator, start_timestamps
 from idalloc_server.domain.idempotency import allocator as idempotency
 from idalloc_server.domain.sequences import formats, model, validation
+from idalloc_server.http import server as http
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
-from idalloc_server.telemetry import log_queue, metrics
+from idalloc_server.telemetry import log_queue, metrics, series
 from idalloc_server.workers import supervisor
 from scripts.reference import links
 from scripts.reference.markdown import document, prose, table
@@ -124,6 +125,36 @@ LIMITS = {
             "further streams wait",
             "each takes a thread",
         ),
+    ],
+    "HTTP port": [
+        Limit(
+            "open connections",
+            str(http.MAX_CONNECTIONS),
+            "the server closes a further one",
+            "probes and metrics need few, and anyone may call `/livez`",
+        ),
+        Limit(
+            "request line; a header",
+            f"{_kib(http.MAX_LINE_BYTES)} each",
+            "HTTP status 400",
+        ),
+        Limit(
+            "time of a connection",
+            f"{http.CONNECTION_SECONDS:g} s; its last answer may take another {http.LAST_ANSWER_SECONDS:g} s",
+            "the server closes the connection, also of a client that reads or writes too slowly",
+        ),
+        Limit(
+            "sequences with their own series on `/metrics`",
+            f"{series.MAX_SERIES}, the first that issue {number(series.MIN_IDS)} ids",
+            f"ids count in the series `{series.OTHER}`",
+            "a million series would fill the memory of Prometheus",
+        ),
+        Limit(
+            "sequences without a series whose ids a process counts",
+            number(series.MAX_COUNTED),
+            "the one counted first is dropped: it gets its series later",
+        ),
+        Limit("sequences with a forecast on `/metrics`", str(survey.NEAREST), "only those exhausted first are shown"),
     ],
     "Ids of a call": [
         Limit(

@@ -23,23 +23,38 @@ _HEAD = """\
 
 Find a line of the server's log by its `event`, and what to do about it.
 
-The server logs to standard error: JSON, one object a line, or colours on a terminal. Each line has `event`, `level`
-and `timestamp`; of several [workers](settings.md#workers), the lines of each have `worker`, its number. `exception`
-is a traceback. The setting [`log_level`](settings.md#log_level) selects the lowest level. Events marked *always*
-are logged at any level. Keys that this page does not explain are named after a setting or a field.
+The server logs to standard error. The setting [`log_level`](settings.md#log_level) selects the lowest level. Events
+marked *always* are logged at any level.
+
+## Schema
+
+Each line is one JSON object, also what libraries log, warnings of Python, and the start. On a terminal a line is text
+with colours.
+
+| key | type | meaning |
+|---|---|---|
+| `timestamp` | string | ISO 8601 in UTC, with microseconds |
+| `level` | string | `debug`, `info`, `warning`, `error` or `critical` |
+| `event` | string | one of the names below |
+| `logger` | string | the part of the server, such as `idalloc.rpc`, or the library's logger |
+| `worker` | number | of several [workers](settings.md#workers): the worker that logs, or that the line is about |
+| `exception` | string | a traceback, where there is one |
+
+The other keys are those of the event. Keys that this page does not explain are named after a setting or a field.
 """
 _EXAMPLE = {
     "error": "access: /etc/idalloc/access.toml is not TOML: at line 5, column 4",
     "event": "access_not_reloaded",
     "level": "error",
+    "logger": "idalloc",
     "timestamp": "2026-11-22T19:05:37.778662Z",
 }
 _OTHERS = """\
 ## What is not an event
 
-The server prints two lines to standard output when it serves: its address, store and prefix, and whether it created the
-store. A start that fails prints `idalloc: SETTING: message` to standard error. The client logs nothing: it raises
-exceptions. Its log of issued ids (`--log`, `log=`) has a [format of its own](../guides/verify.md).
+An error in the command line, such as an unknown flag, is one line of text: `idalloc: ` and the message. So are the
+errors of all other commands. The client logs nothing: it raises exceptions. Its log of issued ids (`--log`, `log=`) has
+a [format of its own](../guides/verify.md).
 """
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from scripts.reference import api, cli, errors, limits, log_events, python_api, settings
+from scripts.reference import api, cli, errors, limits, log_events, metrics, python_api, settings
 from scripts.reference.markdown import ROOT
 
 FOLDER = ROOT / "docs/reference"
@@ -14,4 +14,5 @@ PAGES: dict[str, Callable[[], str]] = {
     "python-api.md": python_api.page,
     "limits.md": limits.page,
     "log-events.md": log_events.page,
+    "metrics.md": metrics.page,
 }

@@ -29,6 +29,7 @@ from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRefused, StoreRetired
 from idalloc_server.domain.sequences.text import escaped
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import ProcessMode
 from idalloc_server.store.credentials import has_secret
 from idalloc_server.store.urls import open_store
@@ -85,16 +86,34 @@ def serve(*, config_file: _ConfigFile = None, **flags: str | None) -> None:
     try:
         settings, _, node_settings = load(flags, config_file, os.environ)
         logs.configure(settings.log_level)
-        created = _created_line(open_store(settings.store, SystemClock()))
-        mode = ProcessMode(node_settings, settings.drain_timeout, created)
-        if settings.workers == 1:
-            run(app.serve(settings, mode))
-        elif code := run(Supervisor(settings, mode).run()):
-            raise typer.Exit(code)
+        code = _run_server(settings, node_settings)
     except StartRefused as error:
-        _fail(str(error), 2)
+        _refuse_start(str(error), 2)
     except StoreFailure as error:
-        _fail(f"store: {error}", 2 if isinstance(error, StoreRefused) else 1)
+        _refuse_start(f"store: {error}", 2 if isinstance(error, StoreRefused) else 1)
+    if code:
+        raise typer.Exit(code)
+
+
+def _run_server(settings: Settings, node_settings: NodeSettingsFile) -> int:
+    """Serve, and return the exit code; log an unexpected error as ``crashed``."""
+    try:
+        created = _missing_file(open_store(settings.store, SystemClock()))
+        mode = ProcessMode(node_settings, settings.drain_timeout, created)
+        if settings.workers > 1:
+            return run(Supervisor(settings, mode).run())
+        run(app.serve(settings, mode))
+    except (StartRefused, StoreFailure):
+        raise
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _refuse_start(message: str, code: int) -> NoReturn:
+    logs.report_not_started(escaped(message), code)
+    raise typer.Exit(code)
 
 
 @config.command("show")
@@ -256,10 +275,10 @@ def _check_exists(store: Store) -> None:
             raise StartRefused("store", f"cannot read {file}: {error.strerror}") from None
 
 
-def _created_line(store: Store) -> str:
-    """Return the line to print once the store is open if its file is missing now, or an empty text."""
+def _missing_file(store: Store) -> str:
+    """Return the file of a store if it is missing now and a start creates it, or an empty text."""
     file = _file(store)
-    return f"store created at {file}" if file and not os.path.lexists(file) else ""
+    return str(file) if file and not os.path.lexists(file) else ""
 
 
 def _file(store: Store) -> Path | None:

@@ -2,20 +2,14 @@
 
 import asyncio
 import gc
-import os
 import signal
-import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from importlib.metadata import version
 
 import structlog
 
 from idalloc_server.auth.access import AccessPolicy
-from idalloc_server.auth.access_control import AccessControl
-from idalloc_server.auth.access_file import AccessFile
-from idalloc_server.auth.client_certificates import ClientCertificates
 from idalloc_server.config import Settings
 from idalloc_server.domain.administration.service import SequenceService
 from idalloc_server.domain.allocation.allocator import Allocator
@@ -25,23 +19,25 @@ from idalloc_server.domain.document_ids.generator import DocIdGenerator
 from idalloc_server.domain.document_ids.start_timestamps import StartTimestamp, StartTimestamps
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.idempotency.allocator import IdempotentAllocator
-from idalloc_server.domain.store.protocol import Store
+from idalloc_server.domain.store.protocol import WRITES, Store
 from idalloc_server.domain.uuids import UuidGenerator
+from idalloc_server.http.port import HttpPort
 from idalloc_server.listen import transport
-from idalloc_server.listen.reservation import ReservedAddress, cannot_bind
-from idalloc_server.listen.tls import Certificates
-from idalloc_server.listen_address import unix_path
+from idalloc_server.listener import Listener
+from idalloc_server.node_report import NodeReport
 from idalloc_server.process_mode import ProcessMode
 from idalloc_server.rpc.calls import CallLayer
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.rpc.health import HealthServicer
 from idalloc_server.rpc.id_allocator import IdAllocatorServicer
+from idalloc_server.rpc.methods import METHOD_TYPES
 from idalloc_server.rpc.node import NodeServicer
 from idalloc_server.rpc.reflection import AuthenticatedReflection
 from idalloc_server.rpc.sequences import SequencesServicer
+from idalloc_server.store.counted import counted
 from idalloc_server.store.urls import open_store
-from idalloc_server.telemetry.logs import log_burned, lost_lines, watch_burned
-from idalloc_server.telemetry.metrics import CallMetrics, Counts
+from idalloc_server.telemetry.logs import log_burned, watch_burned
+from idalloc_server.telemetry.metrics import CallMetrics
 
 # The share of drain_timeout after which running streams are ended.
 STREAMS_SHARE = 0.8
@@ -57,8 +53,6 @@ LAST_REPLIES_SECONDS = 5.0
 # The grace of the stop that sends GOAWAY; a stop without grace ends it. If both ended in one turn of the event loop,
 # grpcio would use a server that it has destroyed, and crash.
 UNENDING_GRACE_SECONDS = 86_400.0
-# A Unix socket is accessible to the server's user and group.
-SOCKET_UMASK = 0o117
 # The longest wait at a stop for the store to take unused ids back.
 RELEASE_SECONDS = 5.0
 
@@ -80,9 +74,14 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, mode.reload_requested.set)
     clock = SystemClock()
     is_worker = mode.workers is not None
-    listener = _Listener(settings, mode, clock)
-    store = open_store(settings.store, clock, settings.store_timeout)
+    listener = Listener(settings, mode, clock)
+    http = HttpPort(settings if not is_worker else None, listener.access_control, clock, METHOD_TYPES)
+    store_calls: Counter[str] = Counter()
+    store = counted(open_store(settings.store, clock, settings.store_timeout), store_calls)
+    if listener.traces is not None:
+        store = listener.traces.trace_writes(store, store.address, WRITES)
     try:
+        await http.start()
         await _open(store, settings.store_timeout)
         start_timestamps = StartTimestamps(
             store,
@@ -94,15 +93,20 @@ async def serve(settings: Settings, mode: ProcessMode) -> None:
             store_timeout=settings.store_timeout,
             is_shared=is_worker,
         )
-        node = _Node(settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start())
+        node = _Node(
+            settings, mode, clock, store, listener, start_timestamps, await start_timestamps.start(), store_calls
+        )
+        http.source = node.report
         if is_worker:
             listener.bind()
-        welcome = f"idalloc {version('idalloc')} serves on {listener.address}, store {store.address}"
-        await node.serve_until_stopped(f"{welcome}, prefix {settings.node_prefix}")
+        await node.serve_until_stopped(store.address, settings.node_prefix, http.url)
     finally:
+        await http.close()
         await listener.server.stop(None)
         await store.close()
         listener.release_address()
+        if listener.traces is not None:
+            await listener.traces.close()
 
 
 async def _open(store: Store, timeout: float) -> None:
@@ -140,60 +144,6 @@ async def _log_every_second(*logs: Callable[[], None]) -> None:
             log()
 
 
-class _Listener:
-    """What faces the callers: the gRPC server on its address, its certificates, and access control."""
-
-    def __init__(self, settings: Settings, mode: ProcessMode, clock: Clock) -> None:
-        is_worker = mode.workers is not None
-        self.access_file = AccessFile(settings.access) if settings.access else None
-        self.access_control = AccessControl(
-            clock,
-            settings.max_ids_per_call,
-            self.access_file.read(may_be_empty=mode.requires_authentication) if self.access_file else None,
-            requires_authentication=mode.requires_authentication,
-            metadata_of=transport.metadata_reader(settings.transport),
-            certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
-        )
-        transport.check(settings, authenticates=self.access_control.requires_authentication)
-        self.certificates = None
-        if settings.tls_cert:
-            self.certificates = Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        self._credentials = self.certificates.credentials() if self.certificates else None
-        self.server = transport.make_server(
-            settings.transport, reuse_port=is_worker, max_connection_age=settings.max_connection_age
-        )
-        self.address = settings.listen
-        self._reserved = None if is_worker else ReservedAddress(settings.listen)
-        # Bind before the store is opened: a port in use costs no store call. A worker binds later, since
-        # connections to its port would wait for it while other workers could answer. Its supervisor has reserved the
-        # port.
-        if not is_worker:
-            self.bind()
-        # Holds the prefix.
-        self.name = f"{socket.gethostname()} {self.address}"
-
-    def bind(self) -> None:
-        """Bind the address, and put the port in use into it; the server answers once started."""
-        listen, server = self.address, self.server
-        before = os.umask(SOCKET_UMASK)
-        try:
-            if self._credentials:
-                port = server.add_secure_port(listen, self._credentials)
-            else:
-                port = server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise cannot_bind(listen, error) from None
-        finally:
-            os.umask(before)
-        if not unix_path(listen):
-            self.address = f"{listen.rpartition(':')[0]}:{port}"
-
-    def release_address(self) -> None:
-        """Release the address for other processes; a worker's is released by its supervisor."""
-        if self._reserved:
-            self._reserved.close()
-
-
 class _Node:
     """A server process on an open store, with its own start timestamp."""
 
@@ -203,11 +153,13 @@ class _Node:
         mode: ProcessMode,
         clock: Clock,
         store: Store,
-        listener: _Listener,
+        listener: Listener,
         start_timestamps: StartTimestamps,
         start: StartTimestamp,
+        store_calls: Counter[str],
     ) -> None:
         self._mode = mode
+        self._clock = clock
         self._listener = listener
         self._can_send_goaway = transport.can_send_goaway(settings.transport)
         self._start_timestamps = start_timestamps
@@ -233,16 +185,32 @@ class _Node:
             listener.access_control,
             self._allocator.store_health,
             log_each=settings.log_level == "debug",
+            traces=listener.traces,
             push_back=transport.can_push_back(settings.transport),
         )
+        self.report = NodeReport(
+            self._metrics,
+            self._allocator,
+            self._doc_ids,
+            self._sequence_service,
+            start_timestamps,
+            listener.access_control.audit,
+            store_calls,
+            settings.workers,
+            lambda: self._draining.has_begun,
+        )
+        self._add_services(settings, store, start)
+
+    def _add_services(self, settings: Settings, store: Store, start: StartTimestamp) -> None:
+        listener, mode = self._listener, self._mode
         servicers = (
             IdAllocatorServicer(
                 self._allocator,
                 self._doc_ids,
-                clock,
+                self._clock,
                 settings.max_ids_per_call,
                 self._request_ids,
-                UuidGenerator(clock),
+                UuidGenerator(self._clock),
                 start.node,
             ),
             SequencesServicer(self._sequence_service),
@@ -257,19 +225,21 @@ class _Node:
         self._reflection = AuthenticatedReflection(names, listener.access_control, self._calls)
         self._reflection.add_to(listener.server)
 
-    async def serve_until_stopped(self, welcome: str) -> None:
+    async def serve_until_stopped(self, store: str, prefix: int, http: str) -> None:
         """Serve until a stop signal, then drain. Before this call a stop signal ends the process at once."""
         for number in self._mode.stop_signals:
             asyncio.get_running_loop().add_signal_handler(number, self._mode.stop_requested.set)
         try:
             async with asyncio.TaskGroup() as tasks:
                 jobs = (
-                    self._start_timestamps.keep_prefix(),
+                    self._start_timestamps.keep_prefix(self._allocator.store_health.record_success),
                     self._allocator.close_idle_sequences(),
                     self._request_ids.prune_answers(),
                 )
                 monitors = [
-                    self._mode.report_counts(self._counts),
+                    self.report.sample(),
+                    self.report.survey(),
+                    self._mode.report(self.report),
                     watch_burned(self._allocator.burned.pop_new),
                     _log_every_second(self._listener.access_control.audit.log_totals, self._calls.failed.log),
                     self._allocator.store_health.evaluate_every_second(
@@ -287,8 +257,9 @@ class _Node:
                 # Exempt the long-lived objects from further collections.
                 gc.collect()
                 gc.freeze()
-                self._mode.report_serving(welcome)
+                self._mode.report_serving(self._listener.address, store, prefix, http=http)
                 await self._mode.stop_requested.wait()
+                self._mode.report_stopping()
                 await self._drain()
                 for task in background:
                     task.cancel()
@@ -310,10 +281,6 @@ class _Node:
         self._listener.access_control.apply_policy(access)
         if self._listener.access_control.requires_authentication:
             self._mode.require_authentication()
-
-    def _counts(self) -> Counts:
-        burned = Counter({str(cause): count for cause, count in self._allocator.burned.by_cause.items()})
-        return Counts(self._metrics, burned, self._allocator.lease_count, lost_lines())
 
     async def _drain(self) -> None:
         """Reject new calls, close connections, and wait for running calls; end streams near ``drain_timeout``."""
@@ -364,7 +331,7 @@ class _Node:
         if await self._mode.wait_all_drained() and in_time:
             # All workers hold the prefix under one name.
             await self._release_in_time(self._start_timestamps.release())
-        self._mode.report_final_counts(self._counts())
+        self._mode.report_final_counts(self.report.final_counts())
 
     async def _close(self) -> None:
         # Concurrently: none delays the others. The first two need no ids from the allocator any more.

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from idalloc_server.domain.errors import StartRefused
-from idalloc_server.listen_address import check_listen_address
+from idalloc_server.listen_address import check_http_address, check_listen_address
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.store.credentials import has_secret
 
@@ -76,6 +76,9 @@ class Settings(BaseModel):
 
     listen: Annotated[str, AfterValidator(check_listen_address)] = Field(
         "127.0.0.1:50051", description="Listen address, HOST:PORT or unix:/PATH; port 0 selects a free port."
+    )
+    http_listen: Annotated[str, AfterValidator(check_http_address)] = Field(
+        "", description="Address of the HTTP port for probes, metrics and the status page, HOST:PORT; empty for none."
     )
     transport: Literal["grpcio", "native"] = Field(
         "grpcio", description="The gRPC transport: grpcio, or native (idalloc[native]), which serves more calls."

@@ -28,6 +28,17 @@ def check_listen_address(value: str) -> str:
     return value
 
 
+def check_http_address(value: str) -> str:
+    """Return a valid address of the HTTP port unchanged; an empty one turns it off.
+
+    Raises:
+        ValueError: It is not HOST:PORT.
+    """
+    if value.startswith("unix:"):
+        raise ValueError("must be HOST:PORT such as 127.0.0.1:50080, or empty")
+    return check_listen_address(value) if value else value
+
+
 def unix_path(listen: str) -> str:
     """Return the path of a Unix socket, or an empty text for HOST:PORT."""
     return listen.removeprefix("unix:") if listen.startswith("unix:/") else ""

@@ -3,15 +3,15 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 
 import structlog
 
 from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.node_report import NodeReport
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.rpc.node import Workers
-from idalloc_server.telemetry import logs
+from idalloc_server.telemetry import families, logs, service_manager
 from idalloc_server.telemetry.metrics import Counts, log_calls
 
 _log = structlog.get_logger("idalloc")
@@ -48,7 +48,7 @@ class ProcessMode:
     Args:
         node_settings: Persists settings over restarts.
         drain_timeout: How long running calls may continue after a stop, in seconds.
-        created: The line to print about a store that this start creates; empty for an existing store.
+        created: The file of a store that this start creates; empty for an existing store.
     """
 
     workers: Workers | None = None
@@ -68,13 +68,18 @@ class ProcessMode:
     def require_authentication(self) -> None:
         """Require authentication in all workers, until the server ends."""
 
-    def report_serving(self, welcome: str) -> None:
-        """Report that health is SERVING, with a line to print."""
-        logs.print_line("\n".join(filter(None, (welcome, self._created))))
+    def report_serving(self, address: str, store: str, prefix: int, workers: int = 1, http: str = "") -> None:
+        """Report that health is SERVING, as ``logs.report_serving`` does, and notify the service manager."""
+        logs.report_serving(address, store, prefix, workers, http, self._created)
+        service_manager.notify("READY=1")
 
-    async def report_counts(self, counts: Callable[[], Counts]) -> None:
-        """Report the counts every second until cancelled."""
-        await log_calls(lambda: counts().calls)
+    def report_stopping(self) -> None:
+        """Notify the service manager that the server stops."""
+        service_manager.notify("STOPPING=1")
+
+    async def report(self, report: NodeReport) -> None:
+        """Report the metrics and the checks of readiness every second, until cancelled."""
+        await log_calls(lambda: report.counts().calls)
 
     async def wait_all_closed(self) -> None:
         """Report that this process accepts no connections. If the whole server stops, wait until no worker does."""
@@ -89,5 +94,6 @@ class ProcessMode:
 
     def report_final_counts(self, counts: Counts) -> None:
         """Report the final counts."""
-        totals = {"burned": dict(counts.burned), "log_lines_lost": dict(counts.log_lines_lost)}
+        logged = {"burned": families.IDS_BURNED, "log_lines_lost": families.LOG_LINES_LOST}
+        totals = {name: dict(+counts.counters[family]) for name, family in logged.items()}
         _log.info("stopped", **{name: total for name, total in totals.items() if total})

@@ -15,7 +15,7 @@ from cryptography import x509
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.support.certificates import issue
-from tests.support.processes import IDALLOC, Server, environment, running, serve_command
+from tests.support.processes import IDALLOC, Server, environment, running, serve_command, start_error
 from tests.support.server_calls import log_events, wait_until
 
 # Each test starts several processes, which is slow on a busy machine.
@@ -145,9 +145,8 @@ def test_an_invalid_access_file_is_refused_at_startup(tmp_path: Path, workers: i
     command = serve_command(access=file, store=f"sqlite://{tmp_path}/ids.db", workers=workers)
     ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=40)
     assert ended.returncode == 2
-    assert ended.stderr.startswith(
-        f"idalloc: access: {file}: [[identity]] number 1 ('x'): token_sha256: number 1: must"
-    )
+    error = start_error(ended.stderr)
+    assert error.startswith(f"access: {file}: [[identity]] number 1 ('x'): token_sha256: number 1: must")
     assert "planted-secret" not in ended.stderr
     assert not (tmp_path / "ids.db").exists()
 

@@ -17,7 +17,7 @@ import pytest
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.support.cratedb.cluster import URL, CrateCluster
-from tests.support.processes import IDALLOC, Server, environment, running, serve_command
+from tests.support.processes import IDALLOC, Server, environment, running, serve_command, start_error
 from tests.support.server_calls import wait_until
 
 
@@ -198,14 +198,14 @@ def test_a_server_waits_for_its_store_at_startup(crate: Crate, tmp_path: Path) -
 
         def start() -> str:
             with running(tmp_path, store=crate.url, store_timeout="20s") as server:
-                return server.welcome
+                return server.serving
 
-        welcome = pool.submit(start)
+        serving = pool.submit(start)
         log = tmp_path / "server-0.log"
         while not (log.exists() and "store_unavailable" in log.read_text()):
-            assert not welcome.done()
+            assert not serving.done()
         crate.restart()
-        assert crate.url.rstrip("/") in welcome.result(timeout=30)
+        assert crate.url.rstrip("/") in serving.result(timeout=30)
 
 
 def test_a_start_without_a_store_fails_with_one_line(crate: Crate) -> None:
@@ -220,8 +220,7 @@ def test_a_start_without_a_store_fails_with_one_line(crate: Crate) -> None:
     )
     crate.restart()
     assert done.returncode == 1
-    [line] = done.stderr.splitlines()
-    assert line.startswith("idalloc: store: cannot connect to CrateDB at 127.0.0.1:")
+    assert start_error(done.stderr).startswith("store: cannot connect to CrateDB at 127.0.0.1:")
 
 
 @pytest.fixture(params=["emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if URL else [])])

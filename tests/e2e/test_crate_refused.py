@@ -16,7 +16,7 @@ from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc
 from tests.e2e.test_crate import cluster, crate  # noqa: F401 - fixtures
 from tests.support.cratedb.cluster import CrateCluster
-from tests.support.processes import environment, running, serve_command
+from tests.support.processes import environment, running, serve_command, start_error
 
 BLOCK = 'ALTER TABLE "{}"."sequences" SET ("blocks.write" = true)'
 UNBLOCK = 'ALTER TABLE "{}"."sequences" SET ("blocks.write" = false)'
@@ -78,6 +78,6 @@ def test_an_unusable_table_is_refused_at_startup(cluster: CrateCluster) -> None:
         serve_command(store=cluster.store), env=environment(), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert line.startswith("idalloc: store: the table idalloc_test_")
+    line = start_error(done.stderr)
+    assert line.startswith("store: the table idalloc_test_")
     assert "its column owner is NOT NULL without a default, and idalloc does not write it: run ALTER TABLE" in line

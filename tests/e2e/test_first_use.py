@@ -10,7 +10,7 @@ import pytest
 
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1.id_allocator_pb2_grpc import IdAllocatorServiceStub
-from tests.support.processes import IDALLOC, Server, environment, running, serve_command
+from tests.support.processes import IDALLOC, Server, environment, running, serve_command, start_error
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +63,16 @@ def test_concurrent_first_calls_create_once(server: Server) -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_first_start_prints_the_path_of_the_store(tmp_path: Path, workers: int) -> None:
-    """A new store is named once; an existing one, as after a restart, is not."""
-    store = tmp_path / "new" / "ids.db"
+def test_first_start_reports_the_new_store(tmp_path: Path, workers: int) -> None:
+    """A new store is reported once; an existing one, as after a restart, is not."""
+    store = f"sqlite://{tmp_path}/new/ids.db"
     for first in (True, False):
-        with running(tmp_path, store=f"sqlite://{store}", workers=workers) as server:
+        with running(tmp_path, store=store, workers=workers) as server:
             server.stop()
             assert server.process.stdout
-            rest = server.process.stdout.read().splitlines()
-        assert rest == ([f"store created at {store}"] if first else [])
+            assert server.process.stdout.read() == ""
+        serving = json.loads(server.serving)
+        assert (serving["store"], serving["store_created"]) == (store, first)
 
 
 def test_failed_start_reports_no_new_store(tmp_path: Path) -> None:
@@ -80,4 +81,5 @@ def test_failed_start_reports_no_new_store(tmp_path: Path) -> None:
     command = serve_command(store=f"sqlite://{tmp_path}/file/ids.db")
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
     assert done.returncode == 2
-    assert "store created" not in done.stdout + done.stderr
+    assert done.stdout == ""
+    assert "ids.db" in start_error(done.stderr)

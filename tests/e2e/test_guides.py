@@ -78,3 +78,8 @@ def test_the_table_of_roles_has_every_rpc() -> None:
     assert {role: {*re.findall(r"`(\w+)`", row)} for role, row in rows.items()} == {
         role: {method.rpartition("/")[2] for method, rule in RULES.items() if rule.role == role} for role in rows
     }
+
+
+def test_monitoring_shows_what_the_server_answers(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Probes and metrics answer as the page on monitoring shows."""
+    run_page("docs/operations/monitoring.md", tmp_path, subtests, not_run={})

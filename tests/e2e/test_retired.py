@@ -10,7 +10,7 @@ from idalloc import Client, IdallocError
 from tests.e2e.test_crate import Crate
 from tests.e2e.test_fencing import LEASE, fill_lease
 from tests.e2e.test_transfer import crate, exported, idalloc
-from tests.support.processes import environment, running, serve_command
+from tests.support.processes import environment, running, serve_command, start_error
 
 NEW = "the cluster db1, schema idalloc"
 
@@ -71,8 +71,8 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
             assert there.allocate_range("others")[0] == 1
     done = start(store)
     assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert line.startswith("idalloc: store: this store was retired on 20")
+    line = start_error(done.stderr)
+    assert line.startswith("store: this store was retired on 20")
     assert f"use instead: {NEW}" in line
     assert "idalloc store import --unretire FILE" in line
 

@@ -39,14 +39,23 @@ def last_value(folder: Path, sequence: str = "orders") -> int:
 
 
 class TestStarting:
-    def test_the_welcome_line_has_address_store_and_prefix(self, tmp_path: Path) -> None:
-        """The first line on standard output has version, address, store and prefix."""
+    def test_the_serving_event_has_address_store_and_prefix(self, tmp_path: Path) -> None:
+        """The only line on standard output has version, address, store and prefix."""
         with running(tmp_path, node_prefix=7) as server:
-            port = int(server.address.rpartition(":")[2])
-            assert port > 0
-            assert server.welcome == (
-                f"idalloc 0.1.0 serves on 127.0.0.1:{port}, store sqlite://{tmp_path}/ids.db, prefix 7"
-            )
+            assert int(server.address.removeprefix("127.0.0.1:")) > 0
+            serving = json.loads(server.serving)
+            del serving["timestamp"]
+            assert serving == {
+                "level": "info",
+                "event": "serving",
+                "logger": "idalloc",
+                "version": "0.1.0",
+                "address": server.address,
+                "store": f"sqlite://{tmp_path}/ids.db",
+                "store_created": True,
+                "prefix": 7,
+                "workers": 1,
+            }
 
     def test_the_default_store_is_in_the_users_state_folder(self, tmp_path: Path) -> None:
         """The default store is a SQLite file in the user's state folder."""
@@ -55,10 +64,10 @@ class TestStarting:
             serve_command(), env=environ, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as process:
             assert process.stdout
-            welcome = process.stdout.readline()
+            serving = json.loads(process.stdout.readline())
             process.terminate()
             assert process.wait(20) == 0
-        assert f"store sqlite://{tmp_path}/state/idalloc/idalloc.db" in welcome
+        assert serving["store"] == f"sqlite://{tmp_path}/state/idalloc/idalloc.db"
         assert (tmp_path / "state" / "idalloc" / "idalloc.db").exists()
 
     def test_health_is_serving_for_the_server_and_each_service(self, tmp_path: Path) -> None:

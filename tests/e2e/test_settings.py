@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.command_line import run_here
-from tests.support.processes import environment, running, serve_command
+from tests.support.processes import environment, running, serve_command, start_error
 
 
 class TestInvalidSettings:
@@ -37,14 +37,13 @@ class TestInvalidSettings:
     def _error(self, done: "subprocess.CompletedProcess[str]") -> str:
         assert done.returncode == 2, done.stderr
         assert done.stdout == ""
-        [line] = done.stderr.splitlines()
-        return line
+        return start_error(done.stderr)
 
     def test_a_port_in_use_is_refused(self, tmp_path: Path) -> None:
         """A port of another server is refused."""
         with running(tmp_path) as server:
             line = self.refused(listen=server.address, store=f"sqlite://{tmp_path}/other.db")
-        assert line.startswith("idalloc: listen: ")
+        assert line.startswith("listen: ")
         assert "in use" in line
 
     def test_a_port_of_another_program_is_refused(self) -> None:
@@ -60,7 +59,7 @@ class TestInvalidSettings:
     def test_a_prefix_outside_its_range_is_refused(self, value: str) -> None:
         """A node_prefix outside 0 to 65535 is refused."""
         line = self.invalid(node_prefix=value)
-        assert line.startswith("idalloc: --node-prefix: ")
+        assert line.startswith("--node-prefix: ")
 
     @pytest.mark.parametrize(
         ("setting", "value"),
@@ -101,12 +100,11 @@ class TestInvalidSettings:
         env = {name: value for name, value in environment().items() if name != "XDG_STATE_HOME"}
         done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=50)
         assert done.returncode == 2
-        [line] = done.stderr.splitlines()
-        assert line.startswith("idalloc: store: ")
+        assert start_error(done.stderr).startswith("store: ")
 
     def test_an_invalid_variable_is_named(self) -> None:
         """An error about an invalid environment variable names it."""
-        assert self.invalid(env=environment(lease_ttl="soon")).startswith("idalloc: IDALLOC_LEASE_TTL: ")
+        assert self.invalid(env=environment(lease_ttl="soon")).startswith("IDALLOC_LEASE_TTL: ")
 
     def test_an_unknown_variable_is_refused(self) -> None:
         """An unknown environment variable IDALLOC_* is refused."""
@@ -129,22 +127,22 @@ class TestInvalidSettings:
     def test_an_unknown_store_url_is_refused(self, store: str) -> None:
         """A store URL with an unknown scheme, or without what its scheme needs, is refused."""
         line = self.invalid(store=store)
-        assert line.startswith("idalloc: store: ")
+        assert line.startswith("store: ")
 
     def test_another_programs_database_is_refused(self, tmp_path: Path) -> None:
         """A file that is not a database, or another program's database, is refused."""
         (tmp_path / "notes.db").write_text("not a database, but long enough to be taken for one " * 20)
-        assert self.refused(store=f"sqlite://{tmp_path}/notes.db").startswith("idalloc: store: ")
+        assert self.refused(store=f"sqlite://{tmp_path}/notes.db").startswith("store: ")
         with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
             shop.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY)")
-        assert self.refused(store=f"sqlite://{tmp_path}/shop.db").startswith("idalloc: store: ")
+        assert self.refused(store=f"sqlite://{tmp_path}/shop.db").startswith("store: ")
 
     def test_prefix_conflict_refuse_refuses_a_prefix_in_use(self, tmp_path: Path) -> None:
         """P6: with prefix_conflict = refuse, a prefix in use is refused until its holder stops."""
         store = f"sqlite://{tmp_path}/ids.db"
         with running(tmp_path, node_prefix=4) as server:
             line = self.refused(store=store, node_prefix=4, prefix_conflict="refuse")
-            assert line.startswith("idalloc: node_prefix: ")
+            assert line.startswith("node_prefix: ")
             assert server.stop() == 0
         with running(tmp_path, node_prefix=4, prefix_conflict="refuse") as server:
             assert server.stop() == 0

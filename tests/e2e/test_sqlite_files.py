@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import idalloc as sdk
-from tests.support.processes import environment, running, serve_command
+from tests.support.processes import environment, running, serve_command, served_address
 from tests.support.server_calls import channel_per_worker, log_events, wait_until, worker_pids
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these locks and mounts are Linux's")
@@ -52,8 +52,8 @@ def second(store: Path, *wrapper: str) -> tuple[set[int], str]:
     )
     assert process.stdout
     try:
-        welcome = process.stdout.readline()
-        ids = take(welcome.split("serves on ")[1].split(",")[0]) if welcome else set()
+        serving = process.stdout.readline()
+        ids = take(served_address(serving)) if serving else set()
         process.terminate()
         return ids, process.communicate(timeout=30)[1]
     finally:

@@ -22,7 +22,7 @@ import pytest
 from idalloc.v1 import id_allocator_pb2 as pb
 from idalloc.v1 import id_allocator_pb2_grpc, sequences_pb2, sequences_pb2_grpc
 from idalloc_server.telemetry.log_queue import FLUSH_SECONDS
-from tests.support.processes import Server, environment, serve_command
+from tests.support.processes import Server, environment, serve_command, served_address
 from tests.support.server_calls import wait_until
 
 pytestmark = pytest.mark.test_long  # floods of lines, and stops that wait for them
@@ -78,9 +78,8 @@ def stalled(folder: Path, **settings: object) -> Iterator[tuple[Server, Reader]]
     os.close(theirs)
     assert process.stdout
     try:
-        welcome = process.stdout.readline().strip()
-        assert "serves on " in welcome
-        yield Server(process, welcome.split("serves on ")[1].split(",")[0], welcome, folder), reader
+        serving = process.stdout.readline().strip()
+        yield Server(process, served_address(serving), serving, folder), reader
     finally:
         if process.poll() is None:
             process.kill()

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import idalloc
 from idalloc.v1 import id_allocator_pb2 as pb
-from tests.support.processes import IDALLOC, environment, running, serve_command
+from tests.support.processes import IDALLOC, environment, running, serve_command, start_error
 from tests.support.server_calls import id_allocator
 
 
@@ -124,8 +124,7 @@ def test_a_native_server_refuses_a_port_in_use(tmp_path: Path) -> None:
         command = serve_command(listen=server.address, transport="native", store=f"sqlite://{tmp_path}/other.db")
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert server.address in line
+    assert server.address in start_error(done.stderr)
     assert not (tmp_path / "other.db").exists()
 
 
@@ -136,5 +135,5 @@ def test_native_without_its_package_is_refused(tmp_path: Path) -> None:
     env = environment() | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["idalloc: transport: native is not installed: pip install 'idalloc[native]'"]
+    assert start_error(done.stderr) == "transport: native is not installed: pip install 'idalloc[native]'"
     assert not (tmp_path / "ids.db").exists()

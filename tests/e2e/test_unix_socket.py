@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import idalloc
-from tests.support.processes import environment, running, serve_command
+from tests.support.processes import environment, running, serve_command, start_error
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["grpcio", "native"])
 
@@ -38,8 +38,7 @@ def refusal(folder: Path, **settings: object) -> str:
     command = serve_command(store=f"sqlite://{folder}/other.db", **settings)
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    [line] = done.stderr.splitlines()
-    return line
+    return start_error(done.stderr)
 
 
 @TRANSPORTS
@@ -62,7 +61,7 @@ def test_a_unix_socket_belongs_to_one_server(tmp_path: Path, listen: str, transp
     with running(tmp_path, transport=transport, listen=listen), idalloc.Client(listen) as client:
         assert client.allocate_range("orders").ids == range(1, 2)
         line = refusal(tmp_path, transport=transport, listen=listen)
-        assert line.startswith(f"idalloc: listen: cannot serve on {listen}: Address already in use")
+        assert line.startswith(f"listen: cannot serve on {listen}: Address already in use")
         assert client.allocate_range("orders").ids == range(2, 3)
 
 
@@ -87,7 +86,7 @@ def test_a_file_that_is_not_a_socket_is_kept(tmp_path: Path, listen: str) -> Non
 
 def test_workers_cannot_share_a_unix_socket(tmp_path: Path, listen: str) -> None:
     """Several workers on a Unix socket are refused."""
-    assert refusal(tmp_path, listen=listen, workers=2).startswith("idalloc: workers: ")
+    assert refusal(tmp_path, listen=listen, workers=2).startswith("workers: ")
 
 
 @pytest.mark.parametrize("value", ["unix:", "unix:ids.sock", "unix:/a b", "unix:/a%20b", f"unix:/{'x' * 103}"])

@@ -1,5 +1,6 @@
 """Several worker processes on one port share the load, updates, counters and the address."""
 
+import json
 import os
 import signal
 import socket
@@ -31,12 +32,11 @@ from tests.support.server_calls import (
 
 
 class TestServing:
-    def test_the_welcome_line_follows_the_last_worker(self, tmp_path: Path) -> None:
-        """The welcome line comes when all workers serve, and GetNode returns their number."""
+    def test_the_serving_event_follows_the_last_worker(self, tmp_path: Path) -> None:
+        """The event serving comes when all workers serve, and GetNode returns their number."""
         with running(tmp_path, workers=2, node_prefix=7) as server, connect(server) as channel:
-            assert server.welcome == (
-                f"idalloc 0.1.0 serves on {server.address}, store sqlite://{tmp_path}/ids.db, prefix 7, 2 workers"
-            )
+            serving = json.loads(server.serving)
+            assert (serving["address"], serving["prefix"], serving["workers"]) == (server.address, 7, 2)
             assert not server.address.endswith(":0")
             assert get_node(channel).worker_count == 2
             assert len(worker_pids(server)) == 2
@@ -209,7 +209,7 @@ class TestStarting:
         with running(tmp_path, workers=first) as server:
             began = server.log.read_text()
             line = refused_start(listen=server.address, workers=second, store=f"sqlite://{tmp_path}/other.db")
-            assert line.startswith(f"2 idalloc: listen: cannot serve on {server.address}: Address already in use")
+            assert line.startswith(f"2 listen: cannot serve on {server.address}: Address already in use")
             assert server.log.read_text() == began
         assert not (tmp_path / "other.db").exists()
 
@@ -224,7 +224,7 @@ class TestStarting:
         starting: list[subprocess.Popen[str]] = [subprocess.Popen(command, **pipes) for command in commands]  # type: ignore[call-overload]
         try:
             first = [each.stdout.readline() for each in starting]  # type: ignore[union-attr]
-            assert sum("serves on" in line for line in first) == 1
+            assert sum("serving" in line for line in first) == 1
         finally:
             for each in starting:
                 each.terminate()
@@ -233,7 +233,7 @@ class TestStarting:
     def test_an_unusable_store_is_a_one_line_error(self, tmp_path: Path) -> None:
         """An unusable store ends the start with exit code 2 and a one-line error."""
         (tmp_path / "notes.db").write_text("not a database, but long enough to be taken for one " * 20)
-        assert refused_start(store=f"sqlite://{tmp_path}/notes.db", workers=2).startswith("2 idalloc: store: ")
+        assert refused_start(store=f"sqlite://{tmp_path}/notes.db", workers=2).startswith("2 store: ")
 
     def test_an_unreachable_store_is_a_one_line_error(self) -> None:
         """An unreachable store ends the start with exit code 1 and a one-line error."""
@@ -241,4 +241,4 @@ class TestStarting:
             port = free.getsockname()[1]
         # A worker may take a few times this to start, and needs seconds on a busy machine.
         line = refused_start(store=f"crate://127.0.0.1:{port}", store_timeout="4s", workers=2)
-        assert line.startswith("1 idalloc: store: ")
+        assert line.startswith("1 store: ")

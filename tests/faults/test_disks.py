@@ -20,7 +20,7 @@ from idalloc.v1 import id_allocator_pb2_grpc
 from tests.faults.test_restored import LEASES, PAUSE, last_record, wait_until_all_are_refused
 from tests.support.faults.scenario import Scenario
 from tests.support.faults.store_copies import run_cli
-from tests.support.processes import Server, environment, serve_command
+from tests.support.processes import Server, environment, serve_command, served_address
 from tests.support.waiting import hold_for
 
 TITLE = "what a disk does under SQLite"
@@ -154,7 +154,7 @@ def small_server(store: str, stderr: int) -> Iterator[tuple["subprocess.Popen[st
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment())
     assert process.stdout
     try:
-        yield process, process.stdout.readline().split("serves on ")[1].split(",")[0]
+        yield process, served_address(process.stdout.readline())
     finally:
         process.kill()
         process.wait()

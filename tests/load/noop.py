@@ -5,6 +5,7 @@ python -m tests.load.noop [--transport native]    prints its address and serves 
 
 import argparse
 import asyncio
+import json
 
 import grpc
 import uvloop
@@ -34,7 +35,7 @@ async def _serve(transport: str) -> None:
     id_allocator_pb2_grpc.add_IdAllocatorServiceServicer_to_server(_Noop(), server)  # type: ignore[abstract]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    print(f"noop serves on 127.0.0.1:{port}", flush=True)
+    print(json.dumps({"address": f"127.0.0.1:{port}"}), flush=True)
     await asyncio.Event().wait()
 
 

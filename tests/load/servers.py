@@ -1,5 +1,6 @@
 """Servers under load: start, measure and stop them by process id."""
 
+import json
 import os
 import select
 import shutil
@@ -7,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,15 +38,15 @@ class Server:
 
 
 @contextmanager
-def running(*command: str) -> Iterator[Server]:
+def running(*command: str, **variables: str) -> Iterator[Server]:
     """Start a Python module that prints its address; stop it at the end of the block."""
-    with started(sys.executable, "-m", *command, stdout=subprocess.PIPE) as process:
+    with started(sys.executable, "-m", *command, stdout=subprocess.PIPE, variables=variables) as process:
         assert process.stdout
         ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
         line = process.stdout.readline() if ready else ""
-        if "serves on " not in line:
+        if not line:
             raise RuntimeError(f"`{' '.join(command)}` did not start")
-        yield Server(process, line.split("serves on ")[1].split(",")[0].strip())
+        yield Server(process, json.loads(line)["address"])
 
 
 @contextmanager
@@ -55,6 +56,7 @@ def started(
     user: str | None = None,
     stdout: int = subprocess.DEVNULL,
     stop: signal.Signals = signal.SIGTERM,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a process on the servers' cores; stop it at the end of the block.
 
@@ -64,6 +66,7 @@ def started(
         user: Its user; None for the present one.
         stdout: Where its output goes.
         stop: The signal that stops it.
+        variables: Variables that its environment has besides.
     """
     process = subprocess.Popen(
         [*_on_cores(), *command],
@@ -72,7 +75,7 @@ def started(
         text=True,
         cwd=folder,
         user=user,
-        env=_environment(),
+        env=_environment() | dict(variables or {}),
     )
     try:
         yield process

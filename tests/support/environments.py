@@ -15,6 +15,24 @@ from tests.support.paths import ROOT
 _OFFLINE = ("NewConnectionError", "ConnectTimeout", "name resolution", "Network is unreachable", "ProxyError")
 
 
+# Go compiles them with `make tools`: helm takes minutes.
+GO_TOOLS = ROOT / ".build" / "bin"
+
+
+def deploy_program(name: str) -> Path:
+    """Return check-jsonschema, kubernetes-validate, twine or zizmor."""
+    return _programs("deploy", name) / name
+
+
+def installed_program(name: str) -> str:
+    """Return a program that `make tools` or the machine has; skip the test if neither has it."""
+    if (path := GO_TOOLS / name).exists():
+        return str(path)
+    if found := shutil.which(name):
+        return found
+    pytest.skip(f"{name} is not installed")
+
+
 def mysqlx_python() -> Path:
     """Return a Python with MySQL's client, whose protobuf conflicts with idalloc's."""
     return _programs("mysqlx", "mysqlx-connector-python") / "python"

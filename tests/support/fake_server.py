@@ -13,6 +13,7 @@ with serving() as server:
     server.period = "2026"              # the period of all ranges, as of a sequence with a reset
     server.also = {"generation": 3}     # further fields of replies with ranges
     server.authorizations["GetNode"]    # the metadata `authorization` of each call of a method, None if absent
+    server.traceparents["GetNode"]      # the same of the metadata `traceparent`
     server.tokens = {"secret"}          # calls without one of these tokens are rejected
 """
 
@@ -67,6 +68,7 @@ class FakeServer(FakeSequences, IdAllocatorServiceServicer, NodeServiceServicer)
         self.hold.set()
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.authorizations: dict[str, list[str | None]] = defaultdict(list)
+        self.traceparents: dict[str, list[str | None]] = defaultdict(list)
         self.tokens: set[str] = set()
         self.deadlines: dict[str, list[float | None]] = defaultdict(list)
         self.health = health.HealthServicer()
@@ -198,8 +200,10 @@ class _Authenticator(grpc.ServerInterceptor):
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         name = handler_call_details.method.rpartition("/")[2]
-        authorization = dict(handler_call_details.invocation_metadata).get("authorization")
+        metadata = dict(handler_call_details.invocation_metadata)
+        authorization = metadata.get("authorization")
         self._fake.authorizations[name].append(authorization)
+        self._fake.traceparents[name].append(metadata.get("traceparent"))
         if not self._fake.tokens or authorization in {f"Bearer {token}" for token in self._fake.tokens}:
             return continuation(handler_call_details)
         reject = lambda _, context: self._fake._abort(context, "UNAUTHENTICATED", grpc.StatusCode.UNAUTHENTICATED)  # noqa: E731

@@ -40,7 +40,7 @@ class FakeWorker:
         self.start = await self.expect("start")
         self.pipe.send(ready=True, applied=0)
         await self.expect("serve")
-        self.pipe.send(serving="here")
+        self.pipe.send(serving=["here", "a store", 0])
         settings: Values = self.start["settings"]
         return settings
 

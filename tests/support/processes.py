@@ -1,5 +1,6 @@
 """Start real servers on free ports, and stop them by process id."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -24,13 +25,13 @@ class Server:
     Attributes:
         process: The process.
         address: The address that it serves on, host:port.
-        welcome: The line that it printed.
+        serving: The line of the event ``serving`` that it printed.
         log: The file with its log.
     """
 
     process: subprocess.Popen[str]
     address: str
-    welcome: str
+    serving: str
     log: Path
 
     def send(self, number: signal.Signals) -> None:
@@ -84,6 +85,18 @@ def serve_command(**settings: object) -> list[str]:
     ]
 
 
+def served_address(serving: str) -> str:
+    """Return the address in the line that a server prints to a pipe once it serves."""
+    return str(json.loads(serving)["address"])
+
+
+def start_error(stderr: str) -> str:
+    """Return why a server did not start; its standard error must have that line only."""
+    [line] = map(json.loads, stderr.splitlines())
+    assert line["event"] == "not_started", line
+    return str(line["error"])
+
+
 @contextmanager
 def running(
     folder: Path, environ: Mapping[str, str] | None = None, own_session: bool = False, /, **settings: object
@@ -109,9 +122,9 @@ def running(
         )
     assert process.stdout
     try:
-        welcome = process.stdout.readline().strip()
-        assert "serves on " in welcome, f"the server did not start: {log.read_text()}"
-        yield Server(process, welcome.split("serves on ")[1].split(",")[0], welcome, log)
+        serving = process.stdout.readline().strip()
+        assert serving, f"the server did not start: {log.read_text()}"
+        yield Server(process, served_address(serving), serving, log)
     finally:
         if process.poll() is None:
             process.kill()

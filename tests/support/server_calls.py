@@ -44,8 +44,9 @@ def refused_start(**settings: object) -> str:
     done = subprocess.run(serve_command(**settings), env=environment(), capture_output=True, text=True, timeout=40)
     assert done.returncode != 0
     assert done.stdout == ""
-    [line] = [line for line in done.stderr.splitlines() if not line.startswith("{")]
-    return f"{done.returncode} {line}"
+    *_, last = map(json.loads, done.stderr.splitlines())
+    assert (last["event"], last["exit_code"]) == ("not_started", done.returncode)
+    return f"{done.returncode} {last['error']}"
 
 
 @contextmanager

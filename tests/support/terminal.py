@@ -108,7 +108,11 @@ class Terminal:
         home.mkdir()
         self._state.touch()
         folders = {"PATH": self.path, "HOME": str(home), "XDG_STATE_HOME": f"{home}/.local/state"}
-        self._environment = environment(listen=address, server=address) | folders | {"COLUMNS": "120", "NO_COLOR": "1"}
+        # `make run` turns the HTTP port on at this address.
+        http = {"http_listen": f"127.0.0.1:{ports[50080]}"} if 50080 in ports else {}
+        self._environment = (
+            environment(listen=address, server=address, **http) | folders | {"COLUMNS": "120", "NO_COLOR": "1"}
+        )
 
     def shell(self, commands: str, shown_lines: int = 0, seconds: float = 60) -> tuple[int, str]:
         """Run commands; return the exit code and what they print.

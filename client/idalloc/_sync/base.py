@@ -32,10 +32,10 @@ class BaseClient(_base.BaseClient):
 
     def _call(self, call: Call[T]) -> T:
         asked = self._now()
-        stubs = self._connection.stubs()
+        stubs, metadata = self._connection.stubs(), self._metadata()
         try:
             with self._connection.abandon_if_interrupted(stubs):
-                reply = stubs.rpc(call.request)(call.request, timeout=self.timeout, metadata=self._config.metadata)
+                reply = stubs.rpc(call.request)(call.request, timeout=self.timeout, metadata=metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.target) from error
         return self._receive(call, reply, asked)

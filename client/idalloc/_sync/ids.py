@@ -87,7 +87,7 @@ class Ids(Iterator[int]):
         connection = self._client._connection
         stubs = connection.stubs()
         request, asked = self._pool.next_request(), self._client._now()
-        message, timeout, metadata = request.call.request, self._client.timeout, self._client._config.metadata
+        message, timeout, metadata = request.call.request, self._client.timeout, self._client._metadata()
         with translate_rpc_errors(self._client.target), connection.abandon_if_interrupted(stubs):
             future = stubs.rpc(message).future(message, timeout=timeout, metadata=metadata)
             connection.keep_until_done(future)

@@ -24,7 +24,7 @@ def read_stream(client: BaseClient, stream: Stream[T]) -> Iterator[T]:
             stubs = connection.stubs()
             process, request, asked = process_marker(), stream.start_attempt(), client._now()
             with translate_rpc_errors(client.target), connection.abandon_if_interrupted(stubs):
-                call = stubs.rpc(request)(request, timeout=stream.time_left(), metadata=client._config.metadata)
+                call = stubs.rpc(request)(request, timeout=stream.time_left(), metadata=client._metadata())
             try:
                 with translate_rpc_errors(client.target):
                     responses = connection.responses(stubs, call)

@@ -44,7 +44,7 @@ class BaseClient(_base.BaseClient):
         rpc = self._connection.stubs().rpc(call.request)
         seconds = self.timeout if timeout is None else timeout
         try:
-            reply = await rpc(call.request, timeout=seconds, metadata=self._config.metadata)
+            reply = await rpc(call.request, timeout=seconds, metadata=self._metadata())
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.target) from error
         return self._receive(call, reply, asked)

@@ -21,7 +21,7 @@ async def read_stream(client: BaseClient, stream: Stream[T]) -> AsyncIterator[T]
         with least_busy(client._connections) as connection:
             stubs = connection.stubs()
             process, request, asked = process_marker(), stream.start_attempt(), client._now()
-            call = stubs.rpc(request)(request, timeout=stream.time_left(), metadata=client._config.metadata)
+            call = stubs.rpc(request)(request, timeout=stream.time_left(), metadata=client._metadata())
             try:
                 with translate_rpc_errors(client.target):
                     async for response in call:

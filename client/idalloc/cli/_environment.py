@@ -10,10 +10,11 @@ CLIENT = ("SERVER", "TIMEOUT", "TLS", "CA", "CERT", "KEY", "SERVER_NAME", "TOKEN
 # Variables that the server reads: both may share an environment, as in the container image. Listed here because the
 # client works without the server.
 SERVER = (
-    *("CONFIG", "LISTEN", "TRANSPORT", "STORE", "NODE_PREFIX", "PREFIX_CONFLICT", "AUTO_INCREMENT_OFFSET"),
-    *("AUTO_INCREMENT_INCREMENT", "LEASE_TTL", "OUTAGE_RESERVE", "MAX_RESERVED_IDS", "STORE_TIMEOUT", "MAX_CLOCK_SKEW"),
-    *("WORKERS", "DRAIN_TIMEOUT", "MAX_IDS_PER_CALL", "MAX_SEQUENCES", "AUTO_CREATE_SEQUENCES", "REQUEST_ID_WINDOW"),
-    *("TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "ACCESS", "INSECURE", "MAX_CONNECTION_AGE", "LOG_LEVEL"),
+    *("CONFIG", "LISTEN", "HTTP_LISTEN", "TRANSPORT", "STORE", "NODE_PREFIX", "PREFIX_CONFLICT"),
+    *("AUTO_INCREMENT_OFFSET", "AUTO_INCREMENT_INCREMENT", "LEASE_TTL", "OUTAGE_RESERVE", "MAX_RESERVED_IDS"),
+    *("STORE_TIMEOUT", "MAX_CLOCK_SKEW", "WORKERS", "DRAIN_TIMEOUT", "MAX_IDS_PER_CALL", "MAX_SEQUENCES"),
+    *("AUTO_CREATE_SEQUENCES", "REQUEST_ID_WINDOW", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "ACCESS", "INSECURE"),
+    *("MAX_CONNECTION_AGE", "LOG_LEVEL"),
 )
 # Variables of the tests, and those that Kubernetes sets for a service named idalloc.
 _IGNORED = re.compile(r"TEST_\w+|(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")

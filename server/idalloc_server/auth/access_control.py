@@ -31,6 +31,8 @@ from idalloc_server.grpc_types import (
 # How often a stream that waits for its quota checks whether it must end.
 STREAM_POLL_SECONDS = 0.2
 
+_READER = Rule(READ, all_sequences=True)
+
 
 class AccessControl:
     """Checks calls before their handlers.
@@ -46,6 +48,7 @@ class AccessControl:
 
     Attributes:
         audit: The audit log.
+        metadata_of: Reads the metadata of a call.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class AccessControl:
     ) -> None:
         current = AccessPolicy() if policy is None else policy
         self.audit = Audit()
+        self.metadata_of = metadata_of
         self.certificates = certificates
         self._limits = Limits(clock, current, self.audit)
         self._authenticator = Authenticator(current, self._limits, requires_authentication, metadata_of, certificates)
@@ -187,7 +191,7 @@ class AccessControl:
             self._limits.charge_call(method, identity)
             fields: dict[str, Any] = {} if sequence is None else {"sequence": sequence}
             fields |= {name: getattr(request, name) for name in rule.audited_fields}
-            fields = {name: _shorten(value) if isinstance(value, str) else value for name, value in fields.items()}
+            fields = {name: shorten(value) if isinstance(value, str) else value for name, value in fields.items()}
             with self.audit.record_admin_call(identity=identity.name, peer=context.peer(), method=method, **fields):
                 return await handler(request, context)
 
@@ -208,7 +212,7 @@ class AccessControl:
 
     def _deny(self, method: str, context: Context, identity: Identity, rule: Rule, sequence: str | None) -> NoReturn:
         self._limits.charge_call(method, identity)
-        sequence = None if sequence is None else _shorten(sequence)
+        sequence = None if sequence is None else shorten(sequence)
         refusal = PermissionDenied(identity.name, rule.role, sequence)
         self._limits.record_denied(method, context, identity, refusal, sequence)
         raise refusal
@@ -217,11 +221,28 @@ class AccessControl:
         """Return the identity that calls; see ``Authenticator.authenticate``."""
         return self._authenticator.authenticate(method, context)
 
+    def describe_caller(self, context: Context) -> dict[str, str | None]:
+        """Return the address and the identity that called, for the log; the identity is None if it was rejected."""
+        return {"peer": context.peer(), "identity": self._authenticator.name_of(context)}
+
     def authenticate_and_charge(self, method: str, context: Context) -> Identity:
         """Authenticate and charge a call that requires no role, and return its identity."""
         identity = self.authenticate(method, context)
         self._limits.charge_call(method, identity)
         return identity
+
+    def authorize_reader(self, method: str, context: Context) -> None:
+        """Check that a caller may read everything, such as all metrics, and charge the call.
+
+        Args:
+            method: What is called, for the audit.
+            context: The call's context, or an object with ``peer``, ``invocation_metadata`` and ``auth_context``.
+
+        Raises:
+            Refusal: The caller is not authenticated, lacks the role read on all sequences, or exceeds a limit.
+        """
+        identity, _ = self._authorize(method, _READER, None, context)
+        self._limits.charge_call(method, identity)
 
     def refuse_unread(self, method: str, context: Context, refusal: Refusal) -> NoReturn:
         """Refuse a call without a look at its request, such as on a server that drains.
@@ -235,6 +256,6 @@ class AccessControl:
         raise refusal
 
 
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a caller's text at a length that fits into a status or a log line. No valid name is longer."""
     return text if len(text) <= MAX_NAME_BYTES else f"{text[:MAX_NAME_BYTES]}…"

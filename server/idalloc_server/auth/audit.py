@@ -17,21 +17,27 @@ class Audit:
     """Writes audit records. A record has only the named fields of a request, and never a token.
 
     Administrative calls have a share of the log's queue that other log lines and rejected callers cannot fill.
+
+    Attributes:
+        rejected: The number of rejected calls by reason.
     """
 
     def __init__(self) -> None:
+        self.rejected: Counter[str] = Counter()
         self._counts: Counter[tuple[str | None, str, type[Refusal], str]] = Counter()
 
     def record_rejected(
         self, refusal: Refusal, *, identity: str | None, peer: str, method: str, sequence: str | None
     ) -> None:
         """Record one rejected call."""
+        self.rejected[refusal.reason] += 1
         call = {"identity": identity, "peer": peer, "method": method}
         named = {} if sequence is None else {"sequence": sequence}
         refused_log.info("audit", **call, **named, **_outcome(refusal), why=str(refusal))
 
     def count_rejected(self, refusal: Refusal, *, identity: str | None, method: str, subject: str) -> None:
         """Count a rejected call of which there may be many; ``log_totals`` records the counts."""
+        self.rejected[refusal.reason] += 1
         key = (identity, method, type(refusal), subject)
         if key not in self._counts and len(self._counts) >= MAX_COUNTED_RECORDS:
             key = (None, "", type(refusal), "others")

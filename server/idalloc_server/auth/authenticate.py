@@ -78,6 +78,20 @@ class Authenticator:
         self._limits.record_unauthenticated(method, context, refusal)
         raise refusal
 
+    def name_of(self, context: Context) -> str | None:
+        """Return the name of the identity that called, for the log; None if it was rejected."""
+        if not self.required:
+            return ANONYMOUS.name
+        for key, value in self._metadata_of(context):
+            if key == "authorization":
+                known = self._authenticated.get(value)
+                return known.name if known else None
+        try:
+            known = self.policy.find_by_certificate(self._certificates.check(context)) if self._certificates else None
+        except Unauthenticated:
+            return None
+        return known.name if known else None
+
     def check_certificate(self, method: str, context: Context) -> tuple[str, ...]:
         """Return the names in the client certificate; none if clients present no certificates.
 

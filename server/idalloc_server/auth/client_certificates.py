@@ -50,6 +50,8 @@ class ClientCertificates:
         """
         properties = context.auth_context()
         pem = next(iter(properties.get("x509_pem_cert", ())), b"")
+        if not pem:  # Only HTTP: gRPC requires one in the handshake.
+            raise Unauthenticated("the client certificate cannot be read: the connection has none")
         certificate = self._parsed.get(pem) or self._parse(pem, properties)
         if self._now() > certificate.expires_at:
             expiry = datetime.fromtimestamp(certificate.expires_at, UTC)

@@ -117,10 +117,14 @@ class ReservedAddress:
 _Found = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
 
 
-def cannot_bind(listen: str, error: OSError | RuntimeError) -> StartRefused:
+def cannot_bind(listen: str, error: OSError | RuntimeError, setting: str = "listen") -> StartRefused:
     """Return the error of a start whose address cannot be bound."""
-    why = error.strerror if isinstance(error, OSError) else "no address can be bound"
-    return StartRefused("listen", f"cannot serve on {listen}: {why}; choose another address or port")
+    why = "no address can be bound"
+    if isinstance(error, OSError):
+        why = error.strerror or why
+        if why.startswith("error while attempting to bind"):  # by asyncio, which adds the address
+            why = os.strerror(error.errno or 0)
+    return StartRefused(setting, f"cannot serve on {listen}: {why}; choose another address or port")
 
 
 def _addresses(host: str, port: int) -> list[_Found]:

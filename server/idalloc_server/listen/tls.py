@@ -2,6 +2,7 @@
 
 import ssl
 import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import grpc
@@ -12,7 +13,7 @@ from idalloc_server.domain.errors import FileUnreadable, StartRefused, unreadabl
 _log = structlog.get_logger("idalloc")
 
 # The state of each file: inode, size, mtime and ctime; None if it is missing. The inode shows a switched symbolic link.
-_FileStates = list[tuple[int, int, int, int] | None]
+FileStates = list[tuple[int, int, int, int] | None]
 
 
 class Certificates:
@@ -33,7 +34,7 @@ class Certificates:
             self._paths["tls_client_ca"] = Path(tls_client_ca)
         self._lock = threading.Lock()
         # The state of the files at the last read; None if a file could not be read.
-        self._states: _FileStates | None = None
+        self._states: FileStates | None = None
         # The configuration for the next connection, if it changed.
         self._new: grpc.ServerCertificateConfiguration | None = None
         self._logged_error = ""
@@ -44,7 +45,7 @@ class Certificates:
         Raises:
             StartRefused: A file cannot be read, or the files do not match.
         """
-        self._states = self._stat()
+        self._states = states_of(self._paths.values())
         return grpc.dynamic_ssl_server_credentials(
             self._read(),
             self._take_change,  # type: ignore[arg-type]  # The stubs lack None for no change.
@@ -55,18 +56,18 @@ class Certificates:
         """Reload the files now, changed or not."""
         with self._lock:
             self._logged_error = ""
-            self._reload_files(self._stat())
+            self._reload_files(states_of(self._paths.values()))
 
     def _take_change(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new configuration if the files changed, or None."""
         with self._lock:
-            states = self._stat()
+            states = states_of(self._paths.values())
             if states != self._states:
                 self._reload_files(states)
             new, self._new = self._new, None
             return new
 
-    def _reload_files(self, states: _FileStates) -> None:
+    def _reload_files(self, states: FileStates) -> None:
         """Reload the files; log each error once."""
         try:
             self._new = self._read()
@@ -81,17 +82,6 @@ class Certificates:
             self._logged_error = ""
             _log.info("certificates_reloaded", certificate=str(self._paths["tls_cert"]))
 
-    def _stat(self) -> _FileStates:
-        states: _FileStates = []
-        for path in self._paths.values():
-            try:
-                status = path.stat()
-            except OSError:
-                states.append(None)
-            else:
-                states.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-        return states
-
     def _read(self) -> grpc.ServerCertificateConfiguration:
         content = {}
         for name, path in self._paths.items():
@@ -99,30 +89,49 @@ class Certificates:
                 content[name] = path.read_bytes()
             except OSError as error:
                 raise unreadable(name, path, error) from None
-        self._check()
+        load_context(self._paths)
         pair = content["tls_key"], content["tls_cert"]
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=content.get("tls_client_ca"))
 
-    def _check(self) -> None:
-        """Check the files: gRPC would reject every connection without a reason."""
-        certificate, key = self._paths["tls_cert"], self._paths["tls_key"]
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+def load_context(paths: Mapping[str, Path]) -> ssl.SSLContext:
+    """Return the server's context of TLS from its files, by setting.
+
+    gRPC would reject every connection without a reason if they did not match.
+
+    Raises:
+        StartRefused: A file cannot be read, or the files do not match.
+    """
+    certificate, key = paths["tls_cert"], paths["tls_key"]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # OpenSSL would ask for a passphrase on the terminal.
+        context.load_cert_chain(certificate, key, password=_no_passphrase)
+    except (OSError, ValueError) as error:
+        _check_readable("tls_cert", certificate, error)
+        raise StartRefused(
+            "tls_cert", f"{certificate} and {key} are not a certificate and its key: {_reason(error)}"
+        ) from None
+    if authorities := paths.get("tls_client_ca"):
         try:
-            # OpenSSL would ask for a passphrase on the terminal.
-            context.load_cert_chain(certificate, key, password=_no_passphrase)
+            context.load_verify_locations(authorities)
         except (OSError, ValueError) as error:
-            _check_readable("tls_cert", certificate, error)
-            raise StartRefused(
-                "tls_cert", f"{certificate} and {key} are not a certificate and its key: {_reason(error)}"
-            ) from None
-        if authorities := self._paths.get("tls_client_ca"):
-            try:
-                context.load_verify_locations(authorities)
-            except (OSError, ValueError) as error:
-                _check_readable("tls_client_ca", authorities, error)
-                raise StartRefused(
-                    "tls_client_ca", f"{authorities} has no certificates in PEM: {_reason(error)}"
-                ) from None
+            _check_readable("tls_client_ca", authorities, error)
+            raise StartRefused("tls_client_ca", f"{authorities} has no certificates in PEM: {_reason(error)}") from None
+    return context
+
+
+def states_of(paths: Iterable[Path]) -> FileStates:
+    """Return the state of each file, which shows a change."""
+    states: FileStates = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            states.append(None)
+        else:
+            states.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return states
 
 
 def _check_readable(name: str, path: Path, error: Exception) -> None:

@@ -56,24 +56,31 @@ def check(settings: Settings, *, authenticates: bool = False) -> None:
         for name in ("tls_cert", "max_connection_age"):
             if getattr(settings, name):
                 raise StartRefused(name, "is not supported by native: remove it, or use --transport grpcio")
-    if not settings.insecure and _is_reachable(settings.listen):
-        missing = [] if authenticates or settings.tls_client_ca else ["access"]
-        if not settings.tls_cert:
-            missing.append("tls_cert")
-        if missing:
-            problem = "callers are not authenticated" if "access" in missing else "tokens and ids are not encrypted"
-            steps = [
-                f"set {' and '.join(missing)}",
-                "listen on 127.0.0.1 or on unix:/PATH",
-                "set insecure = true (--insecure true)",
-            ]
-            if settings.transport == "native":  # It does not support tls_cert.
+    for name in ("listen", "http_listen"):
+        _check_reachable(settings, name, authenticates=authenticates)
+
+
+def _check_reachable(settings: Settings, name: str, *, authenticates: bool) -> None:
+    listen = getattr(settings, name)
+    if settings.insecure or not listen or not _is_reachable(listen):
+        return
+    missing = [] if authenticates or settings.tls_client_ca else ["access"]
+    if not settings.tls_cert:
+        missing.append("tls_cert")
+    if missing:
+        problem = "callers are not authenticated" if "access" in missing else "tokens and ids are not encrypted"
+        steps = [
+            f"set {' and '.join(missing)}",
+            "listen on 127.0.0.1 or on unix:/PATH" if name == "listen" else "listen on 127.0.0.1",
+            "set insecure = true (--insecure true)",
+        ]
+        if settings.transport == "native":  # It does not support tls_cert.
+            if name == "listen":
                 problem += ", and native unpacks requests of any size before it authenticates a caller"
-                steps = [*steps[1:], f"use --transport grpcio and {steps[0]}"]
-            raise StartRefused(
-                "listen",
-                f"other machines can reach {settings.listen}, and {problem}: {', '.join(steps[:-1])}, or {steps[-1]}",
-            )
+            steps = [*steps[1:], f"use --transport grpcio and {steps[0]}"]
+        raise StartRefused(
+            name, f"other machines can reach {listen}, and {problem}: {', '.join(steps[:-1])}, or {steps[-1]}"
+        )
 
 
 def make_server(transport: str, *, reuse_port: bool, max_connection_age: float = 0.0) -> grpc.aio.Server:

@@ -11,6 +11,7 @@ docs/explanation/architecture.md lists them.
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from operator import attrgetter
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -21,16 +22,21 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from idalloc_server import status
-from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.auth.access_control import AccessControl, shorten
+from idalloc_server.auth.authorize import RULES
 from idalloc_server.domain.errors import InvalidRequest, Refusal, ServerDraining
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.grpc_types import Context, StreamHandler, UnaryHandler
 from idalloc_server.rpc.draining import Draining
 from idalloc_server.telemetry.metrics import CallMetrics, FailedCalls, MethodCalls
+from idalloc_server.telemetry.traces import Traces
 
 # Takes the place of a request that cannot be decoded. By default grpcio answers UNKNOWN and native INTERNAL, as for
 # faults of the server, and both log a traceback for each such request, so a caller could fill the log.
 UNDECODABLE: Any = object()
+
+_FieldReader = Callable[[Any], dict[str, Any]]
+_Observer = Callable[[Any, Context, str, float], None]
 
 _METHOD_HANDLERS: dict[tuple[bool, bool], Any] = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -90,6 +96,21 @@ def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
     return decode
 
 
+def _field_reader(name: str, method: MethodDescriptor) -> _FieldReader:
+    """Return the function that reads the sequence and the number of ids from a request, if it has them."""
+    names = {"sequence": RULES[name].sequence_field}
+    names |= {field: field for field in ("id_count", "total_id_count") if field in method.input_type.fields_by_name}
+    getters = {key: attrgetter(field) for key, field in names.items() if field}
+
+    def read(request: Any) -> dict[str, Any]:
+        if request is UNDECODABLE:
+            return {}
+        fields = {key: get(request) for key, get in getters.items()}
+        return {key: shorten(each) if isinstance(each, str) else each for key, each in fields.items() if each}
+
+    return read
+
+
 class CallLayer:
     """The layer around the calls of this server's own services.
 
@@ -99,6 +120,7 @@ class CallLayer:
         access_control: Authenticates, authorizes and limits the calls.
         store_health: The store's health, which failed calls change.
         log_each: Whether to log each call at level debug.
+        traces: Traces the calls; None if traces are off.
         push_back: Whether the transport can send ``grpc-retry-pushback-ms``.
 
     Attributes:
@@ -113,6 +135,7 @@ class CallLayer:
         store_health: StoreHealth,
         *,
         log_each: bool,
+        traces: Traces | None = None,
         push_back: bool = True,
     ) -> None:
         self.failed = FailedCalls()
@@ -121,6 +144,7 @@ class CallLayer:
         self._access_control = access_control
         self._store_health = store_health
         self._log_each = log_each
+        self._traces = traces
         self._push_back = push_back
 
     def add_service(self, server: grpc.aio.Server, servicer: Servicer) -> None:
@@ -130,13 +154,35 @@ class CallLayer:
             name = f"/{servicer.descriptor.full_name}/{method.name}"
             streams = method.server_streaming
             checked = self._access_control.add_checks(name, getattr(servicer, method.name), streams=streams)
-            return self._surround(
-                name, self._metrics.method(name), self._writing_replies(checked) if streams else checked
+            inner = self._writing_replies(checked) if streams else checked
+            fields_of = _field_reader(name, method)
+            call = self._surround(name, self._metrics.method(name), inner, self._observer(name, fields_of))
+            return (
+                call
+                if self._traces is None
+                else self._traces.trace_call(name, call, fields_of, self._access_control.metadata_of)
             )
 
         add_handlers(server, servicer.descriptor, handler_of)
 
-    def _surround(self, name: str, calls: MethodCalls, handler: UnaryHandler) -> UnaryHandler:
+    def _observer(self, name: str, fields_of: _FieldReader) -> _Observer | None:
+        """Return what observes the end of each call, or None: then no code runs for it."""
+        log_each, traces = self._log_each, self._traces
+        if not log_each and traces is None:
+            return None
+
+        def observe(request: Any, context: Context, code: str, seconds: float) -> None:
+            if traces is not None:
+                traces.end_call(code)
+            if log_each:
+                caller = self._access_control.describe_caller(context)
+                _log.debug("call", method=name, code=code, ms=round(seconds * 1000, 3), **fields_of(request), **caller)
+
+        return observe
+
+    def _surround(
+        self, name: str, calls: MethodCalls, handler: UnaryHandler, observe: _Observer | None
+    ) -> UnaryHandler:
         draining = self._draining
 
         async def call(request: Any, context: Context) -> Any:
@@ -167,8 +213,8 @@ class CallLayer:
                 calls.end(code, seconds)
                 if draining.has_begun:
                     draining.call_ended()
-                if self._log_each:
-                    _log.debug("call", method=name, code=code, ms=round(seconds * 1000, 3))
+                if observe is not None:
+                    observe(request, context, code, seconds)
 
         return call
 

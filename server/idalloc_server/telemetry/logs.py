@@ -1,4 +1,7 @@
-"""Logging to standard error through ``log_queue``: JSON lines, or colours on a terminal."""
+"""Logging to standard error through ``log_queue``: JSON lines, or colours on a terminal.
+
+Each line has ``timestamp``, ``level``, ``event`` and ``logger``; the lines of several workers have ``worker``, too.
+"""
 
 import asyncio
 import atexit
@@ -8,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from typing import Any
 
 import structlog
@@ -20,9 +24,9 @@ LINES_AT_ONCE = 100
 _ALWAYS = structlog.make_filtering_bound_logger(logging.NOTSET)
 _log = structlog.get_logger("idalloc")
 # Failed calls and the audit are logged at any ``log_level``.
-failed_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS)
-audit_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=(Share.AUDIT,))
-refused_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=(Share.REFUSED,))
+failed_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=("idalloc.rpc",))
+audit_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=("idalloc.audit", Share.AUDIT))
+refused_log = structlog.wrap_logger(None, wrapper_class=_ALWAYS, logger_factory_args=("idalloc.audit", Share.REFUSED))
 
 
 def configure(level: str, **always: object) -> None:
@@ -33,17 +37,13 @@ def configure(level: str, **always: object) -> None:
         always: Fields of every line.
     """
     _open_streams()
-    on_terminal = os.isatty(STDERR)
+    # Plain tracebacks: local variables may have secrets.
+    on_terminal = (_printable, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback))
     structlog.configure(
         processors=[
             lambda logger, method, line: {**line, **always},
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _printable if on_terminal else structlog.processors.format_exc_info,
-            # Plain: local variables may have secrets.
-            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-            if on_terminal
-            else structlog.processors.JSONRenderer(),
+            *_COMMON,
+            *(on_terminal if os.isatty(STDERR) else _JSON),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=_Lines,
@@ -73,6 +73,45 @@ def print_line(text: str, stream: int = STDOUT) -> None:
     _queue.put(Share.LOG, text, stream)
 
 
+def report_serving(address: str, store: str, prefix: int, workers: int, http: str = "", created: str = "") -> None:
+    """Report on standard output that the server serves: in text on a terminal, as the event ``serving`` elsewhere.
+
+    Args:
+        address: The address that it serves on.
+        store: The address of the store.
+        prefix: The prefix of document ids.
+        workers: The number of processes that serve.
+        http: The URL of the HTTP port; empty without one.
+        created: The file of a store that this start has created; empty for an existing store.
+    """
+    release = version("idalloc")
+    if not os.isatty(STDOUT):
+        _serving_log.info(
+            "serving",
+            version=release,
+            address=address,
+            store=store,
+            store_created=bool(created),
+            prefix=prefix,
+            workers=workers,
+            **({"http": http} if http else {}),
+        )
+        return
+    processes = f", {workers} workers" if workers > 1 else ""
+    port = f", {http}" if http else ""
+    print_line(f"idalloc {release} serves on {address}, store {store}, prefix {prefix}{processes}{port}")
+    if created:
+        print_line(f"store created at {created}")
+
+
+def report_not_started(error: str, exit_code: int) -> None:
+    """Report why the server did not start: one line on a terminal, the event ``not_started`` elsewhere."""
+    if os.isatty(STDERR):
+        print_line(f"idalloc: {error}", STDERR)
+    else:
+        _start_log.error("not_started", error=error, exit_code=exit_code)
+
+
 def lost_lines() -> Counter[str]:
     """Return how many log lines this process lost, by ``Share``."""
     return _queue.lost
@@ -81,11 +120,13 @@ def lost_lines() -> Counter[str]:
 class _Lines:
     """The logger that structlog wraps: puts lines into the queue."""
 
-    def __init__(self, name: object = None) -> None:
-        self._share = name if isinstance(name, Share) else Share.LOG
+    def __init__(self, name: str = "idalloc", share: Share = Share.LOG, stream: int = STDERR) -> None:
+        self.name = name
+        self._share = share
+        self._stream = stream
 
     def msg(self, line: str) -> None:
-        _queue.put(self._share, line)
+        _queue.put(self._share, line, self._stream)
 
     debug = info = warning = error = critical = exception = msg
 
@@ -113,6 +154,11 @@ def _lost_line(lost: Counter[str]) -> str:
     return line
 
 
+def _add_logger(logger: Any, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
+    """Add the name of the logger, unless the line has that of a library."""
+    return {"logger": getattr(logger, "name", "idalloc"), **line}
+
+
 def _printable(logger: object, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
     """Escape control characters, since callers choose some values. The JSON renderer escapes them itself."""
     return {
@@ -121,6 +167,11 @@ def _printable(logger: object, method: str, line: structlog.types.EventDict) -> 
     }
 
 
+_COMMON = (_add_logger, structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True))
+_JSON = (structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
+# These work without ``configure``, at any ``log_level``.
+_serving_log = structlog.wrap_logger(_Lines(stream=STDOUT), processors=[*_COMMON, *_JSON], wrapper_class=_ALWAYS)
+_start_log = structlog.wrap_logger(_Lines(), processors=[*_COMMON, *_JSON], wrapper_class=_ALWAYS)
 # Returns each line instead of queueing it.
 _lost_log = structlog.wrap_logger(structlog.testing.ReturnLogger(), wrapper_class=_ALWAYS)
 _queue = LogQueue(_lost_line)

@@ -9,10 +9,12 @@ from typing import Any
 
 import structlog
 
+from idalloc_server.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS, LEASES
+from idalloc_server.telemetry.latencies import BOUNDS, new_buckets, percentile
 from idalloc_server.telemetry.logs import failed_log
 
-# Upper bounds in seconds, as Prometheus' default histogram has them.
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# Upper bounds in seconds: those of Prometheus' default histogram, and shorter ones, as most calls take below 1 ms.
+BUCKETS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 # The most causes of a reason that are logged a second; all others share one line.
 MAX_CAUSES = 5
@@ -20,30 +22,66 @@ MAX_CAUSES = 5
 _log = structlog.get_logger("idalloc.rpc")
 
 
-class MethodCalls:
-    """The calls of one RPC.
+class Timings:
+    """A histogram of durations.
+
+    prometheus_client's Histogram costs several times as much per call, see docs/adr/0009.
+
+    Attributes:
+        seconds: The sum of all durations.
+        buckets: How many durations were at most ``BUCKETS[i]`` and more than the bound before; the last bucket has the
+            longer ones.
+    """
+
+    __slots__ = ("buckets", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.buckets = [0] * (len(BUCKETS) + 1)
+
+    def observe(self, seconds: float) -> None:
+        """Count a duration."""
+        self.seconds += seconds
+        self.buckets[bisect_left(BUCKETS, seconds)] += 1
+
+    def add(self, seconds: float, buckets: list[int]) -> None:
+        """Add the durations of another process."""
+        self.seconds += seconds
+        self.buckets = [mine + more for mine, more in zip(self.buckets, buckets, strict=True)]
+
+
+class MethodCalls(Timings):
+    """The calls of one RPC; calls that ended with their process have no duration, see ``Counts.end``.
 
     Attributes:
         started: How many calls began.
         handled: How many ended, by status code.
-        seconds: Their total duration, without calls that ended with their process, see ``Counts.end``.
-        buckets: How many of the timed calls took at most ``BUCKETS[i]`` and more than the bound before; the last bucket
-            has the longer ones.
+        latencies: The timed calls in the buckets of ``latencies``.
     """
 
-    __slots__ = ("buckets", "handled", "seconds", "started")
+    __slots__ = ("handled", "latencies", "started")
 
     def __init__(self) -> None:
+        super().__init__()
         self.started = 0
         self.handled: Counter[str] = Counter()
-        self.seconds = 0.0
-        self.buckets = [0] * (len(BUCKETS) + 1)
+        self.latencies = new_buckets()
 
     def end(self, code: str, seconds: float) -> None:
         """Count a call that ended."""
         self.handled[code] += 1
         self.seconds += seconds
         self.buckets[bisect_left(BUCKETS, seconds)] += 1
+        self.latencies[bisect_left(BOUNDS, seconds)] += 1
+
+    def add_calls(
+        self, started: int, handled: Mapping[str, int], seconds: float, buckets: list[int], latencies: list[int]
+    ) -> None:
+        """Add the counts of another process or RPC."""
+        self.started += started
+        self.handled.update(handled)
+        self.add(seconds, buckets)
+        self.latencies = [mine + more for mine, more in zip(self.latencies, latencies, strict=True)]
 
 
 class CallMetrics:
@@ -65,6 +103,13 @@ class CallMetrics:
     def in_flight(self) -> int:
         """How many calls are running."""
         return sum(calls.started - calls.handled.total() for calls in self.methods.values())
+
+    def sum(self) -> MethodCalls:
+        """Return the counts of all RPCs together."""
+        total = MethodCalls()
+        for calls in self.methods.values():
+            total.add_calls(calls.started, calls.handled, calls.seconds, calls.buckets, calls.latencies)
+        return total
 
 
 class FailedCalls:
@@ -105,54 +150,66 @@ class FailedCalls:
 
 @dataclass
 class Counts:
-    """All counters of a server or process.
+    """All metrics of a server or process, without those that describe the server; ``families`` names them.
 
     Attributes:
         calls: The calls.
-        burned: Ids taken from the store and not issued, by cause.
-        lease_count: How many leases are live.
-        log_lines_lost: How many log lines were lost, by ``Share``.
+        counters: The counters, by family and labels.
+        timings: The histograms, by family and labels.
+        gauges: The gauges, by family and labels.
     """
 
     calls: CallMetrics = field(default_factory=CallMetrics)
-    burned: Counter[str] = field(default_factory=Counter)
-    lease_count: int = 0
-    log_lines_lost: Counter[str] = field(default_factory=Counter)
+    counters: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in COUNTERS})
+    timings: dict[str, dict[str, Timings]] = field(default_factory=lambda: {name: {} for name in HISTOGRAMS})
+    gauges: dict[str, dict[str, float]] = field(default_factory=lambda: {name: {} for name in GAUGES})
+
+    @property
+    def lease_count(self) -> int:
+        """The number of live leases."""
+        return int(self.gauges[LEASES].get("", 0))
 
     def to_json(self) -> dict[str, Any]:
-        """Return all counters as JSON values."""
+        """Return all metrics as JSON values."""
         methods = {
-            name: [calls.started, dict(calls.handled), calls.seconds, calls.buckets]
+            name: [calls.started, dict(calls.handled), calls.seconds, calls.buckets, calls.latencies]
             for name, calls in self.calls.methods.items()
+        }
+        timings = {
+            name: {key: [each.seconds, each.buckets] for key, each in values.items()}
+            for name, values in self.timings.items()
         }
         return {
             "methods": methods,
-            "burned": dict(self.burned),
-            "lease_count": self.lease_count,
-            "log_lines_lost": dict(self.log_lines_lost),
+            "counters": {name: dict(values) for name, values in self.counters.items()},
+            "timings": timings,
+            "gauges": {name: dict(values) for name, values in self.gauges.items()},
         }
 
     def add(self, counts: Mapping[str, Any]) -> None:
-        """Add the counters of another process, as ``to_json`` returns them."""
-        for name, (started, handled, seconds, buckets) in counts["methods"].items():
-            calls = self.calls.method(name)
-            calls.started += started
-            calls.handled.update(handled)
-            calls.seconds += seconds
-            calls.buckets = [mine + more for mine, more in zip(calls.buckets, buckets, strict=True)]
-        self.burned.update(counts["burned"])
-        self.lease_count += counts["lease_count"]
-        self.log_lines_lost.update(counts["log_lines_lost"])
+        """Add the metrics of another process, as ``to_json`` returns them."""
+        for name, method in counts["methods"].items():
+            self.calls.method(name).add_calls(*method)
+        for name, values in counts["counters"].items():
+            self.counters[name].update(values)
+        for name, values in counts["timings"].items():
+            for key, (seconds, buckets) in values.items():
+                self.timings[name].setdefault(key, Timings()).add(seconds, buckets)
+        for name, values in counts["gauges"].items():
+            gauges = self.gauges[name]
+            for key, value in values.items():
+                gauges[key] = GAUGES[name].merge((gauges[key], value)) if key in gauges else value
 
     def end(self) -> None:
-        """Record that the process exited: its running calls count as UNAVAILABLE, as their callers see.
+        """Record that the process exited: its gauges are gone; its running calls count as UNAVAILABLE.
 
-        Their duration is unknown, so ``seconds`` and ``buckets`` omit them.
+        That is what their callers see. Their duration is unknown, so no bucket has them.
         """
         for calls in self.calls.methods.values():
             if interrupted := calls.started - calls.handled.total():
                 calls.handled["UNAVAILABLE"] += interrupted
-        self.lease_count = 0
+        for gauges in self.gauges.values():
+            gauges.clear()
 
 
 async def log_calls(metrics: Callable[[], CallMetrics]) -> None:
@@ -161,18 +218,26 @@ async def log_calls(metrics: Callable[[], CallMetrics]) -> None:
     Args:
         metrics: Returns the present counts.
     """
-    before = (0, 0, 0.0)
+    before = MethodCalls()
     while True:
         await asyncio.sleep(1)
         current = metrics()
-        methods = current.methods.values()
-        now = (
-            sum(calls.handled.total() for calls in methods),
-            sum(calls.handled["OK"] for calls in methods),
-            sum(calls.seconds for calls in methods),
-        )
-        count, ok, seconds = (a - b for a, b in zip(now, before, strict=True))
+        now = current.sum()
+        codes = now.handled - before.handled
+        if count := codes.total():
+            latencies = [after - earlier for after, earlier in zip(now.latencies, before.latencies, strict=True)]
+            _log.info(
+                "calls",
+                count=count,
+                failed=count - codes["OK"],
+                codes=dict(codes),
+                mean_ms=_ms((now.seconds - before.seconds) / count),
+                p50_ms=_ms(percentile(latencies, 0.5)),
+                p99_ms=_ms(percentile(latencies, 0.99)),
+                in_flight=current.in_flight,
+            )
         before = now
-        if count:
-            mean_ms = round(seconds / count * 1000, 3)
-            _log.info("calls", count=count, failed=count - ok, mean_ms=mean_ms, in_flight=current.in_flight)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -16,12 +16,15 @@ import structlog
 from idalloc_server.auth.access_file import AccessFile
 from idalloc_server.config import Settings
 from idalloc_server.domain.errors import Refusal, StartRefused
+from idalloc_server.listen import transport
 from idalloc_server.listen.reservation import ReservedAddress
 from idalloc_server.node_settings import SETTINGS
 from idalloc_server.process_mode import ProcessMode
-from idalloc_server.telemetry import logs
-from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.telemetry import families, logs
+from idalloc_server.telemetry.metrics import Counts, log_calls
+from idalloc_server.telemetry.series import SeriesNames
 from idalloc_server.workers.pipe import Values
+from idalloc_server.workers.supervisor_http import SupervisorHttp
 from idalloc_server.workers.worker_process import WorkerProcess
 
 # A worker that served at least this long is replaced at once; any other one after a growing pause.
@@ -51,18 +54,24 @@ class Supervisor:
         self._mode = mode
         self._workers: dict[int, WorkerProcess] = {}
         self._exited_counts = Counts()
+        self._exits = 0
+        self._series = SeriesNames()
         # Stays true once any worker required authentication, even if the access file is emptied later.
         self._requires_authentication = False
         self._turn = 0
         self._turn_lock = asyncio.Lock()
         self._turns: set[asyncio.Task[None]] = set()
         self._serving: asyncio.Task[None]
+        self._http: SupervisorHttp
         self._stopping = False
         self._exit_code = 0
 
     def counts(self) -> Counts:
         """Return the sum over all processes, exited ones included; at most about a second old."""
-        total = Counts(log_lines_lost=Counter(logs.lost_lines()))
+        total = Counts()
+        total.counters[families.LOG_LINES_LOST].update(logs.lost_lines())
+        total.counters[families.WORKER_EXITS][""] = self._exits
+        total.gauges[families.WORKERS][""] = 0
         for each in (self._exited_counts.to_json(), *(each.pipe.values["counts"] for each in self._workers.values())):
             total.add(each)
         return total
@@ -84,9 +93,12 @@ class Supervisor:
         for number in numbers:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         if signal.SIGHUP not in numbers:
-            loop.add_signal_handler(signal.SIGHUP, lambda: self._broadcast(reload=True))
-        if self._settings.access:
-            self._requires_authentication = bool(AccessFile(self._settings.access).read().identities)
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+        access_file = AccessFile(self._settings.access) if self._settings.access else None
+        policy = access_file.read() if access_file else None
+        self._requires_authentication = bool(policy and policy.identities)
+        transport.check(self._settings, authenticates=self._requires_authentication)
+        self._http = SupervisorHttp(self._settings, policy, access_file, self._workers.values(), self.counts)
         address = ReservedAddress(self._settings.listen, shared=True)
         self._settings = self._settings.model_copy(update={"listen": address.name})
         self._serving = asyncio.create_task(self._serve())
@@ -94,6 +106,7 @@ class Supervisor:
             await asyncio.wait({self._serving})
         finally:
             await self._stop_all()
+            await self._http.close()
             address.close()
         if not self._serving.cancelled():
             self._serving.result()  # It raises.
@@ -102,16 +115,17 @@ class Supervisor:
 
     async def _serve(self) -> None:
         """Start all workers, then replace those that exit, until cancelled."""
+        await self._http.start()
         numbers = range(1, self._settings.workers + 1)
         # Health becomes SERVING in the second step, when all of them answer.
         for step in (self._start_worker, self._make_serving):
             for result in await asyncio.gather(*(step(each) for each in numbers), return_exceptions=True):
                 if result is not None:
                     raise result
-        welcome = self._workers[1].pipe.values["serving"]
-        self._mode.report_serving(f"{welcome}, {self._settings.workers} workers")
+        address, store, prefix = self._workers[1].pipe.values["serving"]
+        self._mode.report_serving(address, store, prefix, self._settings.workers, self._http.url)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._mode.report_counts(self.counts))
+            tasks.create_task(log_calls(lambda: self.counts().calls))
             for each in numbers:
                 tasks.create_task(self._supervise(each))
 
@@ -125,7 +139,7 @@ class Supervisor:
             "node_settings": self._mode.node_settings.arguments,
             "requires_authentication": self._requires_authentication,
         }
-        worker.pipe.send(start=start)
+        worker.pipe.send(start=start, series=self._series.names)
         self._send_node(worker)
         await worker.wait_started("ready", START_CALLS * self._settings.store_timeout + REPLY_SECONDS)
         _log.info("worker_started", worker=number, pid=worker.process.pid)
@@ -160,11 +174,17 @@ class Supervisor:
         while (values := await worker.pipe.receive()) is not None:
             if "counts" in values:
                 others = [each.pipe.values["counts"] for each in self._workers.values() if each is not worker]
-                worker.pipe.send(other_leases=sum(counts["lease_count"] for counts in others))
+                leases = (counts["gauges"][families.LEASES].get("", 0) for counts in others)
+                worker.pipe.send(other_leases=sum(leases))
+            if "answer" in values:
+                self._http.questions.receive(values)
+            if "candidates" in values:
+                self._decide_series()
             if "requires_authentication" in values and not self._requires_authentication:
                 # A later worker may not have seen the access file that required it.
                 self._requires_authentication = True
                 self._broadcast(requires_authentication=True)
+                self._http.require_authentication()
             if "wants_turn" in values:
                 task = asyncio.create_task(self._give_turn(worker, values["wants_turn"]))
                 self._turns.add(task)
@@ -178,8 +198,18 @@ class Supervisor:
         last.end()
         self._exited_counts.add(last.to_json())
         worker.pipe.values["counts"] = Counts().to_json()
+        worker.pipe.values["candidates"] = {}
+        self._exits += not self._stopping
         await worker.pipe.close()
         return await worker.process.wait()
+
+    def _decide_series(self) -> None:
+        """Give series to sequences that issued enough ids in all workers, and send the names to these."""
+        issued: Counter[str] = Counter()
+        for each in self._workers.values():
+            issued.update(each.pipe.values.get("candidates", {}))
+        if issued and not self._series.is_full and self._series.decide(issued):
+            self._broadcast(series=self._series.names)
 
     async def _give_turn(self, worker: WorkerProcess, persisted: Values) -> None:
         """Let a worker change the node, when no other one does; ``persisted`` are the settings that it writes."""
@@ -216,6 +246,10 @@ class Supervisor:
         for each in self._workers.values():
             each.pipe.send(**values)
 
+    def _reload(self) -> None:
+        self._broadcast(reload=True)
+        self._http.reload()
+
     def _allow_exit(self, worker: WorkerProcess) -> None:
         if not self._stopping:
             worker.pipe.send(exit="alone")  # the other workers still use the prefix
@@ -238,6 +272,7 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Drain and release all workers; kill those that are late."""
         self._stopping = True
+        self._mode.report_stopping()
         self._serving.cancel()
         await asyncio.wait({self._serving})
         for each in self._workers.values():

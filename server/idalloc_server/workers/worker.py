@@ -7,7 +7,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
@@ -17,11 +17,13 @@ from idalloc_server.auth.access_control import AccessControl
 from idalloc_server.config import Settings
 from idalloc_server.domain.document_ids.generator import DocIdGenerator, Save
 from idalloc_server.domain.errors import Refusal, Retryable, ServerDraining, StartRefused, StoreFailure
+from idalloc_server.node_report import NodeReport
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import ProcessMode
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers.pipe import Pipe
+from idalloc_server.workers.questions import Answers
 
 # The longest drain after the supervisor was killed: a new server needs the port.
 ORPHAN_DRAIN_SECONDS = 2.0
@@ -66,6 +68,7 @@ class Worker(ProcessMode):
         self.stop_signals = (signal.SIGTERM, signal.SIGINT)  # When a terminal closes, the supervisor gets SIGHUP, too.
         self._pipe = pipe
         self._access_control: AccessControl | None = None
+        self._answers: Answers | None = None
         self._doc_ids: DocIdGenerator
         self._is_ready = False
         self._applied = 0  # the revision of the node's settings that this worker uses
@@ -82,6 +85,8 @@ class Worker(ProcessMode):
                         self._access_control.require_authentication()
                 if "reload" in values:
                     self.reload_requested.set()
+                if "ask" in values and self._answers is not None:
+                    self._answers.receive(values)
                 if "stop" in values:
                     self.stop_requested.set()
         finally:
@@ -109,15 +114,25 @@ class Worker(ProcessMode):
             self.requires_authentication = True
             self._pipe.send(requires_authentication=True)
 
-    def report_serving(self, welcome: str) -> None:
+    def report_serving(self, address: str, store: str, prefix: int, workers: int = 1, http: str = "") -> None:
         """See ``ProcessMode``."""
-        self._pipe.send(serving=welcome)
+        self._pipe.send(serving=[address, store, prefix])
 
-    async def report_counts(self, counts: Callable[[], Counts]) -> None:
+    def report_stopping(self) -> None:
+        """See ``ProcessMode``: the supervisor notifies the service manager."""
+
+    async def report(self, report: NodeReport) -> None:
         """See ``ProcessMode``."""
-        while True:
-            await asyncio.sleep(1)
-            self.report_final_counts(counts())
+        self._answers = Answers(report.answers, self._pipe.send)
+        self._pipe.send(checks=report.checks())
+        try:
+            while True:
+                await asyncio.sleep(1)
+                report.series.set_series(self._pipe.values.get("series", ()))
+                self._pipe.send(checks=report.checks(), candidates=report.series.candidates())
+                self.report_final_counts(report.counts())
+        finally:
+            await self._answers.close()
 
     async def wait_all_closed(self) -> None:
         """See ``ProcessMode``: a rejected caller must not reconnect to a worker that is about to close."""

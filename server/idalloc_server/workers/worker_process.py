@@ -69,6 +69,11 @@ class WorkerProcess:
         if name not in values:
             raise StartRefused("workers", f"worker {self.number} exited during its start; the log has the cause")
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether the process serves and has not exited."""
+        return "serving" in self.pipe.values and not self.pipe.has_ended
+
     def kill(self) -> None:
         """Kill the process."""
         with suppress(ProcessLookupError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from idalloc._issued_log.format import ROW
-from tests.support.processes import IDALLOC, Server, environment, serve_command
+from tests.support.processes import IDALLOC, Server, environment, serve_command, served_address
 from tests.support.waiting import wait_until
 
 # Leases short enough to expire during a test.
@@ -343,9 +343,9 @@ class Scenario:
 def wait_until_serving(server: Server) -> bool:
     """Waits until a launched server serves or exits, and returns whether it serves."""
     assert server.process.stdout
-    server.welcome = server.process.stdout.readline().strip()
-    if "serves on " not in server.welcome:
+    server.serving = server.process.stdout.readline().strip()
+    if not server.serving:
         server.process.wait()
         return False
-    server.address = server.welcome.split("serves on ")[1].split(",")[0]
+    server.address = served_address(server.serving)
     return True

@@ -61,6 +61,9 @@ class SequenceService:
 
     A change runs to completion even if its caller is cancelled.
 
+    Attributes:
+        generations_ended: How many generations of sequences were ended.
+
     Args:
         store: The store.
         clock: The clock.
@@ -87,6 +90,7 @@ class SequenceService:
         self._max_clock_skew = max_clock_skew
         self._random = random
         self._changes: set[asyncio.Task[Any]] = set()
+        self.generations_ended = 0
 
     def change_token(self, request_id: str, content: bytes) -> ChangeToken:
         """Returns the token of a change request, see ``make_change_token``."""
@@ -290,6 +294,7 @@ class SequenceService:
             revised = await self._call_store(self._store.revise(name, row.revision, change))
             if revised is not None and change_token.wrote(revised):
                 publish_sequence(row, revised)
+                self.generations_ended += change.ends_leases
                 return revised, change.ends_leases
             if revised is not None and revised.revision == row.revision:
                 raise _bound_passed(change.sequence, revised)

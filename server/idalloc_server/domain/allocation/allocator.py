@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable
 from idalloc_server.domain import fork
 from idalloc_server.domain.allocation.config import AllocationConfig, SharedState
 from idalloc_server.domain.allocation.counter_allocator import CounterAllocator
+from idalloc_server.domain.allocation.counter_state import CounterState
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.allocation.sequence_allocator import SequenceAllocator
+from idalloc_server.domain.allocation.survey import Survey, survey
 from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StoreUnavailable
@@ -38,6 +40,8 @@ class Allocator:
 
     Attributes:
         burned: Counts burned ids.
+        issued_ids: Counts issued ids by sequence.
+        refills: The duration of refills by outcome.
         rates: Measures how fast sequences are used.
         store_health: Whether the store works.
     """
@@ -54,6 +58,7 @@ class Allocator:
         self._shared = SharedState(
             store, clock, allocation_config, self._high_water_marks, UsageRates(clock), self._drop_unknown, random
         )
+        self.issued_ids, self.refills = self._shared.issued, self._shared.refills
         self.burned, self.rates, self.store_health = self._shared.burned, self._shared.rates, self._shared.store_health
         self._sequence_allocators: dict[str, SequenceAllocator] = {}
         # Counters of sequences that were removed from the dict above, but not closed yet.
@@ -65,6 +70,26 @@ class Allocator:
     def lease_count(self) -> int:
         """The number of sequences with ids in memory."""
         return sum(sequence_allocator.has_lease for sequence_allocator in self._sequence_allocators.values())
+
+    @property
+    def sequence_count(self) -> int:
+        """The number of sequences in use."""
+        return len(self._sequence_allocators)
+
+    def reserve_seconds(self, sequence: str) -> float | None:
+        """Returns how long the ids of a sequence in memory last at its present rate; None if it is not in use."""
+        allocator = self._sequence_allocators.get(sequence)
+        return allocator.reserve_seconds if allocator else None
+
+    async def survey(self) -> Survey:
+        """Returns a survey of all sequences in use; the more there are, the longer it takes."""
+
+        def states_of(name: str) -> list[CounterState]:
+            allocator = self._sequence_allocators.get(name)
+            return [each.state for each in allocator.counters] if allocator else []
+
+        names, clock, rate_of = list(self._sequence_allocators), self._shared.clock, self.rates.per_second
+        return await survey(names, states_of, rate_of, clock, self._allocation_config.lease_ttl)
 
     def allocate_from_lease(self, sequence: str, count: int) -> IdRange | None:
         """Takes ``count`` ids, at least 1, from memory; None if ``allocate`` must wait for the store."""

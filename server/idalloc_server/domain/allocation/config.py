@@ -5,10 +5,14 @@ from dataclasses import dataclass, field
 
 from idalloc_server.domain.allocation.burned import BurnedIds
 from idalloc_server.domain.allocation.high_water_marks import HighWaterMarks
+from idalloc_server.domain.allocation.issued import IssuedIds
 from idalloc_server.domain.allocation.usage import UsageRates
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.store.health import StoreHealth
 from idalloc_server.domain.store.protocol import Store
+from idalloc_server.telemetry.metrics import Timings
+
+REFILL_OUTCOMES = OK, FAILED, EXHAUSTED = "ok", "failed", "exhausted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class SharedState:
         drop_unknown: Called with the name of an idle sequence that the store never returned a row for.
         random: Returns random bytes of a given number.
         burned: Counts burned ids.
+        issued: Counts issued ids.
+        refills: The duration of refills by outcome: ok, failed or exhausted.
         store_health: Whether the store works, by refills and failed calls.
     """
 
@@ -58,4 +64,6 @@ class SharedState:
     drop_unknown: Callable[[str], None]
     random: Callable[[int], bytes]
     burned: BurnedIds = field(default_factory=BurnedIds)
+    issued: IssuedIds = field(default_factory=IssuedIds)
+    refills: dict[str, Timings] = field(default_factory=lambda: {name: Timings() for name in REFILL_OUTCOMES})
     store_health: StoreHealth = field(default_factory=StoreHealth)

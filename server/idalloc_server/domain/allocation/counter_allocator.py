@@ -5,18 +5,17 @@ import asyncio
 import structlog
 
 from idalloc_server.domain.allocation.burned import BurnCause
-from idalloc_server.domain.allocation.config import SharedState
+from idalloc_server.domain.allocation.config import EXHAUSTED, FAILED, OK, SharedState
 from idalloc_server.domain.allocation.counter_row import CounterRow
+from idalloc_server.domain.allocation.counter_state import CounterState
 from idalloc_server.domain.allocation.id_range import IdRange
 from idalloc_server.domain.allocation.lease import Lease
 from idalloc_server.domain.allocation.reserve import Reserve
 from idalloc_server.domain.allocation.waiter_queue import Waiter, WaiterQueue
 from idalloc_server.domain.errors import (
-    InvalidRequest,
     Refusal,
-    SequenceAheadOfClock,
     SequenceDeleted,
-    SequenceExhausted,
+    SequenceNotFound,
     ServerDraining,
     StoreUnavailable,
     StoreWentBackwards,
@@ -49,6 +48,7 @@ class CounterAllocator:
 
     Attributes:
         row: The counter's row in the store.
+        new_ids: See ``Issuer``.
     """
 
     def __init__(self, row: CounterRow, shared: SharedState) -> None:
@@ -58,8 +58,13 @@ class CounterAllocator:
         self._high_water_marks = shared.high_water_marks
         self._store_health = shared.store_health
         self._drop_unknown = shared.drop_unknown
+        self._refills = shared.refills
+        self._issuing = shared.issued.issuing
+        self.new_ids = 0
         self._lease = Lease(row.period)
         self._renew_at = 0.0
+        self._refilled_at = 0.0
+        self._has_failed = False  # the last refill
         self._waiters = WaiterQueue()
         self._refill_task: asyncio.Task[None] | None = None
         self._went_backwards: StoreWentBackwards | None = None
@@ -76,6 +81,21 @@ class CounterAllocator:
     def has_lease(self) -> bool:
         """Whether ids could be issued from memory now."""
         return self._lease.left > 0 and not self._lease.is_expired(self._clock.boot())
+
+    @property
+    def state(self) -> CounterState:
+        """What a survey shows of this counter."""
+        row, lease = self.row, self._lease
+        remaining = self._remaining if self._writes else None
+        of_lease = (self.has_lease, lease.expires_at, remaining, self._refilled_at, self._has_failed)
+        return CounterState(row.name, row.period, row.settings, *of_lease, self._went_backwards is not None)
+
+    @property
+    def reserve_seconds(self) -> float | None:
+        """How long the ids in memory last at the present rate, in seconds; None if none are kept, or none are used."""
+        if self.row.settings.is_rising or self.has_reset or not self._writes:
+            return None
+        return self._reserve.seconds_left(self._lease.left, self._clock.boot())
 
     @property
     def has_reset(self) -> bool:
@@ -98,6 +118,11 @@ class CounterAllocator:
         if issued is not None:
             if count > reserve.largest_call:
                 reserve.largest_call = count
+            if self.new_ids:
+                self.new_ids += count
+            elif count:
+                self.new_ids = count
+                self._issuing.append(self)
             if now >= self._renew_at or lease.left < reserve.refill_below:
                 self._start_refill()
         return issued
@@ -187,12 +212,15 @@ class CounterAllocator:
 
     def _start_refill(self) -> None:
         if not self._refill_task:
-            self._refill_task = asyncio.get_running_loop().create_task(self._run_refill())
+            # In a trace, the refill belongs to the call that waits for it; without one it belongs to no call.
+            context = self._waiters.first_context()
+            self._refill_task = asyncio.get_running_loop().create_task(self._run_refill(), context=context)
 
     async def _run_refill(self) -> None:
         """Runs one refill; its error goes to the waiters. Callers that wait by then start the next one."""
+        began, outcome = self._clock.boot(), FAILED
         try:
-            await self._refill_once()
+            outcome = await self._refill_once()
         except StoreWentBackwards as error:
             self._went_backwards = error
             self._recheck_at = self._clock.boot() + RECHECK_SECONDS
@@ -202,27 +230,37 @@ class CounterAllocator:
         except Refusal as refusal:
             if isinstance(refusal, SequenceDeleted):
                 self.drop(BurnCause.GENERATION)
+            if isinstance(refusal, SequenceNotFound):
+                outcome = ""  # The store answered that there is nothing to refill.
             self._fail_waiters(refusal)
         except asyncio.CancelledError:
+            outcome = ""
             self._fail_waiters(ServerDraining())
             raise
         except Exception as error:
             _log.exception("refill_failed", sequence=self.row.sequence)
             self._fail_waiters(error)
         finally:
+            if outcome:
+                self._has_failed = outcome == FAILED
+                self._refills[outcome].observe(self._clock.boot() - began)
             self._refill_task = None
             if self._waiters:
                 self._start_refill()
             elif self.row.name not in self._high_water_marks:
                 self._drop_unknown(self.row.name)
 
-    async def _refill_once(self) -> None:
-        """Requests what the waiters and the reserve need, adds it to the lease, and serves the waiters."""
+    async def _refill_once(self) -> str:
+        """Requests what the waiters and the reserve need, adds it to the lease, and serves the waiters.
+
+        Returns:
+            The outcome; empty if nothing was requested.
+        """
         waiting, wanted = len(self._waiters), self._wanted()
         sent_at = self._clock.boot()
         if not wanted and not waiting and sent_at < self._renew_at:
             self._reserve.skip_refill(self._lease.left)
-            return
+            return ""
         if self._lease.left and self._lease.is_expired(sent_at):
             self.drop(BurnCause.EXPIRED)
         was_counter = self.row.settings.kind == Kind.COUNTER
@@ -232,11 +270,13 @@ class CounterAllocator:
             grant = await self.row.create(wanted)
         self._add_to_lease(grant, sent_at)
         if wanted and was_counter != (grant.sequence.kind == Kind.COUNTER):
-            return  # Nothing was granted. The next refill knows the kind.
+            return OK  # Nothing was granted. The next refill knows the kind.
         rising = grant.sequence.is_rising
         self._serve(grant.granted < wanted, grant.remaining, waiting if rising else len(self._waiters))
         if self._lease.left and rising:
             await self._return_tail()
+        is_counter = grant.sequence.kind == Kind.COUNTER
+        return EXHAUSTED if grant.granted < wanted and not grant.remaining and is_counter else OK
 
     def _wanted(self) -> int:
         """Returns how many ids to request in the next write."""
@@ -244,18 +284,10 @@ class CounterAllocator:
         if self.has_reset:
             return 0
         if settings.kind != Kind.COUNTER:
-            self._reject_oversized(int(self._config.max_clock_skew * settings.kind.per_second) + 1)
+            limit = int(self._config.max_clock_skew * settings.kind.per_second) + 1
+            self._waiters.reject_above(limit, f"for sequence {self.row.sequence!r}, as max_clock_skew allows")
         requested = self._waiters.requested_ids()
         return requested if settings.is_rising else requested + self._prefetch(requested)
-
-    def _reject_oversized(self, limit: int) -> None:
-        """Fails the waiters for more timestamps than ``max_clock_skew`` can ever allow."""
-        for count, answer in self._waiters:
-            if count > limit and not answer.done():
-                rule = (
-                    f"must be at most {limit} for sequence {self.row.sequence!r}, as max_clock_skew allows; is {count}"
-                )
-                answer.set_exception(InvalidRequest("id_count", rule))
 
     def _prefetch(self, requested: int) -> int:
         """Returns how many ids to request beyond the callers' requests."""
@@ -277,6 +309,7 @@ class CounterAllocator:
         # The TTL starts before the store call: the store may have granted at any time since (P4).
         self._lease.add(grant, expires_at=sent_at + self._config.lease_ttl)
         self._renew_at = sent_at + self._config.lease_ttl / 3
+        self._refilled_at = sent_at
         usable = self._lease.usable(self._reserve.largest_recent_call)
         self._reserve.record_refill(before, self._lease.left, usable, sent_at, self._clock.boot())
         self._remaining = grant.remaining
@@ -304,38 +337,27 @@ class CounterAllocator:
                 issued = self._lease.issue(count, now)
                 if issued is not None:
                     waiter.answer.set_result(issued)
+                    self._count_issued(count)
                 elif not at_bound or self._lease.is_expired(now):
                     break  # It arrived during the write, or the lease has expired: the next refill serves it.
                 elif count <= remaining and self.row.settings.kind == Kind.COUNTER:
                     remaining -= count
                     deferred.append(waiter)
                 else:
-                    waiter.answer.set_exception(self._insufficient_ids_error(count, remaining))
+                    left, largest = self._lease.left + remaining, self._lease.next_range_size or remaining
+                    waiter.answer.set_exception(self.row.insufficient_ids_error(count, left, largest))
             self._waiters.popleft()
         self._waiters.defer(deferred)
 
-    def _insufficient_ids_error(self, count: int, remaining: int) -> Refusal:
-        """Returns SequenceExhausted, or SequenceAheadOfClock if the timestamps will be available later.
-
-        Args:
-            count: The number of ids requested.
-            remaining: The number of ids that the store has left for this request.
-        """
-        name, settings, left = self.row.sequence, self.row.settings, self._lease.left + remaining
-        if settings.kind == Kind.COUNTER:
-            return SequenceExhausted(name, count, left, self._lease.next_range_size or remaining)
-        # Timestamps continue from the clock, regardless of the counter.
-        now = int(self._clock.wall() * settings.kind.per_second)
-        value = max(settings.max_value - left, now - 1)
-        if value + count > settings.max_value:
-            left = max(0, settings.max_value - value)
-            return SequenceExhausted(name, count, left, left)
-        return SequenceAheadOfClock(name, (value + count - now) / settings.kind.per_second, self._config.max_clock_skew)
+    def _count_issued(self, count: int) -> None:
+        if count and not self.new_ids:
+            self._issuing.append(self)
+        self.new_ids += count
 
     def _fail_waiters(self, error: Exception) -> None:
         self._renew_at = self._clock.boot() + RENEW_RETRY_SECONDS
         self._reserve.record_failure()
-        if all(answer.done() for _, answer in self._waiters):  # else each caller that still waits reports it
+        if all(waiter.answer.done() for waiter in self._waiters):  # else each caller that still waits reports it
             self._store_health.record_failure(error)
         self._waiters.fail_all(error)
 

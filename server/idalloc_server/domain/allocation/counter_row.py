@@ -8,6 +8,9 @@ from typing import TypeVar
 from idalloc_server.domain.allocation.burned import BurnCause
 from idalloc_server.domain.allocation.config import SharedState
 from idalloc_server.domain.errors import (
+    Refusal,
+    SequenceAheadOfClock,
+    SequenceExhausted,
     SequenceNotFound,
     ServerDraining,
     StoreOutcomeUnknown,
@@ -60,6 +63,26 @@ class CounterRow:
     def burn(self, cause: BurnCause, count: int) -> None:
         """Counts burned ids of the counter."""
         self._shared.burned.add(self.sequence, self.period, cause, count)
+
+    def insufficient_ids_error(self, count: int, left: int, largest: int) -> Refusal:
+        """Returns SequenceExhausted, or SequenceAheadOfClock if the timestamps will be available later.
+
+        Args:
+            count: The number of ids requested.
+            left: The number of ids left, in memory and in the store.
+            largest: The largest contiguous range of a counter.
+        """
+        name, settings, clock = self.sequence, self.settings, self._shared.clock
+        if settings.kind == Kind.COUNTER:
+            return SequenceExhausted(name, count, left, largest)
+        # Timestamps continue from the clock, regardless of the counter.
+        now = int(clock.wall() * settings.kind.per_second)
+        value = max(settings.max_value - left, now - 1)
+        if value + count > settings.max_value:
+            left = max(0, settings.max_value - value)
+            return SequenceExhausted(name, count, left, left)
+        max_skew = self._shared.allocation_config.max_clock_skew
+        return SequenceAheadOfClock(name, (value + count - now) / settings.kind.per_second, max_skew)
 
     async def grant(self, wanted: int) -> Grant | None:
         """Advances the counter by ``wanted`` ids, or by none if fewer are left; None if there is no row yet.

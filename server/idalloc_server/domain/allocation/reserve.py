@@ -83,6 +83,11 @@ class Reserve:
         if now - self._measured_since >= self._duration:
             self._largest_call_before, self.largest_call, self._measured_since = self.largest_call, 1, now
 
+    def seconds_left(self, left: int, now: float) -> float | None:
+        """Returns how long the ids left last at the present rate; None without a rate."""
+        _, _, rate = self._usage(left, now)
+        return left / rate if rate > 0 else None
+
     def skip_refill(self, left: int) -> None:
         """Lowers ``refill_below`` when a refill was due but no more ids are needed."""
         self.refill_below = int(left * REFILL_SHARE)

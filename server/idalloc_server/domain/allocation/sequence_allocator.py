@@ -103,6 +103,12 @@ class SequenceAllocator:
         """Returns lease metadata after a renewal in the store."""
         return await self._issue_from_own_row(0)
 
+    @property
+    def reserve_seconds(self) -> float | None:
+        """How long the ids in memory last, in seconds, of the counter in use; None without a rate."""
+        counter = self._periods.get(self._period) if self._period else None
+        return (counter or self._own).reserve_seconds
+
     def pop_created(self) -> bool:
         """Returns, once, whether this node created the sequence."""
         created, self._own.row.created = self._own.row.created, False

@@ -2,22 +2,27 @@
 
 import asyncio
 from collections import deque
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from idalloc_server.domain.allocation.id_range import IdRange
+from idalloc_server.domain.errors import InvalidRequest
 
 
-class Waiter(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiter:
     """A caller that waits for ids.
 
     Attributes:
         id_count: The number of ids requested.
         answer: Receives the range or the error.
+        context: The context of its call.
     """
 
     id_count: int
     answer: asyncio.Future[IdRange]
+    context: Context
 
     @property
     def served_ids(self) -> int:
@@ -44,7 +49,7 @@ class WaiterQueue(deque[Waiter]):
 
     def add(self, count: int) -> Waiter:
         """Appends a waiter. Its caller calls ``mark_resumed`` when it resumes."""
-        waiter = Waiter(count, asyncio.get_running_loop().create_future())
+        waiter = Waiter(count, asyncio.get_running_loop().create_future(), copy_context())
         self.append(waiter)
         self._active.add(waiter)
         return waiter
@@ -58,10 +63,21 @@ class WaiterQueue(deque[Waiter]):
         self.extendleft(reversed(waiters))
         self._next_write = len(waiters) or None
 
+    def first_context(self) -> Context:
+        """Returns the context of the first waiter's call, or an empty one."""
+        return self[0].context if self else Context()
+
     def requested_ids(self) -> int:
         """Returns the number of ids that the next write is for, and ends a deferral."""
         waiters, self._next_write = islice(self, self._next_write), None
         return sum(waiter.id_count for waiter in waiters if not waiter.answer.done())
+
+    def reject_above(self, limit: int, which: str) -> None:
+        """Fails the waiters for more ids than ``limit``; ``which`` names the limit for people."""
+        for waiter in self:
+            if waiter.id_count > limit and not waiter.answer.done():
+                rule = f"must be at most {limit} {which}; is {waiter.id_count}"
+                waiter.answer.set_exception(InvalidRequest("id_count", rule))
 
     def fail_all(self, error: Exception) -> None:
         """Removes all waiters and fails them."""

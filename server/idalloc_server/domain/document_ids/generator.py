@@ -141,6 +141,7 @@ class DocIdGenerator:
     Attributes:
         offset: Default of auto_increment_offset, 1 to 65535.
         increment: Default of auto_increment_increment, 1 to 65535.
+        issued: How many ids were issued.
 
     Args:
         start_timestamps: Claims further start timestamps.
@@ -155,6 +156,7 @@ class DocIdGenerator:
         self._start_timestamps = start_timestamps
         self._start = start
         self._serial = 0
+        self.issued = 0
         self._next_start: StartTimestamp | None = None
         self._claim: asyncio.Task[Refusal | None] | None = None
         self._change_lock = asyncio.Lock()
@@ -213,6 +215,7 @@ class DocIdGenerator:
             self._start, self._next_start = self._next_start, None
             runs.append(DocIdRun(*self._start, offset, max(increment, 1), missing))
         self._serial = runs[-1].last
+        self.issued += count
         return runs
 
     async def generate(self, count: int, offset: int = 0, increment: int = 0) -> list[DocIdRun]:

@@ -5,6 +5,7 @@ ids. The store of idalloc issues each (prefix, timestamp) once.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import structlog
@@ -46,6 +47,7 @@ class StartTimestamps:
 
     Attributes:
         prefix: The node prefix, 0 to 65535.
+        has_conflict: Whether another live node held the prefix at the last claim.
 
     Args:
         store: The store.
@@ -71,6 +73,7 @@ class StartTimestamps:
         is_shared: bool = False,
     ) -> None:
         self.prefix = prefix
+        self.has_conflict = False
         self._store = store
         self._clock = clock
         self._holder = holder
@@ -114,7 +117,8 @@ class StartTimestamps:
         claim = await self._claim(StartTimestamp(prefix, at_least))
         if claim.start_timestamp >= TIMESTAMP_END:
             raise DocIdTimestampRefused(_exhausted(prefix), prefix=prefix)
-        if claim.holder != self._holder:
+        self.has_conflict = claim.holder != self._holder
+        if self.has_conflict:
             self._handle_conflict(prefix, claim)
         self._claimed[prefix] = claim.start_timestamp
         return StartTimestamp(prefix, claim.start_timestamp)
@@ -139,8 +143,12 @@ class StartTimestamps:
         self._claimed[start.prefix] = start.timestamp
         return start
 
-    async def keep_prefix(self) -> None:
-        """Sends heartbeats for the prefix to the store until cancelled."""
+    async def keep_prefix(self, record_success: Callable[[], None] = lambda: None) -> None:
+        """Sends heartbeats for the prefix to the store until cancelled.
+
+        Args:
+            record_success: Called after each success: a server without callers learns so that the store is back.
+        """
         failing = False
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
@@ -153,6 +161,7 @@ class StartTimestamps:
                     _log.warning("prefix_heartbeat_failed", prefix=self.prefix, error=str(refusal))
                 failing = True
             else:
+                record_success()
                 if failing:
                     _log.info("prefix_heartbeat_recovered", prefix=self.prefix)
                 failing = False

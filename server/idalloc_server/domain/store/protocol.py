@@ -12,6 +12,22 @@ from idalloc_server.domain.store.retention import RecordPosition, Retention
 
 _T = TypeVar("_T")
 
+# The methods of a store that write.
+WRITES = (
+    "grant",
+    "grant_timestamps",
+    "create",
+    "open_period",
+    "revise",
+    "record",
+    "forget_recorded",
+    "give_back",
+    "claim_start",
+    "keep_prefix",
+    "release_prefix",
+    "raise_start",
+)
+
 
 class Store(Protocol):
     """Durable counters, start timestamps and recorded allocations, shared by any number of processes.

@@ -1,16 +1,24 @@
 """Counters are summed over several processes."""
 
+import asyncio
 import json
-from collections import Counter
 
-from idalloc_server.telemetry.metrics import BUCKETS, Counts
+import pytest
+from structlog.testing import capture_logs
+
+from idalloc_server.telemetry import families
+from idalloc_server.telemetry.metrics import BUCKETS, CallMetrics, Counts, Timings, log_calls
+from tests.support.virtual_time import VirtualTimeLoop
+from tests.support.waiting import hold_for_async
 
 METHOD = "/idalloc.v1.NodeService/GetNode"
 
 
 def counts_after(*seconds: float, running: int = 0) -> Counts:
     """Return the counters of a process after calls of these durations, and with running ones."""
-    counts = Counts(burned=Counter({"expired": 3}), lease_count=2)
+    counts = Counts()
+    counts.counters[families.IDS_BURNED]["expired"] = 3
+    counts.gauges[families.LEASES][""] = 2
     calls = counts.calls.method(METHOD)
     for each in seconds:
         calls.started += 1
@@ -26,17 +34,45 @@ def test_add_sums_all_counters() -> None:
         total.add(json.loads(json.dumps(each.to_json())))
     calls = total.calls.method(METHOD)
     assert (calls.started, calls.handled, calls.seconds) == (4, {"OK": 3}, 99.003)
-    assert calls.buckets == [2] + [0] * (len(BUCKETS) - 1) + [1]
-    assert (total.burned, total.lease_count, total.calls.in_flight) == ({"expired": 6}, 4, 1)
+    assert {index: count for index, count in enumerate(calls.buckets) if count} == {2: 1, 3: 1, len(BUCKETS): 1}
+    assert (total.counters[families.IDS_BURNED], total.lease_count, total.calls.in_flight) == ({"expired": 6}, 4, 1)
 
 
 def test_add_sums_lost_log_lines_by_share() -> None:
     """Lost log lines of an exited worker still count."""
-    total = Counts(log_lines_lost=Counter(log=1))
-    for each in (Counts(log_lines_lost=Counter(log=2, audit=3)), Counts(log_lines_lost=Counter(audit=4))):
-        each.end()
-        total.add(json.loads(json.dumps(each.to_json())))
-    assert total.log_lines_lost == {"log": 3, "audit": 7}
+    total = Counts()
+    for lost in ({"log": 1}, {"log": 2, "audit": 3}, {"audit": 4}):
+        counts = Counts()
+        counts.counters[families.LOG_LINES_LOST].update(lost)
+        counts.end()
+        total.add(json.loads(json.dumps(counts.to_json())))
+    assert total.counters[families.LOG_LINES_LOST] == {"log": 3, "audit": 7}
+
+
+def test_gauges_of_processes_are_merged_by_family() -> None:
+    """Leases of two processes are summed; the store is up, and a reserve lasts, as in the worse one."""
+    total = Counts()
+    for leases, up, reserve in ((3, 1, 90.0), (4, 0, 60.0)):
+        counts = Counts()
+        counts.gauges[families.LEASES][""] = leases
+        counts.gauges[families.STORE_UP][""] = up
+        counts.gauges[families.RESERVE]["orders"] = reserve
+        total.add(json.loads(json.dumps(counts.to_json())))
+    assert total.lease_count == 7
+    assert (total.gauges[families.STORE_UP], total.gauges[families.RESERVE]) == ({"": 0}, {"orders": 60.0})
+
+
+def test_refills_of_an_exited_process_still_count() -> None:
+    """Durations of refills are summed, also over processes that exited."""
+    total = Counts()
+    for seconds in (0.003, 0.004):
+        counts = Counts()
+        counts.timings[families.REFILL_SECONDS]["ok"] = Timings()
+        counts.timings[families.REFILL_SECONDS]["ok"].observe(seconds)
+        counts.end()
+        total.add(json.loads(json.dumps(counts.to_json())))
+    refills = total.timings[families.REFILL_SECONDS]["ok"]
+    assert (sum(refills.buckets), refills.seconds) == (2, 0.007)
 
 
 def test_exited_process_has_no_running_calls_or_leases() -> None:
@@ -48,7 +84,7 @@ def test_exited_process_has_no_running_calls_or_leases() -> None:
     assert counts.calls.in_flight == 0
     assert calls.handled == {"OK": 1, "UNAVAILABLE": 2}
     assert (calls.seconds, calls.buckets) == timed  # The duration of the other two is unknown.
-    assert (counts.lease_count, counts.burned) == (0, {"expired": 3})
+    assert (counts.lease_count, counts.counters[families.IDS_BURNED]) == (0, {"expired": 3})
 
 
 def test_add_does_not_change_its_argument() -> None:
@@ -59,3 +95,30 @@ def test_add_does_not_change_its_argument() -> None:
     total.add(one.to_json())
     total.add(one.to_json())
     assert json.dumps(one.to_json()) == before
+
+
+def test_the_sum_of_a_second_has_codes_and_percentiles() -> None:
+    """The event calls has the codes, p50 and p99 of its own second only."""
+    metrics = CallMetrics()
+    first, second = metrics.method("/a"), metrics.method("/b")
+
+    async def call_for_seconds() -> None:
+        task = asyncio.create_task(log_calls(lambda: metrics))
+        await hold_for_async(0.5, "the event comes each second of virtual time")
+        for _ in range(98):
+            first.end("OK", 0.001)
+        second.end("UNAVAILABLE", 2.0)
+        second.end("UNAVAILABLE", 2.0)
+        await hold_for_async(1, "the next second")
+        first.end("OK", 0.01)
+        await hold_for_async(2, "a second with a call, and one without")
+        task.cancel()
+
+    with capture_logs() as lines, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(call_for_seconds())
+    assert [(line["count"], line["failed"], line["codes"]) for line in lines] == [
+        (100, 2, {"OK": 98, "UNAVAILABLE": 2}),
+        (1, 0, {"OK": 1}),
+    ]
+    assert [line["p50_ms"] for line in lines] == pytest.approx([1, 10], rel=0.1)
+    assert [line["p99_ms"] for line in lines] == pytest.approx([2000, 10], rel=0.1)

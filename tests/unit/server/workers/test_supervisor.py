@@ -13,6 +13,8 @@ from idalloc_server.domain.errors import (
     StartRefused,
     StoreUnavailable,
 )
+from idalloc_server.telemetry import families
+from idalloc_server.telemetry.metrics import Counts
 from idalloc_server.workers import supervisor
 from idalloc_server.workers.pipe import Values
 from tests.support.fake_workers import SECONDS, FakeWorkers
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share a
 
 
 def counts(lease_count: int = 0) -> Values:
-    return {"methods": {}, "burned": {}, "lease_count": lease_count, "log_lines_lost": {}}
+    return Counts(gauges={families.LEASES: {"": lease_count}}).to_json()
 
 
 class TestStarting:
@@ -76,7 +78,7 @@ class TestStarting:
                 await worker.expect("start")
                 worker.pipe.send(ready=True, applied=0)
             await one.expect("serve")
-            one.pipe.send(serving="here")
+            one.pipe.send(serving=["here", "a store", 0])
             await other.exit()
             await one.expect("stop")
             await one.exit()

@@ -350,7 +350,7 @@ class TestAuthentication:
             await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
         assert access_control.requires_authentication
         worker.require_authentication()
-        worker.report_serving("here")
+        worker.report_serving("here", "a store", 1)
         await supervisor.expect("serving")
         # The supervisor required authentication, so it gets no such report.
         assert "requires_authentication" not in supervisor.pipe.values
@@ -362,7 +362,7 @@ class TestAuthentication:
         access_control = AccessControl(FakeClock(), 1, AccessPolicy(), requires_authentication=True)
         await worker.wait_all_ready(doc_ids, access_control)  # type: ignore[arg-type]
         worker.require_authentication()
-        worker.report_serving("here")
+        worker.report_serving("here", "a store", 1)
         names = [next(iter(await supervisor.pipe.receive() or {})) for _ in range(3)]
         assert names == ["requires_authentication", "ready", "serving"]
 

@@ -1,0 +1,60 @@
+"""What a survey of the sequences in use shows of a counter."""
+
+from typing import NamedTuple
+
+from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.sequences.calendar import period_end
+from idalloc_server.domain.sequences.model import Kind, Reset, Sequence
+
+
+class CounterState(NamedTuple):
+    """The state of a counter at one moment; times are in ``Clock.boot`` seconds.
+
+    Attributes:
+        name: The name of its row.
+        period: The period; empty if the sequence has no reset.
+        settings: The settings of the sequence.
+        has_lease: Whether ids could be issued from memory.
+        expires_at: When the lease expires.
+        remaining: How many ids the store had left after the last write; None before the first one.
+        refilled_at: When that write was sent.
+        has_failed: Whether the last refill failed.
+        is_behind: Whether ids are refused because the store went backwards.
+    """
+
+    name: str
+    period: str
+    settings: Sequence
+    has_lease: bool
+    expires_at: float
+    remaining: int | None
+    refilled_at: float
+    has_failed: bool
+    is_behind: bool
+
+    def is_renewal_late(self, now: float, lease_ttl: float) -> bool:
+        """Returns whether the lease is in its last third because its renewal failed."""
+        return self.has_failed and self.has_lease and self.expires_at - now < lease_ttl / 3
+
+    def exhausts_in(self, rate: float | None, clock: Clock) -> float | None:
+        """Returns the seconds until the store has no ids left; None without a forecast.
+
+        Args:
+            rate: The present rate in ids a second, or None if it is unknown.
+            clock: The clock.
+        """
+        settings = self.settings
+        if self.remaining is None or settings.kind != Kind.COUNTER:
+            return None
+        if settings.reset != Reset.NEVER and not self.period:
+            return None  # The counters of the periods have the ids.
+        if not self.remaining:
+            return 0.0
+        if not rate or rate < 0:
+            return None
+        seconds = max(0.0, self.remaining / rate - (clock.boot() - self.refilled_at))
+        if self.period:
+            wall = clock.wall()
+            if wall + seconds >= period_end(settings, wall):
+                return None  # The next period begins before.
+        return seconds

@@ -1,0 +1,1 @@
+"""The HTTP port: probes, metrics and the status page, for people and monitoring. It serves no ids."""

@@ -1,0 +1,78 @@
+"""Access control of HTTP requests, by the same identities, limits and audit log as gRPC calls."""
+
+import ssl
+from collections.abc import Iterable
+from http import HTTPStatus
+from math import ceil
+from typing import Any
+
+from aiohttp import web
+
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, Unauthenticated
+from idalloc_server.http.server import Handler
+
+_STATUS = {
+    Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    PermissionDenied: HTTPStatus.FORBIDDEN,
+    QuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
+}
+# The types of names in certificates, as ssl and as gRPC name them.
+_NAME_TYPES = {"DNS": "peer_dns", "URI": "peer_uri", "IP Address": "peer_ip", "email": "peer_email"}
+
+
+def require_reader(access_control: AccessControl, handler: Handler) -> Handler:
+    """Return a handler that requires the role read on all sequences, if callers must authenticate."""
+
+    async def check(request: web.Request) -> web.StreamResponse:
+        try:
+            context: Any = _Caller(request)
+            access_control.authorize_reader(f"{request.method} {request.path}", context)
+        except Refusal as refusal:
+            return _rejected(refusal)
+        return await handler(request)
+
+    return check
+
+
+def _rejected(refusal: Refusal) -> web.Response:
+    status = _STATUS.get(type(refusal), HTTPStatus.SERVICE_UNAVAILABLE)
+    headers = {}
+    if isinstance(refusal, Unauthenticated):
+        headers["WWW-Authenticate"] = 'Bearer realm="idalloc"'
+    if isinstance(refusal, QuotaExceeded):
+        headers["Retry-After"] = str(ceil(refusal.retry_after))
+    return web.Response(status=status, text=f"{refusal}\n", headers=headers)
+
+
+class _Caller:
+    """The parts of a gRPC call's context that access control reads, of an HTTP request."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+
+    def peer(self) -> str:
+        """Return the address of the client as gRPC names it."""
+        transport = self._request.transport
+        address = transport.get_extra_info("peername") if transport else None
+        if not address:
+            return "http"
+        host, port = address[:2]
+        return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+    def invocation_metadata(self) -> Iterable[tuple[str, Any]]:
+        """Return the headers that authenticate the request."""
+        return [("authorization", value) for value in self._request.headers.getall("Authorization", ())]
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return the client certificate in gRPC's form; nothing without one."""
+        transport = self._request.transport
+        connection: Any = transport.get_extra_info("ssl_object") if transport else None
+        content = connection.getpeercert(binary_form=True) if connection else None
+        if not content:
+            return {}
+        properties = {"x509_pem_cert": [ssl.DER_cert_to_PEM_cert(content).encode()]}
+        for kind, name in connection.getpeercert().get("subjectAltName", ()):
+            if kind in _NAME_TYPES:
+                properties.setdefault(_NAME_TYPES[kind], []).append(name.strip().encode())
+        return properties

@@ -1,0 +1,120 @@
+"""The HTTP port of a server, as the settings describe it: with its routes, its certificates and its access control."""
+
+import asyncio
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.config import Settings
+from idalloc_server.domain.clock import Clock
+from idalloc_server.http.access import require_reader
+from idalloc_server.http.readiness import Readiness, livez
+from idalloc_server.http.server import Handler, HttpServer
+from idalloc_server.listen.https import HttpsFiles
+from idalloc_server.telemetry.exposition import CONTENT_TYPE, Exposition
+from idalloc_server.telemetry.families import BUILD_INFO, CERTIFICATE_EXPIRES
+from idalloc_server.telemetry.metrics import Counts
+
+
+class Source(Protocol):
+    """What the port shows: a whole server in one process, or the supervisor of several."""
+
+    def checks(self) -> Mapping[str, str]:
+        """Return the problem that each check of readiness found, by its name; empty if it passes."""
+        ...
+
+    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
+        """Return the answer of a process with an open store to a question, as a JSON value.
+
+        Raises:
+            StoreUnavailable, TimeoutError: No process answered within ``timeout`` seconds.
+        """
+        ...
+
+    def counts(self) -> Counts:
+        """Return the metrics of the server, without those of the port's own."""
+        ...
+
+
+class HttpPort:
+    """The HTTP port; without settings, or without ``http_listen``, nothing is served.
+
+    Args:
+        settings: All settings; None in a worker, whose supervisor serves HTTP.
+        access_control: Authenticates and authorizes the callers, except those of probes.
+        clock: The clock by which certificates expire.
+        method_types: The type of each RPC by its full name, such as ``unary``.
+
+    Attributes:
+        source: What the port shows; None while the server starts.
+    """
+
+    def __init__(
+        self, settings: Settings | None, access_control: AccessControl, clock: Clock, method_types: Mapping[str, str]
+    ) -> None:
+        self.source: Source | None = None
+        self._exposition = Exposition(self._counts, method_types)
+        self._transport = settings.transport if settings else ""
+        self._clock = clock
+        self._files: HttpsFiles | None = None
+        self._server: HttpServer | None = None
+        self._following: asyncio.Task[None] | None = None
+        if settings is None or not settings.http_listen:
+            return
+        if settings.tls_cert:
+            self._files = HttpsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        # The status page adds its routes here.
+        metrics = require_reader(access_control, self._metrics)
+        routes: list[tuple[str, Handler]] = [
+            ("/livez", livez),
+            ("/readyz", Readiness(self._checks).readyz),
+            ("/metrics", metrics),
+        ]
+        self._server = HttpServer(settings.http_listen, routes, self._files.context if self._files else None)
+
+    @property
+    def url(self) -> str:
+        """The URL of the port; empty if nothing is served."""
+        return self._server.url if self._server else ""
+
+    async def start(self) -> None:
+        """Bind the address and answer requests.
+
+        Raises:
+            StartRefused: The address is in use, or cannot be bound.
+        """
+        if self._server:
+            await self._server.start()
+        if self._files:
+            self._following = asyncio.create_task(self._files.follow())
+
+    async def close(self) -> None:
+        """Close the address and all connections."""
+        if self._following:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        if self._server:
+            await self._server.close()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    def _counts(self) -> Counts:
+        counts = self.source.counts() if self.source else Counts()
+        build = f"{version('idalloc')} {self._transport} {platform.python_version()}"
+        counts.gauges[BUILD_INFO] = {build: 1}
+        if self._files:
+            counts.gauges[CERTIFICATE_EXPIRES] = dict(self._files.expires)
+        return counts
+
+    def _checks(self) -> Mapping[str, str]:
+        if self.source is None:
+            return {"start": "the server starts"}
+        expires = self._files.expires if self._files else {}
+        expired = [name for name, at in expires.items() if at <= self._clock.wall()]
+        problem = f"expired: {', '.join(expired)}" if expired else ""
+        return {**self.source.checks(), "certificates": problem}

@@ -1,0 +1,70 @@
+"""TLS of the HTTP port, with the same files as the gRPC server, and when their certificates expire."""
+
+import asyncio
+import ssl
+from contextlib import suppress
+from pathlib import Path
+
+from idalloc_server.domain.errors import StartRefused
+from idalloc_server.listen.tls import FileStates, load_context, states_of
+
+# How often the files are checked for a change.
+CHECK_SECONDS = 1.0
+
+
+class HttpsFiles:
+    """The TLS context of new connections, reloaded when the files change.
+
+    Client certificates are optional here, so that probes need none; access control requires them elsewhere.
+
+    Args:
+        tls_cert, tls_key, tls_client_ca: See ``listen.tls.Certificates``.
+
+    Attributes:
+        context: The context to serve with.
+        expires: By setting, when the first certificate in its file expires, in seconds since 1970.
+
+    Raises:
+        StartRefused: A file cannot be read, or the files do not match.
+    """
+
+    def __init__(self, tls_cert: str, tls_key: str, tls_client_ca: str = "") -> None:
+        self._paths = {"tls_cert": Path(tls_cert), "tls_key": Path(tls_key)}
+        if tls_client_ca:
+            self._paths["tls_client_ca"] = Path(tls_client_ca)
+        self._states: FileStates = []
+        self.expires: dict[str, float] = {}
+        self.context = self._newest = self._load()
+        self.context.sni_callback = self._use_newest
+
+    async def follow(self) -> None:
+        """Reload the files after each change, until cancelled. Invalid files are ignored: the gRPC server logs them."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            if await asyncio.to_thread(states_of, self._paths.values()) != self._states:
+                with suppress(StartRefused):
+                    self._newest = await asyncio.to_thread(self._load)
+
+    def _load(self) -> ssl.SSLContext:
+        self._states = states_of(self._paths.values())
+        context = load_context(self._paths)
+        if "tls_client_ca" in self._paths:
+            context.verify_mode = ssl.CERT_OPTIONAL
+        expires = {name: _first_expiry(path) for name, path in self._paths.items() if name != "tls_key"}
+        self.expires = {name: expiry for name, expiry in expires.items() if expiry is not None}
+        return context
+
+    def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Switch a new connection, whose handshake begins, to the newest files; called by OpenSSL."""
+        connection.context = self._newest
+
+
+def _first_expiry(path: Path) -> float | None:
+    # Only servers with TLS need these 8 MB of memory.
+    from cryptography import x509
+
+    try:
+        certificates = x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError):
+        return None  # OpenSSL could read it, so the server works.
+    return min(each.not_valid_after_utc.timestamp() for each in certificates)

@@ -1,0 +1,135 @@
+"""What a process that serves calls reports of itself: its metrics, and the checks of its readiness."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from idalloc_server.auth.audit import Audit
+from idalloc_server.domain.administration.service import SequenceService
+from idalloc_server.domain.allocation.allocator import Allocator
+from idalloc_server.domain.allocation.burned import BurnCause
+from idalloc_server.domain.allocation.survey import Survey
+from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.document_ids.start_timestamps import StartTimestamps
+from idalloc_server.telemetry import families
+from idalloc_server.telemetry.log_queue import Share
+from idalloc_server.telemetry.logs import lost_lines
+from idalloc_server.telemetry.metrics import CallMetrics, Counts
+from idalloc_server.telemetry.series import OTHER, IssuedSeries, SeriesNames
+
+# Answers a question by its arguments.
+Answer = Callable[[Mapping[str, Any]], Awaitable[Any]]
+# The texts have no details: callers without authentication read them, and the log has the errors.
+STORE_FAILS = "the last calls of the store failed"
+# How many issuers of ids are sampled before other tasks of the event loop run.
+SAMPLED_AT_ONCE = 500
+
+
+class NodeReport:
+    """Samples what calls only add to, once a second, and reports metrics and checks.
+
+    Args:
+        calls: The calls.
+        allocator, doc_ids, sequences, start_timestamps, audit: The parts of the process; each counts what it does.
+        store_calls: The calls of the store, by method and outcome.
+        workers: How many processes the server has. Only a single one decides itself which sequences have a series.
+        is_draining: Returns whether the process drains.
+
+    Attributes:
+        answers: Answers the questions of the HTTP port by name, with JSON values.
+    """
+
+    def __init__(
+        self,
+        calls: CallMetrics,
+        allocator: Allocator,
+        doc_ids: DocIdGenerator,
+        sequences: SequenceService,
+        start_timestamps: StartTimestamps,
+        audit: Audit,
+        store_calls: Counter[str],
+        workers: int,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._calls = calls
+        self._allocator = allocator
+        self._doc_ids = doc_ids
+        self._sequences = sequences
+        self._start_timestamps = start_timestamps
+        self._audit = audit
+        self._store_calls = store_calls
+        self._is_draining = is_draining
+        self._names = SeriesNames() if workers == 1 else None
+        self._survey = Survey()
+        self._reserve: dict[str, float] = {}
+        self.series = IssuedSeries(workers)
+        self.answers: dict[str, Answer] = {}
+
+    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
+        """Return the answer to a question of the HTTP port, see ``Source``."""
+        async with asyncio.timeout(timeout):
+            return await self.answers[question](arguments)
+
+    async def sample(self) -> None:
+        """Sample issued ids and reserves every second, until cancelled."""
+        while True:
+            await asyncio.sleep(1)
+            others = []
+            for number, (sequence, ids) in enumerate(self._allocator.issued_ids.pop_new(), start=1):
+                self.series.add(sequence, ids)
+                if sequence not in self.series.issued or sequence == OTHER:
+                    others.append(self._allocator.reserve_seconds(sequence))
+                if number % SAMPLED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            if self._names and not self._names.is_full and self._names.decide(self.series.candidates()):
+                self.series.set_series(self._names.names)
+            reserves = {name: self._allocator.reserve_seconds(name) for name in self.series.issued if name != OTHER}
+            reserves[OTHER] = min((each for each in others if each is not None), default=None)
+            self._reserve = {name: seconds for name, seconds in reserves.items() if seconds is not None}
+
+    async def survey(self) -> None:
+        """Survey all sequences in use, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(1)
+            self._survey = await self._allocator.survey()
+
+    def checks(self) -> dict[str, str]:
+        """Return the problem that each check of readiness found, by its name; empty if it passes."""
+        late = self._survey.late_renewals
+        return {
+            "shutdown": "the server drains" if self._is_draining() else "",
+            "store": STORE_FAILS if self._allocator.store_health.error else "",
+            "lease-renewals": f"{late} leases near their end were not renewed" if late else "",
+        }
+
+    def final_counts(self) -> Counts:
+        """Return the metrics of this process, with all issued ids."""
+        for sequence, ids in self._allocator.issued_ids.pop_new():
+            self.series.add(sequence, ids)
+        return self.counts()
+
+    def counts(self) -> Counts:
+        """Return the metrics of this process, with issued ids as of the last sample."""
+        counts = Counts(self._calls, timings={families.REFILL_SECONDS: self._allocator.refills})
+        counts.counters |= {
+            families.IDS_ISSUED: self.series.issued,
+            families.DOCUMENT_IDS_ISSUED: Counter({"": self._doc_ids.issued}),
+            families.IDS_BURNED: Counter({str(each): self._allocator.burned.by_cause[each] for each in BurnCause}),
+            families.STORE_CALLS: self._store_calls,
+            families.GENERATIONS_ENDED: Counter({"": self._sequences.generations_ended}),
+            families.LOG_LINES_LOST: Counter({str(share): lost_lines()[share] for share in Share}),
+        }
+        families.count_rejections(counts.counters, self._audit.rejected)
+        counts.gauges |= {
+            families.WORKERS: {"": 1},
+            families.START_TIMESTAMP: {str(self._doc_ids.prefix): self._doc_ids.start_timestamp},
+            families.SEQUENCES_IN_MEMORY: {"": self._allocator.sequence_count},
+            families.LEASES: {"": self._survey.lease_count},
+            families.RESERVE: self._reserve,
+            families.STORE_UP: {"": 0 if self._allocator.store_health.error else 1},
+            families.SEQUENCES_BEHIND: {"": self._survey.behind},
+            families.PREFIX_CONFLICT: {"": int(self._start_timestamps.has_conflict)},
+            families.EXHAUSTS_IN: self._survey.exhausts_in,
+        }
+        return counts

@@ -1,0 +1,121 @@
+"""The metrics of a server besides those of its calls: name, labels, help, and how processes are merged.
+
+A value has one key: its labels, separated by spaces. Only a last label may have spaces itself.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+IDS_ISSUED = "idalloc_ids_issued"
+DOCUMENT_IDS_ISSUED = "idalloc_document_ids_issued"
+IDS_BURNED = "idalloc_ids_burned"
+REFILLS = "idalloc_refills"
+REFILL_SECONDS = "idalloc_refill_seconds"
+STORE_CALLS = "idalloc_store_calls"
+GENERATIONS_ENDED = "idalloc_generations_ended"
+QUOTA_REJECTIONS = "idalloc_quota_rejections"
+AUTH_REJECTIONS = "idalloc_auth_rejections"
+LOG_LINES_LOST = "idalloc_log_lines_lost"
+WORKER_EXITS = "idalloc_worker_exits"
+
+BUILD_INFO = "idalloc_build_info"
+START_TIMESTAMP = "idalloc_start_timestamp_seconds"
+WORKERS = "idalloc_workers"
+SEQUENCES_IN_MEMORY = "idalloc_sequences_in_memory"
+LEASES = "idalloc_leases"
+RESERVE = "idalloc_reserve_seconds"
+STORE_UP = "idalloc_store_up"
+SEQUENCES_BEHIND = "idalloc_sequences_behind"
+PREFIX_CONFLICT = "idalloc_prefix_conflict"
+EXHAUSTS_IN = "idalloc_sequence_exhausts_in_seconds"
+CERTIFICATE_EXPIRES = "idalloc_certificate_expires_timestamp_seconds"
+
+
+# The error reasons of these counters.
+QUOTA_REASON, AUTH_REASONS = "QUOTA_EXCEEDED", ("UNAUTHENTICATED", "PERMISSION_DENIED")
+
+
+class Family(NamedTuple):
+    """A metric with all its labels.
+
+    Attributes:
+        help: What it counts, with its unit.
+        labels: The names of the labels.
+        merge: For a gauge, makes one value of those of several processes; counters are summed.
+    """
+
+    help: str
+    labels: tuple[str, ...] = ()
+    merge: Callable[[Iterable[float]], float] = sum
+
+
+COUNTERS = {
+    IDS_ISSUED: Family(
+        "Ids issued from sequences. A sequence has its own series once it is among the first 100 that issued 10,000 ids"
+        " since the start; ids before that, and ids of all other sequences, count in the series 'other'.",
+        ("sequence",),
+    ),
+    DOCUMENT_IDS_ISSUED: Family("Document ids issued."),
+    REFILLS: Family(
+        "Writes to the store that requested ids or renewed a lease, by outcome: ok, failed, or exhausted, if the "
+        "sequence has no ids left.",
+        ("outcome",),
+    ),
+    STORE_CALLS: Family(
+        "Calls of the store, by call and outcome: ok, unavailable (no answer, or not in time), refused (an operator "
+        "must act), or error.",
+        ("call", "outcome"),
+    ),
+    IDS_BURNED: Family("Ids taken from the store and never issued, by cause.", ("cause",)),
+    GENERATIONS_ENDED: Family("Generations of sequences that updates, deletes and advances at this server ended."),
+    QUOTA_REJECTIONS: Family("Calls rejected because a quota was exceeded."),
+    AUTH_REJECTIONS: Family("Calls rejected by authentication or authorization, by error reason.", ("reason",)),
+    LOG_LINES_LOST: Family(
+        "Log lines lost because their reader was too slow, by share of the log's queue.", ("share",)
+    ),
+    WORKER_EXITS: Family("Worker processes that exited while the server ran; each was replaced."),
+}
+GAUGES = {
+    BUILD_INFO: Family(
+        "1, with the version of idalloc, the gRPC transport and the version of Python.",
+        ("version", "transport", "python"),
+        max,
+    ),
+    START_TIMESTAMP: Family(
+        "Start timestamp of the document ids issued now, in seconds since 1970, by node prefix.", ("prefix",), max
+    ),
+    WORKERS: Family("Processes that serve calls."),
+    SEQUENCES_IN_MEMORY: Family("Sequences in use: with a lease in memory, or with calls that wait for the store."),
+    LEASES: Family("Live leases with ids in memory."),
+    RESERVE: Family(
+        "How long the ids in memory last at the present rate, in seconds: the shortest time of all processes. The "
+        "series 'other' has the shortest time of all sequences in use without an own series.",
+        ("sequence",),
+        min,
+    ),
+    STORE_UP: Family("1 if the last calls of the store succeeded, 0 if they failed.", merge=min),
+    SEQUENCES_BEHIND: Family(
+        "Sequences that the server refuses with STORE_WENT_BACKWARDS; the largest number of all processes.", merge=max
+    ),
+    PREFIX_CONFLICT: Family("1 if another live node held this node's prefix at the last claim, else 0.", merge=max),
+    EXHAUSTS_IN: Family(
+        "Seconds until a sequence has no ids left in the store, at its present rate; only the 20 sequences in use with "
+        "the shortest time.",
+        ("sequence",),
+        min,
+    ),
+    CERTIFICATE_EXPIRES: Family(
+        "When the first certificate in a file expires, in seconds since 1970, by setting.", ("file",), min
+    ),
+}
+HISTOGRAMS = {
+    REFILL_SECONDS: Family("Duration of writes counted by idalloc_refills_total, in seconds.", ("outcome",)),
+}
+
+
+def count_rejections(counters: Mapping[str, Counter[str]], rejected: Mapping[str, int]) -> None:
+    """Add calls that access control rejected, by error reason."""
+    counters[QUOTA_REJECTIONS][""] += rejected.get(QUOTA_REASON, 0)
+    for reason in AUTH_REASONS:
+        counters[AUTH_REJECTIONS][reason] += rejected.get(reason, 0)

@@ -1,0 +1,84 @@
+"""Which sequences have their own series: otherwise a million sequences would make a million series."""
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+
+# All sequences without an own series count in this one. A sequence of this name has none.
+OTHER = "other"
+# The most sequences with an own series, and how many ids a sequence must have issued before.
+MAX_SERIES = 100
+MIN_IDS = 10_000
+# The most sequences that a process counts in order to find those; beyond, the one counted first is dropped.
+MAX_COUNTED = 100_000
+
+
+class SeriesNames:
+    """The sequences with an own series: the first ones that issue ``MIN_IDS``. They keep it until the server ends.
+
+    Attributes:
+        names: Their names.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further sequence gets a series."""
+        return len(self.names) >= MAX_SERIES
+
+    def decide(self, issued: Mapping[str, int]) -> bool:
+        """Give series to sequences that issued enough ids, those with the most first; return whether any got one."""
+        enough = sorted(issued.keys() - set(self.names), key=lambda name: (-issued[name], name))
+        new = [name for name in enough if issued[name] >= MIN_IDS][: MAX_SERIES - len(self.names)]
+        self.names += new
+        return bool(new)
+
+
+class IssuedSeries:
+    """Counts the issued ids of a process by series. A count never decreases, also when a sequence gets its series.
+
+    Args:
+        workers: How many processes share the calls. One of them has a part of ``MIN_IDS`` this large at least.
+
+    Attributes:
+        issued: The ids issued, by sequence with a series, and of all others.
+    """
+
+    def __init__(self, workers: int = 1) -> None:
+        self.issued: Counter[str] = Counter({OTHER: 0})
+        self._part = MIN_IDS / workers
+        self._counted: OrderedDict[str, int] = OrderedDict()  # a dict finds its first key slowly after many deletions
+        self._enough: set[str] = set()  # those with their part
+        self._is_full = False
+
+    def add(self, sequence: str, ids: int) -> None:
+        """Count ids that a sequence issued."""
+        if sequence in self.issued and sequence != OTHER:
+            self.issued[sequence] += ids
+            return
+        self.issued[OTHER] += ids
+        if self._is_full or sequence == OTHER:
+            return
+        if sequence not in self._counted and len(self._counted) >= MAX_COUNTED:
+            self._enough.discard(self._counted.popitem(last=False)[0])
+        counted = self._counted[sequence] = self._counted.get(sequence, 0) + ids
+        if counted >= self._part:
+            self._enough.add(sequence)
+
+    def candidates(self) -> dict[str, int]:
+        """Return the ids of sequences that may get a series: the largest ``MAX_SERIES`` with their part of it."""
+        largest = heapq.nlargest(MAX_SERIES, self._enough, key=self._counted.__getitem__)
+        return {name: self._counted[name] for name in largest}
+
+    def set_series(self, names: Iterable[str]) -> None:
+        """Count these sequences in their own series from now on."""
+        for name in names:
+            self.issued.setdefault(name, 0)
+            self._counted.pop(name, None)
+            self._enough.discard(name)
+        if len(self.issued) > MAX_SERIES:
+            self._is_full = True
+            self._counted.clear()
+            self._enough.clear()

@@ -1,0 +1,192 @@
+"""OpenTelemetry traces: a span for each call and for each write to the store, exported as the variables OTEL_* say.
+
+The packages are those of ``idalloc[otel]``. They are imported only if traces are requested.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from importlib.metadata import version
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import structlog
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+# The longest wait of a stop for the export of the last spans.
+FLUSH_SECONDS = 3.0
+# The codes that are faults of the server, by OpenTelemetry's conventions for server spans.
+_SERVER_FAULTS = frozenset(
+    ("DATA_LOSS", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE", "UNIMPLEMENTED", "UNKNOWN"),
+)
+_PROTOCOLS = {"grpc": "grpc", "http/protobuf": "http"}
+
+_T = TypeVar("_T")
+_Handler = Callable[[Any, Any], Awaitable[Any]]
+_log = structlog.get_logger("idalloc.traces")
+
+
+def is_requested(environ: Mapping[str, str]) -> bool:
+    """Return whether the variables OTEL_* request traces."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    names = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return any(environ.get(name) for name in names)
+
+
+def open_traces(environ: Mapping[str, str]) -> "Traces | None":
+    """Return the traces that the variables OTEL_* request; None, after a warning, if that is not possible."""
+    if not is_requested(environ):
+        return None
+    try:
+        return Traces(_otlp_exporter(environ))
+    except ImportError as error:
+        is_http = ".http" in (error.name or "")
+        package = "opentelemetry-exporter-otlp-proto-http" if is_http else "'idalloc[otel]'"
+        _warn_off(f"{error.name or error} is not installed", f"pip install {package}")
+    except Exception as error:  # The exporter parses its variables, and raises what it likes.
+        _warn_off(str(error), "correct the variables OTEL_*")
+    return None
+
+
+def _warn_off(error: str, next_step: str) -> None:
+    _log.warning("traces_off", error=error, next_step=next_step)
+
+
+def _otlp_exporter(environ: Mapping[str, str]) -> "SpanExporter":
+    kind = environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+    if kind != "otlp":
+        raise ValueError(f"OTEL_TRACES_EXPORTER must be otlp or none, not {kind!r}")
+    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    protocol = next(filter(None, map(environ.get, names)), "grpc")
+    if protocol not in _PROTOCOLS:
+        raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL must be grpc or http/protobuf, not {protocol!r}")
+    module = import_module(f"opentelemetry.exporter.otlp.proto.{_PROTOCOLS[protocol]}.trace_exporter")
+    return cast("SpanExporter", module.OTLPSpanExporter())
+
+
+class Traces:
+    """The spans of a process. Spans are exported in a thread of their own.
+
+    Args:
+        exporter: Exports the spans.
+    """
+
+    def __init__(self, exporter: "SpanExporter") -> None:
+        from opentelemetry import trace
+        from opentelemetry.context import Context, attach, detach
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        own: dict[str, str | int] = {"service.version": version("idalloc"), "process.pid": os.getpid()}
+        found = Resource.create()
+        if str(found.attributes["service.name"]).startswith("unknown_service"):
+            own["service.name"] = "idalloc"
+        self._provider = TracerProvider(resource=found.merge(Resource(own)), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("idalloc", version("idalloc"))
+        self._trace, self._attach, self._detach, self._root = trace, attach, detach, Context()
+        self._extract = TraceContextTextMapPropagator().extract
+
+    def trace_call(
+        self,
+        method: str,
+        handler: _Handler,
+        fields_of: Callable[[Any], dict[str, Any]],
+        metadata_of: Callable[[Any], Iterable[tuple[str, Any]]],
+    ) -> _Handler:
+        """Return a handler that runs ``handler`` in a span, below the caller's span if its metadata names one.
+
+        Args:
+            method: The full name of the method, such as ``/idalloc.v1.NodeService/GetNode``.
+            handler: The handler; it calls ``end_call``.
+            fields_of: Returns the fields of a request that the span has.
+            metadata_of: Reads the metadata of a call.
+        """
+        name = method.removeprefix("/")
+        system = {"rpc.system.name": "grpc", "rpc.method": name}
+        start, kind, in_context = self._tracer.start_span, self._trace.SpanKind.SERVER, self._trace.set_span_in_context
+
+        async def call(request: Any, context: Any) -> Any:
+            carrier = {key: value for key, value in metadata_of(context) if key in ("traceparent", "tracestate")}
+            parent = self._extract(carrier, self._root) if carrier else self._root
+            fields = {f"idalloc.{key}": value for key, value in fields_of(request).items()}
+            span = start(name, parent, kind, system | fields)
+            token = self._attach(in_context(span, parent))
+            try:
+                return await handler(request, context)
+            finally:
+                self._detach(token)
+                span.end()
+
+        return call
+
+    def end_call(self, code: str) -> None:
+        """Set the status of the current call's span."""
+        span = self._trace.get_current_span()
+        span.set_attribute("rpc.response.status_code", code)
+        if code in _SERVER_FAULTS:
+            span.set_attribute("error.type", code)
+            span.set_status(self._trace.StatusCode.ERROR)
+
+    def trace_writes(self, store: _T, address: str, methods: Iterable[str]) -> _T:
+        """Return a store with a span for each call of some of its methods, below the span of the call that waits.
+
+        Args:
+            store: The store.
+            address: Its address.
+            methods: The names of the methods.
+        """
+        system = {"sqlite": "sqlite", "crate": "cratedb"}
+        attributes = {"db.system.name": system.get(address.partition(":")[0], "other"), "idalloc.store": address}
+        return cast("_T", _TracedStore(store, {name: self._trace_write(store, name, attributes) for name in methods}))
+
+    def _trace_write(self, store: object, name: str, attributes: dict[str, str]) -> Callable[..., Awaitable[Any]]:
+        method = getattr(store, name)
+        start, kind, trace = self._tracer.start_as_current_span, self._trace.SpanKind.CLIENT, self._trace
+        attributes = attributes | {"db.operation.name": name}
+
+        async def write(*arguments: Any, **named: Any) -> Any:
+            row = {"idalloc.row": arguments[0]} if arguments and isinstance(arguments[0], str) else {}
+            with start(
+                name, kind=kind, attributes=attributes | row, record_exception=False, set_status_on_exception=False
+            ) as span:
+                try:
+                    return await method(*arguments, **named)
+                except BaseException as error:
+                    span.set_attribute("error.type", type(error).__name__)
+                    span.set_status(trace.StatusCode.ERROR, str(error))
+                    raise
+
+        return write
+
+    async def close(self) -> None:
+        """Export the last spans, for ``FLUSH_SECONDS`` at most."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+                loop.call_soon_threadsafe(ended.set)
+
+        # A daemon: an exporter that hangs delays neither the stop nor the exit.
+        Thread(target=shut_down, name="traces", daemon=True).start()
+        try:
+            await asyncio.wait_for(ended.wait(), FLUSH_SECONDS)
+        except TimeoutError:
+            _log.warning("traces_not_exported", timeout=FLUSH_SECONDS)
+
+
+class _TracedStore:
+    def __init__(self, store: object, methods: dict[str, Callable[..., Awaitable[Any]]]) -> None:
+        self._store = store
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)

@@ -1,0 +1,97 @@
+"""Questions that the supervisor asks a worker, for what needs the store or the allocator."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from idalloc_server.domain.errors import Refusal, StoreUnavailable
+from idalloc_server.node_report import Answer
+from idalloc_server.workers.pipe import Values
+from idalloc_server.workers.worker_process import WorkerProcess
+
+
+class Questions:
+    """The supervisor's side: asks any worker that serves.
+
+    Args:
+        workers: The present workers.
+    """
+
+    def __init__(self, workers: Iterable[WorkerProcess]) -> None:
+        self._workers = workers
+        self._ids = count(1)
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+
+    async def ask(self, question: str, arguments: Mapping[str, Any], timeout: float) -> Any:
+        """Return the answer of a worker.
+
+        Args:
+            question: The name of the question.
+            arguments: Its arguments, as JSON values.
+            timeout: The longest wait, in seconds.
+
+        Raises:
+            StoreUnavailable: No worker serves, none answered in time, or it exited, or it refused with this message.
+        """
+        worker = next((each for each in self._workers if each.is_serving), None)
+        if worker is None:
+            raise StoreUnavailable("no worker serves")
+        number, answer = next(self._ids), asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        worker.pipe.send(ask=[number, question, dict(arguments)])
+        ended = asyncio.create_task(worker.pipe.wait_until(lambda values: answer.done()))
+        try:
+            await asyncio.wait([answer, ended], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            del self._answers[number]
+        if not answer.done():
+            raise StoreUnavailable("the worker did not answer in time, or exited")
+        error, result = answer.result()
+        if error:
+            raise StoreUnavailable(error)
+        return result
+
+    def receive(self, values: Values) -> None:
+        """Pass a worker's answer to the one who asked, unless the wait has ended."""
+        number, error, result = values["answer"]
+        if number in self._answers and not self._answers[number].done():
+            self._answers[number].set_result((error, result))
+
+
+class Answers:
+    """The worker's side: answers in a task for each question.
+
+    Args:
+        known: Answers each question by its name. An answer must fit into a message of the pipe.
+        send: Sends values to the supervisor.
+    """
+
+    def __init__(self, known: Mapping[str, Answer], send: Callable[..., None]) -> None:
+        self._known = known
+        self._send = send
+        self._running: set[asyncio.Task[None]] = set()
+
+    def receive(self, values: Values) -> None:
+        """Begin to answer a question."""
+        task = asyncio.create_task(self._answer(*values["ask"]))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def close(self) -> None:
+        """Cancel all answers, and wait for their end."""
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _answer(self, number: int, question: str, arguments: Mapping[str, Any]) -> None:
+        error, result = "", None
+        try:
+            result = await self._known[question](arguments)
+        except Refusal as refusal:
+            error = str(refusal)
+        except Exception as fault:
+            error = f"the question {question} failed: {fault!r}"
+        self._send(answer=[number, error, result])

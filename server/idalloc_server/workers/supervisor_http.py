@@ -1,0 +1,104 @@
+"""The HTTP port of a server with several workers: the supervisor serves it, also while no worker is alive."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+
+from idalloc_server.auth.access import AccessPolicy
+from idalloc_server.auth.access_control import AccessControl
+from idalloc_server.auth.access_file import AccessFile
+from idalloc_server.auth.client_certificates import ClientCertificates
+from idalloc_server.config import Settings
+from idalloc_server.domain.clock import SystemClock
+from idalloc_server.http.port import HttpPort
+from idalloc_server.rpc.methods import METHOD_TYPES
+from idalloc_server.telemetry import families
+from idalloc_server.telemetry.metrics import Counts
+from idalloc_server.workers.questions import Questions
+from idalloc_server.workers.worker_process import WorkerProcess
+
+
+class SupervisorHttp:
+    """Serves what the workers report.
+
+    Args:
+        settings: All settings.
+        policy: Identities and quotas; None if every caller may do everything.
+        access_file: The file that ``policy`` is from.
+        workers: The present workers.
+        counts: Returns the sum of their metrics, and of exited ones.
+
+    Attributes:
+        questions: Asks a worker.
+        ask: See ``Source``.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: AccessPolicy | None,
+        access_file: AccessFile | None,
+        workers: Collection[WorkerProcess],
+        counts: Callable[[], Counts],
+    ) -> None:
+        clock = SystemClock()
+        self._workers = workers
+        self._counts = counts
+        self.questions = Questions(workers)
+        self.ask = self.questions.ask
+        self._access_file = access_file if settings.http_listen else None
+        self._access_control = AccessControl(
+            clock,
+            settings.max_ids_per_call,
+            policy,
+            certificates=ClientCertificates(clock) if settings.tls_client_ca else None,
+        )
+        self._port = HttpPort(settings, self._access_control, clock, METHOD_TYPES)
+        self._port.source = self
+        self._following: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL of the port; empty if nothing is served."""
+        return self._port.url
+
+    async def start(self) -> None:
+        """Bind the address and answer requests.
+
+        Raises:
+            StartRefused: The address is in use, or cannot be bound.
+        """
+        await self._port.start()
+        if self._access_file:
+            self._following = asyncio.create_task(self._access_file.follow(self._access_control.apply_policy))
+
+    async def close(self) -> None:
+        """Close the address and all connections."""
+        if self._following:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        await self._port.close()
+        self._access_control.audit.log_totals()
+
+    def reload(self) -> None:
+        """Reload the access file now."""
+        if self._access_file:
+            self._access_file.reload()
+
+    def require_authentication(self) -> None:
+        """Require authentication from now on."""
+        self._access_control.require_authentication()
+
+    def counts(self) -> Counts:
+        """See ``Source``."""
+        counts = self._counts()
+        families.count_rejections(counts.counters, self._access_control.audit.rejected)
+        return counts
+
+    def checks(self) -> Mapping[str, str]:
+        """See ``Source``: a check fails if it fails in any worker that serves."""
+        reports = [each.pipe.values.get("checks") for each in self._workers if each.is_serving]
+        checks = {"workers": "" if any(reports) else "no worker serves"}
+        for report in filter(None, reports):
+            for name, problem in report.items():
+                checks[name] = checks.get(name) or problem
+        return checks

@@ -1,0 +1,91 @@
+"""The alerts are valid, lead to the runbook, and fire on written states; test_alerts.py has recorded ones."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.alert_rules import ALERTS, Recording, samples
+from tests.support.environments import installed_program
+from tests.support.manifests import DEPLOY, read_yaml
+from tests.support.paths import ROOT
+
+RULES = read_yaml(ALERTS)["groups"][0]["rules"]
+RUNBOOK = "docs/operations/runbook.md"
+DAY = 86_400
+NOW = 1_800_000_000.0
+
+HEALTHY = """
+# HELP idalloc_store_up Whether the store answers.
+# TYPE idalloc_store_up gauge
+idalloc_store_up 1.0
+idalloc_reserve_seconds{sequence="orders"} 101.5
+idalloc_sequence_exhausts_in_seconds{sequence="orders"} 8.64e+06
+idalloc_ids_issued_total{sequence="orders"} 1e+06
+idalloc_ids_issued_total{sequence="other"} 0.0
+idalloc_ids_burned_total{cause="expired"} 2000.0
+idalloc_sequences_behind 0.0
+idalloc_prefix_conflict 0.0
+idalloc_certificate_expires_timestamp_seconds{file="tls_cert"} 1.805e+09
+idalloc_auth_rejections_total{reason="UNAUTHENTICATED"} 2.0
+"""
+# A line of it, the line in the state, and the alerts that fire then.
+STATES = [
+    ("idalloc_store_up 1.0", "idalloc_store_up 0.0", {"IdallocStoreAway"}),
+    ("} 101.5", "} 44.9", {"IdallocReserveLow"}),
+    ("} 8.64e+06", f"}} {29 * DAY}", {"IdallocSequenceExhaustsSoon"}),
+    ("} 2000.0", "} 200000.0", {"IdallocBurnRateHigh"}),
+    ("behind 0.0", "behind 1.0", {"IdallocStoreWentBackwards"}),
+    ("conflict 0.0", "conflict 1.0", {"IdallocDuplicatePrefix"}),
+    ("} 1.805e+09", f"}} {NOW + 13 * DAY}", {"IdallocCertificateExpires"}),
+    ("} 2.0", "} 100.0", {"IdallocAuthFailures"}),
+]
+
+
+def test_prometheus_accepts_the_files() -> None:
+    """`promtool` accepts the rules and the configuration of the compose file."""
+    promtool = installed_program("promtool")
+    for command in (["rules", str(ALERTS)], ["config", "--syntax-only", str(DEPLOY / "prometheus/prometheus.yml")]):
+        done = subprocess.run([promtool, "check", *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_each_alert_leads_to_the_runbook(rule: dict[str, dict[str, str]]) -> None:
+    """The link of each alert names a section of the runbook."""
+    headings = re.findall(r"^##+ (.*)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert page.endswith(f"/{RUNBOOK}")
+    assert anchor in anchors
+    assert rule["annotations"]["summary"]
+    assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_a_healthy_server_raises_no_alert(tmp_path: Path) -> None:
+    """No alert fires for a server that issues ids, burns few, and rejects a call now and then."""
+    assert Recording("", HEALTHY, 60, NOW).firing(tmp_path) == set()
+
+
+@pytest.mark.parametrize(("line", "changed", "alerts"), STATES, ids=lambda each: "".join(each)[-30:])
+def test_each_state_raises_its_alert(tmp_path: Path, line: str, changed: str, alerts: set[str]) -> None:
+    """A change of one line raises the alert of that state, and no other one."""
+    assert HEALTHY.count(line) == 1
+    assert Recording("", HEALTHY.replace(line, changed), 60, NOW).firing(tmp_path) == alerts
+
+
+def test_the_states_cover_all_alerts() -> None:
+    """Each alert has a state above."""
+    assert set[str]().union(*(alerts for *_, alerts in STATES)) == {rule["alert"] for rule in RULES}
+
+
+def test_samples_keep_their_labels() -> None:
+    """Labels with spaces, braces and escaped quotes are kept, comments are not samples, and rates are of 15 seconds."""
+    text = '# TYPE a gauge\na{b="}\\" {c",d="e f"} 1.5e3\ng_total 7\n'
+    assert samples(text) == {
+        'a{b="}\\" {c",d="e f",instance="idalloc-1:50080"}': 1500,
+        'g_total{instance="idalloc-1:50080"}': 7,
+    }
+    [_, counter] = Recording('g_total 5\na{b="x"} 9', text, 60).series()
+    assert counter["values"].startswith("7.000000+0.500000x")

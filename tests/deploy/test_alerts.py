@@ -1,0 +1,274 @@
+"""Each alert fires on /metrics of a real server in its state; the dashboard and the alerts name only metrics of it."""
+
+import json
+import re
+import signal
+import socket
+import sqlite3
+import ssl
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from cryptography import x509
+
+from idalloc.v1 import id_allocator_pb2 as pb
+from tests.support.alert_rules import Recording
+from tests.support.certificates import issue
+from tests.support.environments import installed_program
+from tests.support.faults.store_copies import CopiedStore
+from tests.support.manifests import DEPLOY, metrics_of, read_yaml
+from tests.support.processes import IDALLOC, Server, environment, running
+from tests.support.server_calls import connect, id_allocator
+from tests.support.waiting import hold_for, wait_until
+
+# Each starts several processes; some wait for the store's outage or for a lease.
+pytestmark = [pytest.mark.test_long, pytest.mark.timeout(300)]
+
+DAY = 86_400
+# Short, so that a state comes soon. A test that needs the default reserve leaves them out.
+SHORT = {"lease_ttl": "3s", "store_timeout": "1s", "outage_reserve": "1s"}
+
+
+@contextmanager
+def serving(folder: Path, **settings: object) -> Iterator[Server]:
+    with running(folder, **({"http_listen": "127.0.0.1:0"} | settings)) as server:
+        yield server
+
+
+def url(server: Server) -> str:
+    """Return the address of the HTTP port, from the line that the server printed."""
+    return str(json.loads(server.serving)["http"])
+
+
+def scrape(server: Server, token: str = "") -> str:
+    """Return /metrics."""
+    context = ssl._create_unverified_context()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url(server) + "metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+        return str(answer.read().decode())
+
+
+def call(server: Server, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the client; it may fail."""
+    return subprocess.run(
+        [IDALLOC, "--server", server.address, *command], capture_output=True, text=True, env=environment(**variables)
+    )
+
+
+def record(server: Server, act: Callable[[], object], token: str = "") -> Recording:
+    """Record what the metrics are after an act, and how the counters grew over it."""
+    first, start = scrape(server, token), time.monotonic()
+    act()
+    hold_for(2, "counters are sampled each second")
+    return Recording(first, scrape(server, token), time.monotonic() - start)
+
+
+def value(server: Server, name: str) -> list[float]:
+    """Return the values of all series of a metric."""
+    return [float(found) for found in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", scrape(server), re.MULTILINE)]
+
+
+def test_a_server_at_work_raises_no_alert(tmp_path: Path) -> None:
+    """A server that issues ids fires nothing, and scrapes of it have series."""
+    with serving(tmp_path) as server:
+        recording = record(server, lambda: [call(server, "allocate", "orders", "20000") for _ in range(3)])
+        assert "idalloc_build_info" in recording.last
+        assert recording.firing(tmp_path) <= {"IdallocReserveLow"}  # A sequence that was just created has little.
+
+
+def test_a_locked_store_is_away(tmp_path: Path) -> None:
+    """A store that another process locks raises IdallocStoreAway."""
+    with serving(tmp_path, **SHORT) as server:
+        call(server, "allocate", "orders")
+        with closing(sqlite3.connect(tmp_path / "ids.db", timeout=20, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            call(server, "--timeout", "3s", "allocate", "other")
+            wait_until(lambda: value(server, "idalloc_store_up") == [0], "the store is down in the metrics")
+            recording = record(server, lambda: None)
+        assert "IdallocStoreAway" in recording.firing(tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_an_outage_uses_up_the_reserve(tmp_path: Path) -> None:
+    """A sequence in steady use falls below half of its reserve while the store is away."""
+    with serving(tmp_path) as server:
+        texts = [""]
+
+        def reserve() -> float:
+            call(server, "allocate", "orders", "20000")
+            texts.append(scrape(server))
+            found = re.findall(r'^idalloc_reserve_seconds{sequence="orders"} (\S+)$', texts[-1], re.MULTILINE)
+            return float(found[0]) if found else float("nan")
+
+        wait_until(lambda: reserve() > 60, "the reserve is filled", 120)
+        with closing(sqlite3.connect(tmp_path / "ids.db", timeout=20, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            wait_until(lambda: reserve() < 45, "half of the reserve is used up", 240)
+        recording = Recording(texts[-2], texts[-1], 1)
+        assert {"IdallocReserveLow", "IdallocStoreAway"} <= recording.firing(tmp_path)
+
+
+def test_a_small_sequence_is_exhausted_soon(tmp_path: Path) -> None:
+    """A sequence whose forecast is below 30 days raises IdallocSequenceExhaustsSoon."""
+    with serving(tmp_path, **SHORT) as server:
+        assert call(server, "sequences", "create", "orders", "--max-value", "1000000").returncode == 0
+
+        texts = [""]
+
+        def has_forecast() -> bool:
+            call(server, "allocate", "orders", "1000")
+            texts.append(scrape(server))
+            return 'idalloc_sequence_exhausts_in_seconds{sequence="orders"}' in texts[-1]
+
+        wait_until(has_forecast, "the forecast is on the page")
+        recording = Recording(texts[-2], texts[-1], 1)
+        assert "IdallocSequenceExhaustsSoon" in recording.firing(tmp_path)
+
+
+def test_expired_leases_are_a_burn_rate(tmp_path: Path) -> None:
+    """Leases that expire with most of their ids unused raise IdallocBurnRateHigh."""
+    with serving(tmp_path, **SHORT) as server:
+        stopped, calls = threading.Event(), list[int]()
+
+        def use(channel: grpc.Channel) -> None:
+            while not stopped.is_set():
+                with suppress(grpc.RpcError):  # a lease that expired before the answer
+                    request = pb.AllocateRangeRequest(sequence="orders", id_count=100_000)
+                    id_allocator(channel).AllocateRange(request, timeout=20)
+                    calls.append(1)
+
+        def burn() -> None:
+            before = sum(value(server, "idalloc_ids_burned_total"))
+            with connect(server) as channel, ThreadPoolExecutor() as pool:
+                using = pool.submit(use, channel)
+                try:
+                    wait_until(lambda: len(calls) >= 300)
+                    server.send(signal.SIGSTOP)
+                    hold_for(3.5, "the lease ends during the pause")
+                finally:
+                    stopped.set()
+                    server.send(signal.SIGCONT)
+                using.result(30)
+                call(server, "allocate", "orders")
+                wait_until(lambda: sum(value(server, "idalloc_ids_burned_total")) > before, "ids are burned")
+
+        assert "IdallocBurnRateHigh" in record(server, burn).firing(tmp_path)
+
+
+def test_a_restored_store_went_backwards(tmp_path: Path) -> None:
+    """A store that is restored from a copy under a server raises IdallocStoreWentBackwards."""
+    with serving(tmp_path, **SHORT) as server:
+        store = CopiedStore(f"sqlite://{tmp_path}/ids.db", tmp_path / "ids.db")
+        call(server, "allocate", "orders")
+        copy = store.copy()
+
+        def behind() -> bool:
+            call(server, "allocate", "orders", "1000")
+            return value(server, "idalloc_sequences_behind") == [1]
+
+        call(server, "allocate", "orders", "100000")
+        store.restore(copy)
+        wait_until(behind, "the server notices")
+        assert "IdallocStoreWentBackwards" in record(server, lambda: None).firing(tmp_path)
+
+
+def test_two_servers_with_one_prefix_conflict(tmp_path: Path) -> None:
+    """A server that starts with the prefix of another live one raises IdallocDuplicatePrefix."""
+    with serving(tmp_path, node_prefix=7), serving(tmp_path, node_prefix=7) as second:
+        wait_until(lambda: value(second, "idalloc_prefix_conflict") == [1], "the conflict is in the metrics")
+        assert "IdallocDuplicatePrefix" in record(second, lambda: None).firing(tmp_path)
+
+
+def test_a_certificate_that_expires_soon(tmp_path: Path) -> None:
+    """A certificate with an hour left raises IdallocCertificateExpires."""
+    issued = issue(trustme.CA(), x509.DNSName("localhost"), seconds=3600)
+    (tmp_path / "server.pem").write_bytes(issued.cert)
+    (tmp_path / "server.key").write_bytes(issued.key)
+    with serving(tmp_path, tls_cert=tmp_path / "server.pem", tls_key=tmp_path / "server.key") as server:
+        assert record(server, lambda: None).firing(tmp_path) == {"IdallocCertificateExpires"}
+
+
+def test_wrong_tokens_are_auth_failures(tmp_path: Path) -> None:
+    """A caller that repeats a wrong token raises IdallocAuthFailures; a token with the role read scrapes."""
+    access = tmp_path / "access.toml"
+    made = subprocess.run([IDALLOC, "token", "new", "ops", "--read", "*"], capture_output=True, text=True, check=True)
+    access.write_text(made.stderr)
+    script = (
+        "import idalloc, sys\n"
+        "with idalloc.Client(sys.argv[1], token='idalloc_wrong-' + 'x' * 40) as client:\n"
+        "    for _ in range(50):\n"
+        "        try: client.allocate_range('orders', 1)\n"
+        "        except idalloc.IdallocError: pass\n"
+    )
+    with serving(tmp_path, access=access) as server:
+        command = [str(Path(IDALLOC).with_name("python")), "-c", script, server.address]
+        recording = record(server, lambda: subprocess.run(command, env=environment(), check=True), made.stdout.strip())
+        assert recording.firing(tmp_path) == {"IdallocAuthFailures"}
+
+
+def named_metrics() -> dict[str, set[str]]:
+    """Return the metrics that each alert and each panel of the dashboard names."""
+    rules = read_yaml(DEPLOY / "prometheus/alerts.yaml")["groups"][0]["rules"]
+    panels = json.loads((DEPLOY / "grafana/idalloc.json").read_text())["panels"]
+    found = {rule["alert"]: metrics_of(rule["expr"]) for rule in rules}
+    queries = {each["title"]: " ".join(target["expr"] for target in each["targets"]) for each in panels}
+    return found | {title: metrics_of(query) for title, query in queries.items()}
+
+
+def test_named_metrics_are_on_the_page(tmp_path: Path) -> None:
+    """Each metric that an alert or a panel names has a type on /metrics of a server."""
+    with serving(tmp_path) as server:
+        types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", scrape(server), re.MULTILINE))
+    histograms = {name for name, kind in types.items() if kind == "histogram"}
+    known = {*types} | {f"{name}{suffix}" for name in histograms for suffix in ("_bucket", "_count", "_sum")}
+    assert {title: names - known for title, names in named_metrics().items() if names - known} == {}
+
+
+def test_prometheus_scrapes_a_server(tmp_path: Path) -> None:
+    """Prometheus scrapes a real server without an error, and finds its version."""
+    program = installed_program("prometheus")
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+    with serving(tmp_path) as server:
+        target = url(server).split("/")[2]
+        job = {"job_name": "idalloc", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
+        (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": [job]}))
+        command = [
+            program,
+            f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/tsdb",
+            f"--web.listen-address={address}",
+        ]
+        with (tmp_path / "prometheus.log").open("w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+
+        def targets() -> list[dict[str, Any]]:
+            try:
+                with urllib.request.urlopen(f"http://{address}/api/v1/targets", timeout=5) as answer:
+                    return list(json.load(answer)["data"]["activeTargets"])
+            except OSError:
+                return []
+
+        try:
+            wait_until(lambda: [each for each in targets() if each["health"] != "unknown"], "a scrape", 120)
+            [found] = targets()
+            assert (found["health"], found["lastError"]) == ("up", "")
+            query = f"http://{address}/api/v1/query?query=idalloc_build_info"
+            with urllib.request.urlopen(query, timeout=5) as answer:
+                [result] = json.load(answer)["data"]["result"]
+            assert result["metric"]["version"] == json.loads(server.serving)["version"]
+        finally:
+            process.terminate()
+            process.wait(30)

@@ -1,0 +1,79 @@
+"""The compose file is valid, and starts servers that accept their settings."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idalloc_server.config import Settings
+from tests.support.environments import deploy_program
+from tests.support.manifests import DEPLOY, read_yaml
+
+# The first test may have to install its program.
+pytestmark = pytest.mark.timeout(600)
+
+FOLDER = DEPLOY / "compose"
+COMPOSE: dict[str, Any] = read_yaml(FOLDER / "compose.yaml")
+SERVERS = {name: each for name, each in COMPOSE["services"].items() if name.startswith("idalloc")}
+
+
+def checked(path: Path) -> subprocess.CompletedProcess[str]:
+    program = deploy_program("check-jsonschema")
+    return subprocess.run(
+        [program, "--builtin-schema", "vendor.compose-spec", path], capture_output=True, text=True, check=False
+    )
+
+
+def test_it_follows_the_compose_specification(tmp_path: Path) -> None:
+    """The file matches the specification's schema, and a misspelled key does not."""
+    done = checked(FOLDER / "compose.yaml")
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text((FOLDER / "compose.yaml").read_text().replace("restart:", "restarts:"))
+    assert checked(wrong).returncode == 1
+
+
+def test_each_server_has_its_prefix() -> None:
+    """Two servers share the store and the settings, and have the prefixes 1 and 2."""
+    environments = [each["environment"] for each in SERVERS.values()]
+    assert [each["IDALLOC_NODE_PREFIX"] for each in environments] == ["1", "2"]
+    assert len({json.dumps(each | {"IDALLOC_NODE_PREFIX": ""}) for each in environments}) == 1
+
+
+def test_servers_accept_their_settings() -> None:
+    """Each variable is a setting with a valid value."""
+    for each in SERVERS.values():
+        settings = {name.removeprefix("IDALLOC_").lower(): value for name, value in each["environment"].items()}
+        assert set(settings) <= {*Settings.model_fields}
+        assert Settings.model_validate(settings).node_prefix in (1, 2)
+
+
+def test_ports_are_published_on_loopback_only() -> None:
+    """Nothing authenticates, so no other machine reaches a port; no two services want the same one."""
+    ports = [port for each in COMPOSE["services"].values() for port in each.get("ports", [])]
+    assert len(ports) >= 6
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+    assert len({port.rpartition(":")[0] for port in ports}) == len(ports)
+
+
+def test_mounted_files_exist() -> None:
+    """Docker makes a folder of a missing file, so each mounted file and volume is there."""
+    mounts = [mount for each in COMPOSE["services"].values() for mount in each.get("volumes", [])]
+    sources = {mount.partition(":")[0] for mount in mounts}
+    files = {source for source in sources if source.startswith(".")}
+    assert len(files) == 5
+    assert [source for source in files if not (FOLDER / source).is_file()] == []
+    assert sources - files == {*COMPOSE["volumes"]}
+
+
+def test_prometheus_and_grafana_find_each_other() -> None:
+    """Prometheus scrapes both servers; Grafana's files name Prometheus and the folder of the dashboard."""
+    [job] = read_yaml(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]
+    assert [target.partition(":")[0] for target in job["static_configs"][0]["targets"]] == [*SERVERS]
+    [source] = read_yaml(FOLDER / "grafana/datasource.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    [provider] = read_yaml(FOLDER / "grafana/dashboards.yaml")["providers"]
+    folders = [mount.split(":")[1].rpartition("/")[0] for mount in COMPOSE["services"]["grafana"]["volumes"]]
+    assert provider["options"]["path"] in folders

@@ -1,0 +1,197 @@
+"""The Helm chart renders valid Kubernetes objects that start servers with accepted settings."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from idalloc_server.config import Settings
+from idalloc_server.workers.supervisor import STOP_MARGIN_SECONDS
+from tests.support.environments import deploy_program, installed_program
+from tests.support.manifests import CHART, read_yaml
+
+# The first test may have to install its program.
+pytestmark = pytest.mark.timeout(600)
+
+KUBERNETES = ("1.28", "1.37")  # the oldest that the chart allows, and the newest with a schema
+FULL = CHART / "ci/full-values.yaml"
+# What the kubelet writes into these fields.
+ORDINAL = "metadata.labels['apps.kubernetes.io/pod-index']"
+
+Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    # A helm that Go compiled does not know which Kubernetes it is for.
+    command = [installed_program("helm"), *arguments, "--kube-version", f"{KUBERNETES[0]}.0"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def rendered(*arguments: str | Path) -> str:
+    done = helm("template", "orders", CHART, "--namespace", "ids", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(*arguments: str | Path) -> Objects:
+    """Return the rendered objects by kind and name."""
+    found = [each for each in yaml.safe_load_all(rendered(*arguments)) if each]
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
+def container(found: Objects) -> dict[str, Any]:
+    """Return the container of the servers."""
+    pod = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["spec"]
+    return dict(pod["containers"][0])
+
+
+def environment(found: Objects) -> dict[str, str]:
+    """Return the variables of a server with the ordinal 3."""
+    return {
+        each["name"]: "3"
+        if each.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") == ORDINAL
+        else each["value"]
+        for each in container(found)["env"]
+    }
+
+
+@pytest.mark.parametrize("values", [[], ["--values", FULL]], ids=["default", "full"])
+class TestChart:
+    def test_helm_lints_it(self, values: list[str | Path]) -> None:
+        """`helm lint --strict` has no complaint."""
+        done = helm("lint", "--strict", CHART, *values)
+        assert done.returncode == 0, done.stdout
+
+    def test_kubernetes_accepts_its_objects(self, values: list[str | Path], tmp_path: Path) -> None:
+        """Each object matches Kubernetes' schema, strictly; a ServiceMonitor has none and a test of its own."""
+        found = [each for each in objects(*values).values() if each["kind"] != "ServiceMonitor"]
+        assert len(found) >= 5
+        file = tmp_path / "objects.yaml"
+        program = deploy_program("kubernetes-validate")
+        for wrong in (False, True):  # a misspelled field shows that the check can fail
+            text = yaml.safe_dump_all(found)
+            file.write_text(text.replace("readOnlyRootFilesystem", "readOnlyRootFileSystem") if wrong else text)
+            for version in KUBERNETES:
+                command = [str(program), "--strict", "--quiet", "--kubernetes-version", version, str(file)]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                assert (done.returncode != 0) is wrong, done.stdout + done.stderr
+
+    def test_servers_accept_their_settings(self, values: list[str | Path]) -> None:
+        """Each variable is a setting with a valid value, and the ordinal is the prefix."""
+        variables = environment(objects(*values))
+        settings = {name.removeprefix("IDALLOC_").lower(): value for name, value in variables.items()}
+        assert set(settings) <= {*Settings.model_fields}
+        assert Settings.model_validate(settings).node_prefix == 3
+
+    def test_secrets_are_files_only(self, values: list[str | Path]) -> None:
+        """No variable reads a secret, and each file that a variable names is in a mounted secret."""
+        found = objects(*values)
+        mounts = [mount["mountPath"] for mount in container(found)["volumeMounts"] if mount.get("readOnly")]
+        files = re.findall(r"(?:^|=)(/etc/idalloc/[^&\n]+)", "\n".join(environment(found).values()), re.MULTILINE)
+        assert len(files) >= 4
+        assert [file for file in files if not file.startswith(tuple(f"{mount}/" for mount in mounts))] == []
+        assert "secretKeyRef" not in rendered(*values)
+
+    def test_kubernetes_waits_for_a_graceful_stop(self, values: list[str | Path]) -> None:
+        """A pod is killed only after the pause, `drain_timeout`, and the time until a hanging worker is killed."""
+        found = objects(*values)
+        pod = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["spec"]
+        pause = int(container(found)["lifecycle"]["preStop"]["exec"]["command"][1])
+        drain = int(environment(found)["IDALLOC_DRAIN_TIMEOUT"].removesuffix("s"))
+        assert pod["terminationGracePeriodSeconds"] > pause + drain + STOP_MARGIN_SECONDS
+
+    def test_a_store_outage_takes_no_server_out(self, values: list[str | Path]) -> None:
+        """The readiness probe fails only after a longer outage than `outage_reserve` covers."""
+        found = objects(*values)
+        probe = container(found)["readinessProbe"]
+        reserve = environment(found).get("IDALLOC_OUTAGE_RESERVE", "90s")
+        assert probe["httpGet"]["path"] == "/readyz"
+        assert probe["periodSeconds"] * probe["failureThreshold"] > int(reserve.removesuffix("s"))
+
+    def test_pods_are_restricted(self, values: list[str | Path]) -> None:
+        """The pods meet Kubernetes' restricted standard, with a read-only root and no account."""
+        found = objects(*values)
+        pod = found["StatefulSet", "orders-idalloc"]["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert container(found)["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_the_service_monitor_finds_the_metrics() -> None:
+    """It selects the headless service in its namespace, by its port's name, with TLS and the token."""
+    found = objects("--values", FULL)
+    monitor = found["ServiceMonitor", "orders-idalloc"]
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    selector = monitor["spec"]["selector"]["matchLabels"].items()
+    services = [each for (kind, _), each in found.items() if kind == "Service"]
+    [selected] = [each for each in services if selector <= each["metadata"]["labels"].items()]
+    assert selected["spec"]["clusterIP"] == "None"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["ids"]}
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in selected["spec"]["ports"]]
+    assert (endpoint["path"], endpoint["scheme"], endpoint["interval"]) == ("/metrics", "https", "30s")
+    assert endpoint["authorization"] == {"credentials": {"name": "orders-scrape", "key": "token"}}
+    assert endpoint["tlsConfig"]["serverName"] == "idalloc.orders.svc"
+
+
+def test_the_default_has_no_service_monitor() -> None:
+    """A cluster without the Prometheus Operator's objects takes the default chart."""
+    assert "ServiceMonitor" not in {kind for kind, _ in objects()}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("tls.secretName=", "set tls.secretName and access.secretName, or insecure: true"),
+        ("access.secretName=", "set tls.secretName and access.secretName, or insecure: true"),
+        ("tls.secretName=,insecure=true,tls.clientCertificates=true", "tls.clientCertificates needs tls.secretName"),
+        ("settings.node_prefix=7", "settings.node_prefix: the chart sets it"),
+        ("store.url=sqlite:///tmp/ids.db", "/store/url"),
+        ("replica=3", "replica"),
+    ],
+)
+def test_wrong_values_are_refused(values: str, message: str) -> None:
+    """A value that would start no server, or servers with a store each, is an error that names it."""
+    done = helm("template", "orders", CHART, "--set", values)
+    assert done.returncode != 0
+    assert message in done.stderr.replace("store.url", "/store/url")
+
+
+def test_a_trial_needs_no_secret() -> None:
+    """With `insecure`, no secret is mounted, and the probes use HTTP."""
+    found = objects("--set", "insecure=true,tls.secretName=,access.secretName=,store.secretName=")
+    assert "secret:" not in yaml.safe_dump(found["StatefulSet", "orders-idalloc"])
+    assert container(found)["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http", "scheme": "HTTP"}
+
+
+class TestValues:
+    def test_the_table_documents_each_value(self) -> None:
+        """README.md has a row for each value, and no other."""
+        rows = re.findall(r"^\| ((?:`[\w.]+`(?:, )?)+) \|", (CHART / "README.md").read_text(), re.MULTILINE)
+        documented = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+        values = read_yaml(CHART / "values.yaml")
+        whole = {"resources", "settings"} | {name for name, value in values.items() if not isinstance(value, dict)}
+        names = {
+            name if name in whole or not value else f"{name}.{key}"
+            for name, value in values.items()
+            for key in (value if isinstance(value, dict) and value else [""])
+        }
+        assert documented == names
+
+    def test_the_schema_has_each_value(self) -> None:
+        """values.schema.json describes each value, so that a misspelled one is an error."""
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        for values in (read_yaml(CHART / "values.yaml"), read_yaml(FULL)):
+            assert set(values) <= set(schema["properties"])
+        assert set(read_yaml(CHART / "values.yaml")) == set(schema["properties"]) - {"global"}
+        assert schema["additionalProperties"] is False

@@ -1,0 +1,112 @@
+"""What a release publishes is complete, and the workflows are valid and safe."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+from tests.support.environments import deploy_program, installed_program
+from tests.support.manifests import CHART, read_yaml
+from tests.support.paths import ROOT
+
+# The first test may have to install its program, and a build takes a while on a busy machine.
+pytestmark = pytest.mark.timeout(600)
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return the sdist and the wheel, built as `make dist` does."""
+    folder = tmp_path_factory.mktemp("dist")
+    program = Path(sys.executable).with_name("hatchling")
+    done = subprocess.run([program, "build", "--directory", folder], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return sorted(folder.iterdir(), key=lambda path: path.suffix)
+
+
+def metadata(wheel: Path) -> Message:
+    """Return the metadata of a wheel; its payload is the description."""
+    with zipfile.ZipFile(wheel) as file:
+        [name] = [name for name in file.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(file.read(name))
+
+
+class TestDist:
+    def test_an_index_accepts_wheel_and_sdist(self, dist: list[Path]) -> None:
+        """`twine check --strict` has no complaint, and the description renders."""
+        command = [str(deploy_program("twine")), "check", "--strict", *map(str, dist)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.count("PASSED") == 2
+
+    def test_links_of_the_description_are_absolute(self, dist: list[Path]) -> None:
+        """An index shows README.md without the repository, so each link and image has an address."""
+        description = str(metadata(dist[1]).get_payload())
+        targets = re.findall(r"\]\(([^)]+)\)", description)
+        assert len(targets) > 20
+        assert [target for target in targets if not target.startswith("https://")] == []
+        paths = [re.sub(r"https://example.com/idalloc/(blob|raw)/main/", "", target) for target in targets]
+        inside = [path.partition("#")[0] for path in paths if not path.startswith("https://")]
+        assert [path for path in inside if not (ROOT / path).exists()] == []
+
+    def test_both_have_the_licence_and_all_code(self, dist: list[Path]) -> None:
+        """The wheel has client, server and the licence; the sdist also has what a packager needs to test."""
+        with tarfile.open(dist[0]) as file:
+            names = {name.partition("/")[2] for name in file.getnames()}
+        assert {
+            "LICENSE",
+            "CHANGELOG.md",
+            "pyproject.toml",
+            "tests/conftest.py",
+            "protos/idalloc/v1/node.proto",
+        } <= names
+        with zipfile.ZipFile(dist[1]) as wheel:
+            packed = set(wheel.namelist())
+        sources = [
+            path for package in ("client/idalloc", "server/idalloc_server") for path in (ROOT / package).rglob("*.py")
+        ]
+        assert {"/".join(path.relative_to(ROOT).parts[1:]) for path in sources} <= packed
+        assert "idalloc/py.typed" in packed
+        assert [name for name in packed if name.endswith(".dist-info/licenses/LICENSE")]
+
+    def test_the_metadata_has_addresses_and_versions(self, dist: list[Path]) -> None:
+        """The index shows where source, documentation, changelog and issues are, and the Python of the tests."""
+        found = metadata(dist[1])
+        urls = {url.partition(",")[0] for url in found.get_all("Project-URL", [])}
+        assert urls == {"Source", "Documentation", "Changelog", "Issues"}
+        assert "Programming Language :: Python :: 3.11" in found.get_all("Classifier", [])
+
+
+class TestWorkflows:
+    def test_actionlint_accepts_them(self) -> None:
+        """`actionlint` finds no unknown key, no wrong expression and no faulty script."""
+        files = sorted((ROOT / ".github/workflows").glob("*.yml"))
+        assert len(files) >= 4
+        done = subprocess.run([installed_program("actionlint"), *files], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+    def test_zizmor_finds_no_weakness(self) -> None:
+        """`zizmor` finds no weakness: actions have hashes, permissions are minimal, no text runs as a script."""
+        command = [str(deploy_program("zizmor")), "--offline", "--no-progress", str(ROOT / ".github")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+class TestVersion:
+    def test_the_chart_has_the_version_of_the_package(self) -> None:
+        """The release workflow refuses a tag whose version differs from the package's or the chart's."""
+        chart = read_yaml(CHART / "Chart.yaml")
+        assert chart["version"] == chart["appVersion"] == PROJECT["version"]
+
+    def test_the_changelog_has_the_version(self) -> None:
+        """CHANGELOG.md has Unreleased first, then the version of the package."""
+        headings = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+        assert headings[:2] == ["Unreleased", PROJECT["version"]]

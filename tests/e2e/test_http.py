@@ -1,0 +1,258 @@
+"""The HTTP port of real servers: probes and metrics, with one process and with several."""
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from contextlib import ExitStack, closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+from prometheus_client.parser import text_string_to_metric_families
+
+from idalloc.v1 import id_allocator_pb2
+from idalloc_server.http.server import MAX_CONNECTIONS
+from tests.e2e.test_access import new_token
+from tests.support.processes import Server, environment, running, serve_command, start_error
+from tests.support.server_calls import connect, id_allocator, log_events
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(180)
+LOOPBACK = "127.0.0.1:0"
+Values = dict[str, float]
+
+
+def url_of(server: Server) -> str:
+    """Return the address of the HTTP port, from the line that the server printed."""
+    return str(json.loads(server.serving)["http"])
+
+
+def get(server: Server, path: str, token: str = "", tls: ssl.SSLContext | None = None) -> tuple[int, str]:
+    """Return the status and text of an answer."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url_of(server) + path, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30, context=tls) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def is_alive(server: Server) -> bool:
+    """Return whether /livez answers."""
+    with suppress(OSError):
+        return get(server, "livez")[0] == 200
+    return False
+
+
+def allocate(server: Server, sequence: str, count: int) -> None:
+    """Take ids on a connection of its own."""
+    with connect(server) as channel:
+        id_allocator(channel).AllocateRange(
+            id_allocator_pb2.AllocateRangeRequest(sequence=sequence, id_count=count), timeout=10
+        )
+
+
+def write_certificate(folder: Path, *, expired: bool = False) -> None:
+    """Write cert.pem and key.pem for 127.0.0.1."""
+    leaf = trustme.CA().issue_cert("127.0.0.1", not_after=datetime(2020, 1, 1, tzinfo=UTC) if expired else None)
+    for name, content in (("key.pem", leaf.private_key_pem.bytes()), ("cert.pem", leaf.cert_chain_pems[0].bytes())):
+        (folder / f"{name}.new").write_bytes(content)
+        (folder / f"{name}.new").replace(folder / name)
+
+
+def metrics(server: Server) -> Values:
+    """Return the value of each series, such as ``idalloc_leases`` or ``idalloc_refills_total ok``."""
+    status, text = get(server, "metrics")
+    assert status == 200
+    return {
+        " ".join([sample.name, *(value for _, value in sorted(sample.labels.items()))]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def issued(server: Server) -> float:
+    """Return how many ids all series have."""
+    return sum(value for name, value in metrics(server).items() if name.startswith("idalloc_ids_issued_total "))
+
+
+def test_single_process_serves_probes_and_metrics(tmp_path: Path) -> None:
+    """The server names the port when it serves; the metrics have what was called."""
+    with running(tmp_path, http_listen=LOOPBACK) as server:
+        assert url_of(server).startswith("http://127.0.0.1:")
+        assert get(server, "livez") == (200, "ok\n")
+        wait_until(lambda: get(server, "readyz") == (200, "ok\n"))
+        checks = "[+]shutdown ok\n[+]store ok\n[+]lease-renewals ok\n[+]certificates ok\n"
+        assert get(server, "readyz?verbose") == (200, checks)
+        allocate(server, "orders", 10_000)
+        wait_until(lambda: "idalloc_ids_issued_total orders" in metrics(server), "a series of its own")
+        allocate(server, "orders", 5)
+        wait_until(lambda: metrics(server)["idalloc_ids_issued_total orders"] == 5)
+        values = metrics(server)
+        call = "AllocateRange idalloc.v1.IdAllocatorService unary"
+        assert values["idalloc_ids_issued_total other"] == 10_000
+        assert values[f"grpc_server_started_total {call}"] == 2
+        assert values["idalloc_store_calls_total create ok"] == 1
+        wait_until(lambda: metrics(server)["idalloc_leases"] == 1)
+        assert server.stop() == 0
+
+
+def test_sums_are_right_after_a_worker_was_killed(tmp_path: Path) -> None:
+    """Counters of a killed worker stay in the sums, its gauges go; the port answers while no worker is alive."""
+    with running(tmp_path, http_listen=LOOPBACK, workers=2) as server:
+        for _ in range(20):
+            allocate(server, "orders", 7)
+        wait_until(lambda: issued(server) == 140)
+        before = metrics(server)
+        assert before["idalloc_workers"] == 2
+        for line in log_events(server, "worker_started"):
+            os.kill(line["pid"], signal.SIGKILL)
+        wait_until(lambda: metrics(server)["idalloc_worker_exits_total"] == 2)
+        assert get(server, "livez") == (200, "ok\n")
+        after = metrics(server)
+        counters = [name for name in before if "_total" in name and not name.startswith("process_")]
+        assert {name: after[name] for name in counters if after[name] < before[name]} == {}
+        assert issued(server) == 140
+        wait_until(lambda: get(server, "readyz") == (200, "ok\n"))
+        wait_until(lambda: metrics(server)["idalloc_workers"] == 2)
+        assert server.stop() == 0
+
+
+def test_port_answers_while_no_worker_can_start(tmp_path: Path) -> None:
+    """Without a worker /livez and /metrics answer, and /readyz names the check."""
+    with running(tmp_path, http_listen=LOOPBACK, workers=2, store_timeout="1s") as server:
+        wait_until(lambda: get(server, "readyz")[0] == 200)
+        with closing(sqlite3.connect(tmp_path / "ids.db", isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            for line in log_events(server, "worker_started"):
+                os.kill(line["pid"], signal.SIGKILL)
+            wait_until(lambda: get(server, "readyz")[0] == 503)
+            assert get(server, "readyz")[1].startswith("[-]workers failed: no worker serves\n")
+            assert get(server, "livez")[0] == 200
+            assert metrics(server)["idalloc_workers"] == 0
+            database.execute("ROLLBACK")
+        wait_until(lambda: get(server, "readyz")[0] == 200)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_readyz_names_the_store_while_it_is_away(tmp_path: Path, workers: int) -> None:
+    """While the store is away /readyz is 503 with the check's name, and /livez is 200."""
+    with running(tmp_path, http_listen=LOOPBACK, workers=workers, store_timeout="1s") as server:
+        allocate(server, "orders", 1)
+        with closing(sqlite3.connect(tmp_path / "ids.db", isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+
+            def fails() -> bool:
+                with pytest.raises(grpc.RpcError):
+                    allocate(server, "orders", 1_000_000)
+                return get(server, "readyz")[0] == 503
+
+            wait_until(fails)
+            status, text = get(server, "readyz")
+            assert (status, "[-]store failed: the last calls of the store failed\n" in text) == (503, True)
+            assert get(server, "livez")[0] == 200
+            assert metrics(server)["idalloc_store_up"] == 0
+            database.execute("ROLLBACK")
+        assert metrics(server)["idalloc_refills_total failed"] > 0
+        wait_until(lambda: get(server, "readyz")[0] == 200, "a heartbeat that shows that the store is back")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_metrics_need_the_role_read_on_all_sequences(tmp_path: Path, workers: int) -> None:
+    """With access on, /metrics needs a token that may read everything; probes need none."""
+    file = tmp_path / "access.toml"
+    reader = new_token(file, "prometheus", "--read", "*")
+    other = new_token(file, "billing", "--read", "billing*")
+    with running(tmp_path, http_listen=LOOPBACK, workers=workers, access=file) as server:
+        assert get(server, "livez")[0] == 200
+        assert get(server, "readyz?verbose")[0] == 200
+        assert get(server, "metrics")[0] == 401
+        assert get(server, "metrics", "wrong")[0] == 401
+        status, text = get(server, "metrics", other)
+        assert (status, "role 'read'" in text) == (403, True)
+        status, text = get(server, "metrics", reader)
+        assert status == 200
+        assert 'idalloc_auth_rejections_total{reason="UNAUTHENTICATED"} 2.0' in text
+        assert 'idalloc_auth_rejections_total{reason="PERMISSION_DENIED"} 1.0' in text
+        assert {get(server, "metrics", "wrong")[0] for _ in range(20)} == {401, 429}
+        audited = {(each["method"], each["reason"]) for each in log_events(server, "audit")}
+        assert ("GET /metrics", "PERMISSION_DENIED") in audited
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_https_uses_the_certificates_of_the_server(tmp_path: Path, workers: int) -> None:
+    """With TLS the port speaks HTTPS and takes renewed files; an expired certificate fails its check."""
+    write_certificate(tmp_path)
+    files = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+    trust = ssl.create_default_context()
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    with running(tmp_path, http_listen=LOOPBACK, workers=workers, **files) as server:
+        assert url_of(server).startswith("https://")
+        wait_until(lambda: get(server, "readyz", tls=trust)[0] == 200)
+        text = get(server, "metrics", tls=trust)[1]
+        assert 'idalloc_certificate_expires_timestamp_seconds{file="tls_cert"} ' in text
+        port = int(url_of(server).rstrip("/").rpartition(":")[2])
+        first = ssl.get_server_certificate(("127.0.0.1", port))
+        write_certificate(tmp_path, expired=True)
+        wait_until(lambda: ssl.get_server_certificate(("127.0.0.1", port)) != first)
+        wait_until(lambda: get(server, "readyz", tls=trust)[0] == 503)
+        assert "[-]certificates failed: expired: tls_cert\n" in get(server, "readyz", tls=trust)[1]
+
+
+def test_port_in_use_ends_the_start(tmp_path: Path) -> None:
+    """A start whose HTTP port is taken ends with exit code 2 and one line."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = serve_command(store=f"sqlite://{tmp_path}/ids.db", http_listen=address)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    why = f"http_listen: cannot serve on {address}: Address already in use; choose another address or port"
+    assert start_error(done.stderr) == why
+
+
+def test_port_that_others_reach_needs_tls_and_access(tmp_path: Path) -> None:
+    """The HTTP port obeys the same rule as listen."""
+    command = serve_command(store=f"sqlite://{tmp_path}/ids.db", http_listen="0.0.0.0:0")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    assert done.returncode == 2
+    assert start_error(done.stderr).startswith("http_listen: other machines can reach 0.0.0.0:0, and callers are not")
+
+
+def test_other_paths_and_methods_are_refused(tmp_path: Path) -> None:
+    """Unknown paths are 404, other methods 405, and long headers 400; no answer names a version."""
+    with running(tmp_path, http_listen=LOOPBACK) as server:
+        assert get(server, "nothing") == (404, "404 Not Found\n")
+        assert get(server, "../etc/passwd")[0] == 404
+        request = urllib.request.Request(url_of(server) + "livez", data=b"", method="POST")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=30)
+        with refused.value as error:
+            assert (error.code, error.headers["Server"]) == (405, "idalloc")
+        request = urllib.request.Request(url_of(server) + "livez", headers={"Long": "x" * 20_000})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=30)
+        with refused.value as error:
+            assert error.code == 400
+
+
+def test_connections_are_limited(tmp_path: Path) -> None:
+    """A connection beyond the limit is closed; places of closed connections are free again."""
+    with running(tmp_path, http_listen=LOOPBACK) as server:
+        wait_until(lambda: get(server, "readyz")[0] == 200)
+        port = int(url_of(server).rstrip("/").rpartition(":")[2])
+        with ExitStack() as held:
+            for _ in range(MAX_CONNECTIONS):
+                held.enter_context(closing(socket.create_connection(("127.0.0.1", port))))
+            with pytest.raises(OSError):  # noqa: PT011 - reset, or closed without an answer
+                get(server, "livez")
+        wait_until(lambda: is_alive(server))

@@ -1,0 +1,89 @@
+"""The text of /metrics."""
+
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from idalloc_server.telemetry import families
+from idalloc_server.telemetry.exposition import Exposition, code_name
+from idalloc_server.telemetry.metrics import Counts, Timings
+
+METHOD, STREAM = "/idalloc.v1.NodeService/GetNode", "/idalloc.v1.IdAllocatorService/StreamRanges"
+
+
+def samples(counts: Counts) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return all values by name and labels."""
+    text = Exposition(lambda: counts, {METHOD: "unary", STREAM: "server_stream"}).text().decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def of(name: str, values: dict[tuple[str, frozenset[tuple[str, str]]], float], **labels: str) -> float | None:
+    """Return a value; None if there is none."""
+    return values.get((name, frozenset(labels.items())))
+
+
+def test_methods_have_series_before_their_first_call() -> None:
+    """Every method has its metrics from the start, with its type, so that a rate has no gap."""
+    values = samples(Counts())
+    labels = {"grpc_service": "idalloc.v1.IdAllocatorService", "grpc_method": "StreamRanges"}
+    labels["grpc_type"] = "server_stream"
+    assert of("grpc_server_started_total", values, **labels) == 0
+    assert of("grpc_server_handled_total", values, **labels, grpc_code="OK") == 0
+    assert of("grpc_server_handling_seconds_count", values, **labels) == 0
+
+
+def test_calls_are_counted_by_code_and_duration() -> None:
+    """Calls have the code as Go prints it; buckets are cumulative."""
+    counts = Counts()
+    calls = counts.calls.method(METHOD)
+    for code, seconds in (("OK", 0.0001), ("OK", 0.004), ("DEADLINE_EXCEEDED", 20.0)):
+        calls.started += 1
+        calls.end(code, seconds)
+    values = samples(counts)
+    labels = {"grpc_service": "idalloc.v1.NodeService", "grpc_method": "GetNode", "grpc_type": "unary"}
+    assert of("grpc_server_handled_total", values, **labels, grpc_code="OK") == 2
+    assert of("grpc_server_handled_total", values, **labels, grpc_code="DeadlineExceeded") == 1
+    assert of("grpc_server_handling_seconds_bucket", values, **labels, le="0.005") == 2
+    assert of("grpc_server_handling_seconds_bucket", values, **labels, le="+Inf") == 3
+    assert of("grpc_server_handling_seconds_sum", values, **labels) == 20.0041
+
+
+def test_codes_are_named_as_in_go() -> None:
+    """grpc_code has the names of go-grpc-middleware."""
+    assert [code_name(each) for each in ("OK", "CANCELLED", "UNAVAILABLE", "INVALID_ARGUMENT")] == [
+        "OK",
+        "Canceled",
+        "Unavailable",
+        "InvalidArgument",
+    ]
+
+
+def test_labels_of_any_sequence_parse() -> None:
+    """The name of a sequence may have spaces, quotes, backslashes and any letter."""
+    name = 'a "b" \\ c {x="y"} \N{SNOWMAN}'
+    counts = Counts()
+    counts.counters[families.IDS_ISSUED][name] = 7
+    assert of("idalloc_ids_issued_total", samples(counts), sequence=name) == 7
+
+
+def test_refills_are_counted_from_their_durations() -> None:
+    """The counter of refills equals the count of the histogram; store calls have two labels."""
+    counts = Counts()
+    counts.timings[families.REFILL_SECONDS]["ok"] = Timings()
+    counts.timings[families.REFILL_SECONDS]["ok"].observe(0.01)
+    counts.counters[families.STORE_CALLS]["grant ok"] = 3
+    values = samples(counts)
+    assert of("idalloc_refills_total", values, outcome="ok") == 1
+    assert of("idalloc_refill_seconds_count", values, outcome="ok") == 1
+    assert of("idalloc_store_calls_total", values, call="grant", outcome="ok") == 3
+
+
+def test_each_metric_has_help_and_a_unit() -> None:
+    """Every metric has a sentence of help; what is measured in seconds says so."""
+    for name, family in (families.COUNTERS | families.GAUGES | families.HISTOGRAMS).items():
+        assert re.fullmatch(r"[A-Z0-9].{15,}\.", family.help), name
+        assert "seconds" in family.help.lower() or "_seconds" not in name, name
