@@ -61,3 +61,15 @@ def timestamp_grant(last_value: int, max_value: int, wanted: int, now: int, ahea
 def clamp_to_bigint(value: int) -> int:
     """Returns the nearest number that CrateDB stores in a BIGINT."""
     return max(MIN_BIGINT, min(value, MAX_ID))
+
+
+def lattice(sequence: Sequence) -> tuple[int, int]:
+    """Returns the lattice for the arithmetic of a database: the size of the step, and an offset.
+
+    The first point at or past ``value`` is ``(offset - value % size) % size`` further, or ``(offset + value % size) %
+    size`` if the sequence falls; ``%`` truncates towards 0. The offset is 1 to 2 times the size, so no dividend is
+    negative.
+    """
+    size = abs(sequence.step)
+    remainder = sequence.before_start % size
+    return size, (size + remainder if sequence.step > 0 else 2 * size - remainder)

@@ -8,42 +8,51 @@ from urllib.parse import unquote
 from idalloc_server.domain.errors import StartRefused, shown_path
 
 SECRETS = ("jwt", "jwt_file", "password_file")
+# Of OpenSearch and Elasticsearch; CrateDB has none.
+API_KEYS = ("api_key", "api_key_file")
 
 
 def has_secret(url: str) -> bool:
     """Whether a URL, which may be malformed, contains a password or a token."""
     kind, _, rest = url.partition("://")
     before_hosts = rest.rpartition("@")[0]
-    return kind != "sqlite" and (":" in before_hosts or "jwt=" in unquote(rest).lower())
+    return kind != "sqlite" and (
+        ":" in before_hosts or any(f"{name}=" in unquote(rest).lower() for name in ("jwt", "api_key"))
+    )
 
 
-def authorization(user: str, password: str | None, parameters: dict[str, str]) -> str | None:
+def authorization(user: str, password: str | None, parameters: dict[str, str], example: str) -> str | None:
     """Returns the value of the HTTP Authorization header (RFC 7617, RFC 6750), or None for an anonymous client.
 
     Args:
         user: The user; empty if the URL has none.
         password: The password in the URL, or None.
         parameters: The parameters of the URL; a file of a secret is read once, here.
+        example: A URL with a user, for errors.
 
     Raises:
         StartRefused: There are two secrets, or the secret cannot be read or used. The message does not contain it.
     """
-    given = [name for name in SECRETS if name in parameters]
+    given = [name for name in (*SECRETS, *API_KEYS) if name in parameters]
     if len(given) + (password is not None) > 1:
         found = f"{', '.join(given)}{' and a password' if password is not None else ''}"
-        raise StartRefused("store", f"give one of a password, password_file, jwt and jwt_file, not {found}")
+        keys = ", api_key and api_key_file" if any(name in API_KEYS for name in given) else ""
+        accepted = f"password_file, jwt, jwt_file{keys}" if keys else "password_file, jwt and jwt_file"
+        raise StartRefused("store", f"give one of a password, {accepted}, not {found}")
     if not given:
         return _basic(user, password or "") if user or password is not None else None
     name = given[0]
     secret = _read_secret(name, parameters[name]) if name.endswith("_file") else parameters[name]
     if name == "password_file":
         if not user:
-            raise StartRefused("store", "password_file needs a user: crate://user@host:4200/?password_file=/path")
+            with_user = example.replace(":password@", "@").partition("?")[0]
+            raise StartRefused("store", f"password_file needs a user: {with_user}?password_file=/path")
         return _basic(user, secret)
     if not secret.isascii() or not secret.isprintable() or " " in secret:
-        problem = "the parameter jwt is not a token" if name == "jwt" else "the file of jwt_file has no token in it"
+        is_file = name.endswith("_file")
+        problem = f"the file of {name} has no token in it" if is_file else f"the parameter {name} is not a token"
         raise StartRefused("store", f"{problem}: a token is printable ASCII without spaces")
-    return f"Bearer {secret}"
+    return f"{'ApiKey' if name in API_KEYS else 'Bearer'} {secret}"
 
 
 def tls_context(parameters: dict[str, str]) -> ssl.SSLContext | None:

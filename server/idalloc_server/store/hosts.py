@@ -1,4 +1,4 @@
-"""Chooses the host of a CrateDB cluster that gets the next statement; ``CrateHttp`` sends it."""
+"""Chooses the host of a cluster that gets the next request; ``Transport`` sends it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -82,7 +82,7 @@ class Hosts:
         """
         left = list(self._order)
         running: dict[asyncio.Task[None], Host] = {}
-        failure: BaseException = StoreUnreachable("no CrateDB host is configured")
+        failure: BaseException = StoreUnreachable("no host is configured")
         try:
             while left or running:
                 if left:

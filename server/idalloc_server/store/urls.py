@@ -1,18 +1,22 @@
 """Opens the store that the setting ``store`` names."""
 
 import re
+import ssl
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from idalloc_server.domain.clock import Clock
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.store.protocol import Store
-from idalloc_server.store.credentials import SECRETS, authorization, tls_context
+from idalloc_server.store.credentials import API_KEYS, SECRETS, authorization, tls_context
 from idalloc_server.store.sqlite.store import SqliteStore
 
-_DEFAULT_PORT = 4200
-_PARAMETERS = ("schema", "tls", "ca", *SECRETS)
+_CRATE_PORT = 4200
+_OPENSEARCH_PORT = 9200
 _SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_PREFIX = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
 
 
@@ -27,6 +31,12 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
       * ``ca``: a PEM file of CA certificates, in place of the system's; implies ``tls=true``
       * ``jwt``: a token, in place of user and password
       * ``password_file``, ``jwt_file``: a file that holds only the password or the token; read once, here
+
+    * ``opensearch://[user[:password]@]host[:9200][,host2…]/``, or ``elasticsearch://``, with these parameters:
+
+      * ``prefix``: the beginning of the names of the aliases (default ``idalloc``)
+      * ``tls``, ``ca``, ``jwt``, ``password_file``, ``jwt_file``: as above
+      * ``api_key``, ``api_key_file``: an API key in its encoded form, in place of user and password
 
     Reserved characters in a user, password, path or parameter are percent-encoded (RFC 3986).
 
@@ -43,9 +53,12 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
         return _sqlite(url, clock)
     if separator and kind == "crate":
         return _crate(url, timeout)
+    if separator and kind in ("opensearch", "elasticsearch"):
+        return _opensearch(url, kind, timeout)
     raise _invalid(
         f"{f'unknown kind of store {kind!r}' if separator else 'the URL has no kind'}: "
-        "write sqlite:///absolute/path or crate://user:password@host:4200/?schema=doc"
+        "write sqlite:///absolute/path, crate://user:password@host:4200/?schema=doc or "
+        "opensearch://user:password@host:9200/?prefix=idalloc"
     )
 
 
@@ -74,49 +87,93 @@ def _sqlite(url: str, clock: Clock) -> Store:
     return SqliteStore(path, clock)
 
 
-def _crate(url: str, timeout: float) -> Store:
-    # Messages repeat only names of parameters: if a character is not percent-encoded, any other part may be a password.
-    parts = _split(url)
-    if parts.path not in ("", "/") or parts.fragment or "@" in parts.query:
-        raise _invalid(
-            "a CrateDB URL has only parameters after its hosts: crate://user:password@host:4200/?schema=doc, "
-            "with reserved characters percent-encoded"
-        )
-    credentials, _, hosts = parts.netloc.rpartition("@")
-    names = [_host(host) for host in hosts.split(",")]
-    user, has_password, password = (unquote(part) for part in credentials.partition(":"))
-    parameters = _parse_parameters(parts.query)
+class _Cluster(NamedTuple):
+    """The parts of the URL of a cluster.
 
-    schema = parameters.get("schema", "doc")
+    Attributes:
+        hosts: ``host:port`` of each host.
+        authority: The user and the hosts, for people.
+        authorization: The value of the Authorization header, if any.
+        tls: The TLS context; None for plain HTTP.
+        parameters: All parameters.
+    """
+
+    hosts: list[str]
+    authority: str
+    authorization: str | None
+    tls: ssl.SSLContext | None
+    parameters: dict[str, str]
+
+    def address(self, kind: str, parameter: str, value: str) -> str:
+        """Returns the address without secrets."""
+        return f"{kind}://{self.authority}/?{parameter}={value}{'&tls=true' if self.tls else ''}"
+
+
+def _crate(url: str, timeout: float) -> Store:
+    example = "crate://user:password@host:4200/?schema=doc"
+    cluster = _split_cluster(url, "CrateDB", example, _CRATE_PORT, ("schema", "tls", "ca", *SECRETS))
+    schema = cluster.parameters.get("schema", "doc")
     if not _SCHEMA.fullmatch(schema):
         raise _invalid("the parameter schema must consist of letters, digits, _ and -")
-    header = authorization(user, password if has_password else None, parameters)
-    tls = tls_context(parameters)
-    address = f"crate://{f'{user}@' if user else ''}{','.join(names)}/?schema={schema}{'&tls=true' if tls else ''}"
     # Imported late: a server on SQLite starts a fifth faster without an HTTP client.
     from idalloc_server.store.cratedb.http import CrateHttp
     from idalloc_server.store.cratedb.store import CrateStore
 
-    http = CrateHttp(names, authorization=header, tls=tls, timeout=timeout)
-    return CrateStore(http, schema, address)
+    http = CrateHttp(cluster.hosts, authorization=cluster.authorization, tls=cluster.tls, timeout=timeout)
+    return CrateStore(http, schema, cluster.address("crate", "schema", schema))
 
 
-def _host(text: str) -> str:
+def _opensearch(url: str, kind: str, timeout: float) -> Store:
+    example = f"{kind}://user:password@host:9200/?prefix=idalloc"
+    accepted = ("prefix", "tls", "ca", *SECRETS, *API_KEYS)
+    cluster = _split_cluster(url, "OpenSearch", example, _OPENSEARCH_PORT, accepted)
+    prefix = cluster.parameters.get("prefix", "idalloc")
+    if not _PREFIX.fullmatch(prefix):
+        raise _invalid("the parameter prefix must consist of a-z, 0-9, _, - and ., and begin with a letter or digit")
+    from idalloc_server.store.opensearch.http import OpenSearchHttp
+    from idalloc_server.store.opensearch.store import OpenSearchStore
+
+    http = OpenSearchHttp(cluster.hosts, authorization=cluster.authorization, tls=cluster.tls, timeout=timeout)
+    return OpenSearchStore(http, prefix, cluster.address(kind, "prefix", prefix), timeout)
+
+
+def _split_cluster(url: str, product: str, example: str, port: int, accepted: Sequence[str]) -> _Cluster:
+    # Messages repeat only names of parameters: if a character is not percent-encoded, any other part may be a password.
+    parts = _split(url)
+    if parts.path not in ("", "/") or parts.fragment or "@" in parts.query:
+        raise _invalid(
+            f"the URL of {product} has only parameters after its hosts: {example}, "
+            "with reserved characters percent-encoded"
+        )
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    names = [_host(host, product, example, port) for host in hosts.split(",")]
+    user, has_password, password = (unquote(part) for part in credentials.partition(":"))
+    parameters = _parse_parameters(parts.query, accepted)
+    return _Cluster(
+        hosts=names,
+        authority=f"{f'{user}@' if user else ''}{','.join(names)}",
+        authorization=authorization(user, password if has_password else None, parameters, example),
+        tls=tls_context(parameters),
+        parameters=parameters,
+    )
+
+
+def _host(text: str, product: str, example: str, default_port: int) -> str:
     found = _HOST.fullmatch(text)
-    port = int(found["port"] or _DEFAULT_PORT) if found else 0
+    port = int(found["port"] or default_port) if found else 0
     if found is None or not 1 <= port <= 65535:
         raise _invalid(
-            "the hosts of a CrateDB URL are written host:port,host2:port: crate://user:password@host:4200/, "
+            f"the hosts of a URL of {product} are written host:port,host2:port: {example.partition('?')[0]}, "
             "with the reserved characters of the password percent-encoded"
         )
     return f"{found['name']}:{port}"
 
 
-def _parse_parameters(query: str) -> dict[str, str]:
+def _parse_parameters(query: str, accepted: Sequence[str]) -> dict[str, str]:
     parameters: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in _PARAMETERS:
-            raise _invalid(f"unknown parameter {name!r}; the parameters are {', '.join(_PARAMETERS)}")
+        if name not in accepted:
+            raise _invalid(f"unknown parameter {name!r}; the parameters are {', '.join(accepted)}")
         if name in parameters or not value:
             raise _invalid(f"the parameter {name} must be given once, with a value")
         parameters[name] = value

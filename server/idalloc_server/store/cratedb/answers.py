@@ -14,11 +14,10 @@ from idalloc_server.domain.errors import (
     StoreFailure,
     StoreOutcomeUnknown,
     StoreRefused,
-    StoreUnreachable,
 )
+from idalloc_server.store.transport import is_unauthorized, one_line
 
 _HTTP_OK = 200
-_HTTP_UNAUTHORIZED = 401
 _HTTP_REQUEST_TIMEOUT = 408
 _HTTP_TOO_MANY_REQUESTS = 429
 
@@ -34,8 +33,6 @@ _SHARD_NOT_STARTED = "IllegalIndexShardStateException"
 # Codes with HTTP 409, a conflict with another client; a retry may succeed. 4091: a row with this primary key exists.
 # 4092: another write changed the row meanwhile (its _seq_no differs). 4093: the table exists.
 _CONFLICT = range(4090, 4100)
-
-_MAX_MESSAGE_LENGTH = 300
 
 _TABLE = re.compile(r'"[\w-]+"\."\w+"')
 _CONSTRAINT = re.compile(r"Failed CONSTRAINT (.+?) CHECK")
@@ -87,24 +84,11 @@ def may_be_starting(error: StoreFailure) -> bool:
     return error.code in _TABLE_UNKNOWN or is_unauthorized(error)
 
 
-def is_unauthorized(error: StoreFailure) -> bool:
-    """Whether the user is unknown, or the password or token is wrong. A missing privilege is 401 with code 4011."""
-    return error.http_status == _HTTP_UNAUTHORIZED and error.code is None
-
-
 def refused(failure: StoreFailure, statement: str) -> StoreRefused:
     """Returns the error as one that needs an operator, with the next step."""
     found = _TABLE.search(statement)
     message = f"{failure}; {_next_step(failure, found[0] if found else 'the table')}"
     return StoreRefused(message, code=failure.code, http_status=failure.http_status)
-
-
-def read_failure(failure: StoreFailure) -> StoreFailure:
-    """Returns the failure of a read. A read changes nothing, so its outcome is never unknown."""
-    if not isinstance(failure, StoreOutcomeUnknown):
-        return failure
-    kind = StoreUnreachable if failure.http_status is None else StoreAnsweredError
-    return kind(str(failure), code=failure.code, http_status=failure.http_status)
 
 
 def rows(answer: Any) -> list[Row]:
@@ -118,12 +102,6 @@ def rows(answer: Any) -> list[Row]:
 def version(answer: Any) -> str:
     """Returns the version in the answer to ``GET /``."""
     return str(answer["version"]["number"])
-
-
-def one_line(what: object) -> str:
-    """Returns the beginning of a text, without line breaks."""
-    text = " ".join(str(what).split()) or type(what).__name__
-    return text if len(text) <= _MAX_MESSAGE_LENGTH else text[:_MAX_MESSAGE_LENGTH] + "…"
 
 
 def _may_recover(failure: StoreAnsweredError) -> bool:

@@ -65,13 +65,6 @@ _TIMESTAMPS = (
 )
 
 
-def lattice(sequence: Sequence) -> tuple[int, int]:
-    """Returns the two arguments that describe the lattice to ``_reaching``: the size of the step, and an offset."""
-    size = abs(sequence.step)
-    remainder = sequence.before_start % size
-    return size, (size + remainder if sequence.step > 0 else 2 * size - remainder)
-
-
 def _reaching(value: str, rising: bool, size: str, offset: str) -> str:
     """Returns SQL for the first point of the lattice at or past ``value``, or the end of BIGINT if that comes first.
 

@@ -5,35 +5,26 @@ from typing import Any
 
 from idalloc_server.domain.errors import (
     NULL_LAST_VALUE,
-    Refusal,
     SequenceDeleted,
     SequenceInvalid,
-    StoreFailure,
     StoreOutcomeUnknown,
-    StoreRefused,
-    StoreRetired,
-    StoreUnavailable,
 )
-from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, PERIOD_SEPARATOR, Sequence
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, Sequence
 from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
 from idalloc_server.domain.store.retention import RecordPosition, Retention
-from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks, retiring_revision
+from idalloc_server.domain.store.retirement import raise_if_retired, retirement_blocks
 from idalloc_server.store import packed_settings
-from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, clamp_to_bigint, ids_left
+from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, clamp_to_bigint, ids_left, lattice
 from idalloc_server.store.cratedb import schema, statements
 from idalloc_server.store.cratedb.http import CrateHttp
 from idalloc_server.store.packed_settings import DEFAULT_GENERATION, DELETED, PERIOD, TIMESTAMP
-
-# The most sequences of which a process remembers the generation that it checked for a retired store.
-_MAX_CHECKED = 100_000
+from idalloc_server.store.retirement_checks import RetirementChecks
 
 
 class CrateStore:
     """A store in a CrateDB cluster; see ``Store``.
 
-    CrateDB has no transactions. So the retirement row is read before and after a row is created or revived, and after
-    the first grant of each generation of a sequence. If there is none after a write, the write came before it, and is
-    in the export.
+    CrateDB has no transactions; ``RetirementChecks`` describes how a retired store refuses.
 
     Args:
         http: The transport.
@@ -46,7 +37,7 @@ class CrateStore:
         self._schema = schema
         self._address = address
         self._sql = statements.Statements(schema)
-        self._checked_generations: dict[str, int] = {}
+        self._retirement = RetirementChecks(self)
 
     @property
     def address(self) -> str:
@@ -86,7 +77,7 @@ class CrateStore:
     async def create(self, row: Row) -> Row:
         """See ``Store.create``."""
         if retirement_blocks(row.name):
-            raise_if_retired(await self.get(RETIREMENT), row.name)
+            await self._retirement.before_write(row.name)
         sequence = row.sequence
         rows = await self._http.write(
             self._sql.create,
@@ -106,12 +97,7 @@ class CrateStore:
         )
         if not rows:
             raise StoreOutcomeUnknown(f"CrateDB returned no row for the create of sequence {row.name!r}")
-        try:
-            return await self._end_if_retired(_parse_row(rows[0]))
-        except StoreRetired as refusal:
-            if row.last_value == sequence.before_start:
-                raise
-            raise _not_given_back(refusal) from refusal
+        return await self._retirement.end_created_if_retired(row, _parse_row(rows[0]))
 
     async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
         """See ``Store.open_period``."""
@@ -125,7 +111,7 @@ class CrateStore:
             packed_settings.pack(sequence),
             packed_settings.mode(name, sequence, deleted=False),
             generation,
-            *statements.lattice(sequence),
+            *lattice(sequence),
         )
 
     async def get(self, name: str) -> Row | None:
@@ -143,7 +129,7 @@ class CrateStore:
     async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
         """See ``Store.revise``."""
         if retirement_blocks(name, change):
-            raise_if_retired(await self.get(RETIREMENT), name)
+            await self._retirement.before_write(name)
         sequence = change.sequence
         no_limit = MAX_ID if sequence.step > 0 else MIN_BIGINT
         before = sequence.before_start
@@ -153,7 +139,7 @@ class CrateStore:
             revision,
             no_limit if change.limit is None else clamp_to_bigint(change.limit),
             clamp_to_bigint(change.at_least if sequence.is_past(change.at_least, before) else before),
-            *statements.lattice(sequence),
+            *lattice(sequence),
             sequence.step,
             sequence.min_value,
             sequence.max_value,
@@ -170,7 +156,7 @@ class CrateStore:
         row = _parse_row(rows[0])
         if row.last_value is None:
             raise SequenceInvalid(name, NULL_LAST_VALUE)
-        return await self._end_if_retired(row)
+        return await self._retirement.end_if_retired(row)
 
     async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
         """See ``Store.record``."""
@@ -214,9 +200,9 @@ class CrateStore:
 
     async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
         """See ``Store.claim_start``."""
-        raise_if_retired(await self.get(RETIREMENT))
+        await self._retirement.before_write()
         rows = await self._http.write(self._sql.claim, prefix, at_least, holder, _ms(stale_after))
-        raise_if_retired(await self._retirement_after_write())
+        raise_if_retired(await self._retirement.after_write())
         last_start, held_by, seen_at = rows[0]
         return Claim(last_start, held_by, seen_at / 1000)
 
@@ -247,64 +233,16 @@ class CrateStore:
         """See ``Store.close``."""
         await self._http.close()
 
-    async def _retirement_after_write(self) -> Row | None:
-        """Returns the retirement row, after a write.
-
-        Raises:
-            StoreOutcomeUnknown: The row could not be read; it may precede the write.
-        """
-        try:
-            return await self.get(RETIREMENT)
-        except StoreFailure as error:
-            raise _retirement_unknown(error) from error
-
-    async def _end_if_retired(self, row: Row) -> Row:
-        """Returns a row that was written. If the store was retired meanwhile, deletes the row again and refuses."""
-        if row.deleted or row.name == RETIREMENT:
-            return row
-        found = await self._retirement_after_write()
-        if found is not None and not found.deleted:
-            await self.revise(row.name, row.revision, retiring_revision(row, found))
-        raise_if_retired(found, row.name)
-        return row
-
     async def _accept_grant(
         self, name: str, rows: Many[Many[Any]], modes: Many[str | None] = (None, PERIOD)
     ) -> Grant | None:
-        """Returns the grant of an answer. Gives it back if the store is retired, or its retirement is unknown."""
+        """Returns the grant of an answer; see ``RetirementChecks.accept_grant``."""
         try:
             grant = _parse_grant(name, rows, modes)
         except SequenceDeleted:
-            raise_if_retired(await self.get(RETIREMENT), name)
+            await self._retirement.before_write(name)
             raise
-        # The counter of a period is used only under a proof of its sequence, which is checked.
-        if grant is None or PERIOD_SEPARATOR in name or self._checked_generations.get(name) == grant.generation:
-            return grant
-        try:
-            raise_if_retired(await self.get(RETIREMENT), name)
-        except StoreUnavailable as error:
-            raise _retirement_unknown(error) from error
-        except (StoreRetired, StoreRefused) as refusal:
-            try:
-                is_back = not grant.granted or await self.give_back(name, grant.granted, grant.version)
-            except StoreFailure:
-                is_back = False
-            if is_back:
-                raise
-            raise _not_given_back(refusal) from refusal
-        if len(self._checked_generations) >= _MAX_CHECKED:
-            self._checked_generations.clear()
-        self._checked_generations[name] = grant.generation
-        return grant
-
-
-def _not_given_back(refusal: Refusal) -> StoreOutcomeUnknown:
-    """Returns the error by which the caller counts the ids as burned. Its next call gets the refusal itself."""
-    return StoreOutcomeUnknown(f"ids were granted and cannot be given back: {refusal}")
-
-
-def _retirement_unknown(error: StoreFailure) -> StoreOutcomeUnknown:
-    return StoreOutcomeUnknown(f"CrateDB did not answer whether the store is retired: {error}")
+        return await self._retirement.accept_grant(name, grant)
 
 
 def _parse_grant(name: str, rows: Many[Many[Any]], modes: Many[str | None]) -> Grant | None:

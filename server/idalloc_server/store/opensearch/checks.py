@@ -1,0 +1,104 @@
+"""Refuses an index in OpenSearch on which idalloc's writes would fail or lose ids. Each error names the next step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from idalloc_server.domain.errors import StartRefused
+from idalloc_server.store.opensearch.indices import Index
+
+_log = structlog.get_logger(__name__)
+
+_BLOCKS = ("read", "write", "read_only", "read_only_allow_delete", "metadata")
+
+
+@dataclass(frozen=True)
+class StoredIndex:
+    """An index of the cluster.
+
+    Attributes:
+        name: Its name.
+        fields: The mapping of each field.
+        settings: Its settings, with defaults, by their full names.
+    """
+
+    name: str
+    fields: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, Any]
+
+
+def check(alias: str, index: Index, found: StoredIndex, nodes: int | None) -> dict[str, Mapping[str, Any]]:
+    """Checks an existing index. If the cluster has several nodes, an index without replicas logs a warning.
+
+    Returns:
+        The mapping of the fields that it lacks.
+
+    Raises:
+        StartRefused: The index cannot be used.
+    """
+    _check_settings(alias, found, nodes)
+    missing: dict[str, Mapping[str, Any]] = {}
+    for name, mapping in index.fields.items():
+        field = found.fields.get(name)
+        if field is None:
+            missing[name] = mapping
+            continue
+        for option in ("type", "coerce"):
+            if option in mapping and field.get(option) != mapping[option]:
+                raise _refused(
+                    found,
+                    f"its field {name} must have {option} {_shown(mapping[option])}, not "
+                    f"{_shown(field.get(option))}: choose another prefix (?prefix=…)",
+                )
+    return missing
+
+
+def _check_settings(alias: str, found: StoredIndex, nodes: int | None) -> None:
+    def setting(name: str, default: str = "") -> str:
+        return str(found.settings.get(f"index.{name}", default)).lower()
+
+    if setting("translog.durability", "request") != "request":
+        raise _refused(
+            found,
+            "a crash loses acknowledged writes, as its translog.durability is async: run "
+            f'PUT /{alias}/_settings {{"index.translog.durability": "request"}}',
+        )
+    for block in _BLOCKS:
+        if setting(f"blocks.{block}", "false") == "true":
+            raise _refused(
+                found,
+                f"its block {block} is set; free the disk if it is full, then run "
+                f'PUT /{alias}/_settings {{"index.blocks.{block}": null}}',
+            )
+    if setting("replication.type") == "segment":
+        raise _refused(
+            found,
+            "its replication.type is SEGMENT, whose replicas lag behind the primary: reindex it into an index with "
+            "replication.type DOCUMENT, and move the alias",
+        )
+    if setting("number_of_shards", "1") != "1":
+        raise _refused(found, "it must have one shard: reindex it into an index with one, and move the alias")
+    for pipeline in ("default_pipeline", "final_pipeline"):
+        if setting(pipeline, "_none") != "_none":
+            raise _refused(
+                found,
+                f'its {pipeline} could change rows: run PUT /{alias}/_settings {{"index.{pipeline}": "_none"}}',
+            )
+    is_single = setting("number_of_replicas") == "0" and setting("auto_expand_replicas", "false") == "false"
+    if nodes is not None and nodes > 1 and is_single:
+        _log.warning(
+            "index_without_replica",
+            why="its sequences are lost with its node",
+            index=found.name,
+            next_step=f'PUT /{alias}/_settings {{"index.auto_expand_replicas": "0-2"}}',
+        )
+
+
+def _shown(value: object) -> str:
+    return "its default" if value is None else str(value).lower()
+
+
+def _refused(found: StoredIndex, message: str) -> StartRefused:
+    return StartRefused("store", f"the index {found.name}: {message}")

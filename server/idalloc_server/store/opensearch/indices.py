@@ -1,0 +1,92 @@
+"""The definitions of idalloc's indices in OpenSearch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Not indexed: only scripts and `_source` have them. Without `coerce: false` a row could keep 1.5 or "12".
+_NUMBER = {"type": "long", "index": False, "doc_values": False, "coerce": False}
+_TEXT = {"type": "keyword", "index": False, "doc_values": False}
+_INDEXED_NUMBER = {"type": "long", "coerce": False}
+_INDEXED_TEXT = {"type": "keyword"}
+_INDEXED_BOOLEAN = {"type": "boolean"}
+
+# GET by id and updates need no refresh, lists make one. A pipeline of an index template could change rows.
+_SETTINGS = {
+    "number_of_shards": 1,
+    "auto_expand_replicas": "0-2",
+    "translog.durability": "request",
+    "refresh_interval": "-1",
+    "default_pipeline": "_none",
+    "final_pipeline": "_none",
+}
+
+
+@dataclass(frozen=True)
+class Index:
+    """The definition of an index. idalloc uses it by its alias only; the index is the alias and ``-1``.
+
+    Attributes:
+        suffix: The end of the alias, after the prefix of the URL.
+        fields: The mapping of each field.
+    """
+
+    suffix: str
+    fields: Mapping[str, Mapping[str, Any]]
+
+    def alias(self, prefix: str) -> str:
+        """Returns the name of the alias."""
+        return f"{prefix}-{self.suffix}"
+
+    def definition(self, prefix: str) -> dict[str, Any]:
+        """Returns the body of the request that creates the index and its alias."""
+        return {
+            "settings": {"index": _SETTINGS},
+            "aliases": {self.alias(prefix): {"is_write_index": True}},
+            "mappings": {"dynamic": "strict", "properties": self.fields},
+        }
+
+
+SEQUENCES = Index(
+    "sequences",
+    {
+        "name": _INDEXED_TEXT,
+        "period": _INDEXED_BOOLEAN,
+        "mode": _INDEXED_TEXT,
+        "last_value": _NUMBER,
+        "step": _NUMBER,
+        "min_value": _NUMBER,
+        "max_value": _NUMBER,
+        "generation": _NUMBER,
+        "lease_ms": _NUMBER,
+        "granted": _NUMBER,
+        "writes": _NUMBER,
+        "rev": _NUMBER,
+        "created_at": _NUMBER,
+        "changed_at": _NUMBER,
+        "settings": _TEXT,
+        "rev_by": _TEXT,
+    },
+)
+START_TIMESTAMPS = Index(
+    "starts", {"prefix": _INDEXED_NUMBER, "last_start": _NUMBER, "holder": _TEXT, "seen_at": _NUMBER}
+)
+ALLOCATIONS = Index(
+    "allocations",
+    {
+        "written_at": _INDEXED_NUMBER,
+        "first_id": _NUMBER,
+        "id_count": _NUMBER,
+        "step": _NUMBER,
+        "generation": _NUMBER,
+        "prefix": _NUMBER,
+        "window_ms": _NUMBER,
+        "again": _NUMBER,
+        "request_id": _TEXT,
+        "sequence": _TEXT,
+        "period": _TEXT,
+        "node": _TEXT,
+    },
+)
+# In the order of their creation: if the last one exists, all were made once.
+INDICES = (START_TIMESTAMPS, ALLOCATIONS, SEQUENCES)

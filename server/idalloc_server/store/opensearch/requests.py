@@ -1,0 +1,322 @@
+"""The requests to OpenSearch: paths, bodies, and the readers of their answers."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
+from urllib.parse import quote
+
+from idalloc_server.domain.errors import StoreFailure
+from idalloc_server.domain.store.records import GrantFloor
+from idalloc_server.domain.store.retirement import RETIREMENT
+from idalloc_server.store.bounds import clamp_to_bigint
+from idalloc_server.store.opensearch import scripts
+from idalloc_server.store.opensearch.answers import CONFLICT, ROW_MISSING, failure, read_answer
+from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS, Index
+from idalloc_server.store.transport import Request
+
+_GRANT_FIELDS = "last_value,granted,step,min_value,max_value,settings,mode,generation,writes"
+# The primary's node tries again at once, without a pause. 10 are too few for 64 callers of one row.
+_RETRIES = "retry_on_conflict=100"
+# OpenSearch gives up a write before this process does: later it could still be applied.
+_SHARE_OF_TIMEOUT = 0.9
+# The most hits of one search.
+MAX_HITS = 10_000
+# A document without a row. Its write confirms that the row before it in a request is missing.
+_CONFIRMATION = "\x1fconfirm"
+
+_T = TypeVar("_T")
+Source = dict[str, Any]
+
+
+class Written(NamedTuple):
+    """A row after a write.
+
+    Attributes:
+        source: The requested fields.
+        seq_no: The number of the write in the index.
+        term: The term of the primary.
+    """
+
+    source: Source
+    seq_no: int
+    term: int
+
+
+class Hit(NamedTuple):
+    """A row in the answer to a search; ``source`` has the requested fields."""
+
+    id: str
+    seq_no: int
+    term: int
+    source: Source
+
+
+class Requests:
+    """The requests on the indices of one prefix. Every write is one request, and needs an alias: nothing is created.
+
+    Args:
+        prefix: The beginning of the aliases.
+        timeout: The timeout of a call, in seconds.
+    """
+
+    def __init__(self, prefix: str, timeout: float) -> None:
+        self._prefix = prefix
+        self._sequences = SEQUENCES.alias(prefix)
+        self._starts = START_TIMESTAMPS.alias(prefix)
+        self._allocations = ALLOCATIONS.alias(prefix)
+        self._write = f"require_alias=true&timeout={int(timeout * 1000 * _SHARE_OF_TIMEOUT)}ms"
+
+    def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor) -> Request[Written | None]:
+        """Advances a counter; None if there is no row."""
+        script = _script(scripts.GRANT, wanted=wanted, lease_ms=lease_ms, **_floor(floor))
+        return self._update(self._sequences, name, {"script": script}, f"&_source={_GRANT_FIELDS}&{_RETRIES}")
+
+    def grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor
+    ) -> Request[Written | None]:
+        """Advances a counter of timestamps; None if there is no row."""
+        script = _script(scripts.STAMPS, wanted=wanted, lease_ms=lease_ms, now=now, ahead=ahead, **_floor(floor))
+        return self._update(self._sequences, name, {"script": script}, f"&_source={_GRANT_FIELDS}&{_RETRIES}")
+
+    def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> Request[Written | None]:
+        """Moves a counter back; None if the row was written since."""
+        seq_no, term, generation = version
+        script = _script(scripts.BACK, count=count, generation=generation)
+        query = f"&_source=generation,last_value&if_seq_no={seq_no}&if_primary_term={term}"
+        return self._update(self._sequences, name, {"script": script}, query, none_for=(ROW_MISSING, CONFLICT))
+
+    def create(self, row: Source) -> Request[Written | None]:
+        """Inserts a row, or writes the existing one unchanged."""
+        body = {"script": _script(scripts.TOUCH), "upsert": row}
+        return self._update(self._sequences, row["name"], body, f"&_source=true&{_RETRIES}")
+
+    def get(self, name: str) -> Request[Written | None]:
+        """Writes a row unchanged: only a write is confirmed by the other copies."""
+        return self._update(self._sequences, name, {"script": _script(scripts.TOUCH)}, f"&_source=true&{_RETRIES}")
+
+    def retirement(self) -> Request[list[Source | None]]:
+        """Writes the retirement row unchanged, if there is one, and another document: its write confirms the first."""
+        action = {"_id": RETIREMENT, "_source": True, "retry_on_conflict": 100}
+        lines = [{"update": action}, {"script": _script(scripts.TOUCH)}, {"index": {"_id": _CONFIRMATION}}, {}]
+        return self._bulk(self._sequences, lines, expected=(ROW_MISSING,), is_whole=True)
+
+    def revise(self, name: str, **parameters: object) -> Request[Written | None]:
+        """Changes a row, with the parameters of ``scripts.REVISE``."""
+        script = _script(scripts.REVISE, **parameters)
+        return self._update(self._sequences, name, {"script": script}, f"&_source=true&{_RETRIES}")
+
+    def open_period(self, name: str, **parameters: object) -> Request[Written | None]:
+        """Creates the counter of a period, or moves it, with the parameters of ``scripts.PERIOD``."""
+        body = _upsert(scripts.PERIOD, **parameters)
+        return self._update(self._sequences, name, body, f"&_source=generation,last_value&{_RETRIES}")
+
+    def list_rows(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> Request[list[Hit]]:
+        """Finds rows as of the last refresh; see ``Store.list``. The confirmation has no name."""
+        filters: list[object] = [{"range": {"name": {"gt": after}}}]
+        if prefix:
+            filters.append({"prefix": {"name": prefix}})
+        excluded: list[object] = [] if deleted else [{"term": {"mode": "deleted"}}]
+        if not periods:
+            excluded.append({"term": {"period": True}})
+        query = {"bool": {"filter": filters, "must_not": excluded}}
+        body = {"size": limit, "query": query, "sort": [{"name": "asc"}], "track_total_hits": False, "_source": True}
+        return _search(self._sequences, body, _hits)
+
+    def claim(self, prefix: int, at_least: int, holder: str, stale_ms: int) -> Request[Written | None]:
+        """Claims a start timestamp."""
+        body = _upsert(scripts.CLAIM, prefix=prefix, at_least=at_least, holder=holder, stale_ms=stale_ms)
+        return self._update(self._starts, str(prefix), body, f"&_source=true&{_RETRIES}")
+
+    def keep(self, prefix: int, holder: str, stale_ms: int) -> Request[Written | None]:
+        """Refreshes a holder."""
+        body = {"script": _script(scripts.KEEP, holder=holder, stale_ms=stale_ms)}
+        return self._update(self._starts, str(prefix), body, f"&_source=prefix&{_RETRIES}")
+
+    def release(self, prefix: int, holder: str) -> Request[Written | None]:
+        """Removes a holder."""
+        body = {"script": _script(scripts.RELEASE, holder=holder)}
+        return self._update(self._starts, str(prefix), body, f"&_source=prefix&{_RETRIES}")
+
+    def raise_start(self, prefix: int, to: int) -> Request[Written | None]:
+        """Raises the last start timestamp of a prefix."""
+        body = _upsert(scripts.RAISE, prefix=prefix, to=to)
+        return self._update(self._starts, str(prefix), body, f"&_source=last_start&{_RETRIES}")
+
+    def starts(self, after: int | None) -> Request[list[Hit]]:
+        """Finds start timestamps as of the last refresh, by prefix."""
+        body: dict[str, object] = {
+            "size": MAX_HITS,
+            "sort": [{"prefix": "asc"}],
+            "track_total_hits": False,
+            "_source": ["prefix", "last_start"],
+            "query": {"match_all": {}},
+        }
+        if after is not None:
+            body["search_after"] = [after]
+        return _search(self._starts, body, _hits)
+
+    def record(self, rows: Sequence[Source]) -> Request[list[Source | None]]:
+        """Records allocations, or writes the earlier ones unchanged; None for one whose outcome is unknown."""
+        lines: list[object] = []
+        for row in rows:
+            lines += [{"update": {"_id": row["request_id"], "_source": True}}, _upsert(scripts.RECORD, row=row)]
+        return self._bulk(self._allocations, lines)
+
+    def recorded(self, request_id: str) -> Request[Written | None]:
+        """Writes a recorded allocation unchanged; None if there is none."""
+        body = {"script": _script(scripts.RECORD, row={})}
+        return self._update(self._allocations, request_id, body, f"&_source=true&{_RETRIES}")
+
+    def newest(self) -> Request[tuple[Hit, int] | None]:
+        """Finds the newest record as of the last refresh, and the latest ``written_at`` of all."""
+        body = {
+            "size": 1,
+            "sort": [{"_seq_no": "desc"}],
+            "_source": False,
+            "seq_no_primary_term": True,
+            "track_total_hits": False,
+            "aggs": {"written_at": {"max": {"field": "written_at"}}},
+        }
+        return _search(self._allocations, body, _newest)
+
+    def count(self, index: Index) -> Request[int]:
+        """Counts the documents as of the last refresh."""
+        body = {"size": 0, "track_total_hits": True}
+        return _search(index.alias(self._prefix), body, lambda answer: int(answer["hits"]["total"]["value"]))
+
+    def oldest(self, written_at_ms: int, limit: int) -> Request[list[Hit]]:
+        """Finds the oldest records as of the last refresh."""
+        body = {
+            "size": min(limit, MAX_HITS),
+            "query": {"range": {"written_at": {"lte": written_at_ms}}},
+            "sort": [{"_seq_no": "asc"}],
+            "_source": ["window_ms"],
+            "seq_no_primary_term": True,
+            "track_total_hits": False,
+        }
+        return _search(self._allocations, body, _hits)
+
+    def forget(self, hits: Sequence[Hit]) -> Request[list[Source | None]]:
+        """Deletes records that were not written since; None for one that was, or is gone."""
+        lines = [{"delete": {"_id": hit.id, "if_seq_no": hit.seq_no, "if_primary_term": hit.term}} for hit in hits]
+        return self._bulk(self._allocations, lines)
+
+    def touch_missing(self, index: Index) -> Request[Written | None]:
+        """Writes a row that does not exist, which changes nothing."""
+        return self._update(index.alias(self._prefix), _CONFIRMATION + "ed", {"script": _script(scripts.TOUCH)}, "")
+
+    def refresh(self, index: Index) -> Request[None]:
+        """Makes all acknowledged writes of an index visible to searches."""
+        alias = index.alias(self._prefix)
+        return Request("POST", f"/{alias}/_refresh", None, _reader(_refreshed, alias), alias)
+
+    def _update(
+        self, alias: str, key: str, body: object, query: str, none_for: Collection[str] = (ROW_MISSING,)
+    ) -> Request[Written | None]:
+        path = f"/{alias}/_update/{quote(key, safe='')}?{self._write}{query}"
+        read = partial(read_answer, parse=_written, subject=alias, none_for=none_for)
+        return Request("POST", path, json_body(body), read, alias)
+
+    def _bulk(
+        self,
+        alias: str,
+        lines: Sequence[object],
+        expected: Collection[str] = (ROW_MISSING, CONFLICT),
+        *,
+        is_whole: bool = False,
+    ) -> Request[list[Source | None]]:
+        body = b"".join(json_body(line) + b"\n" for line in lines)
+        read = partial(_read_bulk, alias=alias, expected=expected, is_whole=is_whole)
+        return Request("POST", f"/{alias}/_bulk?{self._write}", body, read, alias)
+
+
+def _script(source: str, **parameters: object) -> dict[str, object]:
+    return {"source": source, "lang": "painless", "params": parameters}
+
+
+def _upsert(source: str, **parameters: object) -> dict[str, object]:
+    return {"scripted_upsert": True, "upsert": {}, "script": _script(source, **parameters)}
+
+
+def _floor(floor: GrantFloor) -> dict[str, int]:
+    return {
+        "generation": floor.generation,
+        "least": clamp_to_bigint(floor.least),
+        "most": clamp_to_bigint(floor.most),
+    }
+
+
+def json_body(body: object) -> bytes:
+    """Returns a body, or a line of one."""
+    return json.dumps(body).encode()
+
+
+def _reader(parse: Callable[[Any], _T], alias: str) -> Callable[[str, int, bytes], _T]:
+    return cast(Callable[[str, int, bytes], _T], partial(read_answer, parse=parse, subject=alias))
+
+
+def _search(alias: str, body: object, parse: Callable[[Any], _T]) -> Request[_T]:
+    path = f"/{alias}/_search?allow_partial_search_results=false"
+    return Request("POST", path, json_body(body), _reader(parse, alias), alias)
+
+
+def _written(answer: Any) -> Written:
+    if answer["result"] not in ("created", "updated"):
+        raise ValueError("a noop is confirmed by no other copy")
+    return Written(dict(answer["get"]["_source"]), int(answer["_seq_no"]), int(answer["_primary_term"]))
+
+
+def _hits(answer: Any) -> list[Hit]:
+    if answer["timed_out"] or answer["_shards"]["failed"]:
+        raise ValueError("the search is incomplete")
+    return [
+        Hit(hit["_id"], hit.get("_seq_no", 0), hit.get("_primary_term", 0), hit.get("_source", {}))
+        for hit in answer["hits"]["hits"]
+    ]
+
+
+def _newest(answer: Any) -> tuple[Hit, int] | None:
+    hits = _hits(answer)
+    return (hits[0], int(answer["aggregations"]["written_at"]["value"])) if hits else None
+
+
+def _refreshed(answer: Any) -> None:
+    shards = answer["_shards"]
+    if shards["successful"] < 1 or shards["failed"]:
+        raise ValueError("no shard was refreshed")
+
+
+def _read_bulk(
+    host: str, status: int, content: bytes, *, alias: str, expected: Collection[str], is_whole: bool
+) -> list[Source | None]:
+    """Reads the answer to ``_bulk``, which is 200 whatever its items did.
+
+    Args:
+        host: ``host:port`` of the sender.
+        status: The HTTP status.
+        content: The body.
+        alias: The alias of the request.
+        expected: The types of errors for which an item's result is None.
+        is_whole: Whether any other error of an item is one of the request; otherwise only if all items failed.
+
+    Returns:
+        For each item the row, or an empty one without ``_source``; None for one that failed.
+
+    Raises:
+        StoreFailure: The request failed, or so did its items.
+    """
+    found: list[Source | None] = []
+    failures: list[StoreFailure] = []
+    for item in _reader(_items, alias)(host, status, content):
+        error = item.get("error")
+        found.append(None if error or item["status"] == 404 else dict(item.get("get", {}).get("_source", {})))
+        if error and error.get("type") not in expected:
+            failures.append(failure(host, item["status"], error, alias))
+    if failures and (is_whole or len(failures) == len(found)):
+        raise failures[0]
+    return found
+
+
+def _items(answer: Any) -> list[Mapping[str, Any]]:
+    return [next(iter(item.values())) for item in answer["items"]]

@@ -1,0 +1,194 @@
+"""Creates idalloc's indices at the first start, and refuses an unsafe cluster or index.
+
+Every step reads first and creates only what is missing. Any number of processes may start at once, and a user without
+the privilege to create indices can start if they are complete. An alias that is missing later is refused: an empty
+index in its place would begin all sequences again.
+"""
+
+import re
+from functools import partial
+from typing import Any
+
+import structlog
+
+from idalloc_server.domain.errors import StartRefused, StoreAnsweredError, StoreRefused
+from idalloc_server.store.opensearch import checks
+from idalloc_server.store.opensearch.answers import INDEX_EXISTS, INDEX_MISSING, read_answer
+from idalloc_server.store.opensearch.checks import StoredIndex
+from idalloc_server.store.opensearch.http import OpenSearchHttp
+from idalloc_server.store.opensearch.indices import INDICES, SEQUENCES, Index
+from idalloc_server.store.opensearch.requests import Requests, json_body
+from idalloc_server.store.transport import Request
+
+_log = structlog.get_logger(__name__)
+
+_MIN_OPENSEARCH = (2, 17)
+_MIN_ELASTICSEARCH = (8, 0)
+_SUPPORTED = "OpenSearch 2.17 or newer, or Elasticsearch 8 or newer"
+_MAX_ATTEMPTS = 3
+
+
+def _request(method: str, path: str, parse: Any, body: object = None, none_for: tuple[str, ...] = ()) -> Request[Any]:
+    subject = path.partition("?")[0].strip("/").removesuffix("-1")
+    read = partial(read_answer, parse=parse, subject=subject, none_for=none_for)
+    return Request(method, path, None if body is None else json_body(body), read, subject)
+
+
+_VERSION: Request[tuple[str, str]] = _request(
+    "GET", "/", lambda answer: (answer["version"].get("distribution", "elasticsearch"), answer["version"]["number"])
+)
+_NODES: Request[list[str]] = _request(
+    "GET",
+    "/_nodes/_all/process?filter_path=nodes.*.version",
+    lambda answer: [node["version"] for node in answer["nodes"].values()],
+)
+# The clock of the node that answers.
+CLOCK: Request[float] = _request(
+    "GET",
+    "/_nodes/_local/stats/process?filter_path=nodes.*.timestamp",
+    lambda answer: max(node["timestamp"] for node in answer["nodes"].values()) / 1000,
+)
+
+
+async def set_up(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
+    """Checks the cluster and creates the indices and fields that are missing.
+
+    Raises:
+        StartRefused: The version, an index or a privilege of the user is unsuitable.
+        StoreFailure: The cluster cannot be reached, or fails.
+    """
+    nodes = await _check_versions(http)
+    await _create_missing(http, requests, prefix)
+    for index in INDICES:
+        alias = index.alias(prefix)
+        found = await _read_index(http, alias)
+        if found is None:
+            raise _missing(alias)
+        for field, mapping in checks.check(alias, index, found, nodes).items():
+            await _admit(http, _request("PUT", f"/{alias}/_mapping", dict, {"properties": {field: mapping}}), alias)
+        await _check_privileges(http, requests, index, alias)
+
+
+def check_version(distribution: str, number: str) -> None:
+    """Refuses a version that is too old.
+
+    Raises:
+        StartRefused: The version is unsupported or unknown.
+    """
+    found = re.match(r"(\d+)\.(\d+)", number)
+    parts = (int(found[1]), int(found[2])) if found else (0, 0)
+    if parts < (_MIN_OPENSEARCH if distribution == "opensearch" else _MIN_ELASTICSEARCH):
+        raise StartRefused("store", f"{distribution} {number} cannot be used: upgrade the cluster to {_SUPPORTED}")
+
+
+async def _check_versions(http: OpenSearchHttp) -> int | None:
+    """Checks every node's version; returns the number of nodes, or None if the user may not see them."""
+    try:
+        distribution, number = await http.send_read(_VERSION)
+    except (StoreAnsweredError, StoreRefused) as error:
+        if error.http_status is not None and error.http_status >= 500:
+            raise
+        raise StartRefused(
+            "store", f"check the host, and the user and the password or api_key of the URL: {error}"
+        ) from error
+    check_version(distribution, number)
+    if distribution != "opensearch":
+        _log.warning("elasticsearch_is_untested", version=number)
+    try:
+        versions = await http.send_read(_NODES)
+    except (StoreAnsweredError, StoreRefused) as error:
+        if error.http_status is not None and error.http_status >= 500:
+            raise
+        return None
+    for version in versions:
+        check_version(distribution, version)
+    return len(versions)
+
+
+async def _create_missing(http: OpenSearchHttp, requests: Requests, prefix: str) -> None:
+    """Creates the indices if none of them was in use.
+
+    The index of the sequences is the last: while it is missing, a start may not have finished, and it may not be
+    created if another index has documents.
+    """
+    sequences = SEQUENCES.alias(prefix)
+    for _ in range(_MAX_ATTEMPTS):
+        if await _read_index(http, sequences) is not None:
+            return
+        for index in INDICES:
+            alias = index.alias(prefix)
+            if await _read_index(http, alias) is None:
+                create = _request("PUT", f"/{alias}-1", dict, index.definition(prefix), none_for=(INDEX_EXISTS,))
+                await _admit(http, create, alias)
+            elif index is not SEQUENCES and await _has_documents(http, requests, index):
+                raise StartRefused(
+                    "store",
+                    f"the alias {sequences} is missing, but {alias} has documents: restore it from a snapshot, or "
+                    "choose another prefix (?prefix=…)",
+                )
+    if await _read_index(http, sequences) is None:
+        raise StartRefused(
+            "store",
+            f"the index {sequences}-1 exists without the alias {sequences}: add the alias if the index is idalloc's, "
+            "or choose another prefix (?prefix=…)",
+        )
+
+
+async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:
+    """Returns what an alias refers to, or None if there is none.
+
+    Raises:
+        StartRefused: It is an index, or refers to several.
+    """
+    path = f"/{alias}?include_defaults=true&flat_settings=true"
+    found = await http.send_read(_request("GET", path, dict, none_for=(INDEX_MISSING,)))
+    if found is None:
+        return None
+    if alias in found or len(found) != 1:
+        problem = "an index, not an alias" if alias in found else f"an alias of {len(found)} indices"
+        raise StartRefused(
+            "store", f"{alias} is {problem}: idalloc needs an alias of one index; choose another prefix (?prefix=…)"
+        )
+    [(name, content)] = found.items()
+    return StoredIndex(
+        name=name,
+        fields=content["mappings"].get("properties", {}),
+        settings={**content.get("defaults", {}), **content["settings"]},
+    )
+
+
+async def _has_documents(http: OpenSearchHttp, requests: Requests, index: Index) -> bool:
+    await http.send_read(requests.refresh(index))
+    return bool(await http.send_read(requests.count(index)))
+
+
+async def _check_privileges(http: OpenSearchHttp, requests: Requests, index: Index, alias: str) -> None:
+    """Checks the privileges by a write of a row that does not exist, and a search.
+
+    Raises:
+        StartRefused: The user lacks a privilege, or the index is blocked or closed.
+    """
+    try:
+        await http.send_write(requests.touch_missing(index))
+        await http.send_read(requests.refresh(index))
+        await http.send_read(requests.count(index))
+    except StoreRefused as error:
+        raise StartRefused("store", f"the index of {alias} cannot be used: {error}") from error
+
+
+async def _admit(http: OpenSearchHttp, request: Request[Any], alias: str) -> None:
+    """Sends a request that creates something; a refusal is one of the start."""
+    try:
+        await http.send_write(request)
+    except StoreRefused as error:
+        raise StartRefused(
+            "store", f"cannot create or complete the index of {alias}: {error}; or create it first by another user"
+        ) from error
+
+
+def _missing(alias: str) -> StartRefused:
+    return StartRefused(
+        "store",
+        f"the alias {alias} is missing, but others of idalloc are there: restore it from a snapshot; an empty one "
+        "would issue ids again",
+    )

@@ -1,0 +1,262 @@
+"""The store in an OpenSearch cluster: counters, start timestamps and recorded allocations."""
+
+from collections.abc import Sequence as Many
+from typing import Any, TypeVar
+
+from idalloc_server.domain.errors import (
+    NULL_LAST_VALUE,
+    SequenceDeleted,
+    SequenceInvalid,
+    StoreOutcomeUnknown,
+)
+from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, Sequence
+from idalloc_server.domain.store.records import NO_FLOOR, Claim, Grant, GrantFloor, RecordedAllocation, Revision, Row
+from idalloc_server.domain.store.retention import RecordPosition, Retention
+from idalloc_server.domain.store.retirement import RETIREMENT, raise_if_retired, retirement_blocks
+from idalloc_server.store.bounds import MIN_BIGINT, advance_counter, clamp_to_bigint, lattice
+from idalloc_server.store.opensearch import setup
+from idalloc_server.store.opensearch.answers import RowInvalid
+from idalloc_server.store.opensearch.http import OpenSearchHttp
+from idalloc_server.store.opensearch.indices import ALLOCATIONS, SEQUENCES, START_TIMESTAMPS
+from idalloc_server.store.opensearch.requests import MAX_HITS, Requests, Written
+from idalloc_server.store.opensearch.rows import milliseconds, parse_grant, parse_row, row_fields, settings_fields
+from idalloc_server.store.packed_settings import PERIOD, TIMESTAMP
+from idalloc_server.store.retirement_checks import RetirementChecks
+from idalloc_server.store.transport import Request
+
+_T = TypeVar("_T")
+
+
+class OpenSearchStore:
+    """A store in an OpenSearch or Elasticsearch cluster; see ``Store``.
+
+    A read by id is confirmed by no other copy: a node that was cut off answers it for as long as that lasts. So
+    ``get`` and ``recorded`` write the row unchanged. ``RetirementChecks`` describes how a retired store refuses.
+
+    Args:
+        http: The transport.
+        prefix: The beginning of the names of the aliases.
+        address: The address of the cluster for people, without secrets.
+        timeout: The timeout of a call, in seconds.
+    """
+
+    def __init__(self, http: OpenSearchHttp, prefix: str, address: str, timeout: float) -> None:
+        self._http = http
+        self._prefix = prefix
+        self._address = address
+        self._requests = Requests(prefix, timeout)
+        self._retirement = RetirementChecks(self)
+
+    @property
+    def address(self) -> str:
+        """See ``Store.address``."""
+        return self._address
+
+    async def open(self) -> None:
+        """See ``Store.open``. Creates the indices at the first start only."""
+        await setup.set_up(self._http, self._requests, self._prefix)
+
+    async def grant(self, name: str, wanted: int, lease_ms: int, floor: GrantFloor = NO_FLOOR) -> Grant | None:
+        """See ``Store.grant``."""
+        wanted = wanted if wanted <= MAX_ID else 0  # more than any sequence has left, and than a long holds
+        written = await self._write_row(name, self._requests.grant(name, wanted, lease_ms, floor))
+        return await self._accept_grant(name, written)
+
+    async def grant_timestamps(
+        self, name: str, wanted: int, lease_ms: int, now: int, ahead: int, floor: GrantFloor = NO_FLOOR
+    ) -> Grant | None:
+        """See ``Store.grant_timestamps``."""
+        request = self._requests.grant_timestamps(
+            name, min(wanted, MAX_ID), lease_ms, clamp_to_bigint(now), min(ahead, MAX_STEP), floor
+        )
+        grant = await self._accept_grant(name, await self._write_row(name, request), modes=(TIMESTAMP,))
+        # Timestamps between the counter and the clock are lost.
+        if grant is not None and not grant.granted and grant.remaining:
+            left = grant.sequence.max_value - max(grant.last_value, now - 1)
+            return grant._replace(remaining=max(0, left))
+        return grant
+
+    async def create(self, row: Row) -> Row:
+        """See ``Store.create``."""
+        if retirement_blocks(row.name):
+            await self._retirement.before_write(row.name)
+        written = await self._http.send_write(self._requests.create(row_fields(row)))
+        if written is None:
+            raise StoreOutcomeUnknown(f"OpenSearch returned no row for the create of sequence {row.name!r}")
+        return await self._retirement.end_created_if_retired(row, parse_row(row.name, written.source))
+
+    async def open_period(self, name: str, sequence: Sequence, at_least: int, generation: int) -> None:
+        """See ``Store.open_period``."""
+        size, offset = lattice(sequence)
+        request = self._requests.open_period(
+            name,
+            row={"name": name, "period": True, **settings_fields(name, sequence, deleted=False)},
+            at_least=advance_counter(sequence.before_start, at_least, sequence),
+            generation=generation,
+            size=size,
+            offset=offset,
+        )
+        await self._write_row(name, request)
+
+    async def get(self, name: str) -> Row | None:
+        """See ``Store.get``."""
+        if name == RETIREMENT:
+            source, _ = await self._http.send_write(self._requests.retirement())
+        else:
+            written = await self._http.send_write(self._requests.get(name))
+            source = None if written is None else written.source
+        return None if source is None else parse_row(name, source)
+
+    async def list(self, prefix: str, after: str, limit: int, *, deleted: bool, periods: bool) -> list[Row]:
+        """See ``Store.list``."""
+        await self._http.send_read(self._requests.refresh(SEQUENCES))
+        rows: list[Row] = []
+        while len(rows) < limit:
+            size = min(limit - len(rows), MAX_HITS)
+            request = self._requests.list_rows(prefix, after, size, deleted=deleted, periods=periods)
+            hits = await self._http.send_read(request)
+            rows += [parse_row(hit.source["name"], hit.source) for hit in hits]
+            if len(hits) < size:
+                break
+            after = rows[-1].name
+        return rows
+
+    async def revise(self, name: str, revision: int, change: Revision) -> Row | None:
+        """See ``Store.revise``."""
+        if retirement_blocks(name, change):
+            await self._retirement.before_write(name)
+        sequence = change.sequence
+        before = sequence.before_start
+        size, offset = lattice(sequence)
+        no_limit = MAX_ID if sequence.step > 0 else MIN_BIGINT
+        request = self._requests.revise(
+            name,
+            rev=revision,
+            limit=no_limit if change.limit is None else clamp_to_bigint(change.limit),
+            at_least=clamp_to_bigint(change.at_least if sequence.is_past(change.at_least, before) else before),
+            size=size,
+            offset=offset,
+            grows=int(change.ends_leases),
+            generation=change.generation,
+            row={
+                **settings_fields(name, sequence, change.deleted),
+                "rev_by": change.by,
+                "changed_at": milliseconds(change.at),
+            },
+        )
+        written = await self._write_row(name, request, may_fail_over=False)
+        if written is None:
+            return None
+        row = parse_row(name, written.source)
+        if row.last_value is None:
+            raise SequenceInvalid(name, NULL_LAST_VALUE)
+        return await self._retirement.end_if_retired(row)
+
+    async def record(self, allocations: Many[RecordedAllocation]) -> dict[str, RecordedAllocation]:
+        """See ``Store.record``."""
+        rows = [allocation._asdict() for allocation in allocations]
+        found = [_allocation(source) for source in await self._http.send_write(self._requests.record(rows)) if source]
+        return {allocation.request_id: allocation for allocation in found}
+
+    async def recorded(self, request_id: str) -> RecordedAllocation | None:
+        """See ``Store.recorded``."""
+        written = await self._http.send_write(self._requests.recorded(request_id))
+        return None if written is None else _allocation(written.source)
+
+    async def newest_recorded(self) -> RecordPosition | None:
+        """See ``Store.newest_recorded``."""
+        await self._http.send_read(self._requests.refresh(ALLOCATIONS))
+        newest = await self._http.send_read(self._requests.newest())
+        if newest is None:
+            return None
+        hit, written_at = newest
+        return RecordPosition(hit.seq_no, hit.term, written_at / 1000)
+
+    async def count_recorded(self, limit: int) -> int:
+        """See ``Store.count_recorded``."""
+        await self._http.send_read(self._requests.refresh(ALLOCATIONS))
+        return await self._http.send_read(self._requests.count(ALLOCATIONS))
+
+    async def forget_recorded(self, retention: Retention, limit: int) -> int:
+        """See ``Store.forget_recorded``."""
+        await self._http.send_read(self._requests.refresh(ALLOCATIONS))
+        latest = round(retention.last.written_at * 1000)
+        hits = await self._http.send_read(self._requests.oldest(latest, limit))
+        expired = [hit for hit in hits if retention.is_over(hit.seq_no, hit.term, hit.source.get("window_ms"))]
+        if not expired:
+            return 0
+        deleted = await self._http.send_write(self._requests.forget(expired), may_fail_over=False)
+        return sum(source is not None for source in deleted)
+
+    async def give_back(self, name: str, count: int, version: tuple[int, int, int]) -> bool:
+        """See ``Store.give_back``."""
+        try:
+            written = await self._http.send_write(self._requests.give_back(name, count, version), may_fail_over=False)
+        except RowInvalid:
+            return False
+        return written is not None and (written.source.get("generation") or 1) == version[2]
+
+    async def claim_start(self, prefix: int, at_least: int, holder: str, stale_after: float) -> Claim:
+        """See ``Store.claim_start``."""
+        await self._retirement.before_write()
+        written = await self._http.send_write(self._requests.claim(prefix, at_least, holder, round(stale_after * 1000)))
+        raise_if_retired(await self._retirement.after_write())
+        if written is None:
+            raise StoreOutcomeUnknown(f"OpenSearch returned no row for the claim of prefix {prefix}")
+        row = written.source
+        return Claim(row["last_start"], row["holder"], row["seen_at"] / 1000)
+
+    async def keep_prefix(self, prefix: int, holder: str, stale_after: float) -> None:
+        """See ``Store.keep_prefix``."""
+        await self._http.send_write(self._requests.keep(prefix, holder, round(stale_after * 1000)))
+
+    async def release_prefix(self, prefix: int, holder: str) -> None:
+        """See ``Store.release_prefix``."""
+        await self._http.send_write(self._requests.release(prefix, holder))
+
+    async def claimed_starts(self) -> dict[int, int]:
+        """See ``Store.claimed_starts``."""
+        await self._http.send_read(self._requests.refresh(START_TIMESTAMPS))
+        found: dict[int, int] = {}
+        after: int | None = None
+        while True:
+            hits = await self._http.send_read(self._requests.starts(after))
+            for hit in hits:
+                after = int(hit.source["prefix"])
+                if hit.source.get("last_start") is not None:
+                    found[after] = hit.source["last_start"]
+            if len(hits) < MAX_HITS:
+                return found
+
+    async def raise_start(self, prefix: int, last_start: int) -> None:
+        """See ``Store.raise_start``."""
+        await self._http.send_write(self._requests.raise_start(prefix, last_start))
+
+    async def now(self) -> float | None:
+        """See ``Store.now``."""
+        return await self._http.send_read(setup.CLOCK)
+
+    async def close(self) -> None:
+        """See ``Store.close``."""
+        await self._http.close()
+
+    async def _write_row(self, name: str, request: Request[_T], *, may_fail_over: bool = True) -> _T:
+        try:
+            return await self._http.send_write(request, may_fail_over=may_fail_over)
+        except RowInvalid as error:
+            raise SequenceInvalid(name, f"a number in its row was edited: {error}") from error
+
+    async def _accept_grant(
+        self, name: str, written: Written | None, modes: Many[str | None] = (None, PERIOD)
+    ) -> Grant | None:
+        """Returns the grant of an answer; see ``RetirementChecks.accept_grant``."""
+        try:
+            grant = parse_grant(name, written, modes)
+        except SequenceDeleted:
+            await self._retirement.before_write(name)
+            raise
+        return await self._retirement.accept_grant(name, grant)
+
+
+def _allocation(source: dict[str, Any]) -> RecordedAllocation:
+    return RecordedAllocation(**{field: source.get(field) for field in RecordedAllocation._fields})

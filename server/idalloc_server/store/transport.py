@@ -1,0 +1,399 @@
+"""The HTTP transport to a cluster: chooses hosts, and never sends a write twice unless it was certainly not applied.
+
+Every connection is a separate session, which can be closed without the others. After an error, a server may leave a
+request queued on its connection and would run it before the next one there.
+"""
+
+import asyncio
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import aiohttp
+import yarl
+
+from idalloc_server.domain.errors import (
+    StoreAnsweredError,
+    StoreFailure,
+    StoreOutcomeUnknown,
+    StoreRefused,
+    StoreUnreachable,
+)
+from idalloc_server.store.hosts import Host, Hosts
+
+_HTTP_UNAUTHORIZED = 401
+_HTTP_UNAVAILABLE = 503
+_MAX_MESSAGE_LENGTH = 300
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Request(Generic[_T]):
+    """A request, and the reader of its answer.
+
+    Attributes:
+        method: The HTTP method; POST for a write, which aiohttp never repeats.
+        path: The path and query, percent-encoded.
+        body: The body, if any.
+        read: Reads an answer from the host's name, the HTTP status and the content; raises ``StoreFailure``.
+        subject: What the request is about, for the next step in an error.
+    """
+
+    method: str
+    path: str
+    body: bytes | None
+    read: Callable[[str, int, bytes], _T]
+    subject: str = ""
+
+
+class HostTimeouts(NamedTuple):
+    """Timeouts of ``Transport`` for one of several hosts, in seconds.
+
+    Attributes:
+        connect: For a connection. Less than ``silence``, since a write that was not sent goes to the next host.
+        silence: How long a write waits for its answer before the host is checked for being alive.
+        probe: For the answer to that check; also how long a probe runs before the next host is probed too.
+        read: For the answer to a read, before the next host is asked.
+        start: How long a 401 may be the answer of a starting host; a later 401 is refused.
+    """
+
+    connect: float = 1.5
+    silence: float = 2.0
+    probe: float = 1.0
+    read: float = 3.0
+    start: float = 60.0
+
+
+_HOST_TIMEOUTS = HostTimeouts()
+
+
+class Transport(ABC):
+    """Sends requests to one of several hosts; ``Hosts`` has the order of preference.
+
+    Safe for concurrent calls, of which ``max_connections`` run at once. Cancelling a call closes its connection; a
+    write that was sent may still be applied.
+
+    While a write waits, and in a probe, a host must answer ``ALIVE``. Neither may depend on another node. A read by key
+    would: it goes to a random copy of the table, and a live host seems dead while the node with that copy is paused.
+
+    Attributes:
+        PRODUCT: The name of the database, for errors.
+        PORT: Its usual HTTP port.
+        ALIVE: The request that shows that a host is alive and can reach the cluster's master.
+
+    Args:
+        hosts: ``host:port`` of each host, in the order of preference.
+        authorization: The value of the Authorization header, if any.
+        tls: The TLS context; None for plain HTTP.
+        timeout: The timeout of an answer, in seconds.
+        connect_timeout: The timeout of a connection if there is only one host, in seconds.
+        host_timeouts: When to try another host, if there are several.
+        max_connections: The most requests at once.
+    """
+
+    PRODUCT: ClassVar[str]
+    PORT: ClassVar[int]
+    ALIVE: ClassVar[Request[Any]]
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        *,
+        authorization: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = 40.0,
+        connect_timeout: float = 5.0,
+        host_timeouts: HostTimeouts = _HOST_TIMEOUTS,
+        max_connections: int = 64,
+    ) -> None:
+        self._hosts = Hosts(hosts)
+        self._headers = {"Content-Type": "application/json"}
+        if authorization is not None:
+            self._headers["Authorization"] = authorization
+        self._tls = tls
+        self._host_timeouts = host_timeouts
+        self._timeout = timeout
+        connect = min(connect_timeout, host_timeouts.connect) if len(hosts) > 1 else connect_timeout
+        self._timeouts = aiohttp.ClientTimeout(total=connect + timeout, connect=connect, sock_read=timeout)
+        self._unauthorized_since: float | None = None
+        self._slots = asyncio.Semaphore(max_connections)
+        self._closed = False
+
+    @abstractmethod
+    def may_be_starting(self, error: StoreFailure) -> bool:
+        """Whether this may be the answer of a node that has not loaded the cluster's state yet."""
+
+    @abstractmethod
+    def refused(self, error: StoreFailure, subject: str) -> StoreRefused:
+        """Returns the error as one that needs an operator, with the next step."""
+
+    async def check_serves(self, host: Host) -> None:  # noqa: B027 - optional
+        """Raises ``StoreFailure`` if a host that is alive cannot serve; part of a probe."""
+
+    async def close(self) -> None:
+        """Closes the idle connections; a connection in use is closed when its call ends."""
+        self._closed = True
+        for host in self._hosts:
+            await _close_idle(host)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnreachable("the store is closed")
+
+    async def send_write(self, request: Request[_T], *, may_fail_over: bool = True) -> _T:
+        """Sends a write to one host, and to the next one only if this host certainly did not apply it.
+
+        That is: no connection could be made, or the host may be starting. If the last host may be starting but passes a
+        probe, it gets the write once more.
+
+        Args:
+            request: The write.
+            may_fail_over: Whether the write may go to the next host after it was tried on one.
+
+        Returns:
+            What ``request.read`` returns.
+
+        Raises:
+            StoreUnreachable: The write was sent to no host.
+            StoreAnsweredError: The write was not applied, and a retry may succeed.
+            StoreRefused: The write was not applied, and fails again until an operator acts.
+            StoreOutcomeUnknown: The write was sent and may have been applied.
+        """
+        self._check_open()
+        async with self._slots:
+            for hosts_left in reversed(range(len(self._hosts) if may_fail_over else 1)):
+                host = self._hosts.preferred if self._hosts.ready else await self._choose()
+                try:
+                    answer = await self._send_watched(host, request)
+                except StoreUnreachable:
+                    if not hosts_left:
+                        raise
+                except StoreAnsweredError as error:
+                    if not self.may_be_starting(error):
+                        raise
+                    if not hosts_left:
+                        return await self._retry_after_start(host, request, error)
+                else:
+                    self._prefer(host, ready=True)
+                    return answer
+        raise AssertionError("the last host returns or raises")
+
+    async def send_read(self, request: Request[_T]) -> _T:
+        """Sends a request that changes nothing; if a host fails, to the next one.
+
+        Raises:
+            StoreUnreachable: No host answered.
+            StoreAnsweredError: A host answered with an error, and a retry may succeed.
+            StoreRefused: A host answered with an error that lasts until an operator acts.
+        """
+        self._check_open()
+        hosts = tuple(self._hosts)
+        limit = min(self._host_timeouts.read, self._timeout / (len(hosts) + 1)) if len(hosts) > 1 else None
+        failure: StoreFailure = StoreUnreachable(f"no {self.PRODUCT} host is configured")
+        silent: list[Host] = []
+        async with self._slots:
+            for host in hosts:
+                try:
+                    async with asyncio.timeout(limit):
+                        return await self._read_from(host, request)
+                except TimeoutError:
+                    silent.append(host)
+                except StoreFailure as error:
+                    if isinstance(error, StoreAnsweredError | StoreRefused) and not self.may_be_starting(error):
+                        raise
+                    failure = error
+            # The read itself may be slow: the most preferred silent host gets it again, without a time limit.
+            try:
+                if silent:
+                    return await self._read_from(silent[0], request)
+                if self.may_be_starting(failure):
+                    return await self._retry_after_start(hosts[-1], request, failure)
+            except StoreFailure as error:
+                failure = error
+        raise read_failure(failure)
+
+    async def _read_from(self, host: Host, request: Request[_T]) -> _T:
+        answer = await self._send(host, request, is_read=True)
+        self._prefer(host, ready=False)
+        return answer
+
+    async def _retry_after_start(self, host: Host, request: Request[_T], error: StoreFailure) -> _T:
+        """Handles a 401, or an unknown table: is the host starting, or must an operator act?
+
+        Only time distinguishes a wrong password from a user that the host has not loaded yet. For an unknown table, a
+        host that passes a probe gets the statement again, which it did not apply: its first answer may have been early.
+        """
+        if is_unauthorized(error):
+            raise self._refused_if_lasting(error, request.subject) from error
+        try:
+            await self._probe(host)
+            answer = await self._send(host, request)
+        except (StoreAnsweredError, StoreRefused) as again:
+            if is_unauthorized(again):  # the host restarted again
+                raise (
+                    again if isinstance(again, StoreRefused) else self._refused_if_lasting(again, request.subject)
+                ) from error
+            is_settled = isinstance(again, StoreRefused) or self.may_be_starting(again)
+            raise self.refused(error, request.subject) if is_settled else again from error
+        self._prefer(host, ready=True)
+        return answer
+
+    def _refused_if_lasting(self, error: StoreFailure, subject: str) -> StoreFailure:
+        now = asyncio.get_running_loop().time()
+        if self._unauthorized_since is None:
+            self._unauthorized_since = now
+        has_lasted = now - self._unauthorized_since >= self._host_timeouts.start
+        return self.refused(error, subject) if has_lasted else error
+
+    def _prefer(self, host: Host, *, ready: bool) -> None:
+        self._unauthorized_since = None
+        self._hosts.prefer(host, ready=ready)
+
+    async def _choose(self) -> Host:
+        """Returns a host that passed a probe, within half of the timeout of a write."""
+        try:
+            async with asyncio.timeout(self._timeout / 2):
+                return await self._hosts.choose(self._probe, self._host_timeouts.probe)
+        except TimeoutError:
+            names = ", ".join(host.name for host in self._hosts)
+            raise StoreUnreachable(
+                f"{self.PRODUCT} at {names} did not answer a probe within {self._timeout / 2:g} s; nothing was sent"
+            ) from None
+
+    async def _probe(self, host: Host) -> None:
+        """Raises ``StoreFailure`` if a host cannot serve. Uses a new connection, and keeps it."""
+        try:
+            await self._check_alive(host)
+            await self.check_serves(host)
+        except StoreFailure as error:
+            await self._demote(host)
+            raise (self._refused_if_lasting(error, "") if is_unauthorized(error) else read_failure(error)) from error
+
+    async def _check_alive(self, host: Host) -> None:
+        """Raises ``StoreFailure`` if a node does not answer, or has no master."""
+        await self._exchange(host, self.ALIVE, fresh=True)
+
+    async def _send_watched(self, host: Host, request: Request[_T]) -> _T:
+        """Sends a write. If there are other hosts, ends it when its host is no longer alive."""
+        if len(self._hosts) == 1:
+            return await self._send(host, request)
+        loop = asyncio.get_running_loop()
+        end = asyncio.timeout(None)
+        watches: list[asyncio.Task[None]] = []
+        timer = loop.call_later(
+            self._host_timeouts.silence, lambda: watches.append(loop.create_task(self._end_if_silent(host, end)))
+        )
+        try:
+            async with end:
+                return await self._send(host, request)
+        except TimeoutError:
+            raise StoreOutcomeUnknown(
+                f"{self.PRODUCT} at {host.name} was sent a statement and did not answer, nor did it answer "
+                f"{self.ALIVE.method} {self.ALIVE.path.partition('?')[0]}"
+            ) from None
+        finally:
+            timer.cancel()
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _end_if_silent(self, host: Host, end: asyncio.Timeout) -> None:
+        """Checks a host repeatedly; ends the write on it when the host is not alive."""
+        try:
+            while True:
+                async with asyncio.timeout(self._host_timeouts.probe):
+                    await self._check_alive(host)
+                await asyncio.sleep(self._host_timeouts.silence)
+        except (StoreFailure, TimeoutError):
+            end.reschedule(asyncio.get_running_loop().time())
+
+    async def _send(self, host: Host, request: Request[_T], *, is_read: bool = False) -> _T:
+        """Sends one request, and demotes the host if it failed.
+
+        A write that ends without an answer demotes its host. A read does not: its caller may have run out of time, or
+        another node with the copy that it went to may be silent.
+        """
+        serves = is_read
+        try:
+            answer = await self._exchange(host, request)
+            serves = True
+            return answer
+        except StoreFailure as error:
+            serves = error.http_status not in (None, _HTTP_UNAVAILABLE) and not self.may_be_starting(error)
+            raise
+        finally:
+            if not serves:
+                await self._demote(host)
+
+    async def _demote(self, host: Host) -> None:
+        """Prefers other hosts, and drops the host's connections, which may be dead when it returns."""
+        self._hosts.demote(host)
+        await _close_idle(host)
+
+    async def _exchange(self, host: Host, request: Request[_T], *, fresh: bool = False) -> _T:
+        """Sends one request over one connection, and keeps the connection only after a successful answer."""
+        session = self._new_session() if fresh or not host.idle else host.idle.pop()
+        # Without ``encoded`` yarl would change the path: it resolves a sequence's name such as ``..``.
+        url = yarl.URL(f"{'http' if self._tls is None else 'https'}://{host.name}{request.path}", encoded=True)
+        keep = False
+        try:
+            # aiohttp never retries a POST, but would follow a redirect with one.
+            async with session.request(
+                request.method, url, data=request.body, headers=self._headers, allow_redirects=False
+            ) as response:
+                content = await response.read()
+            answer = request.read(host.name, response.status, content)
+            keep = not self._closed
+            return answer
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise StoreUnreachable(f"cannot connect to {self.PRODUCT} at {host.name}: {one_line(error)}") from error
+        except aiohttp.ClientResponseError as error:
+            raise StoreOutcomeUnknown(
+                f"the server at {host.name} is not {self.PRODUCT}'s HTTP endpoint, whose port is usually {self.PORT}"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise StoreOutcomeUnknown(
+                f"{self.PRODUCT} at {host.name} was sent a statement and did not answer: {one_line(error)}"
+            ) from error
+        finally:
+            if keep:
+                host.idle.append(session)
+            else:
+                await session.close()
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=1, ssl=True if self._tls is None else self._tls),
+            timeout=self._timeouts,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+
+async def _close_idle(host: Host) -> None:
+    while host.idle:
+        await host.idle.pop().close()
+
+
+def is_unauthorized(error: StoreFailure) -> bool:
+    """Whether the user is unknown, or the password or token is wrong.
+
+    A missing privilege is not: CrateDB answers 401 with a code, OpenSearch 403.
+    """
+    return error.http_status == _HTTP_UNAUTHORIZED and error.code is None
+
+
+def read_failure(failure: StoreFailure) -> StoreFailure:
+    """Returns the failure of a read. A read changes nothing, so its outcome is never unknown."""
+    if not isinstance(failure, StoreOutcomeUnknown):
+        return failure
+    kind = StoreUnreachable if failure.http_status is None else StoreAnsweredError
+    return kind(str(failure), code=failure.code, http_status=failure.http_status)
+
+
+def one_line(what: object) -> str:
+    """Returns the beginning of a text, without line breaks."""
+    text = " ".join(str(what).split()) or type(what).__name__
+    return text if len(text) <= _MAX_MESSAGE_LENGTH else text[:_MAX_MESSAGE_LENGTH] + "…"
