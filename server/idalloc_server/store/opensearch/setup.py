@@ -159,7 +159,8 @@ async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:
 
 async def _has_documents(http: OpenSearchHttp, requests: Requests, index: Index) -> bool:
     await http.send_read(requests.refresh(index))
-    return bool(await http.send_read(requests.count(index)))
+    count = await http.send_read(requests.count(index))
+    return count > 0
 
 
 async def _check_privileges(http: OpenSearchHttp, requests: Requests, index: Index, alias: str) -> None:

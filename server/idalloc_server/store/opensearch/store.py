@@ -259,4 +259,4 @@ class OpenSearchStore:
 
 
 def _allocation(source: dict[str, Any]) -> RecordedAllocation:
-    return RecordedAllocation(**{field: source.get(field) for field in RecordedAllocation._fields})
+    return RecordedAllocation._make(source.get(field) for field in RecordedAllocation._fields)
