@@ -115,7 +115,7 @@ class OpenSearchNode:
 
     def wait_for_ports(self) -> None:
         """Waits until the node serves; its ports stay the same when it is started again."""
-        ports: list[str] = []
+        ports: list[tuple[str, str]] = []
 
         def is_serving() -> bool:
             assert self._process
