@@ -205,6 +205,13 @@ def record(ctx: Context, p: dict[str, Any]) -> None:
         s["again"] = _or(s.get("again"), 0) + 1
 
 
+def recipe(ctx: Context, p: dict[str, Any]) -> None:
+    """Adds as ``+=`` does: a number that fits 32 bits is an Integer, and so is the sum of two of them."""
+    value, count = long(ctx.source["last_value"]), long(p["n"])
+    bits = 31 if all(-(2**31) <= each < 2**31 for each in (value, count)) else 63
+    ctx.source["last_value"] = (value + count + 2**bits) % 2 ** (bits + 1) - 2**bits
+
+
 def counted(script: Script) -> Script:
     """Returns a script that counts the writes of its row besides."""
 
@@ -221,6 +228,7 @@ def digest(source: str) -> str:
 
 
 KNOWN: dict[str, tuple[str, Script]] = {
+    # As recorded.
     "1f8a1fed59793fa6": ("GRANT", grant),
     "c67aeb1d48129fda": ("STAMPS", stamps),
     "b2865d77eeb15196": ("BACK", back),
@@ -232,6 +240,13 @@ KNOWN: dict[str, tuple[str, Script]] = {
     "2dfde27bbaea2894": ("RELEASE", release),
     "f4a4d1d24f1d08d5": ("RAISE", raise_start),
     "ea337d6e17d280a8": ("RECORD", record),
+    "78a09695fffdae8d": ("RECIPE", recipe),
+    # As idalloc sends them: they count the writes of a row besides.
+    "dd5584015d6a3c54": ("GRANT", counted(grant)),
+    "70858f0d908ca822": ("STAMPS", counted(stamps)),
+    "6e0b8d75e7a79839": ("BACK", counted(back)),
+    "7309fb2355c725fd": ("REVISE", counted(revise)),
+    "5981f878ea17dd6d": ("PERIOD", counted(period)),
 }
 
 

@@ -112,12 +112,6 @@ def _operation(name: str, **changes: Any) -> Script:
     return run
 
 
-def _add_as_recipe(ctx: Context, p: dict[str, Any]) -> None:
-    """Adds as ``+=`` does: a number that fits 32 bits is an Integer, and so is the sum of two."""
-    bits = 31 if all(-(2**31) <= each < 2**31 for each in (ctx.source["last_value"], p["n"])) else 63
-    ctx.source["last_value"] = (ctx.source["last_value"] + p["n"] + 2**bits) % 2 ** (bits + 1) - 2**bits
-
-
 def _assign_param(name: str) -> Script:
     def run(ctx: Context, p: dict[str, Any]) -> None:
         ctx.source["last_value"] = long(p.get(name))
@@ -127,7 +121,6 @@ def _assign_param(name: str) -> Script:
 
 # The scripts of the recording that are not idalloc's.
 EXPLORING: dict[str, Script] = {
-    "ctx._source.last_value += params.n": _add_as_recipe,
     "long v = 9223372036854775807L; ctx._source.last_value = v + 1L": _assign("last_value", wrapped(2**63)),
     "ctx._source.last_value = Math.max(9007199254740993L, 1L)": _assign("last_value", 9007199254740992.0),
     "ctx._source.last_value = Long.max(9007199254740993L, 1L)": _assign("last_value", 2**53 + 1),
