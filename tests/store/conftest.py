@@ -1,6 +1,7 @@
 import os
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,20 @@ import pytest
 from idalloc_server.domain.store.protocol import Store
 from tests.support.cratedb.emulator import CrateEmulator
 from tests.support.fake_store import FakeClock
+from tests.support.opensearch.backend import OpenSearchBackend
+from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
+from tests.support.opensearch.stand_in import OpenSearchStandIn
 from tests.support.store_backends import CrateBackend, MemoryBackend, MemoryOpener, Opener, SqliteBackend
 
 REAL_CRATEDB = os.environ.get("IDALLOC_TEST_CRATEDB_URL", "")
-BACKENDS = ["sqlite", "emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
-CRATEDB = BACKENDS[1:]
+CRATEDB = ["emulator", *([pytest.param("cratedb", marks=pytest.mark.cratedb)] if REAL_CRATEDB else [])]
+# Its first start fetches the jars.
+REAL_OPENSEARCH = [
+    pytest.param(version, marks=[pytest.mark.test_long, pytest.mark.timeout(900)], id=f"opensearch-{version}")
+    for version in RELEASES
+]
+OPENSEARCH = [pytest.param("opensearch", id="opensearch-stand-in"), *REAL_OPENSEARCH]
+BACKENDS = ["sqlite", *CRATEDB, *OPENSEARCH]
 # With the fake store of the unit tests, which keeps the same promises.
 ALL = [*BACKENDS, "memory"]
 
@@ -28,6 +38,29 @@ async def emulator(clock: FakeClock) -> AsyncIterator[CrateEmulator]:
         crate.statements.now_ms = lambda: round(clock.wall() * 1000)
         yield crate
     assert crate.unknown == []
+
+
+@pytest.fixture(scope="session")
+def opensearch_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Starts the real OpenSearch of a version once for all tests, and returns its HOST:PORT.
+
+    ``IDALLOC_TEST_OPENSEARCH_HOST`` names a running server that is used in place of all of them.
+    """
+    nodes: dict[str, OpenSearchNode] = {}
+    with ExitStack() as stack:
+
+        def host(version: str) -> str:
+            if running := os.environ.get("IDALLOC_TEST_OPENSEARCH_HOST"):
+                return running
+            if reason := missing(RELEASES[version]):
+                pytest.skip(reason)
+            if version not in nodes:
+                nodes[version] = stack.enter_context(
+                    OpenSearchNode(RELEASES[version], tmp_path_factory.mktemp("opensearch"))
+                )
+            return nodes[version].host
+
+        yield host
 
 
 @pytest.fixture(params=BACKENDS)
@@ -46,6 +79,18 @@ async def opener(request: pytest.FixtureRequest, clock: FakeClock, tmp_path: Pat
             yield opener
             await opener.close()
         assert crate.unknown == []
+    elif request.param == "opensearch":
+        async with OpenSearchStandIn() as stand_in:
+            stand_in.cluster.now_ms = lambda: round(clock.wall() * 1000)
+            opener = Opener(OpenSearchBackend(stand_in.host, "idalloc-test", clock.advance), clock)
+            yield opener
+            await opener.close()
+        assert stand_in.unknown == []
+    elif request.param in RELEASES:
+        host = request.getfixturevalue("opensearch_host")(request.param)
+        opener = Opener(OpenSearchBackend(host, f"idalloc-test-{uuid.uuid4().hex[:12]}"), clock)
+        yield opener
+        await opener.close()
     else:
         schema = f"idalloc_test_{uuid.uuid4().hex[:12]}"
         opener = Opener(CrateBackend(f"{REAL_CRATEDB.partition('?')[0]}?schema={schema}"), clock)

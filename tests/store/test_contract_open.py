@@ -7,7 +7,7 @@ import pytest
 from idalloc_server.domain.errors import StoreUnavailable
 from idalloc_server.domain.sequences.model import Sequence
 from idalloc_server.domain.store.protocol import Store
-from tests.support.store_backends import COLUMNS, GUIDE_TABLE, Opener
+from tests.support.store_backends import COLUMNS, Opener
 from tests.support.store_rows import grant, ids_of, new_row
 
 
@@ -33,7 +33,7 @@ class TestOpen:
 
     async def test_a_two_column_table_is_adopted(self, opener: Opener) -> None:
         """P1: the table of CrateDB's guide is adopted, and its counters continue."""
-        await opener.backend.sql(f"CREATE TABLE {{}}sequences {GUIDE_TABLE}")
+        await opener.backend.make_guide_table()
         await opener.put("orders", last_value=41)
         store = await opener.open()
         assert list(ids_of(await store.grant("orders", 2, 1000))) == [42, 43]
@@ -44,7 +44,7 @@ class TestOpen:
 
     async def test_recipe_clients_work_during_adoption(self, opener: Opener) -> None:
         """P1: recipe clients and four processes that adopt the table at once never share an id."""
-        await opener.backend.sql(f"CREATE TABLE {{}}sequences {GUIDE_TABLE}")
+        await opener.backend.make_guide_table()
         await opener.put("orders", last_value=0)
         taken: list[int] = []
 

@@ -12,7 +12,7 @@ from idalloc_server.domain.sequences.model import MAX_ID, MAX_STEP, MIN_ID, Rese
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.domain.store.records import Revision, Row
 from tests.store.conftest import ALL
-from tests.support.store_backends import GUIDE_TABLE, Opener
+from tests.support.store_backends import Opener
 from tests.support.store_rows import ALL_SETTINGS, PERIOD, YEARLY, grant, ids_of, new_row, read_row
 
 # Counters at the limits of a double and of a BIGINT.
@@ -296,7 +296,7 @@ class TestAdoptedRows:
 
     async def test_an_adopted_row_has_defaults_and_can_be_revised(self, opener: Opener) -> None:
         """A two-column row is read with default settings, and revised like any other row."""
-        await opener.backend.sql(f"CREATE TABLE {{}}sequences {GUIDE_TABLE}")
+        await opener.backend.make_guide_table()
         await opener.put("orders", last_value=41)
         store = await opener.open()
         adopted = Row("orders", 41, Sequence())
@@ -320,7 +320,7 @@ class TestAdoptedRows:
     async def test_malformed_settings_are_refused(self, store: Store, opener: Opener, packed: str) -> None:
         """Settings that cannot be decoded raise SequenceInvalid in get, grant and list."""
         await store.create(new_row("s"))
-        await opener.backend.sql("UPDATE {}sequences SET settings = ? WHERE name = ?", packed, "s")
+        await opener.backend.change_settings("s", packed)
         for asked in (store.get("s"), store.grant("s", 1, 1000), store.list("", "", 9, deleted=True, periods=True)):
             with pytest.raises(SequenceInvalid, match="its settings cannot be read"):
                 await asked

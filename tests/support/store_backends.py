@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -27,8 +27,20 @@ class Backend(Protocol):
 
     url: str
 
-    async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
-        """Runs a statement without idalloc; ``{}`` is the prefix of the names of tables."""
+    async def make_guide_table(self) -> None:
+        """Makes a table of sequences that has a name and a last_value only, as in CrateDB's guide."""
+        ...
+
+    async def put(self, name: str, columns: Mapping[str, int | None]) -> None:
+        """Inserts a row with these columns only, in place of one with its name."""
+        ...
+
+    async def change_settings(self, name: str, packed: str) -> None:
+        """Changes the packed settings of a row by hand."""
+        ...
+
+    async def row(self, name: str) -> Mapping[str, Any] | None:
+        """Reads the columns ``COLUMNS`` of a row."""
         ...
 
     async def advance(self, seconds: float) -> None:
@@ -69,18 +81,12 @@ class Opener:
 
     async def put(self, name: str, **columns: int | None) -> None:
         """Inserts a row with these columns only, as in an adopted table."""
-        names = ["name", *columns]
-        placeholders = ", ".join("?" for _ in names)
-        await self.backend.sql("DELETE FROM {}sequences WHERE name = ?", name)
-        await self.backend.sql(
-            f"INSERT INTO {{}}sequences ({', '.join(names)}) VALUES ({placeholders})", name, *columns.values()
-        )
+        await self.backend.put(name, columns)
 
     async def row(self, name: str) -> dict[str, int | None] | None:
-        """Reads the columns of a row."""
-        statement = f"SELECT {', '.join(COLUMNS)} FROM {{}}sequences WHERE name = ?"
-        rows = await self.backend.sql(statement, name)
-        return dict(zip(COLUMNS, rows[0], strict=True)) if rows else None
+        """Reads the columns of a row; one that is missing in it is None."""
+        found = await self.backend.row(name)
+        return None if found is None else {column: found.get(column) for column in COLUMNS}
 
     async def close(self) -> None:
         """Closes the stores and removes the tables."""
@@ -89,7 +95,32 @@ class Opener:
         await self.backend.close()
 
 
-class SqliteBackend:
+class SqlBackend:
+    """The rows of a database that speaks SQL."""
+
+    async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
+        """Runs a statement without idalloc; ``{}`` is the prefix of the names of tables."""
+        raise NotImplementedError
+
+    async def make_guide_table(self) -> None:
+        await self.sql(f"CREATE TABLE {{}}sequences {GUIDE_TABLE}")
+
+    async def put(self, name: str, columns: Mapping[str, int | None]) -> None:
+        names = ["name", *columns]
+        placeholders = ", ".join("?" for _ in names)
+        await self.sql("DELETE FROM {}sequences WHERE name = ?", name)
+        statement = f"INSERT INTO {{}}sequences ({', '.join(names)}) VALUES ({placeholders})"
+        await self.sql(statement, name, *columns.values())
+
+    async def change_settings(self, name: str, packed: str) -> None:
+        await self.sql("UPDATE {}sequences SET settings = ? WHERE name = ?", packed, name)
+
+    async def row(self, name: str) -> Mapping[str, Any] | None:
+        rows = await self.sql(f"SELECT {', '.join(COLUMNS)} FROM {{}}sequences WHERE name = ?", name)
+        return dict(zip(COLUMNS, rows[0], strict=True)) if rows else None
+
+
+class SqliteBackend(SqlBackend):
     """A SQLite file."""
 
     def __init__(self, path: Path, clock: FakeClock) -> None:
@@ -128,7 +159,7 @@ class SqliteBackend:
         pass
 
 
-class CrateBackend:
+class CrateBackend(SqlBackend):
     """A schema of a cluster or of the emulator, read by the package ``crate``, which idalloc does not use.
 
     Args:
@@ -187,16 +218,13 @@ class CrateBackend:
             await self.sql(f"DROP TABLE IF EXISTS {{}}{table}")
 
 
-class MemoryBackend:
+class MemoryBackend(SqlBackend):
     """The fake store in memory, which has no SQL."""
 
     url = "memory:"
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
-
-    async def sql(self, statement: str, *args: object) -> list[Sequence[Any]]:
-        raise NotImplementedError(statement)
 
     async def advance(self, seconds: float) -> None:
         self._clock.advance(seconds)

@@ -1,0 +1,93 @@
+"""The indices of one prefix, read and written without idalloc."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from tests.support.waiting import hold_for_async
+
+_INDICES = ("sequences", "starts", "allocations")
+# As the guides of Elasticsearch have it: the number is added in the script, and the row is made if it is missing.
+RECIPE = "ctx._source.last_value += params.n"
+
+
+class OpenSearchBackend:
+    """The indices of a prefix in a real OpenSearch or in the stand-in.
+
+    Attributes:
+        url: The URL for ``open_store``.
+        alias: The alias of the index with the sequences.
+
+    Args:
+        host: HOST:PORT.
+        prefix: The beginning of the names.
+        advance: Advances the clock of the stand-in; by default ``advance`` waits.
+    """
+
+    def __init__(self, host: str, prefix: str, advance: Callable[[float], None] | None = None) -> None:
+        self.url = f"opensearch://{host}/?prefix={prefix}"
+        self.alias = f"{prefix}-sequences"
+        self._host = host
+        self._prefix = prefix
+        self._advance = advance
+
+    async def send(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """Sends a request, and returns the status and the answer."""
+        async with aiohttp.ClientSession() as session:
+            url = URL(f"http://{self._host}{path}", encoded=True)
+            async with session.request(method, url, json=body) as response:
+                return response.status, await response.json(content_type=None)
+
+    async def make_guide_table(self) -> None:
+        properties = {"name": {"type": "keyword"}, "last_value": LONG}
+        settings = {"auto_expand_replicas": "0-2", "refresh_interval": "-1"}
+        body = {"settings": {"index": settings}, "mappings": {"dynamic": "strict", "properties": properties}}
+        aliases = {self.alias: {"is_write_index": True}}
+        await self._write("PUT", f"/{self.alias}-1", {**body, "aliases": aliases})
+
+    async def put(self, name: str, columns: Mapping[str, int | None]) -> None:
+        await self.put_document(name, {"name": name, **columns})
+
+    async def put_document(self, name: str, document: Mapping[str, Any]) -> None:
+        """Writes a whole row."""
+        await self._write("PUT", f"/{self.alias}/_doc/{quote(name, safe='')}?require_alias=true", document)
+
+    async def change_settings(self, name: str, packed: str) -> None:
+        await self.put_document(name, {**(await self.row(name) or {}), "settings": packed})
+
+    async def row(self, name: str) -> Mapping[str, Any] | None:
+        status, answer = await self.send("GET", f"/{self.alias}/_doc/{quote(name, safe='')}")
+        return dict(answer["_source"]) if status == 200 else None
+
+    async def advance(self, seconds: float) -> None:
+        if self._advance is None:
+            await hold_for_async(seconds, "the clock of a real OpenSearch")
+        else:
+            self._advance(seconds)
+
+    async def set_back(self, seconds: float) -> None:
+        if self._advance is not None:
+            self._advance(-seconds)
+
+    async def take_as_recipe_client(self, name: str) -> int:
+        path = f"/{self.alias}/_update/{quote(name, safe='')}?_source=last_value&retry_on_conflict=10"
+        script = {"source": RECIPE, "lang": "painless", "params": {"n": 1}}
+        while True:
+            status, answer = await self.send("POST", path, {"script": script})
+            if status == 200:
+                return int(answer["get"]["_source"]["last_value"])
+            assert status == 409, answer
+
+    async def close(self) -> None:
+        for index in _INDICES:
+            await self.send("DELETE", f"/{self._prefix}-{index}-1")
+
+    async def _write(self, method: str, path: str, body: object) -> None:
+        status, answer = await self.send(method, path, body)
+        assert status in (200, 201), answer
+
+
+LONG = {"type": "long", "index": False, "doc_values": False, "coerce": False}

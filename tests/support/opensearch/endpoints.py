@@ -1,0 +1,375 @@
+"""The endpoints of OpenSearch that idalloc and its tests use."""
+
+import itertools
+import json
+import re
+import uuid
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+from tests.support.opensearch import painless, writes
+from tests.support.opensearch.indices import Index, flattened, nested
+from tests.support.opensearch.refusals import Refusal, UnknownRequest, missing_index, not_an_alias
+from tests.support.opensearch.searches import filtered, search
+
+_UPDATE = {
+    "require_alias", "timeout", "_source", "retry_on_conflict", "if_seq_no", "if_primary_term", "wait_for_active_shards"
+}  # fmt: skip
+Answer = tuple[int, Any]
+
+
+class Request:
+    """A request.
+
+    Attributes:
+        method: The HTTP method.
+        parts: The decoded parts of the path.
+        options: The parameters of the query.
+        lines: The JSON of the body, or of each of its lines; empty without a body.
+        text: The method, the path and the names of the scripts, which faults and tests compare.
+    """
+
+    def __init__(self, method: str, target: str, body: str) -> None:
+        self.method = method
+        path, _, query = target.partition("?")
+        self.parts = [unquote(part) for part in path.removeprefix("/").split("/")]
+        pairs = (pair.partition("=") for pair in query.split("&") if pair)
+        self.options = {unquote(name): unquote(value) for name, _, value in pairs}
+        self.raw_body = body
+        is_bulk = self.parts[-1] == "_bulk"
+        texts = [line for line in body.split("\n") if line] if is_bulk else [body] if body else []
+        try:
+            self.lines = [json.loads(text) for text in texts]
+        except ValueError:
+            self.lines = [None]
+        self.text = f"{method} {target} {' '.join(self._scripts())}".strip()
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON of the body."""
+        if self.lines and not isinstance(self.lines[0], dict):
+            raise UnknownRequest(f"the body {self.raw_body!r}")
+        return self.lines[0] if self.lines else {}
+
+    def expect(self, *options: str) -> None:
+        """Refuses to guess what other parameters mean."""
+        if unknown := self.options.keys() - set(options):
+            raise UnknownRequest(f"the parameters {', '.join(sorted(unknown))}")
+
+    def is_set(self, option: str) -> bool:
+        """Whether a boolean parameter is true."""
+        return self.options.get(option, "false") in ("true", "")
+
+    def wanted(self, text: str | None, default: bool) -> bool | list[str]:
+        """Returns the wanted fields of the source."""
+        return default if text is None else text == "true" if text in ("true", "false") else text.split(",")
+
+    def _scripts(self) -> list[str]:
+        sources = [line["script"].get("source") for line in self.lines if isinstance(line, dict) and "script" in line]
+        return [painless.KNOWN.get(painless.digest(source), ("?",))[0] for source in sources if source]
+
+
+class Cluster:
+    """A cluster of one node.
+
+    Attributes:
+        now_ms: Its clock.
+        version: What it says of itself.
+        node_versions: The version of each of its nodes.
+        extra_scripts: Scripts of a test, by their sources.
+        auto_create: Whether a write makes a missing index.
+    """
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.now_ms = now_ms
+        self.version: dict[str, Any] = {"distribution": "opensearch", "number": "3.8.0", "build_snapshot": False}
+        self.node_versions = ["3.8.0"]
+        self.extra_scripts: dict[str, painless.Script] = {}
+        self.indices: dict[str, Index] = {}
+        self.settings: dict[str, str] = {}
+        self._uuids = itertools.count(1)
+
+    def execute(self, request: Request) -> Answer:
+        """Returns the status and the body of the answer.
+
+        Raises:
+            Refusal: The request is refused.
+            UnknownRequest: The stand-in does not know this form.
+        """
+        match request.method, request.parts:
+            case "GET", [""]:
+                return 200, {"name": "stand-in", "cluster_name": "stand-in", "version": self.version}
+            case "GET", ["_nodes" | "_cluster" | "_cat", *_]:
+                return self._about_nodes(request)
+            case "PUT", ["_cluster", "settings"]:
+                return self._change_cluster(request)
+            case "GET", ["_alias", name]:
+                request.expect()
+                if (index := self._aliased(name)) is None:
+                    return 404, {"error": f"alias [{name}] missing", "status": 404}
+                return 200, {index.name: {"aliases": {name: index.aliases[name]}}}
+            case "GET", [name] if not name.startswith("_"):
+                request.expect("include_defaults", "flat_settings", "filter_path")
+                index = self._readable(name, "index_or_alias")
+                is_flat = request.is_set("flat_settings")
+                described = index.describe(is_flat=is_flat, defaults=request.is_set("include_defaults"))
+                return 200, _on_paths({index.name: described}, request)
+            case "GET", [name, "_mapping"]:
+                request.expect()
+                index = self._readable(name, "index_or_alias")
+                return 200, {index.name: {"mappings": index.mappings}}
+            case "PUT", [name] if not name.startswith("_"):
+                return self._make_index(name, request)
+            case "DELETE", [name] if not name.startswith("_"):
+                return self._delete_index(name, request)
+            case _, [name, action] if name and not name.startswith("_"):
+                return self._on_index(name, action, request)
+            case _, [name, action, key] if name and not name.startswith("_"):
+                return self._on_document(name, action, key, request)
+        raise UnknownRequest("no such endpoint")
+
+    def _about_nodes(self, request: Request) -> Answer:
+        request.expect("filter_path", "local", "format", "h")
+        match request.parts:
+            case ["_nodes", "_all", "process"]:
+                nodes = {f"node-{at}": {"version": version} for at, version in enumerate(self.node_versions)}
+                return 200, _on_paths({"nodes": nodes}, request)
+            case ["_nodes", "_local", "stats", "process"]:
+                return 200, _on_paths({"nodes": {"node-0": {"timestamp": self.now_ms()}}}, request)
+            case ["_cat", "health"] if request.options == {"format": "json", "h": "epoch"}:
+                return 200, [{"epoch": str(self.now_ms() // 1000)}]
+            case ["_cluster", "health"] if "filter_path" in request.options:
+                health = {"cluster_name": "stand-in", "status": "green", "timed_out": False}
+                health |= {"number_of_nodes": len(self.node_versions)}
+                return 200, _on_paths(health | {"discovered_master": True, "discovered_cluster_manager": True}, request)
+        raise UnknownRequest("no such endpoint")
+
+    def _change_cluster(self, request: Request) -> Answer:
+        request.expect()
+        if request.body.keys() != {"persistent"}:
+            raise UnknownRequest("settings that are not persistent")
+        changes = flattened(request.body["persistent"])
+        if unknown := changes.keys() - {"action.auto_create_index", "cluster.blocks.read_only"}:
+            raise UnknownRequest(f"the cluster's settings {', '.join(unknown)}")
+        _apply(self.settings, changes)
+        persistent = nested({name: value for name, value in changes.items() if value is not None})
+        return 200, {"acknowledged": True, "persistent": persistent, "transient": {}}
+
+    def _make_index(self, name: str, request: Request) -> Answer:
+        request.expect("timeout", "cluster_manager_timeout", "master_timeout")
+        if unknown := request.body.keys() - {"settings", "aliases", "mappings"}:
+            raise UnknownRequest(f"an index with {', '.join(sorted(unknown))}")
+        if name != name.lower():
+            reason = f"Invalid index name [{name}], must be lowercase"
+            raise Refusal(400, "invalid_index_name_exception", reason, index=name, index_uuid="_na_")
+        if (old := self.indices.get(name)) is not None:
+            reason = f"index [{name}/{old.uuid}] already exists"
+            raise Refusal(400, "resource_already_exists_exception", reason, index=name, index_uuid=old.uuid)
+        for alias in request.body.get("aliases", {}):
+            if alias in self.indices:
+                reason = f"Invalid alias name [{alias}], an index exists with the same name as the alias"
+                where = self.indices[alias].uuid
+                raise Refusal(400, "invalid_alias_name_exception", reason, index=alias, index_uuid=where)
+        self._add_index(name, **request.body)
+        return 200, {"acknowledged": True, "shards_acknowledged": True, "index": name}
+
+    def _add_index(
+        self,
+        name: str,
+        settings: dict[str, Any] | None = None,
+        aliases: dict[str, Any] | None = None,
+        mappings: dict[str, Any] | None = None,
+    ) -> Index:
+        given = flattened(settings or {})
+        known = {(key if key.startswith("index.") else f"index.{key}"): value for key, value in given.items()}
+        for key in known:
+            if not re.match(
+                r"index\.(number_of_|auto_expand_replicas|translog\.|refresh_interval|default_|final_|blocks\.|replication\.)",
+                key,
+            ):
+                reason = f"unknown setting [{key}] please check that any required plugins are installed, or check the"
+                raise Refusal(400, "settings_exception", reason)
+        own = {
+            "index.uuid": uuid.UUID(int=next(self._uuids)).hex,
+            "index.provided_name": name,
+            "index.creation_date": str(self.now_ms()),
+            "index.number_of_shards": "1",
+            "index.number_of_replicas": "0" if "index.auto_expand_replicas" in known else "1",
+            "index.replication.type": "DOCUMENT",
+            "index.version.created": "137297827",
+        }
+        texts = own | {key: value for key, value in known.items() if value is not None}
+        if texts["index.number_of_shards"] != "1":
+            raise UnknownRequest("an index of several shards")
+        self.indices[name] = Index(name, own["index.uuid"], texts, mappings or {}, aliases or {})
+        return self.indices[name]
+
+    def _delete_index(self, name: str, request: Request) -> Answer:
+        request.expect()
+        if self._aliased(name) is not None:
+            reason = f"The provided expression [{name}] matches an alias, specify the corresponding concrete indices"
+            raise Refusal(400, "illegal_argument_exception", f"{reason} instead.")
+        if self.indices.pop(name, None) is None:
+            raise missing_index(name, **{"resource.type": "index_or_alias"})
+        return 200, {"acknowledged": True}
+
+    def _on_index(self, name: str, action: str, request: Request) -> Answer:
+        if request.method == "POST" and action == "_bulk":
+            return 200, self._bulk(name, request)
+        index = self._readable(name, "index_or_alias")
+        match request.method, action:
+            case "POST", "_refresh":
+                request.expect()
+                index.refresh()
+                return 200, {"_shards": {"total": 1, "successful": 1, "failed": 0}}
+            case "POST", "_search":
+                request.expect("allow_partial_search_results")
+                index.check_readable()
+                return 200, search(index, request.body)
+            case "PUT", "_mapping" if request.body.keys() == {"properties"}:
+                request.expect("timeout", "cluster_manager_timeout", "master_timeout")
+                index.add_fields(request.body["properties"])
+                return 200, {"acknowledged": True}
+            case "PUT", "_settings":
+                request.expect()
+                _apply(index.settings, flattened(request.body))
+                return 200, {"acknowledged": True}
+            case "POST", "_close" | "_open":
+                request.expect()
+                index.is_closed = action == "_close"
+                index.term += 1
+                answer: dict[str, Any] = {"acknowledged": True, "shards_acknowledged": True}
+                return 200, answer | ({"indices": {index.name: {"closed": True}}} if index.is_closed else {})
+        raise UnknownRequest("no such endpoint")
+
+    def _on_document(self, name: str, action: str, key: str, request: Request) -> Answer:
+        match request.method, action:
+            case "GET", "_doc" if key:
+                request.expect("_source")
+                index = self._readable(name, "index_expression")
+                index.check_readable()
+                if (found := index.documents.get(key)) is None:
+                    return 404, {"_index": index.name, "_id": key, "found": False}
+                version = {"_version": found.version, "_seq_no": found.seq_no, "_primary_term": found.term}
+                source = filtered(found.source, request.wanted(request.options.get("_source"), True))
+                return 200, {"_index": index.name, "_id": key, **version, "found": True, "_source": source}
+            case "PUT", "_doc" | "_create" if key:
+                request.expect("require_alias", "timeout", "if_seq_no", "if_primary_term")
+                versions = writes.Versions(request.options)
+                index = self._writable(name, request.is_set("require_alias"))
+                answer = writes.put(index, key, versions, request.body, is_new=action == "_create")
+                return _status(answer), answer
+            case "POST", "_update" if key:
+                request.expect(*_UPDATE)
+                versions = writes.check_update(key, request.options, request.body)
+                wanted = request.wanted(request.options.get("_source"), False)
+                index = self._writable(name, request.is_set("require_alias"))
+                self._check_copies(index, request)
+                answer = writes.update(index, key, versions, request.body, wanted, self._script, self.now_ms())
+                return _status(answer), answer
+        raise UnknownRequest("no such endpoint")
+
+    def _bulk(self, name: str, request: Request) -> dict[str, Any]:
+        request.expect("require_alias", "timeout")
+        if not request.raw_body.endswith("\n"):
+            reason = "The bulk request must be terminated by a newline [\\n]"
+            raise Refusal(400, "illegal_argument_exception", reason)
+        answers = []
+        for action, options, body in writes.bulk_items(request.lines):
+            try:
+                answer = self._bulk_item(name, action, options, body, request.is_set("require_alias"))
+                answer["status"] = 404 if answer["result"] == "not_found" else _status(answer)
+            except Refusal as refusal:
+                index = self._found(name)
+                answer = {"_index": index.name if index else name, "_id": options["_id"]}
+                answer |= {"status": refusal.status, "error": refusal.error}
+            answers.append({action: answer})
+        failed = any("error" in answer for each in answers for answer in each.values())
+        return {"took": 1, "errors": failed, "items": answers}
+
+    def _bulk_item(
+        self, name: str, action: str, options: dict[str, Any], body: dict[str, Any], require_alias: bool
+    ) -> dict[str, Any]:
+        known = {"_id", "_source", "require_alias", "retry_on_conflict", "if_seq_no", "if_primary_term"}
+        if unknown := options.keys() - known:
+            raise UnknownRequest(f"a bulk's item with {', '.join(sorted(unknown))}")
+        key = options["_id"]
+        index = self._writable(name, require_alias or options.get("require_alias", False))
+        if action == "update":
+            versions = writes.check_update(key, options, body)
+            wanted = body.get("_source", options.get("_source", False))
+            return writes.update(index, key, versions, body, wanted, self._script, self.now_ms())
+        versions = writes.Versions(options)
+        if action in ("index", "create"):
+            return writes.put(index, key, versions, body, is_new=action == "create")
+        index.check_version(key, versions.seq_no, versions.term)
+        return index.delete(key)
+
+    def _script(self, source: str) -> painless.Script:
+        return self.extra_scripts[source] if source in self.extra_scripts else painless.known(source)[1]
+
+    def _check_copies(self, index: Index, request: Request) -> None:
+        if (wanted := int(request.options.get("wait_for_active_shards", 1))) > 1:
+            have = f"(have 1, needed {wanted}). Timeout: [{request.options.get('timeout', '1m')}]"
+            reason = f"[{index.name}][0] Not enough active copies to meet shard count of [{wanted}] {have}"
+            raise Refusal(503, "unavailable_shards_exception", reason)
+
+    def _aliased(self, alias: str) -> Index | None:
+        found = [index for index in self.indices.values() if alias in index.aliases]
+        if len(found) > 1:
+            raise UnknownRequest(f"the alias {alias} of several indices")
+        return found[0] if found else None
+
+    def _found(self, name: str) -> Index | None:
+        return self.indices.get(name) or self._aliased(name)
+
+    def _readable(self, name: str, kind: str) -> Index:
+        if (index := self._found(name)) is None:
+            raise missing_index(name, **{"resource.type": kind})
+        return index
+
+    def _writable(self, name: str, require_alias: bool) -> Index:
+        """Returns the index of a write, which OpenSearch makes if it is missing."""
+        if self.settings.get("cluster.blocks.read_only") == "true":
+            block = "blocked by: [FORBIDDEN/6/cluster read-only (api)];"
+            raise Refusal(403, "cluster_block_exception", block)
+        if require_alias and self._aliased(name) is None:
+            raise not_an_alias(name)
+        index = self._found(name)
+        if index is None:
+            if self.settings.get("action.auto_create_index") == "false":
+                reason = f"no such index [{name}] and [action.auto_create_index] is [false]"
+                raise Refusal(404, "index_not_found_exception", reason, index=name, index_uuid="_na_")
+            index = self._add_index(name)
+        index.check_writable()
+        return index
+
+
+def _apply(settings: dict[str, str], changes: dict[str, str | None]) -> None:
+    for name, value in changes.items():
+        settings.pop(name, None)
+        if value is not None:
+            settings[name] = value
+
+
+def _status(answer: dict[str, Any]) -> int:
+    return 201 if answer["result"] == "created" else 200
+
+
+def _on_paths(answer: Any, request: Request) -> Any:
+    """Returns the parts of an answer that ``filter_path`` names."""
+    if (paths := request.options.get("filter_path")) is None:
+        return answer
+    return _kept(answer, [path.split(".") for path in paths.split(",")])
+
+
+def _kept(answer: Any, paths: list[list[str]]) -> Any:
+    if not isinstance(answer, dict) or any(not path for path in paths):
+        return answer
+    result = {}
+    for name, value in answer.items():
+        below = [path[1:] for path in paths if re.fullmatch(path[0].replace("*", ".*"), name)]
+        if below and (kept := _kept(value, below)) != {}:
+            result[name] = kept
+    return result

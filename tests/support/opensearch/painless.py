@@ -1,0 +1,261 @@
+"""The scripts of idalloc in Python, with the 64-bit arithmetic and the type errors of painless.
+
+A script is known by the SHA-256 of its source. A changed script needs a changed function here, and then its new hash.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.opensearch.refusals import UnknownRequest, failed_script
+
+_MAX_ID = 2**63 - 2
+_TYPES = {bool: "java.lang.Boolean", float: "double", str: "java.lang.String", int: "java.math.BigInteger"}
+
+
+@dataclass
+class Context:
+    """What a script sees: ``ctx``, and the clock.
+
+    Attributes:
+        source: The document; the script changes it.
+        op: ``index``, or ``create`` for a missing document; a script sets ``none`` or ``delete``.
+        now_ms: ``System.currentTimeMillis()``.
+    """
+
+    source: dict[str, Any]
+    op: str
+    now_ms: int
+
+
+Script = Callable[[Context, dict[str, Any]], None]
+
+
+def long(value: object) -> int:
+    """Converts as ``long x = value``.
+
+    Raises:
+        Refusal: The value is no integer of 64 bits.
+    """
+    return _long(value, "implicitly")
+
+
+def cast(value: object) -> int:
+    """Converts as ``(long)value``, which cuts off fractions.
+
+    Raises:
+        Refusal: The value is no number of 64 bits.
+    """
+    return _long(int(value) if isinstance(value, float) else value, "explicitly")
+
+
+def _long(value: object, how: str) -> int:
+    if value is None:
+        raise failed_script("null_pointer_exception", None)
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        name = _TYPES.get(type(value), type(value).__name__)
+        raise failed_script("class_cast_exception", f"cannot {how} cast def [{name}] to long")
+    return value
+
+
+def wrapped(value: int) -> int:
+    """Returns the 64 bits that Java keeps of a result."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def _remainder(value: int, size: int) -> int:
+    """Returns Java's ``value % size``, which has the sign of ``value``."""
+    return value % size if value >= 0 else -(-value % size)
+
+
+def _or(value: object, default: int) -> int:
+    return default if value is None else cast(value)
+
+
+def _can_grant(s: dict[str, Any], p: dict[str, Any], last: int) -> bool:
+    generation = _or(s.get("generation"), 1)
+    return generation >= cast(p["generation"]) and cast(p["least"]) <= last <= cast(p["most"])
+
+
+def _keep_lease(s: dict[str, Any], p: dict[str, Any]) -> None:
+    lease = long(p["lease_ms"])
+    if s.get("lease_ms") is None or cast(s["lease_ms"]) < lease:
+        s["lease_ms"] = lease
+
+
+def grant(ctx: Context, p: dict[str, Any]) -> None:
+    s, granted = ctx.source, 0
+    if s.get("last_value") is not None:
+        last = long(s["last_value"])
+        if s.get("mode") in (None, "period") and _can_grant(s, p, last):
+            step, left = _or(s.get("step"), 1), 0
+            if step > 0:
+                left = max(0, min(_or(s.get("max_value"), _MAX_ID), _MAX_ID) - last) // step
+            elif step < 0:
+                left = max(0, last - _or(s.get("min_value"), 1)) // -step
+            wanted = long(p["wanted"])
+            if wanted % 2**64 <= left:
+                granted = wanted
+                s["last_value"] = wrapped(last + step * wanted)
+    s["granted"] = granted
+    _keep_lease(s, p)
+
+
+def stamps(ctx: Context, p: dict[str, Any]) -> None:
+    s, granted = ctx.source, 0
+    if s.get("last_value") is not None and s.get("mode") == "timestamp":
+        last = long(s["last_value"])
+        if _can_grant(s, p, last):
+            clock = ctx.now_ms * (1000 if '"kind": 3' in s["settings"] else 1)
+            now, ahead = long(p["now"]), long(p["ahead"])
+            if now > clock + ahead:
+                now = clock
+            base = max(last, now - 1)
+            top = min(_or(s.get("max_value"), _MAX_ID), now + ahead)
+            if top > base:
+                granted = min(long(p["wanted"]), top - base)
+                if granted > 0:
+                    s["last_value"] = base + granted
+    s["granted"] = granted
+    _keep_lease(s, p)
+
+
+def back(ctx: Context, p: dict[str, Any]) -> None:
+    s = ctx.source
+    if _or(s.get("generation"), 1) == cast(p["generation"]):
+        last = long(s.get("last_value"))
+        s["last_value"] = wrapped(last - _or(s.get("step"), 1) * long(p["count"]))
+    s["granted"] = 0
+
+
+def touch(ctx: Context, p: dict[str, Any]) -> None:
+    ctx.source["granted"] = 0
+
+
+def _reached(s: dict[str, Any], p: dict[str, Any]) -> int:
+    """Returns the first lattice value at or past ``at_least`` and the counter."""
+    last, up = long(s.get("last_value")), cast(p["row"]["step"]) > 0
+    value, size, offset = long(p["at_least"]), long(p["size"]), long(p["offset"])
+    if last > value if up else last < value:
+        value = last
+    if up:
+        way = (offset - _remainder(value, size)) % size
+        return min(value, _MAX_ID - way) + way
+    way = (offset + _remainder(value, size)) % size
+    return max(value, -(2**63) + 1 + way) - way
+
+
+def revise(ctx: Context, p: dict[str, Any]) -> None:
+    s, revision = ctx.source, _or(ctx.source.get("rev"), 0)
+    if revision == cast(p["rev"]) and s.get("last_value") is not None:
+        last, up, limit = long(s["last_value"]), cast(p["row"]["step"]) > 0, cast(p["limit"])
+        if last <= limit if up else last >= limit:
+            value = _reached(s, p)
+            generation = max(_or(s.get("generation"), 1) + cast(p["grows"]), cast(p["generation"]))
+            s.update(p["row"])
+            if p["row"].get("mode") is None:
+                s.pop("mode", None)
+            s |= {"last_value": value, "generation": generation, "rev": revision + 1}
+    s["granted"] = 0
+
+
+def period(ctx: Context, p: dict[str, Any]) -> None:
+    s, generation = ctx.source, cast(p["generation"])
+    if ctx.op == "create":
+        s.update(p["row"], generation=generation, last_value=cast(p["at_least"]))
+    elif _or(s.get("generation"), 1) < generation:
+        value = _reached(s, p)
+        s.update(p["row"], last_value=value, generation=generation)
+    s["granted"] = 0
+
+
+def keep(ctx: Context, p: dict[str, Any]) -> None:
+    s = ctx.source
+    is_free = s.get("holder") is None or s["holder"] == p["holder"] or s.get("seen_at") is None
+    if is_free or cast(s["seen_at"]) + cast(p["stale_ms"]) <= ctx.now_ms:
+        s |= {"holder": p["holder"], "seen_at": ctx.now_ms}
+
+
+def claim(ctx: Context, p: dict[str, Any]) -> None:
+    s, least = ctx.source, long(p["at_least"])
+    if s.get("last_start") is not None and cast(s["last_start"]) >= least:
+        least = wrapped(cast(s["last_start"]) + 1)
+    s |= {"prefix": p["prefix"], "last_start": least}
+    keep(ctx, p)
+
+
+def release(ctx: Context, p: dict[str, Any]) -> None:
+    if ctx.source.get("holder") == p["holder"]:
+        ctx.source.pop("holder", None)
+
+
+def raise_start(ctx: Context, p: dict[str, Any]) -> None:
+    s, to = ctx.source, long(p["to"])
+    s["prefix"] = p["prefix"]
+    if s.get("last_start") is None or cast(s["last_start"]) < to:
+        s["last_start"] = to
+
+
+def record(ctx: Context, p: dict[str, Any]) -> None:
+    s = ctx.source
+    if ctx.op == "create":
+        s.update(p["row"], written_at=ctx.now_ms)
+    else:
+        s["again"] = _or(s.get("again"), 0) + 1
+
+
+def recipe(ctx: Context, p: dict[str, Any]) -> None:
+    """Adds as ``+=`` does: a number that fits 32 bits is an Integer, and so is the sum of two of them."""
+    value, count = long(ctx.source["last_value"]), long(p["n"])
+    bits = 31 if all(-(2**31) <= each < 2**31 for each in (value, count)) else 63
+    ctx.source["last_value"] = (value + count + 2**bits) % 2 ** (bits + 1) - 2**bits
+
+
+def counted(script: Script) -> Script:
+    """Returns a script that counts the writes of its row besides."""
+
+    def run(ctx: Context, p: dict[str, Any]) -> None:
+        script(ctx, p)
+        ctx.source["writes"] = wrapped(_or(ctx.source.get("writes"), 0) + 1)
+
+    return run
+
+
+def digest(source: str) -> str:
+    """Returns how ``KNOWN`` names a script."""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+KNOWN: dict[str, tuple[str, Script]] = {
+    # As recorded.
+    "1f8a1fed59793fa6": ("GRANT", grant),
+    "c67aeb1d48129fda": ("STAMPS", stamps),
+    "b2865d77eeb15196": ("BACK", back),
+    "7f7e5105c391076f": ("TOUCH", touch),
+    "248a8fbf8403a82d": ("REVISE", revise),
+    "1d180b8f9d4b8325": ("PERIOD", period),
+    "d2177f5a796b7697": ("CLAIM", claim),
+    "6a30f20d930f9b4c": ("KEEP", keep),
+    "2dfde27bbaea2894": ("RELEASE", release),
+    "f4a4d1d24f1d08d5": ("RAISE", raise_start),
+    "ea337d6e17d280a8": ("RECORD", record),
+    "78a09695fffdae8d": ("RECIPE", recipe),
+    # As idalloc sends them: they count the writes of a row besides.
+    "dd5584015d6a3c54": ("GRANT", counted(grant)),
+    "70858f0d908ca822": ("STAMPS", counted(stamps)),
+    "6e0b8d75e7a79839": ("BACK", counted(back)),
+    "7309fb2355c725fd": ("REVISE", counted(revise)),
+    "5981f878ea17dd6d": ("PERIOD", counted(period)),
+}
+
+
+def known(source: str) -> tuple[str, Script]:
+    """Returns the name and the function of a script.
+
+    Raises:
+        UnknownRequest: There is none.
+    """
+    if (found := KNOWN.get(digest(source))) is None:
+        raise UnknownRequest(f"a script with the hash {digest(source)}: {source}")
+    return found

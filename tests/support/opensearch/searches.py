@@ -1,0 +1,141 @@
+"""The searches of idalloc, over what an index shows."""
+
+from typing import Any
+
+from tests.support.opensearch.indices import Document, Index
+from tests.support.opensearch.refusals import Refusal, UnknownRequest
+
+_KEYS = {"size", "query", "sort", "track_total_hits", "_source", "seq_no_primary_term", "search_after", "aggs"}
+_BOUNDS = {
+    "gt": lambda value, bound: value > bound,
+    "gte": lambda value, bound: value >= bound,
+    "lt": lambda value, bound: value < bound,
+    "lte": lambda value, bound: value <= bound,
+}
+_MAX_WINDOW = 10_000
+
+
+def search(index: Index, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the answer to ``_search``.
+
+    Raises:
+        UnknownRequest: The stand-in does not know this form.
+    """
+    if unknown := body.keys() - _KEYS:
+        raise UnknownRequest(f"a search with {', '.join(sorted(unknown))}")
+    size = body.get("size", 10)
+    if size > _MAX_WINDOW:
+        raise _too_large(index, size)
+    query = body.get("query", {"match_all": {}})
+    found = [(key, each) for key, each in index.searchable() if _matches(query, key, each)]
+    hits: dict[str, Any] = {}
+    if body.get("track_total_hits", True):
+        hits["total"] = {"value": len(found), "relation": "eq"}
+    hits["max_score"] = None
+    score = 0.0 if "bool" in query else 1.0
+    if "sort" not in body and found and size:
+        hits["max_score"] = score
+    answer: dict[str, Any] = {"took": 1, "timed_out": False}
+    answer["_shards"] = {"total": 1, "successful": 1, "skipped": 0, "failed": 0}
+    shown = _sorted(found, body)[:size]
+    hits["hits"] = [_hit(index, key, each, body, score) for key, each in shown]
+    answer["hits"] = hits
+    if "aggs" in body:
+        answer["aggregations"] = {name: _maximum(found, each) for name, each in body["aggs"].items()}
+    return answer
+
+
+def _sort_key(value: Any) -> tuple[bool, Any]:
+    """Missing values are last; texts are in the order of their bytes."""
+    return value is None, value.encode() if isinstance(value, str) else value or 0
+
+
+def _sort_of(body: dict[str, Any]) -> tuple[str, bool]:
+    if len(body["sort"]) != 1:
+        raise UnknownRequest(f"a search sorted by {body['sort']}")
+    ((name, order),) = body["sort"][0].items()
+    if order not in ("asc", "desc"):
+        raise UnknownRequest(f"a search sorted by {body['sort']}")
+    return name, order == "desc"
+
+
+def _value(key: str, found: Document, name: str) -> Any:
+    if name.startswith("_"):
+        return {"_seq_no": found.seq_no, "_id": key}[name]
+    return found.source.get(name)
+
+
+def _sorted(found: list[tuple[str, Document]], body: dict[str, Any]) -> list[tuple[str, Document]]:
+    if "sort" not in body:
+        return found
+    name, is_descending = _sort_of(body)
+    ordered = sorted(found, key=lambda each: _sort_key(_value(each[0], each[1], name)), reverse=is_descending)
+    if "search_after" in body:
+        if is_descending:
+            raise UnknownRequest("search_after in descending order")
+        (after,) = body["search_after"]
+        ordered = [each for each in ordered if _sort_key(_value(each[0], each[1], name)) > _sort_key(after)]
+    return ordered
+
+
+def _hit(index: Index, key: str, found: Document, body: dict[str, Any], score: float) -> dict[str, Any]:
+    hit: dict[str, Any] = {"_index": index.name, "_id": key}
+    if body.get("seq_no_primary_term"):
+        hit |= {"_seq_no": found.seq_no, "_primary_term": found.term}
+    hit["_score"] = None if "sort" in body else score
+    wanted = body.get("_source", True)
+    if wanted is not False:
+        hit["_source"] = filtered(found.source, wanted)
+    if "sort" in body:
+        hit["sort"] = [_value(key, found, _sort_of(body)[0])]
+    return hit
+
+
+def filtered(source: dict[str, Any], wanted: bool | list[str]) -> dict[str, Any]:
+    """Returns the fields of a source that a request wants; True for all."""
+    if wanted is True:
+        return source
+    if wanted is False or any("*" in name or "." in name for name in wanted):
+        raise UnknownRequest(f"_source {wanted}")
+    return {name: value for name, value in source.items() if name in wanted}
+
+
+def _maximum(found: list[tuple[str, Document]], aggregation: dict[str, Any]) -> dict[str, Any]:
+    if list(aggregation) != ["max"] or list(aggregation["max"]) != ["field"]:
+        raise UnknownRequest(f"the aggregation {aggregation}")
+    values = [each.source.get(aggregation["max"]["field"]) for _, each in found]
+    return {"value": max((float(value) for value in values if value is not None), default=None)}
+
+
+def _matches(query: dict[str, Any], key: str, found: Document) -> bool:
+    ((kind, inner),) = query.items()
+    if kind == "match_all" and not inner:
+        return True
+    if kind == "bool" and inner.keys() <= {"filter", "must_not"}:
+        return all(_matches(each, key, found) for each in inner.get("filter", ())) and not any(
+            _matches(each, key, found) for each in inner.get("must_not", ())
+        )
+    if kind in ("prefix", "term", "range") and len(inner) == 1:
+        ((name, wanted),) = inner.items()
+        value = _value(key, found, name)
+        if value is None:
+            return False
+        if kind == "term":
+            return bool(value == wanted)
+        if kind == "prefix":
+            return bool(value.startswith(wanted))
+        if wanted.keys() <= _BOUNDS.keys():
+            return all(_BOUNDS[bound](_sort_key(value), _sort_key(limit)) for bound, limit in wanted.items())
+    raise UnknownRequest(f"the query {query}")
+
+
+def _too_large(index: Index, size: int) -> Refusal:
+    reason = (
+        f"Result window is too large, from + size must be less than or equal to: [{_MAX_WINDOW}] but was [{size}]."
+        " See the scroll api for a more efficient way to request large data sets. This limit can be set by changing the"
+        " [index.max_result_window] index level setting."
+    )
+    cause = {"type": "illegal_argument_exception", "reason": reason}
+    refusal = Refusal(400, "search_phase_execution_exception", "all shards failed", cause, phase="query", grouped=True)
+    refusal.root = cause
+    return refusal

@@ -1,0 +1,163 @@
+"""A stand-in for OpenSearch's HTTP endpoint. It fails as a real OpenSearch does, on request.
+
+In a test::
+
+    async with OpenSearchStandIn() as opensearch:
+        store = open_store(f"opensearch://{opensearch.host}/", clock)
+        opensearch.inject(Fault("drop", match="GRANT"))
+"""
+
+import asyncio
+import base64
+import socket
+import ssl
+import struct
+import time
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from aiohttp import web
+
+from tests.support.opensearch.endpoints import Cluster, Request
+from tests.support.opensearch.refusals import Refusal, UnknownRequest
+from tests.support.waiting import hold_for_async
+
+# SO_LINGER on, 0 seconds: closing sends RST instead of FIN.
+_RST = struct.pack("ii", 1, 0)
+
+
+@dataclass
+class Fault:
+    """A fault in the next requests.
+
+    Attributes:
+        kind: ``drop``: the connection is closed without an answer; ``reset``: the same by RST; ``hang``: there is no
+            answer; ``delay``: the answer is late; ``duplicate``: the request is applied twice, and the second answer
+            is sent; ``error``: the answer is an error; ``garbage``: the answer is the HTML of a proxy.
+        times: The number of requests with the fault; -1 for all.
+        match: Only requests whose ``Request.text`` contains this.
+        port: Only requests on this port.
+        applied: Whether the request is applied, for all kinds but ``delay`` and ``duplicate``; by default not for
+            ``error``.
+        seconds: The delay.
+        status: The HTTP status of the error.
+        type: The type of the error.
+    """
+
+    kind: Literal["drop", "reset", "hang", "delay", "duplicate", "error", "garbage"]
+    times: int = 1
+    match: str = ""
+    port: int | None = None
+    applied: bool | None = None
+    seconds: float = 0.0
+    status: int = 503
+    type: str = "unavailable_shards_exception"
+
+
+class OpenSearchStandIn:
+    """A cluster of one node with any number of ports.
+
+    Attributes:
+        cluster: The indices, the clock and the versions.
+        requests: The ``Request.text`` of every request, with its port.
+        unknown: The requests that it does not know; a test must check that there are none.
+        authorization: The required value of the Authorization header, if any.
+
+    Args:
+        tls: The TLS context of the server; None for plain HTTP.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.cluster = Cluster(lambda: round(time.time() * 1000))
+        self.requests: list[tuple[int, str]] = []
+        self.unknown: list[str] = []
+        self.authorization: str | None = None
+        self._faults: list[Fault] = []
+        self._tls = tls
+        self._ports: list[int] = []
+        # Without a router, which would interpret the path: a document's id may be `..`.
+        self._runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0.1)
+
+    @property
+    def host(self) -> str:
+        """The first port's ``host:port``."""
+        return f"127.0.0.1:{self._ports[0]}"
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        await self.listen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def listen(self, port: int = 0) -> int:
+        """Opens one more port and returns it."""
+        listening = socket.create_server(("127.0.0.1", port))
+        await web.SockSite(self._runner, listening, ssl_context=self._tls).start()
+        self._ports.append(int(listening.getsockname()[1]))
+        return self._ports[-1]
+
+    def inject(self, *faults: Fault) -> None:
+        """Adds faults, in this order."""
+        self._faults.extend(faults)
+
+    def require_password(self, user: str, password: str) -> None:
+        """Requires this user and password from now on."""
+        self.authorization = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+    def texts(self) -> list[str]:
+        """Returns the text of every request."""
+        return [text for _, text in self.requests]
+
+    async def _answer(self, received: web.BaseRequest) -> web.StreamResponse:
+        request = Request(received.method, received.raw_path, await received.text())
+        assert received.transport is not None
+        port = int(received.transport.get_extra_info("sockname")[1])
+        self.requests.append((port, request.text))
+        if self.authorization not in (None, received.headers.get("Authorization")):
+            return web.Response(status=401, text="Unauthorized")
+        fault = self._pop_fault(port, request.text)
+        if fault is None:
+            return self._execute(request)
+        if fault.kind == "delay":
+            await hold_for_async(fault.seconds, "the fault's delay")
+            return self._execute(request)
+        if fault.kind == "duplicate" or (fault.kind != "error" if fault.applied is None else fault.applied):
+            self._execute(request)
+        return self._execute(request) if fault.kind == "duplicate" else await self._fail(fault, received)
+
+    def _execute(self, request: Request) -> web.Response:
+        try:
+            status, answer = self.cluster.execute(request)
+        except Refusal as refusal:
+            status, answer = refusal.status, refusal.body()
+        except UnknownRequest as error:
+            self.unknown.append(f"{request.text}: {error}")
+            return web.Response(status=500, text=f"the stand-in does not know this request: {error}")
+        return web.json_response(answer, status=status, content_type="application/json")
+
+    async def _fail(self, fault: Fault, received: web.BaseRequest) -> web.Response:
+        if fault.kind == "error":
+            refusal = Refusal(fault.status, fault.type, "an injected fault")
+            return web.json_response(refusal.body(), status=fault.status)
+        if fault.kind == "garbage":
+            return web.Response(text="<html>\n<h1>502 Bad Gateway</h1>\n</html>", content_type="text/html")
+        if fault.kind == "hang":
+            await asyncio.Event().wait()
+        if (transport := received.transport) is not None:
+            if fault.kind == "reset":
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
+                transport.abort()
+            else:
+                transport.close()
+        return web.Response()
+
+    def _pop_fault(self, port: int, text: str) -> Fault | None:
+        for fault in self._faults:
+            if fault.match in text and fault.port in (None, port):
+                fault.times -= 1
+                if fault.times == 0:
+                    self._faults.remove(fault)
+                return fault
+        return None
