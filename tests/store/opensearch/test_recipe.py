@@ -1,6 +1,5 @@
 """The recipe with a counter document, as clients of OpenSearch use it, and what idalloc does in its place."""
 
-import aiohttp
 import pytest
 
 from idalloc_server.domain.errors import StoreFailure
