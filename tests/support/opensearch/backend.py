@@ -89,9 +89,9 @@ class OpenSearchBackend:
             assert status == 409, answer
 
     async def close(self) -> None:
-        for index in _FEWEST_FIELDS:
-            await self.send("DELETE", f"/{self._prefix}-{index}-1")
+        names = ",".join(f"{self._prefix}-{index}-1" for index in _FEWEST_FIELDS)
+        await self._write("DELETE", f"/{names}?ignore_unavailable=true")
 
-    async def _write(self, method: str, path: str, body: object) -> None:
+    async def _write(self, method: str, path: str, body: object = None) -> None:
         status, answer = await self.send(method, path, body)
         assert status in (200, 201), answer
