@@ -23,7 +23,7 @@ from rich.markup import escape
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from idalloc_server import app
-from idalloc_server.backup import export_file, exporter, importer
+from idalloc_server.backup import counter_documents, export_file, exporter, importer
 from idalloc_server.config import Settings, load
 from idalloc_server.domain.clock import SystemClock
 from idalloc_server.domain.errors import Refusal, StartRefused, StoreFailure, StoreRefused, StoreRetired
@@ -32,7 +32,7 @@ from idalloc_server.domain.store.protocol import Store
 from idalloc_server.node_settings import NodeSettingsFile
 from idalloc_server.process_mode import ProcessMode
 from idalloc_server.store.credentials import has_secret
-from idalloc_server.store.urls import open_store
+from idalloc_server.store.urls import open_index, open_store
 from idalloc_server.telemetry import logs
 from idalloc_server.telemetry.log_queue import STDERR
 from idalloc_server.workers.supervisor import Supervisor
@@ -195,15 +195,32 @@ def import_(
         ),
     ] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Skip invalid lines, and import the valid ones.")] = False,
+    from_elasticsearch: Annotated[
+        bool,
+        typer.Option(
+            "--from-elasticsearch",
+            help="FILE has counter documents, as lines of _bulk or search hits, or is the URL of their index: "
+            "opensearch://USER@HOST:9200/INDEX. Stop the old clients first.",
+        ),
+    ] = False,
+    counter_field: Annotated[
+        str,
+        typer.Option(
+            "--counter-field",
+            metavar="NAME",
+            help="With --from-elasticsearch: the field of the counter; by default the only one.",
+        ),
+    ] = "",
     config_file: _ConfigFile = None,
     **flags: str | None,
 ) -> None:
     """Import exported sequences into a store. It never lowers a counter."""
-    try:
-        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        _fail(f"cannot read {file}: {error.strerror}", 2)
-    export_data = export_file.read_export(content.splitlines())
+    if from_elasticsearch:
+        export_data = counter_documents.read_lines(_read_documents(file), counter_field)
+    elif counter_field:
+        _fail("--counter-field needs --from-elasticsearch", 2)
+    else:
+        export_data = export_file.read_export(_read_file(file).splitlines())
     _print_problems(export_data.problems + export_data.notes)
     if export_data.problems and not partial:
         _fail("nothing was imported; correct these lines, or skip them with --partial", 1)
@@ -224,6 +241,37 @@ def import_(
             _print_summary(context, each, clock.wall())
     if export_data.problems or importers[0].problems:
         raise typer.Exit(1)
+
+
+def _read_file(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        _fail(f"cannot read {file}: {error.strerror}", 2)
+
+
+def _read_documents(source: str) -> list[bytes]:
+    """Returns the lines of a file of counter documents, or those of the index that a URL names."""
+    if "://" not in source:
+        return _read_file(source).splitlines()
+    if has_secret(source):
+        _fail("the URL of the index has a secret, which every user of this machine sees: use password_file", 2)
+
+    async def read() -> list[bytes]:
+        from idalloc_server.store.opensearch.documents import read_documents
+
+        http, index = open_index(source)
+        try:
+            return list(counter_documents.hits_as_lines(await read_documents(http, index)))
+        finally:
+            await http.close()
+
+    try:
+        return run(read())
+    except StartRefused as error:
+        _fail(str(error).removeprefix("store: "), 2)
+    except StoreFailure as error:
+        _fail(str(error), 1)
 
 
 def _with_store(

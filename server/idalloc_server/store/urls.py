@@ -4,7 +4,7 @@ import re
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from idalloc_server.domain.clock import Clock
@@ -12,6 +12,9 @@ from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.credentials import API_KEYS, SECRETS, authorization, tls_context
 from idalloc_server.store.sqlite.store import SqliteStore
+
+if TYPE_CHECKING:
+    from idalloc_server.store.opensearch.http import OpenSearchHttp
 
 _CRATE_PORT = 4200
 _OPENSEARCH_PORT = 9200
@@ -85,6 +88,27 @@ def _sqlite(url: str, clock: Clock) -> Store:
     if parts.query or parts.fragment:
         raise _invalid("a SQLite URL takes no parameters; write ? as %3F and # as %23 in its path")
     return SqliteStore(path, clock)
+
+
+def open_index(url: str, timeout: float = 40.0) -> "tuple[OpenSearchHttp, str]":
+    """Returns the transport to a cluster and the name of an index, of ``opensearch://user@host:9200/index``.
+
+    The parameters are those of ``open_store``, without ``prefix``; ``elasticsearch://`` is the same.
+
+    Raises:
+        StartRefused: The URL is invalid. No message contains a password or a token.
+    """
+    from idalloc_server.store.opensearch.http import OpenSearchHttp
+
+    parts = _split(url)
+    index = parts.path.strip("/")
+    example = f"{parts.scheme}://user:password@host:9200/index"
+    if not _PREFIX.fullmatch(index):
+        raise _invalid(f"the URL of an index ends with the name of the index: {example}")
+    accepted = ("tls", "ca", *SECRETS, *API_KEYS)
+    cluster = _split_cluster(parts._replace(path="/").geturl(), "OpenSearch", example, _OPENSEARCH_PORT, accepted)
+    http = OpenSearchHttp(cluster.hosts, authorization=cluster.authorization, tls=cluster.tls, timeout=timeout)
+    return http, index
 
 
 class _Cluster(NamedTuple):

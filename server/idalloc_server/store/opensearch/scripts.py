@@ -84,11 +84,12 @@ if (rev == (long)p.rev && s.last_value != null) {
     + _REACH
     + """    long gen = s.generation == null ? 1L : (long)s.generation; gen += (long)p.grows; if (gen < (long)p.generation) { gen = (long)p.generation; }
     s.putAll(p.row); if (p.row.mode == null) { s.remove('mode'); }
-    s.last_value = v; s.generation = gen; s.rev = rev + 1L;
+    s.last_value = v; s.generation = gen; s.rev = rev + 1L;"""
+    + _COUNT_WRITE
+    + """
   }
 }
 s.granted = 0L;"""
-    + _COUNT_WRITE
 )
 # Params: row, at_least, generation, size and offset of the lattice.
 PERIOD = (
@@ -100,11 +101,12 @@ else {
     long last = s.last_value; boolean up = (long)p.row.step > 0L;
 """
     + _REACH
-    + """    s.putAll(p.row); s.last_value = v; s.generation = (long)p.generation;
+    + """    s.putAll(p.row); s.last_value = v; s.generation = (long)p.generation;"""
+    + _COUNT_WRITE
+    + """
   }
 }
 s.granted = 0L;"""
-    + _COUNT_WRITE
 )
 # Params: prefix, at_least, holder, stale_ms.
 CLAIM = """def s = ctx._source; def p = params; long now = System.currentTimeMillis(); long least = p.at_least;

@@ -1,0 +1,100 @@
+"""Reads counters from documents of OpenSearch or Elasticsearch: lines of ``_bulk``, or hits of a search.
+
+Each document is a counter: its ``_id`` is the name, and one field has the highest id in use, as a number or as text.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from idalloc_server.backup.export_file import ExportedSequence, ExportFile, Problem
+from idalloc_server.domain.errors import InvalidRequest
+from idalloc_server.domain.sequences.model import MAX_ID, Sequence, check_name
+from idalloc_server.domain.store.records import Row
+
+_DIGITS = re.compile(r"[+-]?[0-9]{1,40}")
+_ACTIONS = ("index", "create")
+
+
+def read_lines(lines: Iterable[bytes], field: str = "") -> ExportFile:
+    """Reads a file of ``_bulk`` actions and documents, or of search hits, one JSON object a line.
+
+    Args:
+        lines: The lines.
+        field: The field of the counter; empty if the documents have one field only.
+
+    Returns:
+        The sequences, each behind its counter; a problem for each line that has none.
+    """
+    file = ExportFile()
+    action: dict[str, Any] | None = None
+    number = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+            if not isinstance(content, dict):
+                raise ValueError("must be a JSON object")
+            if action is not None:
+                _add(file, number, action.get("_id"), content, field)
+                action = None
+            elif "_source" in content:
+                _add(file, number, content.get("_id"), content["_source"], field)
+            elif (found := [content[name] for name in _ACTIONS if name in content]) and isinstance(found[0], dict):
+                action = found[0]
+            else:
+                raise ValueError("must be an index or create action of _bulk, or a hit with _source")
+        except (ValueError, RecursionError) as error:
+            action = None
+            file.problems.append(Problem(number, f"is not a counter: {error}"))
+    if action is not None:
+        file.problems.append(Problem(number, "the document after this action is missing"))
+    if not number:
+        file.problems.append(Problem(1, "the file is empty"))
+    return file
+
+
+def hits_as_lines(hits: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    """Returns search hits as lines for ``read_lines``."""
+    return (json.dumps(hit).encode() for hit in hits)
+
+
+def _add(file: ExportFile, number: int, name: object, source: object, field: str) -> None:
+    try:
+        if not isinstance(name, str):
+            raise InvalidRequest("_id", "must be a text, the name of the sequence")
+        check_name(name, "_id")
+        if any(item.row.name == name for item in file.items):
+            raise InvalidRequest("_id", f"the counter {name!r} is in an earlier line already")
+        last_value = _counter(name, source, field)
+    except InvalidRequest as error:
+        file.problems.append(Problem(number, str(error)))
+    else:
+        file.items.append(ExportedSequence(number, Row(name, last_value, Sequence())))
+
+
+def _counter(name: str, source: object, field: str) -> int:
+    """Returns the counter of a document.
+
+    Raises:
+        InvalidRequest: The counter is missing, negative, fractional or no number; the error has its name.
+    """
+    about = f"counter {name!r}"
+    if not isinstance(source, dict):
+        raise InvalidRequest(about, "must be a document with fields")
+    if not field and len(source) != 1:
+        raise InvalidRequest(about, f"has {len(source)} fields ({', '.join(source)}): name one with --counter-field")
+    value = source.get(field or next(iter(source)))
+    if isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(about, f"must be a whole number, not {json.dumps(value)}")
+    if value < 0:
+        raise InvalidRequest(
+            about, f"is negative ({value}): it wrapped at 2^31 or 2^63; set it to the highest id in use"
+        )
+    if value > MAX_ID:
+        raise InvalidRequest(about, f"must be at most {MAX_ID}, not {value}")
+    return value
