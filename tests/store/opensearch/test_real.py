@@ -5,6 +5,7 @@ from collections.abc import Callable
 import aiohttp
 import pytest
 
+from idalloc_server.store.opensearch import scripts
 from tests.store.conftest import REAL_OPENSEARCH
 from tests.support.opensearch.recording import Exchange, comparable, one_node, send
 
@@ -42,3 +43,54 @@ async def test_a_real_one_gives_the_recorded_answers(version: str, opensearch_ho
             for index in (*INDICES, "unassigned-1"):
                 await send(session, host, Exchange("", "DELETE", f"/{index}", None, 0, None))
     assert compared > 280
+
+
+def near(rng: random.Random) -> int:
+    """Returns a value near an edge, of 64 bits."""
+    return max(-(2**63) + 1, min(rng.choice(EDGES) + rng.randint(-9, 9), 2**63 - 1))
+
+
+def row(rng: random.Random) -> dict[str, Any]:
+    numbers = {"last_value": near(rng), "step": rng.choice([1, -1, 3, -7, near(rng)]), "min_value": near(rng)}
+    numbers |= {"max_value": near(rng), "generation": rng.randint(1, 3), "rev": rng.randint(0, 1), "lease_ms": 500}
+    return {name: value for name, value in numbers.items() if rng.random() < 0.85}
+
+
+def parameters(rng: random.Random) -> tuple[str, dict[str, Any]]:
+    floor = {"generation": rng.randint(0, 2), "least": -(2**63) + 1, "most": 2**63 - 2}
+    if rng.random() < 0.6:
+        wanted = rng.choice([0, 1, 5, abs(near(rng)) % (2**63 - 1)])
+        return scripts.GRANT, {"wanted": wanted, "lease_ms": 1000, **floor}
+    size = rng.choice([1, 10, 2**31, 2**62])
+    lattice = {"at_least": near(rng), "size": size, "offset": size + rng.randrange(size)}
+    new = {"step": size if rng.random() < 0.5 else -size, "min_value": 1, "max_value": 9}
+    if rng.random() < 0.5:
+        return scripts.PERIOD, {"row": new, "generation": 3, **lattice}
+    limits = {"rev": rng.randint(0, 1), "limit": near(rng), "grows": 1, "generation": 2}
+    return scripts.REVISE, {"row": {**new, "mode": None}, **limits, **lattice}
+
+
+@pytest.mark.parametrize("version", REAL_OPENSEARCH)
+async def test_arithmetic_is_equal_at_the_edges(version: str, opensearch_host: Callable[[str], str]) -> None:
+    """P1: the stand-in computes what the scripts compute on a real OpenSearch, near 2^31, 2^53, 2^62 and 2^63."""
+    host, rng = opensearch_host(version), random.Random(20261123)
+    index = f"idalloc-test-{uuid.uuid4().hex[:12]}"
+    lines: list[dict[str, Any]] = []
+    for key in map(str, range(600)):
+        source, params = parameters(rng)
+        lines += [{"index": {"_id": key}}, row(rng), {"update": {"_id": key, "_source": True}}]
+        lines.append({"script": {"source": source, "lang": "painless", "params": params}})
+    numbers = ("last_value", "step", "min_value", "max_value", "generation", "rev", "lease_ms", "granted", "writes")
+    properties = {name: {"type": "long", "coerce": False} for name in numbers}
+    make = {"settings": {"index": {"number_of_replicas": 0}}, "mappings": {"properties": properties}}
+    answers = []
+    async with OpenSearchStandIn() as opensearch, aiohttp.ClientSession() as session:
+        for each in (host, opensearch.host):
+            await send(session, each, Exchange("", "PUT", f"/{index}", make, 0, None))
+            answers.append(await send(session, each, Exchange("", "POST", f"/{index}/_bulk", lines, 0, None)))
+            await send(session, each, Exchange("", "DELETE", f"/{index}", None, 0, None))
+    assert opensearch.unknown == []
+    for at, (theirs, ours) in enumerate(zip(answers[0][1]["items"], answers[1][1]["items"], strict=True)):
+        assert comparable(ours) == comparable(theirs), (lines[at // 2 * 4 + 1], lines[at // 2 * 4 + 3])
+    rows = [each["update"].get("get", {}).get("_source", {}) for each in answers[0][1]["items"] if "update" in each]
+    assert sum(each.get("granted", 0) > 0 for each in rows) > 50

@@ -9,7 +9,12 @@ from yarl import URL
 
 from tests.support.waiting import hold_for_async
 
-_INDICES = ("sequences", "starts", "allocations")
+_LONG = {"type": "long", "coerce": False}
+_FEWEST_FIELDS: dict[str, dict[str, Any]] = {
+    "sequences": {"name": {"type": "keyword"}, "last_value": _LONG | {"index": False, "doc_values": False}},
+    "starts": {"prefix": _LONG},
+    "allocations": {"written_at": _LONG},
+}
 # As the guides of Elasticsearch have it: the number is added in the script, and the row is made if it is missing.
 RECIPE = "ctx._source.last_value += params.n"
 
@@ -42,11 +47,13 @@ class OpenSearchBackend:
                 return response.status, await response.json(content_type=None)
 
     async def make_guide_table(self) -> None:
-        properties = {"name": {"type": "keyword"}, "last_value": LONG}
+        """Makes the indices with the fewest fields: a store adds the others."""
         settings = {"auto_expand_replicas": "0-2", "refresh_interval": "-1"}
-        body = {"settings": {"index": settings}, "mappings": {"dynamic": "strict", "properties": properties}}
-        aliases = {self.alias: {"is_write_index": True}}
-        await self._write("PUT", f"/{self.alias}-1", {**body, "aliases": aliases})
+        for index, properties in _FEWEST_FIELDS.items():
+            alias = f"{self._prefix}-{index}"
+            mappings = {"dynamic": "strict", "properties": properties}
+            body = {"settings": {"index": settings}, "mappings": mappings}
+            await self._write("PUT", f"/{alias}-1", {**body, "aliases": {alias: {"is_write_index": True}}})
 
     async def put(self, name: str, columns: Mapping[str, int | None]) -> None:
         await self.put_document(name, {"name": name, **columns})
@@ -82,12 +89,9 @@ class OpenSearchBackend:
             assert status == 409, answer
 
     async def close(self) -> None:
-        for index in _INDICES:
-            await self.send("DELETE", f"/{self._prefix}-{index}-1")
+        names = ",".join(f"{self._prefix}-{index}-1" for index in _FEWEST_FIELDS)
+        await self._write("DELETE", f"/{names}?ignore_unavailable=true")
 
-    async def _write(self, method: str, path: str, body: object) -> None:
+    async def _write(self, method: str, path: str, body: object = None) -> None:
         status, answer = await self.send(method, path, body)
         assert status in (200, 201), answer
-
-
-LONG = {"type": "long", "index": False, "doc_values": False, "coerce": False}

@@ -122,7 +122,7 @@ class Cluster:
             case "PUT", [name] if not name.startswith("_"):
                 return self._make_index(name, request)
             case "DELETE", [name] if not name.startswith("_"):
-                return self._delete_index(name, request)
+                return self._delete_indices(name.split(","), request)
             case _, [name, action] if name and not name.startswith("_"):
                 return self._on_index(name, action, request)
             case _, [name, action, key] if name and not name.startswith("_"):
@@ -205,13 +205,18 @@ class Cluster:
         self.indices[name] = Index(name, own["index.uuid"], texts, mappings or {}, aliases or {})
         return self.indices[name]
 
-    def _delete_index(self, name: str, request: Request) -> Answer:
-        request.expect()
-        if self._aliased(name) is not None:
-            reason = f"The provided expression [{name}] matches an alias, specify the corresponding concrete indices"
-            raise Refusal(400, "illegal_argument_exception", f"{reason} instead.")
-        if self.indices.pop(name, None) is None:
-            raise missing_index(name, **{"resource.type": "index_or_alias"})
+    def _delete_indices(self, names: list[str], request: Request) -> Answer:
+        request.expect("ignore_unavailable")
+        for name in names:
+            if self._aliased(name) is not None:
+                reason = (
+                    f"The provided expression [{name}] matches an alias, specify the corresponding concrete indices"
+                )
+                raise Refusal(400, "illegal_argument_exception", f"{reason} instead.")
+            if name not in self.indices and not request.is_set("ignore_unavailable"):
+                raise missing_index(name, **{"resource.type": "index_or_alias"})
+        for name in names:
+            self.indices.pop(name, None)
         return 200, {"acknowledged": True}
 
     def _on_index(self, name: str, action: str, request: Request) -> Answer:

@@ -72,6 +72,7 @@ class OpenSearchNode:
     Attributes:
         host: Its HOST:PORT of HTTP.
         transport: Its HOST:PORT for other nodes.
+        settings: Its settings at the next start.
 
     Args:
         release: The release.
@@ -82,7 +83,7 @@ class OpenSearchNode:
     def __init__(self, release: Release, home: Path, **settings: str) -> None:
         self._release = release
         self._home = home
-        self._settings = {
+        self.settings = {
             "network.host": "127.0.0.1",
             "http.port": "0",
             "transport.port": "0",
@@ -106,7 +107,7 @@ class OpenSearchNode:
         """Starts the process."""
         folder, java = prepared(self._release), _java_home(self._release)
         self._home.mkdir(parents=True, exist_ok=True)
-        settings = [f"{name}={value}" for name, value in self._settings.items()]
+        settings = [f"{name}={value}" for name, value in self.settings.items()]
         classes = f"{folder / 'classes'}{os.pathsep}{folder / 'jars'}/*"
         command = [f"{java}/bin/java", *JVM_OPTIONS, "-cp", classes, "OsNode", str(self._home), *settings]
         with self._log.open("wb") as log:
@@ -125,7 +126,7 @@ class OpenSearchNode:
 
         wait_until(is_serving, f"OpenSearch {self._release.version} starts", START_SECONDS)
         http, transport = ports[0]
-        self._settings |= {"http.port": http, "transport.port": transport}
+        self.settings |= {"http.port": http, "transport.port": transport}
         self.host, self.transport = f"127.0.0.1:{http}", f"127.0.0.1:{transport}"
 
     def send(self, number: signal.Signals) -> None:
