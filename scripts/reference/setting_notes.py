@@ -99,7 +99,7 @@ several workers the supervisor serves it. Port 0 selects a free port, which the 
 
 {_PARAMETERS}
 
-Percent-encode reserved characters. The URL may have a password or a token itself, as `USER:PASSWORD@`, `jwt` or `api_key`.
+Percent-encode reserved characters. The URL may have a password or a token itself (`USER:PASSWORD@`, `jwt`, `api_key`).
 Then put it into `IDALLOC_STORE` or the TOML file: the server refuses it in the flag `--store`, which every user of the
 machine sees. No log line, error or `config show` prints it.
 

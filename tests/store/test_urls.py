@@ -4,6 +4,7 @@ import pytest
 
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.store.cratedb.store import CrateStore
+from idalloc_server.store.opensearch.store import OpenSearchStore
 from idalloc_server.store.sqlite.store import SqliteStore
 from idalloc_server.store.urls import open_store
 from tests.support.fake_store import FakeClock
@@ -24,6 +25,13 @@ from tests.support.fake_store import FakeClock
             "crate://al@ice@h:4200/?schema=my-ids&tls=true",
         ),
         ("crate://h?schema=ids&tls=false", CrateStore, "crate://h:4200/?schema=ids"),
+        ("opensearch://h", OpenSearchStore, "opensearch://h:9200/?prefix=idalloc"),
+        (
+            "elasticsearch://a@h,i:1/?prefix=x&tls=true",
+            OpenSearchStore,
+            "elasticsearch://a@h:9200,i:1/?prefix=x&tls=true",
+        ),
+        ("opensearch://h/?api_key=abc%3D%3D", OpenSearchStore, "opensearch://h:9200/?prefix=idalloc"),
         ("crate://h/?jwt=aaa.bbb.ccc", CrateStore, "crate://h:4200/?schema=doc"),
     ],
 )
@@ -62,6 +70,12 @@ def test_valid_urls(url: str, kind: type, address: str) -> None:
         ("crate://h/doc", "only parameters"),
         ("crate://h/#doc", "only parameters"),
         ("crate://h/?shema=doc", "unknown parameter 'shema'; the parameters are schema, tls, ca, jwt, jwt_file"),
+        ("opensearch://h/?prefix=Ids", "the parameter prefix must consist of a-z"),
+        ("opensearch://h/?schema=a", "unknown parameter 'schema'; the parameters are prefix, tls"),
+        ("opensearch://u:p@h/?api_key=a", "api_key and api_key_file, not api_key and a password"),
+        ("opensearch://h/?api_key=a b", "the parameter api_key is not a token"),
+        ("opensearch://h:0/", "the hosts of a URL of OpenSearch"),
+        ("crate://h/?api_key=a", "unknown parameter 'api_key'"),
         ("crate://h/?schema=", "the parameter schema must be given once"),
         ("crate://h/?schema=a&schema=b", "the parameter schema must be given once"),
         ('crate://h/?schema=a"b', "the parameter schema must consist of letters"),
