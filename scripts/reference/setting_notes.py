@@ -48,17 +48,24 @@ _STORES = table(
     [
         ("`sqlite:///PATH`", "a SQLite file at an absolute path: three slashes"),
         ("`crate://USER@HOST:4200,HOST2:4200/?…`", f"CrateDB {_SUPPORTED}; name several hosts"),
+        (
+            "`opensearch://USER@HOST:9200,HOST2:9200/?…`",
+            "OpenSearch 2.17 or newer; `elasticsearch://` is the same: Elasticsearch 8.9 or newer, untested",
+        ),
     ],
 )
 _PARAMETERS = table(
-    ("parameter of `crate://`", "meaning"),
+    ("parameter of `crate://`, `opensearch://`", "meaning"),
     [
-        ("`schema`", "the schema of the tables; default: `doc`"),
+        ("`schema`", "`crate://` only: the schema of the tables; default: `doc`"),
+        ("`prefix`", "`opensearch://` only: the beginning of the names of the aliases; default: `idalloc`"),
         ("`tls`", "`true` for HTTPS; default: `false`"),
         ("`ca`", "a PEM file of the CA certificates to trust, instead of the system's; implies `tls=true`"),
         ("`password_file`", "a file that contains only the password of `USER`; a line break at its end is ignored"),
         ("`jwt_file`", "a file that contains only a token; the URL then has no user"),
         ("`jwt`", "the token itself"),
+        ("`api_key_file`", "`opensearch://` only: a file that contains only an API key in its encoded form"),
+        ("`api_key`", "the API key itself"),
     ],
 )
 _TRANSPORTS = table(
@@ -92,8 +99,8 @@ several workers the supervisor serves it. Port 0 selects a free port, which the 
 
 {_PARAMETERS}
 
-Percent-encode reserved characters. The URL may have a password or a token itself, as `USER:PASSWORD@` or `jwt`. Then
-put it into `IDALLOC_STORE` or the TOML file: the server refuses it in the flag `--store`, which every user of the
+Percent-encode reserved characters. The URL may have a password or a token itself, as `USER:PASSWORD@`, `jwt` or `api_key`.
+Then put it into `IDALLOC_STORE` or the TOML file: the server refuses it in the flag `--store`, which every user of the
 machine sees. No log line, error or `config show` prints it.
 
 The default is `idalloc/idalloc.db` below `$XDG_STATE_HOME`, or below `~/.local/state`. SQLite needs a local disk, and

@@ -178,6 +178,24 @@ def export(
     _with_store(run_export, config_file, flags, must_exist=True)
 
 
+_FromElasticsearch = Annotated[
+    bool,
+    typer.Option(
+        "--from-elasticsearch",
+        help="FILE has counter documents, as lines of _bulk or search hits, or is the URL of their index: "
+        "opensearch://USER@HOST:9200/INDEX. Stop the old clients first.",
+    ),
+]
+_CounterField = Annotated[
+    str,
+    typer.Option(
+        "--counter-field",
+        metavar="NAME",
+        help="With --from-elasticsearch: the field of the counter; by default the only one.",
+    ),
+]
+
+
 @store.command("import")
 @_with_store_as_flags
 def import_(
@@ -195,22 +213,8 @@ def import_(
         ),
     ] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Skip invalid lines, and import the valid ones.")] = False,
-    from_elasticsearch: Annotated[
-        bool,
-        typer.Option(
-            "--from-elasticsearch",
-            help="FILE has counter documents, as lines of _bulk or search hits, or is the URL of their index: "
-            "opensearch://USER@HOST:9200/INDEX. Stop the old clients first.",
-        ),
-    ] = False,
-    counter_field: Annotated[
-        str,
-        typer.Option(
-            "--counter-field",
-            metavar="NAME",
-            help="With --from-elasticsearch: the field of the counter; by default the only one.",
-        ),
-    ] = "",
+    from_elasticsearch: _FromElasticsearch = False,
+    counter_field: _CounterField = "",
     config_file: _ConfigFile = None,
     **flags: str | None,
 ) -> None:

@@ -85,7 +85,9 @@ class Settings(BaseModel):
     )
     store: str = Field(
         default_factory=_default_store,
-        description="Where counters are stored: sqlite:///PATH or crate://USER@HOST:4200,HOST2:4200/?schema=doc&password_file=PATH.",
+        description="Where counters are stored: sqlite:///PATH, "
+        "crate://USER@HOST:4200,HOST2:4200/?schema=doc&password_file=PATH "
+        "or opensearch://USER@HOST:9200,HOST2:9200/?prefix=idalloc&password_file=PATH.",
     )
     node_prefix: Annotated[int, Field(ge=0, le=65535)] = Field(
         0, description="Prefix of this node's document ids, 0 to 65535; give every node its own."

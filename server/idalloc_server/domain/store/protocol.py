@@ -185,7 +185,7 @@ class Store(Protocol):
     async def forget_recorded(self, retention: Retention, limit: int) -> int:
         """Deletes recorded allocations whose window has passed, among the ``limit`` oldest.
 
-        A store may keep the newest allocations, and an allocation that was recorded again, for longer.
+        A store may keep the newest allocations, and an allocation that was recorded or read again, for longer.
 
         Returns:
             The number of deleted allocations; 0 if none can be deleted now.

@@ -129,6 +129,8 @@ def _next_step(error: StoreFailure, subject: str) -> str:
     text = str(error)
     if is_unauthorized(error):
         return "check the user and the password or api_key of the setting store, then restart this server"
+    if INDEX_MISSING in text and not subject:
+        return "check the name of the index"
     if INDEX_MISSING in text:
         return f"restore the alias {subject} from a snapshot; idalloc creates it only at the first start"
     if _BLOCKED in text and "closed" in text:

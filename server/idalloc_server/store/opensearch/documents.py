@@ -18,21 +18,19 @@ async def read_documents(http: OpenSearchHttp, index: str) -> list[dict[str, Any
     Raises:
         StoreFailure: The index is missing, or cannot be read completely.
     """
-    await http.send_read(_request(f"/{index}/_refresh", index))
+    await http.send_read(_request(f"/{index}/_refresh"))
     page = await http.send_read(
-        _request(f"/{index}/_search?scroll=1m&allow_partial_search_results=false", index, {"size": _PAGE})
+        _request(f"/{index}/_search?scroll=1m&allow_partial_search_results=false", {"size": _PAGE})
     )
     hits: list[dict[str, Any]] = []
     while page["hits"]["hits"]:
         if page["_shards"]["failed"]:
             raise StoreUnavailable(f"OpenSearch returned a part of index {index} only: try again")
         hits += page["hits"]["hits"]
-        page = await http.send_read(
-            _request("/_search/scroll", index, {"scroll": "1m", "scroll_id": page["_scroll_id"]})
-        )
+        page = await http.send_read(_request("/_search/scroll", {"scroll": "1m", "scroll_id": page["_scroll_id"]}))
     return hits
 
 
-def _request(path: str, index: str, body: object = None) -> Request[Any]:
+def _request(path: str, body: object = None) -> Request[Any]:
     content = None if body is None else json.dumps(body).encode()
-    return Request("POST", path, content, partial(read_answer, parse=dict, subject=index), index)
+    return Request("POST", path, content, partial(read_answer, parse=dict))

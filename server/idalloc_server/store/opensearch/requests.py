@@ -160,7 +160,8 @@ class Requests:
         """Records allocations, or writes the earlier ones unchanged; None for one whose outcome is unknown."""
         lines: list[object] = []
         for row in rows:
-            lines += [{"update": {"_id": row["request_id"], "_source": True}}, _upsert(scripts.RECORD, row=row)]
+            action = {"_id": row["request_id"], "_source": True, "retry_on_conflict": 100}
+            lines += [{"update": action}, _upsert(scripts.RECORD, row=row)]
         return self._bulk(self._allocations, lines)
 
     def recorded(self, request_id: str) -> Request[Written | None]:

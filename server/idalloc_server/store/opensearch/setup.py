@@ -23,8 +23,9 @@ from idalloc_server.store.transport import Request
 _log = structlog.get_logger(__name__)
 
 _MIN_OPENSEARCH = (2, 17)
-_MIN_ELASTICSEARCH = (8, 0)
-_SUPPORTED = "OpenSearch 2.17 or newer, or Elasticsearch 8 or newer"
+# Older ones may retry an item of _bulk without end.
+_MIN_ELASTICSEARCH = (8, 9)
+_SUPPORTED = "OpenSearch 2.17 or newer, or Elasticsearch 8.9 or newer"
 _MAX_ATTEMPTS = 3
 
 
