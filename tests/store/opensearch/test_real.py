@@ -1,6 +1,9 @@
 """The stand-in for OpenSearch beside a real one: the recorded exchanges, and random arithmetic at the edges."""
 
+import random
+import uuid
 from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from idalloc_server.store.opensearch import scripts
 from tests.store.conftest import REAL_OPENSEARCH
 from tests.support.opensearch.recording import Exchange, comparable, one_node, send
+from tests.support.opensearch.stand_in import OpenSearchStandIn
 
 INDICES = ("idalloc-sequences-1", "idalloc-starts-1", "idalloc-allocations-1", "danger", "danger2", "plain")
 CLUSTER_SETTINGS = ("action.auto_create_index", "cluster.blocks.read_only", "script.max_compilations_rate")
