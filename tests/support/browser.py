@@ -34,17 +34,17 @@ class Browser:
 
     def text(self, selector: str) -> str:
         """Return the text of an element, also of a hidden one."""
-        return str(self.driver.execute_script("return document.querySelector(arguments[0]).textContent", selector))  # type: ignore[no-untyped-call]
+        return str(self.driver.execute_script("return document.querySelector(arguments[0]).textContent", selector))
 
     def column(self, table: str, number: int = 1) -> list[str]:
         """Return the texts of a table's column, the first of which has number 1."""
         script = "return [...document.querySelectorAll(arguments[0])].map((cell) => cell.textContent)"
-        return list(self.driver.execute_script(script, f"#{table} tbody td:nth-child({number})"))  # type: ignore[no-untyped-call]
+        return list(self.driver.execute_script(script, f"#{table} tbody td:nth-child({number})"))
 
     def number(self, tile: str) -> int:
         """Return the number of a tile, such as ``Ids issued``."""
-        script = "return [...document.querySelectorAll('#tiles div')].map((tile) => [...tile.children].map((part) => part.textContent))"
-        tiles = dict(self.driver.execute_script(script))  # type: ignore[no-untyped-call]
+        texts = "(tile) => [...tile.children].map((part) => part.textContent)"
+        tiles = dict(self.driver.execute_script(f"return [...document.querySelectorAll('#tiles div')].map({texts})"))
         return int("".join(each for each in tiles.get(tile, "-1") if each in "-0123456789"))
 
     def errors(self) -> list[str]:

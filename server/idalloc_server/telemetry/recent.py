@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # How many of each kind are kept, and the longest text of one.
-KEPT, MAX_TEXT = 50, 300
+MAX_KEPT, MAX_TEXT = 50, 300
 
 _WARNINGS = frozenset(("warning", "error", "critical"))
 # Events below the level warning that are kept.
@@ -13,8 +13,8 @@ _NOTABLE = frozenset(("reloading", "access_reloaded", "certificates_reloaded", "
 _HEAD = frozenset(("timestamp", "level", "event", "logger", "exc_info", "exception"))
 
 Line = dict[str, Any]
-refusals: deque[Line] = deque(maxlen=KEPT)
-events: deque[Line] = deque(maxlen=KEPT)
+refusals: deque[Line] = deque(maxlen=MAX_KEPT)
+events: deque[Line] = deque(maxlen=MAX_KEPT)
 
 
 def record(logger: object, method: str, line: Any) -> Any:
@@ -30,7 +30,8 @@ def record(logger: object, method: str, line: Any) -> Any:
 
 def newest(*lists: list[Line]) -> list[Line]:
     """Return the newest lines of several lists, newest first."""
-    return sorted((line for each in lists for line in each), key=lambda line: str(line["time"]), reverse=True)[:KEPT]
+    lines = [line for each in lists for line in each]
+    return sorted(lines, key=lambda line: str(line["time"]), reverse=True)[:MAX_KEPT]
 
 
 def _text_of(line: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 # For how many sequences the burned ids are kept: those that burned ids last.
-MAX_SEQUENCES = 1_000
+MAX_BURNED_SEQUENCES = 1_000
 
 
 class BurnCause(StrEnum):
@@ -43,7 +43,7 @@ class BurnedIds:
 
     Attributes:
         by_cause: The totals of this process.
-        by_sequence: The totals by cause of the ``MAX_SEQUENCES`` sequences that burned ids last.
+        by_sequence: The totals by cause of the ``MAX_BURNED_SEQUENCES`` sequences that burned ids last.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class BurnedIds:
             causes = self.by_sequence.setdefault(sequence, Counter())
             causes[cause] += count
             self.by_sequence.move_to_end(sequence)
-            if len(self.by_sequence) > MAX_SEQUENCES:
+            if len(self.by_sequence) > MAX_BURNED_SEQUENCES:
                 self.by_sequence.popitem(last=False)
 
     def pop_new(self) -> Iterator[Burn]:
