@@ -1,5 +1,6 @@
 """The alerts are valid, lead to the runbook, and fire on written states; test_alerts.py has recorded ones."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -49,6 +50,23 @@ def test_prometheus_accepts_the_files() -> None:
     for command in (["rules", str(ALERTS)], ["config", "--syntax-only", str(DEPLOY / "prometheus/prometheus.yml")]):
         done = subprocess.run([promtool, "check", *command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_prometheus_accepts_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    """`promtool` parses each panel's query, after Grafana has put values in place of its variables."""
+    panels = json.loads((DEPLOY / "grafana/idalloc.json").read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(queries) > 20
+    filled = [query.replace("$__rate_interval", "1m").replace("$instance", ".*") for query in queries]
+    assert [query for query in filled if "$" in query] == []
+    file = tmp_path / "rules.json"  # JSON is YAML
+    for wrong in (False, True):  # an open parenthesis shows that the check can fail
+        expressions = [*filled, "sum("] if wrong else filled
+        rules = [{"record": f"query_{at}", "expr": each} for at, each in enumerate(expressions)]
+        file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+        command = [installed_program("promtool"), "check", "rules", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode != 0) is wrong, done.stderr
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
