@@ -81,6 +81,13 @@ def test_each_alert_leads_to_the_runbook(rule: dict[str, dict[str, str]]) -> Non
     assert rule["labels"]["severity"] in ("critical", "warning")
 
 
+def test_the_page_on_monitoring_lists_the_alerts() -> None:
+    """Its table has each alert with the section of its link."""
+    page = (ROOT / "docs/operations/monitoring.md").read_text()
+    links = {rule["alert"]: rule["annotations"]["runbook_url"].rpartition("/")[2] for rule in RULES}
+    assert dict(re.findall(r"^\| `(Idalloc\w+)` \|.*\[runbook\]\((.*)\) \|$", page, re.MULTILINE)) == links
+
+
 def test_a_healthy_server_raises_no_alert(tmp_path: Path) -> None:
     """No alert fires for a server that issues ids, burns few, and rejects a call now and then."""
     assert Recording("", HEALTHY, 60, NOW).firing(tmp_path) == set()

@@ -28,7 +28,7 @@ from tests.support.terminal import Terminal
 FENCE = re.compile(r"^( *)(```+)(\w*)[^\n]*\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"^(?:#|//|--) ([\w./-]+\.\w+)\n")
 PORT = re.compile(r"(?:127\.0\.0\.1|localhost|0\.0\.0\.0|\]):(\d{4,5})\b")
-TOOLS = ("docker", "grpcurl", "ghz", "jq", "curl", "openssl", "sqlite3", "crash")
+TOOLS = ("docker", "grpcurl", "ghz", "jq", "curl", "openssl", "sqlite3", "crash", "promtool")
 # What differs from run to run: each becomes its name in the page and in the output before these are compared.
 VARIES = {
     r"\b\d{4}-\d\d-\d\d([T ][\d:.]+Z?)?": "DATE",
