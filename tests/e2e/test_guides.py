@@ -14,7 +14,7 @@ from idalloc_server.auth.authorize import RULES
 from tests.support.documents import blocks, free_port, run_page
 from tests.support.paths import ROOT
 from tests.support.processes import running
-from tests.support.trace_collector import Collector
+from tests.support.trace_collector import Collector, Span
 
 GUIDES = ROOT / "docs" / "guides"
 RETRY_WAITS = ("initialBackoff", "maxBackoff", "backoffMultiplier")
@@ -87,9 +87,19 @@ def test_tracing_exports_spans_as_the_page_says(tmp_path: Path, subtests: pytest
     with Collector() as collector:
         ports = {4317: int(collector.endpoint.rpartition(":")[2])}
         not_run = {"pip install": "it needs the repository and a package index"}
-        run_page("docs/operations/tracing.md", tmp_path, subtests, not_run=not_run, ports=ports)
-    calls = [span for span in collector.spans if span.name == "idalloc.v1.IdAllocatorService/AllocateRange"]
-    assert [span.attributes["idalloc.sequence"] for span in calls] == ["orders"]
+
+        def calls() -> list[Span]:
+            return [span for span in collector.spans if span.name == "idalloc.v1.IdAllocatorService/AllocateRange"]
+
+        run_page(
+            "docs/operations/tracing.md",
+            tmp_path,
+            subtests,
+            not_run=not_run,
+            ports=ports,
+            finally_true=lambda: len(calls()) > 0,
+        )
+        assert [span.attributes["idalloc.sequence"] for span in calls()] == ["orders"]
 
 
 def test_monitoring_shows_what_the_server_answers(tmp_path: Path, subtests: pytest.Subtests) -> None:
