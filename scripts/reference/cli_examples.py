@@ -24,7 +24,9 @@ EXAMPLES = {
     "serve": "idalloc serve --listen 127.0.0.1:50052 --log-level warning",
     "config show": "idalloc config show --lease-ttl 5m",
     "store export": "idalloc store export >counters.jsonl",
-    "store import": 'idalloc store import counters.jsonl --store "sqlite://$PWD/other.db"',
+    "store import": """idalloc store import counters.jsonl --store "sqlite://$PWD/other.db"
+echo '{"_id": "parcels", "_source": {"value": 1041}}' >hits.jsonl
+idalloc store import --from-elasticsearch hits.jsonl --store "sqlite://$PWD/other.db\"""",
     "token new": "idalloc token new billing --allocate 'invoices*' >billing.token 2>>access.toml",
 }
 EXIT_CODES = {

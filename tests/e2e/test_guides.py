@@ -25,7 +25,7 @@ RETRY_WAITS = ("initialBackoff", "maxBackoff", "backoffMultiplier")
     [
         ("access-control", {}),
         ("verify", {}),
-        ("migration", {}),
+        ("migration", {":9200": "test_opensearch_documents runs it with an OpenSearch"}),
         ("languages", {}),
         pytest.param("tls", {}, marks=pytest.mark.test_long),
         pytest.param("choosing-a-key", {"--past-table": "it needs a CrateDB"}, marks=pytest.mark.test_long),

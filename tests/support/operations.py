@@ -1,7 +1,7 @@
 """An operator: runs the commands of a page on a server that has a fault, and notices any id that comes twice."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -108,9 +108,15 @@ class Operator:
 
 
 @contextmanager
-def operator(page: str, folder: Path) -> Iterator[Operator]:
-    """Yield an operator who has set the page's variables."""
-    with closing(Terminal(folder, {50051: free_port()})) as terminal:
+def operator(page: str, folder: Path, ports: Mapping[int, int] | None = None) -> Iterator[Operator]:
+    """Yield an operator who has set the page's variables.
+
+    Args:
+        page: The page.
+        folder: A temporary folder.
+        ports: Ports of the page at which the test itself serves something, and where it does.
+    """
+    with closing(Terminal(folder, {50051: free_port()} | dict(ports or {}))) as terminal:
         made = Operator(page, terminal)
         made.set(**LEASES, LOG="idalloc.log")
         yield made
