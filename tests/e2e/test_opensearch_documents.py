@@ -67,9 +67,7 @@ def advance_counter(node: OpenSearchNode, count: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["opensearch", "migration"])
-def test_guides_work_on_opensearch(
-    name: str, ports: dict[int, int], tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_guides_work_on_opensearch(name: str, ports: dict[int, int], tmp_path: Path, subtests: pytest.Subtests) -> None:
     """Each command of a guide succeeds on an OpenSearch, or prints the error that the guide shows."""
     run_page(f"docs/guides/{name}.md", tmp_path, subtests, not_run={}, ports=ports)
 
