@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 _NAME = re.compile(
     r"`+[^`]+`+|\]\([^)]*\)"
     r"|(?P<quote>[\"'])[^\"'\s]*[{}*_\\][^\"'\s]*(?P=quote)|\{[^}\s]*\}"
-    r"|\b(?:sqlite|crate)://[^\s;]*[^\s;.,)]|(?<![\w-])--[a-z][a-z-]*[a-z]|\bidalloc\[\w+\]"
+    r"|\b(?:sqlite|crate|opensearch|elasticsearch)://[^\s;]*[^\s;.,)]|(?<![\w-])--[a-z][a-z-]*[a-z]|\bidalloc\[\w+\]"
     r"|\b[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+\b|\b(?:google|grpc|idalloc|Mysqlx)(?:\.\w+)+|\b[A-Z][a-z]+[A-Z]\w+(?:\.\w+)?"
 )
 

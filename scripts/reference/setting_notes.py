@@ -105,7 +105,8 @@ machine sees. No log line, error or `config show` prints it.
 
 The default is `idalloc/idalloc.db` below `$XDG_STATE_HOME`, or below `~/.local/state`. SQLite needs a local disk, and
 serves one machine. In a container, mount the folder of the file, never the file. See
-[deployment](../guides/deployment.md) and [backup](../operations/backup-and-restore.md).""",
+[deployment](../guides/deployment.md), [OpenSearch](../guides/opensearch.md) and
+[backup](../operations/backup-and-restore.md).""",
     "node_prefix": "The first 4 hexadecimal digits of a document id. Ids are unique even if two nodes share a prefix.",
     "prefix_conflict": f"""With `warn` the server logs [`prefix_conflict`](log-events.md#prefix_conflict) and starts.
 With `refuse` it does not start, and `UpdateNode` fails with [`PREFIX_IN_USE`](errors.md#prefix_in_use). Document
