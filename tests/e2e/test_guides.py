@@ -17,6 +17,7 @@ from tests.support.processes import running
 from tests.support.trace_collector import Collector, Span
 
 GUIDES = ROOT / "docs" / "guides"
+NO_OPENSEARCH = "test_opensearch_documents runs it"
 RETRY_WAITS = ("initialBackoff", "maxBackoff", "backoffMultiplier")
 
 
@@ -25,7 +26,7 @@ RETRY_WAITS = ("initialBackoff", "maxBackoff", "backoffMultiplier")
     [
         ("access-control", {}),
         ("verify", {}),
-        ("migration", {":9200": "test_opensearch_documents runs it with an OpenSearch"}),
+        ("migration", {":9200": NO_OPENSEARCH, "allocate cartons": NO_OPENSEARCH}),
         ("languages", {}),
         pytest.param("tls", {}, marks=pytest.mark.test_long),
         pytest.param("choosing-a-key", {"--past-table": "it needs a CrateDB"}, marks=pytest.mark.test_long),
