@@ -19,6 +19,7 @@ from idalloc_server.domain.sequences import formats, model, validation
 from idalloc_server.domain.store import retention
 from idalloc_server.listen import transport
 from idalloc_server.rpc import health, id_allocator, sequences
+from idalloc_server.store.opensearch import setup
 from idalloc_server.store.sqlite import store as sqlite_store
 from idalloc_server.telemetry import log_queue, metrics
 from idalloc_server.workers import supervisor, worker
@@ -235,7 +236,11 @@ def of_documents() -> Claims:
             f"A host that shows {rejected_callers.BURST} wrong tokens",
             f"up to {resumption.MAX_RETRY_AFTER:g} s at a time",
         ],
-        "docs/guides/choosing-a-key.md": [],
+        "docs/guides/choosing-a-key.md": [f"ids go on, exactly, up to {power(model.MAX_ID)}"],
+        "docs/guides/opensearch.md": [
+            f"You need OpenSearch {'.'.join(map(str, setup._MIN_OPENSEARCH))} or newer.",
+            f"{'.'.join(map(str, setup._MIN_ELASTICSEARCH))} or newer has the same requests",
+        ],
         "docs/guides/deployment.md": [
             f"({default('drain_timeout'):g} s by default) plus {supervisor.STOP_MARGIN_SECONDS:g} s.",
             f"tries again each {worker.CHANGE_PAUSE_SECONDS:g} s",
