@@ -83,6 +83,9 @@ load: .venv/ready ## measure speed and memory
 bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's recipe; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.peers $(ARGS)
 
+bench-opensearch: .venv/ready ## measure idalloc beside the counter document of OpenSearch; writes docs/operations/benchmarks.md
+	$(bin)/python -m tests.load.counter_document $(ARGS)
+
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.growth $(ARGS)
 
@@ -199,4 +202,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-peers bench-opensearch bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
