@@ -26,7 +26,7 @@ lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
   --custom-compile-command 'make lock' $(ARGS)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: export IDALLOC_HTTP_LISTEN ?= 127.0.0.1:50080
 run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")

@@ -1,7 +1,7 @@
 """The counter document of OpenSearch's users beside idalloc, on one node: `make bench-opensearch`.
 
-The recipe is one scripted `_update` a call, with `upsert` and `retry_on_conflict=10`; a call that answers 409 has no id.
-Both take turns on the same OpenSearch, which is started from Maven Central's artifacts (see
+The recipe is one scripted `_update` a call, with `upsert` and `retry_on_conflict=10`; a call that answers 409 has no
+id. Both take turns on the same OpenSearch, which is started from Maven Central's artifacts (see
 tests/support/opensearch/real.py). IDALLOC_BENCH_OPENSEARCH_HOST names a running one in its place.
 """
 
@@ -100,12 +100,11 @@ def main() -> None:
     chosen = parser.parse_args()
     began, found = time.monotonic(), machine.describe()
     prepare_to_drive()
+    serve = ("idalloc_server", "--listen=127.0.0.1:0")
     with (
         tempfile.TemporaryDirectory(dir=machine.DISK) as folder,
         opensearch(Path(folder)) as host,
-        running(
-            "idalloc_server", "--listen=127.0.0.1:0", f"--store=opensearch://{host}/?prefix=idalloc-bench"
-        ) as server,
+        running(*serve, f"--store=opensearch://{host}/?prefix=idalloc-bench") as server,
         idalloc.Client(server.address, timeout=30) as client,
     ):
         one = Contender("the recipe, one id a call", partial(recipe, host, 1), CALLERS, "Python threads")
