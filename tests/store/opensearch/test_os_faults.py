@@ -126,6 +126,9 @@ class TestRejected:
         opensearch.cluster.indices["idalloc-sequences-1"].documents["s"].source["last_value"] = value
         with pytest.raises(SequenceInvalid, match="'s'"):
             await store.grant("s", 5, 1000)
+        if value is not None:  # a row without a counter can be read, and is shown as it is
+            with pytest.raises(SequenceInvalid, match="'s'"):
+                await store.get("s")
 
     async def test_an_edited_setting_is_refused(self, opensearch: OpenSearchStandIn, store: Store) -> None:
         """SEQUENCE_INVALID: a step that is a text refuses the grant, not the server."""
