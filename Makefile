@@ -26,7 +26,7 @@ lock := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
   --custom-compile-command 'make lock' $(ARGS)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: export IDALLOC_HTTP_LISTEN ?= 127.0.0.1:50080
 run: .venv/server ## start a server (ARGS="--listen 127.0.0.1:50052 …")
@@ -82,6 +82,9 @@ load: .venv/ready ## measure speed and memory
 
 bench-peers: .venv/ready ## measure idalloc beside Redis, PostgreSQL, CrateDB's recipe; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.peers $(ARGS)
+
+bench-opensearch: .venv/ready ## measure idalloc beside the counter document of OpenSearch; writes docs/operations/benchmarks.md
+	$(bin)/python -m tests.load.counter_document $(ARGS)
 
 bench-growth: .venv/ready ## measure what grows with sequences, nodes, connections; writes docs/operations/benchmarks.md
 	$(bin)/python -m tests.load.growth $(ARGS)
@@ -199,4 +202,4 @@ editable := $(bin)/pip install --quiet --disable-pip-version-check --no-deps --n
 	$(call venv,.venv-gen,$<)
 	@touch $@
 
-.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-peers bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean
+.PHONY: help run test test-long test-languages lint type format test-mysql trace load bench-peers bench-opensearch bench-growth faults fuzz soak gen gen-check generated docs docs-reference go-prefix baseline lock tools dist image clean

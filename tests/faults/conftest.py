@@ -5,6 +5,7 @@
 
 import os
 import random
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.faults import results_page
 from tests.support.faults.scenario import Scenario
+from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 
 # Time limits of a scenario, whose processes share few cores.
 SHORT_SECONDS = 240
@@ -54,6 +56,29 @@ def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scenari
         request.node.user_properties += [
             (results_page.PROPERTY, [number, title, asdict(each)]) for each in made.evidence
         ]
+
+
+@pytest.fixture(scope="session")
+def opensearch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSearchNode]:
+    """A real OpenSearch of one node, started once; skips the test without Java or Maven."""
+    release = RELEASES["3.8.0"]
+    if reason := missing(release):
+        pytest.skip(reason)
+    with OpenSearchNode(release, tmp_path_factory.mktemp("opensearch")) as node:
+        yield node
+
+
+@pytest.fixture
+def opensearch_url(opensearch: OpenSearchNode) -> str:
+    """The URL of a store with indices of its own."""
+    return f"opensearch://{opensearch.host}/?prefix=idalloc-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(params=["sqlite", "opensearch"])
+def on_each_store(request: pytest.FixtureRequest, scenario: Scenario) -> None:
+    """Runs the scenario on SQLite, and on a real OpenSearch."""
+    if request.param == "opensearch":
+        scenario.store = request.getfixturevalue("opensearch_url")
 
 
 @pytest.fixture

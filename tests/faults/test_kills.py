@@ -48,6 +48,7 @@ def worker_pids(server: Server) -> list[int]:
 
 
 @pytest.mark.scenario(2, "kill -9 of nodes in random moments")
+@pytest.mark.usefixtures("on_each_store")
 def test_ids_of_a_killed_node_are_not_issued_again(
     scenario: Scenario, rng: random.Random, ports: list[ReservedPort]
 ) -> None:
@@ -68,7 +69,7 @@ def test_ids_of_a_killed_node_are_not_issued_again(
         scenario.count_faults()
         nodes[victim] = scenario.start_node(listen=addresses[victim], **SHORT_LEASES)
     stop(scenario, clients)
-    verdict = scenario.prove(at_least=1_000)
+    verdict = scenario.prove(at_least=1_000, note=f"on {scenario.store_name}")
     assert verdict.missing  # the ids that they held
 
 

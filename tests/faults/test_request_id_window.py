@@ -30,9 +30,11 @@ def logs(tmp_path: Path) -> LoggedClients:
     return LoggedClients(tmp_path)
 
 
-@pytest.fixture(params=["sqlite", "crate"])
+@pytest.fixture(params=["sqlite", "crate", "opensearch"])
 def each_store(request: pytest.FixtureRequest, scenario: Scenario) -> Iterator[None]:
-    if request.param == "sqlite":
+    if request.param != "crate":
+        if request.param == "opensearch":
+            scenario.store = request.getfixturevalue("opensearch_url")
         yield
         return
     with ProxiedCrate() as proxied:

@@ -9,12 +9,18 @@ import pytest
 
 from idalloc._issued_log.format import ROW
 from tests.support.faults.scenario import ClientProcess, Scenario
-from tests.support.faults.store_copies import CopiedStore, copied_store, run_cli, values_before_restore
+from tests.support.faults.store_copies import (
+    CopiedOpenSearch,
+    CopiedStore,
+    copied_store,
+    run_cli,
+    values_before_restore,
+)
 from tests.support.processes import Server
 from tests.support.waiting import hold_for
 
 TITLE = "the store restored from an older copy"
-NAMES = {"sqlit": "SQLite", "crate": "the CrateDB emulator"}
+NAMES = {"sqlit": "SQLite", "crate": "the CrateDB emulator", "opens": "a real OpenSearch"}
 # An advance takes this time and a second.
 LEASE_SECONDS = 2
 LEASES = {"lease_ttl": f"{LEASE_SECONDS}s", "store_timeout": "1s", "outage_reserve": "600ms"}
@@ -103,8 +109,12 @@ def advance(node: Server, highest: dict[str, int]) -> None:
         each.result()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("cratedb", marks=pytest.mark.long)])
-def store(request: pytest.FixtureRequest, scenario: Scenario) -> Iterator[CopiedStore]:
+@pytest.fixture(params=["sqlite", pytest.param("cratedb", marks=pytest.mark.long), "opensearch"])
+def store(request: pytest.FixtureRequest, scenario: Scenario) -> Iterator[CopiedStore | CopiedOpenSearch]:
+    if request.param == "opensearch":
+        scenario.store = request.getfixturevalue("opensearch_url")
+        yield CopiedOpenSearch(scenario.store, scenario.folder)
+        return
     with copied_store(request.param, scenario.folder) as store:
         scenario.store = store.url
         yield store
@@ -112,7 +122,9 @@ def store(request: pytest.FixtureRequest, scenario: Scenario) -> Iterator[Copied
 
 
 @pytest.mark.scenario(5, TITLE)
-def test_nodes_refuse_a_restored_store_until_an_advance(scenario: Scenario, store: CopiedStore) -> None:
+def test_nodes_refuse_a_restored_store_until_an_advance(
+    scenario: Scenario, store: CopiedStore | CopiedOpenSearch
+) -> None:
     """P3: nodes refuse a store that is behind what they saw, until an advance repairs it."""
     one, other = nodes = scenario.start_nodes(2, **LEASES)
     run_cli("sequences", "create", "tickets", "--ordering", "rising", "--server", one.address)

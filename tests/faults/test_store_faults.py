@@ -1,11 +1,13 @@
 """The store is slow, hangs, resets connections, loses answers, applies twice, or is down: no id is repeated."""
 
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -16,6 +18,7 @@ from tests.support.cratedb.fault_proxy import FAULT_KINDS
 from tests.support.faults.node_control import FaultKind, NodeControl, injected_faults
 from tests.support.faults.scenario import SHORT_LEASES, Scenario
 from tests.support.faults.workload import longest_stall, start_callers, start_steady_caller, stop_all, wait_for_reserve
+from tests.support.opensearch.real import RELEASES, OpenSearchNode, missing
 from tests.support.processes import Server
 from tests.support.waiting import hold_for
 
@@ -120,9 +123,45 @@ def hanging_sqlite(scenario: Scenario, settings: dict[str, Any]) -> Iterator[tup
     yield node, lambda: control.inject("late", seconds=hang), heal
 
 
+@contextmanager
+def hanging_opensearch(scenario: Scenario, settings: dict[str, Any]) -> Iterator[tuple[Server, Any, Any]]:
+    """Yields a node on a real OpenSearch that is paused by SIGSTOP, and the same functions."""
+    release = RELEASES["3.8.0"]
+    if reason := missing(release):
+        pytest.skip(reason)
+    with OpenSearchNode(release, scenario.folder / "opensearch") as opensearch:
+        scenario.store = f"opensearch://{opensearch.host}/"
+
+        def resume() -> int:
+            waiting = unread_bytes(int(opensearch.host.rpartition(":")[2]))
+            opensearch.send(signal.SIGCONT)
+            return waiting
+
+        try:
+            yield scenario.start_node(**settings), lambda: opensearch.send(signal.SIGSTOP), resume
+        finally:
+            opensearch.send(signal.SIGCONT)
+            scenario.close()
+
+
+def unread_bytes(port: int) -> int:
+    """Returns the size of the requests that a process has received on a port and not read."""
+    unread = 0
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, _, queues, *_ = line.split()
+            unread += int(queues.partition(":")[2], 16) if local.endswith(f":{port:04X}") else 0
+    return unread
+
+
 @pytest.mark.scenario(4, "a store that hangs, under a caller at a steady rate")
 @pytest.mark.parametrize(
-    ("store", "hanging"), [pytest.param("CrateDB", hanging_cratedb, marks=LONG), ("SQLite", hanging_sqlite)]
+    ("store", "hanging"),
+    [
+        pytest.param("CrateDB", hanging_cratedb, marks=LONG),
+        ("SQLite", hanging_sqlite),
+        ("a real OpenSearch", hanging_opensearch),
+    ],
 )
 def test_a_hanging_store_causes_no_errors_for_a_sequence_in_use(scenario: Scenario, store: str, hanging: Any) -> None:
     """P10: a steady caller of a sequence in use gets no errors while the store hangs."""

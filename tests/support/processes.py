@@ -44,11 +44,13 @@ class Server:
         while not self.try_pause(database):
             assert time.monotonic() < deadline, "the server always held the lock"
 
-    def try_pause(self, database: Path) -> bool:
-        """Try to pause once; resume the server and return False if it holds the lock."""
+    def try_pause(self, database: Path | None) -> bool:
+        """Try to pause once; resume the server and return False if it holds the lock of its SQLite file, if any."""
         self.send(signal.SIGSTOP)
         # One of its threads may still run for a moment and take the lock.
         wait_until(self._is_stopped, "the server did not stop")
+        if database is None:
+            return True
         with closing(sqlite3.connect(database, isolation_level=None, timeout=2)) as file:
             try:
                 file.execute("BEGIN IMMEDIATE")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _CRATE_PORT = 4200
 _OPENSEARCH_PORT = 9200
+_OPENSEARCH_KINDS = ("opensearch", "elasticsearch")
 _SCHEMA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _PREFIX = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _HOST = re.compile(r"(?P<name>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
@@ -56,7 +57,7 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
         return _sqlite(url, clock)
     if separator and kind == "crate":
         return _crate(url, timeout)
-    if separator and kind in ("opensearch", "elasticsearch"):
+    if separator and kind in _OPENSEARCH_KINDS:
         return _opensearch(url, kind, timeout)
     raise _invalid(
         f"{f'unknown kind of store {kind!r}' if separator else 'the URL has no kind'}: "
@@ -102,6 +103,8 @@ def open_index(url: str, timeout: float = 40.0) -> "tuple[OpenSearchHttp, str]":
 
     parts = _split(url)
     index = parts.path.strip("/")
+    if parts.scheme not in _OPENSEARCH_KINDS:
+        raise _invalid("the URL of an index begins with opensearch:// or elasticsearch://; for HTTPS append ?tls=true")
     example = f"{parts.scheme}://user:password@host:9200/index"
     if not _PREFIX.fullmatch(index):
         raise _invalid(f"the URL of an index ends with the name of the index: {example}")

@@ -130,7 +130,7 @@ class TestPausedHosts:
 
     async def test_a_read_fails_over(self, nodes: list[FakeNode], paused: str, make_http: MakeHttp) -> None:
         """P10: a read does not wait for ``store_timeout`` at a paused host."""
-        http = make_http(paused, nodes[0])
+        http = make_http(paused, nodes[0], host_timeouts=QUICK._replace(read=1.0))
         assert await soon(http.read(READ, "s")) == [[0]]
         assert await soon(http.version()) == "6.4.3"
 
@@ -207,14 +207,14 @@ class TestReturningHosts:
 
     async def test_a_write_to_an_unknown_table_fails_over(self, nodes: list[FakeNode], make_http: MakeHttp) -> None:
         """P9: a restarted node does not know the table yet; the write goes to the next host."""
-        http = make_http(*nodes)
+        http = make_http(*nodes, host_timeouts=PATIENT)
         nodes[0].state = "knows no table"
         assert await soon(http.write(ADD, 1, "s")) == [[1]]
         assert [node.writes for node in nodes] == [1, 1, 0]
 
     async def test_a_read_of_an_unknown_table_fails_over(self, nodes: list[FakeNode], make_http: MakeHttp) -> None:
         """A read of an unknown table goes to the next host; it is refused if no host knows the table."""
-        http = make_http(*nodes)
+        http = make_http(*nodes, host_timeouts=PATIENT)
         nodes[0].state = "knows no table"
         assert await soon(http.read(READ, "s")) == [[0]]
         for node in nodes:

@@ -148,6 +148,11 @@ class Scenario:
     def __post_init__(self) -> None:
         self.store = self.store or f"sqlite://{self.folder}/ids.db"
 
+    @property
+    def store_name(self) -> str:
+        """The kind of the store, for the evidence."""
+        return {"sqlite": "SQLite", "crate": "CrateDB", "opensearch": "OpenSearch"}[self.store.partition(":")[0]]
+
     def pick(self, short: Any, full: Any) -> Any:
         """Returns ``short`` or ``full``, by the form of the scenario."""
         return full if self.full else short

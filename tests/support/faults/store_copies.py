@@ -6,9 +6,12 @@ import re
 import sqlite3
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from tests.support.processes import IDALLOC, Server, environment
 
@@ -38,6 +41,51 @@ class CopiedStore:
     def replace_file(self, copy: Path) -> None:
         """Replaces the live file by a copy, which has another inode."""
         copy.replace(self.file)
+
+
+@dataclass
+class CopiedOpenSearch:
+    """A store in OpenSearch, whose documents are copied to a file and back, as by a snapshot.
+
+    Attributes:
+        url: The setting ``store``.
+        folder: The folder of the copies.
+    """
+
+    url: str
+    folder: Path
+
+    def copy(self, name: str = "copy") -> Path:
+        """Copies the store, and returns the copy's file."""
+        copy = self.folder / f"{name}.json"
+        copy.write_text(json.dumps({alias: self._documents(alias) for alias in self._aliases}))
+        return copy
+
+    def restore(self, copy: Path) -> None:
+        """Writes a copy into the live indices, and deletes what it does not have."""
+        for alias, documents in json.loads(copy.read_text()).items():
+            lines: list[object] = [{"delete": {"_id": key}} for key in self._documents(alias).keys() - documents.keys()]
+            for key, source in documents.items():
+                lines += [{"index": {"_id": key}}, source]
+            answer = self._send(f"{alias}/_bulk?require_alias=true", *lines)
+            assert not answer["errors"], answer
+
+    @property
+    def _aliases(self) -> list[str]:
+        prefix = urlsplit(self.url).query.removeprefix("prefix=")
+        return [f"{prefix}-{suffix}" for suffix in ("sequences", "starts", "allocations")]
+
+    def _documents(self, alias: str) -> dict[str, Any]:
+        self._send(f"{alias}/_refresh")
+        hits = self._send(f"{alias}/_search", {"size": 10_000})["hits"]["hits"]
+        return {hit["_id"]: hit["_source"] for hit in hits}
+
+    def _send(self, path: str, *lines: object) -> dict[str, Any]:
+        body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://{urlsplit(self.url).netloc}/{path}", body, headers, method="POST")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return dict(json.load(answer))
 
 
 def _copy(source: Path, target: Path) -> None:

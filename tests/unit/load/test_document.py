@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.load import chart, document, targets
+from tests.load.counter_document import refused
 from tests.load.drivers import read_ghz
 from tests.load.turns import Contender, Turn
 
@@ -116,7 +117,7 @@ def test_page_notes_too_few_refills() -> None:
 
 def test_page_notes_parts_that_did_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page notes a part that did not run, and describes the machine."""
-    for name in ("PEERS", "GROWTH", "DOCUMENT", "CHART"):
+    for name in ("PEERS", "GROWTH", "OPENSEARCH", "DOCUMENT", "CHART"):
         monkeypatch.setattr(document, name, tmp_path / name)
     document.PEERS.write_text(json.dumps(peers_result()))
     document.write()
@@ -126,6 +127,25 @@ def test_page_notes_parts_that_did_not_run(tmp_path: Path, monkeypatch: pytest.M
     assert "Some CPU, 2 cores, 8 GB, Linux 6, ext4; Python 3.11.2, grpcio 1.80" in text
     assert "An fsync took 1.5 ms on this disk (median, 4 kB, ext4)" in text
     assert "{" not in text
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(1_500.0, "met"), (999.0, "**missed**"), (None, "did not run")])
+def test_the_counter_document_shows_refused_calls(value: float | None, verdict: str) -> None:
+    """The comparison with the counter document has the refused share of each contender, and the target."""
+    shown = peers_result()["contenders"][0]
+    contenders = [shown | {"name": name, "refused": share} for name, share in (("recipe", 0.412), ("ours", None))]
+    result = {"rounds": 5, "seconds": 2.0, "contenders": contenders, "target": 1_000}
+    text = document.counter_document(result | {"ratios": [{"what": "ours / recipe", "value": value}]})
+    assert "| recipe | 64 | 1,234 | 1,234 | 0.0123 | 20 | 41.2% |" in text
+    assert "| 20 | - |" in text
+    assert f"The target of the first is >= 1,000: {verdict}." in text
+
+
+def test_the_refused_share_counts_calls_without_ids() -> None:
+    """A call without an id was refused, whatever a call's number of ids."""
+    turn = Turn(100, 6_000, 1.0, None, None, 1.0)
+    assert refused(Contender("bulk", lambda _: turn, 64, "threads", turns={1: turn}), 100) == pytest.approx(0.4)
+    assert refused(Contender("none", lambda _: turn, 64, "threads"), 100) is None
 
 
 def test_bars_are_sorted_on_a_logarithmic_scale() -> None:

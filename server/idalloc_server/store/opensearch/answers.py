@@ -19,6 +19,8 @@ _BLOCKED = "cluster_block_exception"
 _TOO_MANY_SCRIPTS = "circuit_breaking_exception"
 # The errors of a script that read a text, a double or null where the row must have a number.
 _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")
+# The write of a row whose value does not fit its field, by OpenSearch and by Elasticsearch.
+_WRONG_FIELD = ("mapper_parsing_exception", "document_parsing_exception")
 
 _UNKNOWN_STATUS = (408, 409)
 _TOO_MANY_REQUESTS = 429
@@ -29,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class RowInvalid(StoreRefused):
-    """A script refused a value in the row."""
+    """A script, or the mapping, refused a value in the row."""
 
 
 def read_answer(
@@ -95,14 +97,14 @@ def failure(host: str, status: int, error: object, subject: str) -> StoreFailure
     answered = StoreAnsweredError(message, http_status=status)
     if kind is None or is_unauthorized(answered) or status == _TOO_MANY_REQUESTS or _TOO_MANY_SCRIPTS in causes:
         return answered
-    if any(cause in _WRONG_VALUE for cause in causes):
+    if kind in _WRONG_FIELD or any(cause in _WRONG_VALUE for cause in causes):
         return RowInvalid(message, http_status=status)
     return refused(answered, subject)
 
 
 def refused(error: StoreFailure, subject: str) -> StoreRefused:
     """Returns the error as one that needs an operator, with the next step."""
-    return StoreRefused(f"{error}; {_next_step(error, subject)}", http_status=error.http_status)
+    return StoreRefused(f"{str(error).rstrip(';')}; {_next_step(error, subject)}", http_status=error.http_status)
 
 
 def _kinds(error: object) -> tuple[str | None, list[str]]:

@@ -139,10 +139,13 @@ async def _read_index(http: OpenSearchHttp, alias: str) -> StoredIndex | None:
     """Returns what an alias refers to, or None if there is none.
 
     Raises:
-        StartRefused: It is an index, or refers to several.
+        StartRefused: It is an index, or refers to several, or cannot be read.
     """
     path = f"/{alias}?include_defaults=true&flat_settings=true"
-    found = await http.send_read(_request("GET", path, dict, none_for=(INDEX_MISSING,)))
+    try:
+        found = await http.send_read(_request("GET", path, dict, none_for=(INDEX_MISSING,)))
+    except StoreRefused as error:
+        raise StartRefused("store", f"the settings of {alias} cannot be read: {error}") from error
     if found is None:
         return None
     if alias in found or len(found) != 1:

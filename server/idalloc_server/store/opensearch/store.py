@@ -80,7 +80,7 @@ class OpenSearchStore:
         """See ``Store.create``."""
         if retirement_blocks(row.name):
             await self._retirement.before_write(row.name)
-        written = await self._http.send_write(self._requests.create(row_fields(row)))
+        written = await self._write_row(row.name, self._requests.create(row_fields(row)))
         if written is None:
             raise StoreOutcomeUnknown(f"OpenSearch returned no row for the create of sequence {row.name!r}")
         return await self._retirement.end_created_if_retired(row, parse_row(row.name, written.source))
@@ -103,7 +103,7 @@ class OpenSearchStore:
         if name == RETIREMENT:
             source, _ = await self._http.send_write(self._requests.retirement())
         else:
-            written = await self._http.send_write(self._requests.get(name))
+            written = await self._write_row(name, self._requests.get(name))
             source = None if written is None else written.source
         return None if source is None else parse_row(name, source)
 
