@@ -33,7 +33,7 @@ make soak                         # ten minutes
 ```
 
 `IDALLOC_TEST_CRATEDB_URL='crate://…' make faults` also runs the scenarios that need a real CrateDB.
-Those of OpenSearch start three nodes themselves. They are skipped where no JDK 21 or no Maven is installed.
+Those of OpenSearch start its nodes themselves. They are skipped where no JDK 21 or no Maven is installed.
 
 ## Results
 
