@@ -1,6 +1,7 @@
 """Checks of a start on OpenSearch: each refuses one thing, and names the next step."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +140,33 @@ class TestPrivileges:
             with pytest.raises(StartRefused, match="check the host, and the user and the password") as caught:
                 await start(opensearch, "alice:wr0ng@")
         assert "wr0ng" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("user", "query", "header"),
+    [
+        ("alice:s%2Fcret@", "", "Basic YWxpY2U6cy9jcmV0"),
+        ("", "?api_key=abc%3D%3D", "ApiKey abc=="),
+        ("", "?jwt=aaa.bbb.ccc", "Bearer aaa.bbb.ccc"),
+        ("alice@", "?password_file={file}", "Basic YWxpY2U6aW4gYSBmaWxl"),
+        ("", "?api_key_file={file}", "a token is printable ASCII without spaces"),
+    ],
+)
+async def test_each_kind_of_credentials_is_sent(user: str, query: str, header: str, tmp_path: Path) -> None:
+    """Users, API keys and tokens are in the header of every request."""
+    file = tmp_path / "secret"
+    file.write_text("in a file\n")
+    async with OpenSearchStandIn() as opensearch:
+        opensearch.authorization = header
+        url = f"opensearch://{user}{opensearch.host}/{query.format(file=file)}"
+        if header.startswith("a token"):
+            with pytest.raises(StartRefused, match=header):
+                open_store(url, FakeClock())
+            return
+        store = open_store(url, FakeClock())
+        await store.open()
+        assert await store.get("s") is None
+        await store.close()
 
 
 @pytest.mark.parametrize(
