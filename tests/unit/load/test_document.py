@@ -136,7 +136,7 @@ def test_the_counter_document_shows_refused_calls(value: float | None, verdict: 
     contenders = [shown | {"name": name, "refused": share} for name, share in (("recipe", 0.412), ("ours", None))]
     result = {"rounds": 5, "seconds": 2.0, "contenders": contenders, "target": 1_000}
     text = document.counter_document(result | {"ratios": [{"what": "ours / recipe", "value": value}]})
-    assert "| recipe | 64 | 1,234 | 1,234 | 0.0123 | 20 | 41.2% |" in text
+    assert "| recipe | 64 | 1,234 | 1,234 | 12.3 | 20 | 41.2% |" in text
     assert "| 20 | - |" in text
     assert f"The target of the first is >= 1,000: {verdict}." in text
 
