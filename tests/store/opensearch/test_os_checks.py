@@ -192,7 +192,9 @@ def test_a_host_without_a_cluster_manager_is_not_alive(status: int, answer: dict
 
 async def test_an_alias_of_two_indices_is_refused() -> None:
     """P1: a counter is in one index."""
-    two = {f"ids-sequences-{number}": {"mappings": {}, "settings": {}} for number in (1, 2)}
+    two: dict[str, dict[str, dict[str, object]]] = {
+        f"ids-sequences-{number}": {"mappings": {}, "settings": {}} for number in (1, 2)
+    }
 
     class Answers(OpenSearchHttp):
         async def send_read(self, request: Any) -> Any:
