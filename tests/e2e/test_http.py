@@ -144,7 +144,7 @@ def test_port_answers_while_no_worker_can_start(tmp_path: Path) -> None:
         wait_until(lambda: get(server, "readyz")[0] == 200)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.test_long)])
 def test_readyz_names_the_store_while_it_is_away(tmp_path: Path, workers: int) -> None:
     """While the store is away /readyz is 503 with the check's name, and /livez is 200."""
     with running(tmp_path, http_listen=LOOPBACK, workers=workers, store_timeout="1s") as server:

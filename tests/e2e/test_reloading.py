@@ -86,7 +86,14 @@ def test_a_renewal_is_retried_without_descriptors(tmp_path: Path) -> None:
         assert log_events(server, "certificates_reloaded")
 
 
-@pytest.mark.parametrize(("content", "workers"), [("", 1), ("# nothing\n", 1), (None, 1), (None, 2)])
+@pytest.mark.parametrize(
+    ("content", "workers"),
+    [
+        ("", 1),
+        (None, 2),
+        *(pytest.param(*each, marks=pytest.mark.test_long) for each in (("# nothing\n", 1), (None, 1))),
+    ],
+)
 def test_an_empty_access_file_rejects_everyone(tmp_path: Path, content: str | None, workers: int) -> None:
     """An access file that is emptied or removed while the server runs rejects every caller."""
     file = tmp_path / "access.toml"

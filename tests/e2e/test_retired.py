@@ -77,6 +77,7 @@ def test_a_retired_store_creates_nothing(tmp_path: Path, store: str) -> None:
     assert "idalloc store import --unretire FILE" in line
 
 
+@pytest.mark.test_long
 def test_an_import_undoes_a_retirement(tmp_path: Path) -> None:
     """P1: after `store import --unretire` of the newest export the store continues beyond all issued ids."""
     store = f"sqlite://{tmp_path}/ids.db"

@@ -141,7 +141,7 @@ def test_a_folder_mounted_twice_is_shared(tmp_path: Path) -> None:
     assert len(issued | others | later) == 3 * MANY
 
 
-@pytest.mark.parametrize("removed", ["-shm", "-wal -shm"])
+@pytest.mark.parametrize("removed", ["-shm", pytest.param("-wal -shm", marks=pytest.mark.test_long)])
 def test_a_start_after_the_lock_was_removed_is_refused(tmp_path: Path, removed: str) -> None:
     """P1: two servers whose locks are in different files never issue the same id."""
     file = tmp_path / "ids.db"

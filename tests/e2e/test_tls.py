@@ -82,7 +82,7 @@ def refused(**settings: object) -> str:
     return start_error(done.stderr)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.test_long), 2])
 def test_clients_without_tls_or_the_ca_are_rejected(tmp_path: Path, files: Files, workers: int) -> None:
     """A TLS server serves clients that trust its CA, and no client without TLS."""
     with running(tmp_path, **files.flags, workers=workers) as server:
