@@ -158,6 +158,7 @@ def test_a_start_after_the_lock_was_removed_is_refused(tmp_path: Path, removed: 
     assert min(second(file)[0]) > max(issued)
 
 
+@pytest.mark.test_long
 def test_a_worker_start_after_the_lock_was_removed_is_refused(tmp_path: Path) -> None:
     """P1: a worker that starts after -shm was removed issues no id of another worker."""
     with running(tmp_path, workers=2) as server:

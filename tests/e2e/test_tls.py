@@ -188,6 +188,7 @@ def test_a_certificate_that_does_not_match_its_key_is_ignored(tmp_path: Path, fi
         wait_until(lambda: files.shown(server)[0] == written, "the new certificate is shown")
 
 
+@pytest.mark.test_long
 def test_unusable_tls_files_are_refused_at_startup(tmp_path: Path, files: Files) -> None:
     """Missing, unreadable or mismatching TLS files are fatal at startup."""
     store = f"sqlite://{tmp_path}/ids.db"

@@ -222,6 +222,7 @@ def test_an_adopted_sqlite_table_can_be_moved(tmp_path: Path) -> None:
     assert_recipe_continues(tmp_path, f"sqlite://{tmp_path}/shop.db")
 
 
+@pytest.mark.test_long
 def test_an_adopted_cratedb_table_can_be_moved(crate: Crate, tmp_path: Path) -> None:
     """The table of CrateDB's guide, in CrateDB, can be exported."""
     with closing(crate_client.connect(f"http://127.0.0.1:{crate.port}")) as shop:
