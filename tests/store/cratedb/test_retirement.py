@@ -111,7 +111,7 @@ class TestRaces:
         """P9: the ids of a grant are burned and counted if the retirement row cannot be read after it."""
         await stores[1].create(new_row("orders"))
         emulator.inject(Fault("error", match="SELECT name", times=-1, status=403, code=4037))
-        with pytest.raises(StoreUnavailable, match="whether the store is retired") as refused:
+        with pytest.raises(StoreUnavailable, match="whether it is retired") as refused:
             await stores[0].grant("orders", 5, 1000)
         assert type(refused.value).__name__ == "StoreOutcomeUnknown"
 

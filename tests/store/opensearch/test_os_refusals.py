@@ -36,11 +36,10 @@ async def send(backend: OpenSearchBackend, method: str, path: str, body: object 
 
 async def run(backend: OpenSearchBackend, message: str) -> None:
     """Runs the request that a message names as the next step."""
-    found = re.search(r"(?:run|block:) (PUT|POST) (\S+?),?(?: (\{.*\})|(?: index\.blocks\.\* = null))?$", message)
+    found = re.search(r"run (PUT|POST) (\S+)(?: (\{.*\}))?$", message)
     assert found, message
     method, path, body = found.groups()
-    blocks = {f"index.blocks.{block}": None for block in ("write", "read_only", "read", "metadata")}
-    await send(backend, method, path, json.loads(body) if body else blocks if method == "PUT" else None)
+    await send(backend, method, path, json.loads(body) if body else None)
 
 
 class TestStart:

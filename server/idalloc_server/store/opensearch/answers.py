@@ -16,6 +16,14 @@ INDEX_MISSING = "index_not_found_exception"
 INDEX_EXISTS = "resource_already_exists_exception"
 CONFLICT = "version_conflict_engine_exception"
 _BLOCKED = "cluster_block_exception"
+# OpenSearch's names of an index's blocks, and the setting of each. It removes read_only and metadata only by a
+# request that sets nothing else.
+_BLOCKS = {
+    "index read-only (api)": "read_only",
+    "index write (api)": "write",
+    "index read (api)": "read",
+    "index metadata (api)": "metadata",
+}
 _TOO_MANY_SCRIPTS = "circuit_breaking_exception"
 # The errors of a script that read a text, a double or null where the row must have a number.
 _WRONG_VALUE = ("class_cast_exception", "null_pointer_exception")
@@ -139,8 +147,9 @@ def _next_step(error: StoreFailure, subject: str) -> str:
         return f"run POST /{subject}/_open"
     if _BLOCKED in text and "cluster" in text.partition("blocked by")[2]:
         return "remove the cluster's read-only block: PUT /_cluster/settings, cluster.blocks.read_only"
-    if _BLOCKED in text:
-        return f"remove the index's block: PUT /{subject}/_settings, index.blocks.* = null"
+    block = next((setting for name, setting in _BLOCKS.items() if name in text), "")
+    if _BLOCKED in text and block:
+        return f'run PUT /{subject}/_settings {{"index.blocks.{block}": null}}'
     if error.http_status == _FORBIDDEN:
         return f"grant the user read, write, refresh and monitor on {subject}"
     return f"remove the cause that OpenSearch names from {subject}"
