@@ -71,7 +71,15 @@ _INVALID = "INVALID_REQUEST"
 # Constants of the code that limit nothing that users meet.
 INTERNAL = (
     *("LONGEST_RETRY_SECONDS", "MAX_BATCH_ROWS", "MAX_CALLERS", "MAX_CERTIFICATES", "MAX_COUNT"),
-    *("MAX_EFFECTIVE_DELAY_SECONDS", "MAX_EMPTY_PAGES", "MAX_IDS", "MAX_INT64", "MAX_LATE_RANGES", "MAX_PER_ISSUED"),
+    *(
+        "MAX_EFFECTIVE_DELAY_SECONDS",
+        "MAX_EMPTY_PAGES",
+        "MAX_HITS",
+        "MAX_IDS",
+        "MAX_INT64",
+        "MAX_LATE_RANGES",
+        "MAX_PER_ISSUED",
+    ),
     *("MAX_PRUNE_INTERVAL", "MAX_QUIET_WAIT_SECONDS", "MAX_TIME", "MAX_TTL_SECONDS"),
 )
 
