@@ -4,12 +4,16 @@ A block with ``no_error`` refuses everything after an error until it closes. A `
 does not have opens a block that has failed. ``docid_generated`` always holds.
 """
 
+import re
+
 from idalloc.xprotocol.v1 import expect_pb2
 from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.frames import CLIENT_MESSAGES
 
 # Clients never close the block of a probe, so a pool opens more and more of them.
 MAX_BLOCKS = 64
+
+_PATH = re.compile(r"[1-9][0-9]{0,8}(\.[1-9][0-9]{0,8}){0,20}\.?")
 
 _NO_ERROR, _FIELD_EXIST, _DOCID_GENERATED = 1, 2, 3
 
@@ -93,9 +97,9 @@ def _apply(block: _Block, condition: expect_pb2.ExpectCondition) -> None:
 
 def field_exists(path: str) -> bool:
     """Return whether a client's message has a field, such as ``6.1`` of message 6; ``6`` is the message itself."""
-    head, *steps = path.split(".")
-    if len(path) > 64 or not all(step.isascii() and step.isdecimal() for step in (head, *steps)):
+    if not _PATH.fullmatch(path):
         return False
+    head, *steps = path.removesuffix(".").split(".")
     message = CLIENT_MESSAGES.get(int(head))
     descriptor = message.DESCRIPTOR if message else None
     for position, step in enumerate(steps):

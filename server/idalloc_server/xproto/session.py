@@ -20,6 +20,7 @@ from idalloc_server.xproto.login import Credentials, Login, new_salt
 MAX_LOGIN_FRAME = 64 * 1024
 
 _EXPECT_CLOSE = 25
+_LOGIN = (connection_pb2.AuthenticateStart, connection_pb2.AuthenticateContinue)
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Session:
     ) -> None:
         self.is_closed = False
         self.is_logged_in = False
+        self._had_session = False
         self._connection_id = connection_id
         self._max_message = max_message
         self._requires_tls = requires_tls
@@ -125,7 +127,7 @@ class Session:
 
     def accept_login(self) -> None:
         """End a request to log in: the session begins."""
-        self.is_logged_in = True
+        self.is_logged_in = self._had_session = True
         self._reader.max_length = self._max_message
         self._expectations = Expectations()
         self._output += [
@@ -148,6 +150,8 @@ class Session:
 
     def _prepare(self, message: Message | None) -> Request | None:
         """Handle a message before the login."""
+        if self._had_session and not isinstance(message, _LOGIN):
+            raise XError(5000, "Invalid message", fatal=True)
         match message:
             case connection_pb2.CapabilitiesGet():
                 self._output.append(frames.frame(frames.CAPABILITIES, self._capabilities.message()))
