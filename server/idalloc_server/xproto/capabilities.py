@@ -75,7 +75,7 @@ def _check_attributes(value: notice_pb2.Any) -> None:
         raise _not_prepared("session_connect_attrs")
     for field in value.obj.fld:
         if not field.key:
-            raise XError(5006, "Key name can't be empty")
+            raise XError(5006, "Empty key name given")
         if len(field.key.encode()) > MAX_ATTRIBUTE_NAME:
             start = field.key[:MAX_ATTRIBUTE_NAME]
             limit = f"currently limited to {MAX_ATTRIBUTE_NAME}"
