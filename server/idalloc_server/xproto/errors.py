@@ -1,6 +1,6 @@
 """Errors of the X Protocol: MySQL's code, SQL state and text."""
 
-from idalloc_server.domain.errors import Refusal, StoreUnavailable
+from idalloc_server.domain.errors import Refusal, StoreOutcomeUnknown, StoreUnavailable
 
 
 class XError(Exception):
@@ -54,5 +54,8 @@ def unknown_collection(schema: str, name: str) -> XError:
 def from_refusal(refusal: Refusal) -> XError:
     """Return the error of a refusal of the domain or of the store: 1105 with its first line."""
     lines = str(refusal).splitlines() or [""]
-    away = "the store is unavailable, and nothing was written: " if isinstance(refusal, StoreUnavailable) else ""
-    return XError(1105, f"{away}{lines[0]}")
+    if isinstance(refusal, StoreOutcomeUnknown):
+        return XError(1105, f"the outcome is unknown, the statement may have been applied: {lines[0]}")
+    if isinstance(refusal, StoreUnavailable):
+        return XError(1105, f"the store is unavailable, and nothing was written: {lines[0]}")
+    return XError(1105, lines[0])
