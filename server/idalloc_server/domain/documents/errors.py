@@ -44,9 +44,7 @@ class KeyTooLong(DocumentsError):
 
 
 class WriteConflict(DocumentsError):
-    """Others changed the same document during each of several attempts. Earlier documents of the statement may have
-    been changed.
-    """
+    """Others changed the same document during each attempt. Earlier documents may have been changed."""
 
 
 class Busy(DocumentsError):

@@ -61,6 +61,12 @@ def parse(text: str) -> Json:
     return value
 
 
+def load(text: str) -> dict[str, Json]:
+    """Returns the value of a document's normalised text, which is not checked."""
+    value: dict[str, Json] = json.loads(text)
+    return value
+
+
 def dump(value: Json) -> str:
     """Returns the normalised text: keys by length, then by bytes; numbers as MySQL writes them."""
     if isinstance(value, str):
@@ -141,10 +147,8 @@ def _double(value: float) -> str:
     number = Decimal(repr(value)).normalize()
     if not whole and abs(value) >= _PLAIN_FROM:
         return f"{number:f}"
-    sign, digits, exponent = number.as_tuple()
-    first, *rest = map(str, digits)
-    assert isinstance(exponent, int)  # a finite number
-    return f"{'-' * sign}{first}{'.' * bool(rest)}{''.join(rest)}e{exponent + len(rest)}"
+    mantissa, _, exponent = f"{number:e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def _raise_invalid(text: str, error: json.JSONDecodeError) -> NoReturn:
@@ -177,10 +181,10 @@ def _raise_not_a_number(text: str) -> NoReturn:
 
 def _is_in_object(text: str) -> bool:
     open_brackets: list[str] = []
-    for token in _NESTING.findall(text):
-        if token in "{[":
-            open_brackets.append(token)
-        elif token in "}]" and open_brackets:
+    for found in _NESTING.findall(text):
+        if found in "{[":
+            open_brackets.append(found)
+        elif found in "}]" and open_brackets:
             open_brackets.pop()
     return open_brackets[-1:] == ["{"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-# How many documents a page of a scan has.
-PAGE = 1000
+# How many documents a page of a scan has. A page is parsed on the event loop: it must not take long.
+PAGE = 200
 
 
 class Document(NamedTuple):
