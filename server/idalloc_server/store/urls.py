@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from idalloc_server.domain.clock import Clock
+from idalloc_server.domain.documents.protocol import Documents
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.credentials import SECRETS, authorization, tls_context
@@ -99,6 +100,20 @@ def _crate(url: str, timeout: float) -> Store:
 
     http = CrateHttp(names, authorization=header, tls=tls, timeout=timeout)
     return CrateStore(http, schema, address)
+
+
+def open_documents(url: str, timeout: float) -> Documents:
+    """Return the store of documents beside the store of a URL; ``open`` connects to it.
+
+    Raises:
+        StartRefused: The URL is invalid, or its store keeps no documents.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "sqlite":
+        raise StartRefused("xproto_listen", "documents are kept in SQLite only: set store to sqlite:///PATH")
+    from idalloc_server.store.sqlite.documents import SqliteDocuments, documents_path
+
+    return SqliteDocuments(documents_path(Path(unquote(parts.path))))
 
 
 def _host(text: str) -> str:

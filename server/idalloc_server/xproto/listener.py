@@ -16,11 +16,12 @@ from idalloc_server.auth.access import ADMIN, Identity, Role
 from idalloc_server.auth.audit import Audit
 from idalloc_server.auth.logins import Credential, Logins, Peer
 from idalloc_server.domain.document_ids.generator import DocIdGenerator
+from idalloc_server.domain.documents.errors import DocumentsError, UnknownCollection, UnknownSchema
 from idalloc_server.domain.errors import PermissionDenied, QuotaExceeded, Refusal, StartRefused, Unauthenticated
 from idalloc_server.xproto import frames
 from idalloc_server.xproto.admin import Admin, Schemas
 from idalloc_server.xproto.caller import Statements
-from idalloc_server.xproto.errors import XError, from_refusal, unknown_schema
+from idalloc_server.xproto.errors import XError, from_refusal, unknown_collection, unknown_schema
 from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Session, StartTls
 from idalloc_server.xproto.sql import Sql
 from idalloc_server.xproto.variables import ChangeNode, Variables
@@ -249,6 +250,12 @@ class _Connection:
             session.fail(failure)
         except Unauthenticated:
             session.fail(XError(1045, f"Access denied for user ''@'{self._host}' (using password: YES)", fatal=True))
+        except UnknownSchema as failure:
+            session.fail(unknown_schema(failure.schema))
+        except UnknownCollection as failure:
+            session.fail(unknown_collection(failure.schema, failure.name))
+        except DocumentsError as failure:
+            session.fail(XError(1105, str(failure)))
         except Refusal as refusal:
             session.fail(from_refusal(refusal))
 
