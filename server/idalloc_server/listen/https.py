@@ -1,4 +1,4 @@
-"""TLS of the HTTP port and of the X Protocol, with the same files as the gRPC server, and when their certificates expire."""
+"""TLS of the HTTP port and the X Protocol, with the files of the gRPC server, and when their certificates expire."""
 
 import asyncio
 import ssl
