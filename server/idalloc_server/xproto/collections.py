@@ -83,9 +83,7 @@ class _Selection(NamedTuple):
             if self.criteria is None or meets(self.criteria, content):
                 yield document, content
 
-    def sorted(
-        self, matched: list[tuple[Document, dict[str, Json]]]
-    ) -> Sequence[tuple[Document, dict[str, Json]]]:
+    def sorted(self, matched: list[tuple[Document, dict[str, Json]]]) -> Sequence[tuple[Document, dict[str, Json]]]:
         """Return documents in their order."""
         for node, descending in reversed(self.order):
             matched.sort(key=lambda each, node=node: SortKey(evaluate(node, each[1])), reverse=descending)
@@ -313,10 +311,7 @@ def _selection(
     if offset and not may_skip:
         raise XError(5012, "Invalid parameter: non-zero offset value is not allowed for this operation")
     criteria = expressions.node(message.criteria) if message.HasField("criteria") else None
-    order = [
-        (expressions.node(each.expr), each.direction == crud.ORDER_DIRECTION_DESC)
-        for each in message.order
-    ]
+    order = [(expressions.node(each.expr), each.direction == crud.ORDER_DIRECTION_DESC) for each in message.order]
     return _Selection(criteria, order, limit, offset)
 
 
@@ -426,9 +421,7 @@ def _bounded(
 
 # The errors whose text does not depend on the error.
 _ERRORS: dict[type[errors.DocumentsError], Callable[[], XError]] = {
-    errors.DuplicateKey: lambda: XError(
-        5116, "Document contains a field value that is not unique but required to be"
-    ),
+    errors.DuplicateKey: lambda: XError(5116, "Document contains a field value that is not unique but required to be"),
     errors.NotADocument: lambda: XError(5115, "Document is missing a required field"),
     errors.TooDeep: lambda: XError(3157, "The JSON document exceeds the maximum depth.", "22032"),
     errors.Busy: lambda: XError(1205, "Lock wait timeout exceeded; try restarting transaction"),
