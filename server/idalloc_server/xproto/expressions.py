@@ -40,33 +40,8 @@ _BINARY = (2, 2, "Binary operations require exactly two operands in expression."
 
 # MySQL's operators that idalloc does not serve.
 _REFUSED = frozenset(
-    [
-        "xor",
-        "cont_in",
-        "not_cont_in",
-        "overlaps",
-        "not_overlaps",
-        "regexp",
-        "not_regexp",
-        "cast",
-        "div",
-        "default",
-        "date_add",
-        "date_sub",
-        "sign_plus",
-        "sign_minus",
-        "+",
-        "-",
-        "*",
-        "/",
-        "%",
-        "&",
-        "|",
-        "^",
-        "<<",
-        ">>",
-        "~",
-    ]
+    ("xor", "cont_in", "not_cont_in", "overlaps", "not_overlaps", "regexp", "not_regexp", "cast", "div", "default")
+    + ("date_add", "date_sub", "sign_plus", "sign_minus", "+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>", "~")
 )
 
 _TEXT, _JSON = 0, 2

@@ -4,11 +4,11 @@ import json
 import re
 from decimal import Decimal
 from json.encoder import encode_basestring
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from idalloc_server.domain.documents.errors import InvalidJson, KeyTooLong, TooDeep
 
-Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+Json: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 # MySQL's limits of nesting, and of the column _id.
 MAX_DEPTH = 100
