@@ -10,7 +10,7 @@ from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc.xprotocol.v1 import statement_pb2
-from idalloc_server.auth.access import ADMIN, ALLOCATE, READ, Role
+from idalloc_server.auth.access import ADMIN, ALLOCATE, READ
 from idalloc_server.domain.documents import errors
 from idalloc_server.domain.documents.changes import Change, Kind, changed
 from idalloc_server.domain.documents.criteria import Field, Node, Null, ObjectOf, SortKey, Value, evaluate, keys_of
