@@ -150,7 +150,8 @@ class Sql:
     async def _show_schemas(self, match: re.Match[str]) -> Iterable[bytes]:
         matches = like(_unquoted(match[1])) if match[1] else None
         names = [name for name in await self._documents.list_schemas() if matches is None or matches.fullmatch(name)]
-        return _texts("Database", names, "SCHEMA_NAME", "schemata")
+        shown = f"Database ({_unquoted(match[1])})" if match[1] else "Database"
+        return _texts(shown, names, "SCHEMA_NAME", "schemata")
 
     async def _select_schemas(self, match: re.Match[str]) -> Iterable[bytes]:
         wanted = _unquoted(match[2]) if match[2] else None
