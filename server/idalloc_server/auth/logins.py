@@ -85,7 +85,7 @@ class Logins:
         """Refund ids that were charged and not made."""
         self._limits.quotas.refund(self._limits.quotas.budgets_of(identity, None), ids)
 
-    def record_denied(self, method: str, identity: Identity, role: Role, name: str, peer: Peer) -> None:
-        """Record a call that was denied to an identity."""
+    def record_denied(self, method: str, identity: Identity, role: Role, name: str | None, peer: Peer) -> None:
+        """Record a call that was denied to an identity, on a name or on all."""
         refusal = PermissionDenied(identity.name, role, name)
         self._limits.record_denied(method, peer, identity, refusal, name)  # type: ignore[arg-type]

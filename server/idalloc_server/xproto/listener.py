@@ -346,7 +346,7 @@ class _Connection:
         """Change the node as UpdateNode does: with the role admin on all sequences, and recorded by the audit."""
         identity = self._identity()
         if not identity.roles[ADMIN].any_name:
-            self._services.logins.record_denied(_SET, identity, ADMIN, "", self._peer)
+            self._services.logins.record_denied(_SET, identity, ADMIN, None, self._peer)
             raise PermissionDenied(identity.name, ADMIN, None)
         record = self._services.audit.record_admin_call
         with record(identity=identity.name, peer=self._peer.address, method=_SET, persist=persist):

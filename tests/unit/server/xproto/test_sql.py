@@ -130,7 +130,7 @@ async def test_counts_name_their_column_as_typed() -> None:
     reply = await Server().run("select count(*) from s.c")
     assert reply[0][1].hex() == "0801501558101208636f756e74282a291a0022002a0032003a03646566"
     assert reply[1][1].hex() == "0a010c"
-    with pytest.raises(XError, match="Table 's.nope' doesn't exist"):
+    with pytest.raises(XError, match=r"Table 's\.nope' doesn't exist"):
         await Server().run("SELECT COUNT(*) FROM `s`.`nope`")
 
 
