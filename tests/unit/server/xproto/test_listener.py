@@ -16,7 +16,6 @@ from idalloc_server.xproto.errors import XError
 from idalloc_server.xproto.listener import Services, XListener
 from tests.unit.server.xproto.test_sql import FakeDocuments, FakeNode
 
-
 # The connections of the test that runs, which it closes at its end.
 clients: list["Client"] = []
 
