@@ -10,7 +10,6 @@ from idalloc.xprotocol.v1 import crud_pb2 as crud
 from idalloc.xprotocol.v1 import expression_pb2 as expr
 from idalloc.xprotocol.v1 import notice_pb2 as pb
 from idalloc.xprotocol.v1 import statement_pb2
-from idalloc_server.auth.access import Role
 from idalloc_server.domain.documents import errors
 from idalloc_server.domain.documents.changes import Change, Kind, changed
 from idalloc_server.domain.documents.criteria import Field, Node, Null, ObjectOf, SortKey, Value, evaluate, keys_of
@@ -122,7 +121,7 @@ class Collections:
 
     async def _insert(self, message: crud.Insert, caller: Caller) -> AsyncIterator[bytes]:
         schema, name = _collection(message, caller)
-        caller.require_role(Role.ALLOCATE, "INSERT", schema, name)
+        caller.require_role("allocate", "INSERT", schema, name)
         if message.projection:
             raise XError(5114, "Invalid projection for document operation")
         if not message.row:
@@ -157,7 +156,7 @@ class Collections:
 
     async def _find(self, message: crud.Find, caller: Caller) -> AsyncIterator[bytes]:
         schema, name = _collection(message, caller)
-        caller.require_role(Role.READ, "SELECT", schema, name)
+        caller.require_role("read", "SELECT", schema, name)
         if message.HasField("locking_options") and not message.HasField("locking"):
             text = 'Invalid "find" message, "locking" field is required when "locking_options" is set.'
             raise XError(5169, text)
@@ -214,7 +213,7 @@ class Collections:
 
     async def _update(self, message: crud.Update, caller: Caller) -> AsyncIterator[bytes]:
         schema, name = _collection(message, caller)
-        caller.require_role(Role.ADMIN, "UPDATE", schema, name)
+        caller.require_role("admin", "UPDATE", schema, name)
         changes = _changes(message, schema)
         selection = _selection(message, Expressions(message.args, schema), may_skip=False)
 
@@ -230,7 +229,7 @@ class Collections:
 
     async def _delete(self, message: crud.Delete, caller: Caller) -> AsyncIterator[bytes]:
         schema, name = _collection(message, caller)
-        caller.require_role(Role.ADMIN, "DELETE", schema, name)
+        caller.require_role("admin", "DELETE", schema, name)
         selection = _selection(message, Expressions(message.args, schema), may_skip=False)
 
         def plan(documents: Iterable[Document]) -> Iterator[Rewrite]:
