@@ -28,6 +28,10 @@ async def documents(opener: Opener) -> AsyncIterator[Documents]:
             await opener.backend.sql(f"DROP TABLE {{}}{table}")
 
 
+def count_up(found: Iterable[Document]) -> list[Rewrite]:
+    return [Rewrite(each.key, f"{int(each.text) + 1}") for each in found]
+
+
 async def all_of(documents: Documents) -> list[Document]:
     return await documents.page("s", "c", None)
 

@@ -4,6 +4,8 @@ CrateDB has no transactions. An insert marks its rows with an id of its batch. I
 rows of its batch; a process that ends before leaves them. A change of many documents goes document by document.
 """
 
+# ruff: noqa: S608 - the names of the tables are digests, and the schema is checked
+
 import hashlib
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
