@@ -63,7 +63,7 @@ class Statements(Tables):
                     r"(?: RETURNING (?P<returning>[\w, ]+))?",
                     self._insert,
                 ),
-                # No recording has the forms of documents, up to UPDATE; the contract tests check them on a real CrateDB.
+                # No recording has the forms of documents, up to UPDATE. Their contract tests run on a real CrateDB.
                 (
                     r"(?P<into>INSERT INTO REFERENCE \([\w, ]+\)) SELECT \* FROM UNNEST\((?P<arrays>\?(?:, \?)*)\)"
                     r"(?P<conflict> ON CONFLICT .+)",
