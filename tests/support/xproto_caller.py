@@ -44,10 +44,10 @@ class FakeCaller:
 
 async def reply_to(documents: Documents, message: Message, caller: FakeCaller | None = None) -> list[bytes]:
     """Runs a statement; returns the frames of the reply, with the error's frame at the end if there is one."""
-    reply = []
+    reply: list[bytes] = []
     try:
         async for frame in Collections(documents).execute(message, caller or FakeCaller()):
-            reply.append(frame)
+            reply.append(frame)  # noqa: PERF401 - an error keeps what came before
     except XError as error:
         reply.append(frames.error(error))
     return reply

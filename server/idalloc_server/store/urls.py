@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from idalloc_server.domain.clock import Clock
@@ -9,7 +10,11 @@ from idalloc_server.domain.documents.protocol import Documents
 from idalloc_server.domain.errors import StartRefused
 from idalloc_server.domain.store.protocol import Store
 from idalloc_server.store.credentials import SECRETS, authorization, tls_context
+from idalloc_server.store.sqlite.documents import SqliteDocuments, documents_path
 from idalloc_server.store.sqlite.store import SqliteStore
+
+if TYPE_CHECKING:
+    from idalloc_server.store.cratedb.http import CrateHttp
 
 _DEFAULT_PORT = 4200
 _PARAMETERS = ("schema", "tls", "ca", *SECRETS)
@@ -41,7 +46,7 @@ def open_store(url: str, clock: Clock, timeout: float = 40.0) -> Store:
     """
     kind, separator, _ = url.partition("://")
     if separator and kind == "sqlite":
-        return _sqlite(url, clock)
+        return SqliteStore(_sqlite_path(url), clock)
     if separator and kind == "crate":
         return _crate(url, timeout)
     raise _invalid(
@@ -61,7 +66,7 @@ def _split(url: str) -> SplitResult:
         raise _invalid("the URL is malformed: percent-encode its reserved characters") from None
 
 
-def _sqlite(url: str, clock: Clock) -> Store:
+def _sqlite_path(url: str) -> Path:
     parts = _split(url)
     path = Path(re.sub("^//+", "/", unquote(parts.path)))  # POSIX, and so Path, keeps two leading slashes
     if parts.netloc or not path.is_absolute() or not path.name or "\0" in path.name:
@@ -72,10 +77,39 @@ def _sqlite(url: str, clock: Clock) -> Store:
         )
     if parts.query or parts.fragment:
         raise _invalid("a SQLite URL takes no parameters; write ? as %3F and # as %23 in its path")
-    return SqliteStore(path, clock)
+    return path
+
+
+def open_documents(url: str, timeout: float = 40.0) -> Documents:
+    """Returns the documents beside the counters of a store, not connected yet; ``Documents.open`` connects.
+
+    Args:
+        url: The setting ``store``; see ``open_store``.
+        timeout: The timeout of a statement over the network, in seconds.
+
+    Raises:
+        StartRefused: The URL is invalid.
+    """
+    kind, separator, _ = url.partition("://")
+    if separator and kind == "sqlite":
+        return SqliteDocuments(documents_path(_sqlite_path(url)))
+    if separator and kind == "crate":
+        from idalloc_server.store.cratedb.documents import CrateDocuments
+
+        http, schema, _ = _crate_http(url, timeout)
+        return CrateDocuments(http, schema)
+    raise _invalid(f"a store of kind {kind!r} keeps no documents")
 
 
 def _crate(url: str, timeout: float) -> Store:
+    # Imported late: a server on SQLite starts a fifth faster without an HTTP client.
+    from idalloc_server.store.cratedb.store import CrateStore
+
+    return CrateStore(*_crate_http(url, timeout))
+
+
+def _crate_http(url: str, timeout: float) -> "tuple[CrateHttp, str, str]":
+    """Returns the transport of a URL, its schema, and its address for people."""
     # Messages repeat only names of parameters: if a character is not percent-encoded, any other part may be a password.
     parts = _split(url)
     if parts.path not in ("", "/") or parts.fragment or "@" in parts.query:
@@ -94,12 +128,9 @@ def _crate(url: str, timeout: float) -> Store:
     header = authorization(user, password if has_password else None, parameters)
     tls = tls_context(parameters)
     address = f"crate://{f'{user}@' if user else ''}{','.join(names)}/?schema={schema}{'&tls=true' if tls else ''}"
-    # Imported late: a server on SQLite starts a fifth faster without an HTTP client.
     from idalloc_server.store.cratedb.http import CrateHttp
-    from idalloc_server.store.cratedb.store import CrateStore
 
-    http = CrateHttp(names, authorization=header, tls=tls, timeout=timeout)
-    return CrateStore(http, schema, address)
+    return CrateHttp(names, authorization=header, tls=tls, timeout=timeout), schema, address
 
 
 def open_documents(url: str, timeout: float) -> Documents:

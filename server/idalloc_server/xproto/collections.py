@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from google.protobuf.message import Message
 
@@ -13,8 +12,7 @@ from idalloc.xprotocol.v1 import statement_pb2
 from idalloc_server.auth.access import ADMIN, ALLOCATE, READ
 from idalloc_server.domain.documents import errors
 from idalloc_server.domain.documents.changes import Change, Kind, changed
-from idalloc_server.domain.documents.criteria import Field, Node, Null, ObjectOf, SortKey, Value, evaluate, keys_of
-from idalloc_server.domain.documents.criteria import matches as meets
+from idalloc_server.domain.documents.criteria import Field, Node, Null, ObjectOf, Value, evaluate
 from idalloc_server.domain.documents.json_text import Json, dump, key_of, load, parse
 from idalloc_server.domain.documents.protocol import PAGE, Document, Documents, Rewrite
 from idalloc_server.xproto import frames
@@ -22,13 +20,12 @@ from idalloc_server.xproto.caller import Caller
 from idalloc_server.xproto.errors import XError, no_schema, not_supported, unknown_collection, unknown_schema
 from idalloc_server.xproto.expressions import Expressions, check_content_type, document_path, text_of
 from idalloc_server.xproto.notice import document_ids_frame
+from idalloc_server.xproto.selection import MAX_SORTED_DOCUMENTS, Selection, selection_of
 
-# Limits of one statement.
+# The limit of one statement.
 MAX_INSERTED_DOCUMENTS = 10_000
-MAX_SORTED_DOCUMENTS = 100_000
 
 _LONGEST_DOCUMENT = 2**32 - 1  # MySQL's length of a JSON column
-_MAX_UNSIGNED = 2**64 - 1
 _TEXT, _JSON = 0, 2  # content types of octets
 
 _KINDS = {
@@ -42,52 +39,6 @@ _REFUSED_KINDS = {
     crud.UPDATE_TYPE_ARRAY_APPEND: "array_append",
     crud.UPDATE_TYPE_ITEM_MERGE: "item_merge",
 }
-
-
-class _Selection(NamedTuple):
-    """Which documents a statement is about, and in which order.
-
-    Attributes:
-        criteria: The condition; None for all.
-        order: The expressions to sort by, and whether descending.
-        limit: The most documents; None for all.
-        offset: How many to skip first.
-    """
-
-    criteria: Node | None
-    order: Sequence[tuple[Node, bool]]
-    limit: int | None
-    offset: int
-
-    @property
-    def keys(self) -> frozenset[str] | None:
-        """The only keys that can meet the condition; None if it does not name them."""
-        return None if self.criteria is None else keys_of(self.criteria)
-
-    def chosen(self, documents: Iterable[Document]) -> Iterator[tuple[Document, dict[str, Json]]]:
-        """Yield the documents with their contents."""
-        matched = self.matched(documents)
-        if self.order:
-            matched = iter(self.sorted(list(_bounded(matched))))
-        end = None if self.limit is None else self.offset + self.limit
-        for index, document in enumerate(matched):
-            if end is not None and index >= end:
-                return
-            if index >= self.offset:
-                yield document
-
-    def matched(self, documents: Iterable[Document]) -> Iterator[tuple[Document, dict[str, Json]]]:
-        """Yield the documents that meet the condition."""
-        for document in documents:
-            content = load(document.text)
-            if self.criteria is None or meets(self.criteria, content):
-                yield document, content
-
-    def sorted(self, matched: list[tuple[Document, dict[str, Json]]]) -> Sequence[tuple[Document, dict[str, Json]]]:
-        """Return documents in their order."""
-        for node, descending in reversed(self.order):
-            matched.sort(key=lambda each, node=node: SortKey(evaluate(node, each[1])), reverse=descending)
-        return matched
 
 
 class Collections:
@@ -164,7 +115,7 @@ class Collections:
         if message.grouping or message.HasField("grouping_criteria"):
             raise not_supported("grouping")
         expressions = Expressions(message.args, schema)
-        selection = _selection(message, expressions)
+        selection = selection_of(message, expressions)
         projection = _projection(message.projection, expressions)
         with _mapped(name):
             await self._documents.check(schema, name)
@@ -175,7 +126,7 @@ class Collections:
         yield frames.DONE_FETCHING
         yield frames.DONE_EXECUTING
 
-    async def _by_key(self, schema: str, name: str, selection: _Selection) -> AsyncIterator[str]:
+    async def _by_key(self, schema: str, name: str, selection: Selection) -> AsyncIterator[str]:
         """Yield the texts of the chosen documents, by key."""
         to_skip, left = selection.offset, selection.limit
         async for page in self._pages(schema, name, selection):
@@ -190,7 +141,7 @@ class Collections:
             if left == 0:
                 return
 
-    async def _sorted(self, schema: str, name: str, selection: _Selection) -> AsyncIterator[str]:
+    async def _sorted(self, schema: str, name: str, selection: Selection) -> AsyncIterator[str]:
         """Yield the texts of the chosen documents in their order."""
         matched: list[tuple[Document, dict[str, Json]]] = []
         async for page in self._pages(schema, name, selection):
@@ -201,7 +152,7 @@ class Collections:
         for document, _ in selection.sorted(matched)[selection.offset : end]:
             yield document.text
 
-    async def _pages(self, schema: str, name: str, selection: _Selection) -> AsyncIterator[list[Document]]:
+    async def _pages(self, schema: str, name: str, selection: Selection) -> AsyncIterator[list[Document]]:
         """Yield the documents that may meet the condition, by key."""
         if (keys := selection.keys) is not None:
             yield await self._documents.get(schema, name, keys)
@@ -216,7 +167,7 @@ class Collections:
         schema, name = _collection(message, caller)
         caller.require_role(ADMIN, "UPDATE", schema, name)
         changes = _changes(message, schema)
-        selection = _selection(message, Expressions(message.args, schema), may_skip=False)
+        selection = selection_of(message, Expressions(message.args, schema), may_skip=False)
 
         def plan(documents: Iterable[Document]) -> Iterator[Rewrite]:
             for document, content in selection.chosen(documents):
@@ -231,7 +182,7 @@ class Collections:
     async def _delete(self, message: crud.Delete, caller: Caller) -> AsyncIterator[bytes]:
         schema, name = _collection(message, caller)
         caller.require_role(ADMIN, "DELETE", schema, name)
-        selection = _selection(message, Expressions(message.args, schema), may_skip=False)
+        selection = selection_of(message, Expressions(message.args, schema), may_skip=False)
 
         def plan(documents: Iterable[Document]) -> Iterator[Rewrite]:
             return (Rewrite(document.key, None) for document, _ in selection.chosen(documents))
@@ -303,43 +254,6 @@ def _invalid_text(reason: str, position: int, collection: str) -> XError:
     return XError(3140, text, "22032")
 
 
-def _selection(
-    message: crud.Find | crud.Update | crud.Delete, expressions: Expressions, *, may_skip: bool = True
-) -> _Selection:
-    """Return which documents a statement is about."""
-    limit, offset = _limit(message, expressions)
-    if offset and not may_skip:
-        raise XError(5012, "Invalid parameter: non-zero offset value is not allowed for this operation")
-    criteria = expressions.node(message.criteria) if message.HasField("criteria") else None
-    order = [(expressions.node(each.expr), each.direction == crud.ORDER_DIRECTION_DESC) for each in message.order]
-    return _Selection(criteria, order, limit, offset)
-
-
-def _limit(message: crud.Find | crud.Update | crud.Delete, expressions: Expressions) -> tuple[int | None, int]:
-    if message.HasField("limit_expr"):
-        if message.HasField("limit"):
-            text = "Invalid message, one of 'limit' and 'limit_expr' fields is allowed. Received both"
-            raise XError(5000, text)
-        given = message.limit_expr
-        offset = _limit_number(given.offset, expressions) if given.HasField("offset") else 0
-        return _limit_number(given.row_count, expressions), offset
-    if message.HasField("limit"):
-        return message.limit.row_count & _MAX_UNSIGNED, message.limit.offset & _MAX_UNSIGNED
-    return None, 0
-
-
-def _limit_number(expression: expr.Expr, expressions: Expressions) -> int:
-    scalar = expressions.scalar(expression)
-    if scalar.type == pb.SCALAR_TYPE_V_UINT:
-        return scalar.v_unsigned_int & _MAX_UNSIGNED
-    if scalar.type != pb.SCALAR_TYPE_V_SINT:
-        text = f"Invalid scalar type used in limit field: {scalar.type}, expected types UINT, SINT"
-        raise XError(5012, text)
-    if scalar.v_signed_int < 0:
-        raise XError(1690, f"BIGINT UNSIGNED value is out of range in '{scalar.v_signed_int}'", "22003")
-    return scalar.v_signed_int
-
-
 def _projection(given: Sequence[crud.Projection], expressions: Expressions) -> Node | None:
     """Return the object that a find makes of each document; None for the document itself."""
     if not given:
@@ -408,15 +322,6 @@ def _change(operation: crud.UpdateOperation, expressions: Expressions) -> Change
             "22032",
         )
     return Change(kind, path, value)
-
-
-def _bounded(
-    matched: Iterable[tuple[Document, dict[str, Json]]],
-) -> Iterator[tuple[Document, dict[str, Json]]]:
-    for index, each in enumerate(matched):
-        if index >= MAX_SORTED_DOCUMENTS:
-            raise errors.TooManyToSort
-        yield each
 
 
 # The errors whose text does not depend on the error.

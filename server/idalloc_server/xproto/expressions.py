@@ -39,10 +39,9 @@ _OPERANDS = {
 _BINARY = (2, 2, "Binary operations require exactly two operands in expression.")
 
 # MySQL's operators that idalloc does not serve.
-_REFUSED = frozenset(
-    ("xor", "cont_in", "not_cont_in", "overlaps", "not_overlaps", "regexp", "not_regexp", "cast", "div", "default")
-    + ("date_add", "date_sub", "sign_plus", "sign_minus", "+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>", "~")
-)
+_REFUSED_NAMES = "xor cont_in not_cont_in overlaps not_overlaps regexp not_regexp cast div default date_add date_sub"
+_REFUSED_SIGNS = "sign_plus sign_minus + - * / % & | ^ << >> ~"
+_REFUSED = frozenset(f"{_REFUSED_NAMES} {_REFUSED_SIGNS}".split())
 
 _TEXT, _JSON = 0, 2
 _MAX_CONTENT_TYPE = 3

@@ -1,8 +1,8 @@
-"""Recorded frames of statements on documents: what a real MySQL 8.0.31 answered. The README beside data/x names them."""
+"""Recorded frames of statements on documents, with the answers of a real MySQL 8.0.31; data/x has a README."""
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _DATA = Path(__file__).parent / "data" / "x"
 _INSERT, _DELETE, _FIND, _UPDATE = 18, 20, 17, 19
@@ -42,7 +42,7 @@ def cases() -> list[Case]:
     return [case for case in found if all(each.kind in (_INSERT, _FIND, _UPDATE, _DELETE) for each in case.exchanges)]
 
 
-def _exchanges(frames: list[dict]) -> list[Exchange]:
+def _exchanges(frames: list[dict[str, Any]]) -> list[Exchange]:
     exchanges: list[Exchange] = []
     for frame in frames:
         content = bytes.fromhex(frame["hex"])

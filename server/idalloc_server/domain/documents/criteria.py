@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from idalloc_server.domain.documents.json_text import Json, dump, plain_text
 
@@ -215,8 +215,8 @@ def _rank(value: Json) -> int:
     return 2 if isinstance(value, str) else 3 if isinstance(value, dict) else 4
 
 
-def _sign(left: object, right: object) -> int:
-    return (left > right) - (left < right)  # type: ignore[operator]
+def _sign(left: Any, right: Any) -> int:
+    return int(left > right) - int(left < right)
 
 
 def _difference(left: Node, right: Node, document: Json) -> int | None:
@@ -249,7 +249,8 @@ _Operator: TypeAlias = Callable[[tuple[Node, ...], Json], bool | None]
 
 def _comparison(holds: Callable[[int], bool]) -> _Operator:
     def run(operands: tuple[Node, ...], document: Json) -> bool | None:
-        difference = _difference(*operands, document)
+        left, right = operands
+        difference = _difference(left, right, document)
         return None if difference is None else holds(difference)
 
     return run

@@ -107,7 +107,7 @@ def check_depth(value: Json) -> None:
         TooDeep: It is.
     """
     level: list[Json] = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         inner: list[Json] = []
         for each in level:
             if isinstance(each, dict):

@@ -9,6 +9,7 @@ from idalloc_server.domain.documents.json_text import dump
 from idalloc_server.domain.documents.protocol import Document
 from idalloc_server.store.sqlite.documents import SqliteDocuments
 from idalloc_server.xproto import frames
+from idalloc_server.xproto.errors import XError
 from tests.support.mysql.x_frames import DOCUMENTS, Case, cases
 from tests.support.xproto_caller import FakeCaller, reply_to
 
@@ -61,11 +62,12 @@ class TestRecorded:
         for kind, payload, expected, doc_ids in case.exchanges:
             try:
                 message = frames.parse(kind, payload)
-            except frames.XError as error:
-                assert [frames.error(error)] == expected
-                continue
-            assert message is not None
-            assert await reply_to(documents, message, FakeCaller(doc_ids=iter(doc_ids))) == expected
+            except XError as error:
+                reply = [frames.error(error)]
+            else:
+                assert message is not None
+                reply = await reply_to(documents, message, FakeCaller(doc_ids=iter(doc_ids)))
+            assert reply == expected
 
     @pytest.mark.parametrize("case", [case for case in cases() if case.name in _CODES], ids=lambda case: case.name)
     async def test_what_is_not_served_is_refused(self, documents: SqliteDocuments, case: Case) -> None:
