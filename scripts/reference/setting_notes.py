@@ -84,13 +84,13 @@ callers, or with [`insecure`](#insecure).""",
 
 `native` serves several times as many unary calls a second ([performance](../explanation/performance.md)). It is
 younger: keep `grpcio` where it is fast enough. To use TLS with `native`, put a proxy in front, on the same machine.""",
-    "http_listen": """Answers `/livez`, `/readyz` and `/metrics`, see [monitoring](../operations/monitoring.md). With
-several workers the supervisor serves it. Port 0 selects a free port, which the server prints. `make run` sets
-`127.0.0.1:50080`. An address that other machines reach has the rule of [`insecure`](#insecure), and TLS is that of
-[`tls_cert`](#tls_cert).""",
+    "http_listen": """Serves the [status page](../operations/status-page.md), `/livez`, `/readyz` and `/metrics`, see
+[monitoring](../operations/monitoring.md). With several workers the supervisor serves it. Port 0 selects a free port,
+which the server prints. `make run` sets `127.0.0.1:50080`. An address that other machines reach has the rule of
+[`insecure`](#insecure), and TLS is that of [`tls_cert`](#tls_cert).""",
     "xproto_listen": """MySQL's X DevAPI clients connect here: `collection.add()` stores documents, and the server makes
 their ids. It is not MySQL: transactions, prepared statements, compression, tables and other SQL are refused with
-MySQL's errors. The store must be SQLite; documents are in a file beside it, such as `idalloc-documents.db`.
+MySQL's errors. With SQLite the documents are in a file beside the store, such as `idalloc-documents.db`.
 
 The user is the name of an identity, and the password its token. With [`access`](#access) the server starts only with
 [`tls_cert`](#tls_cert), and clients log in with TLS alone. Without a certificate clients need `ssl-mode=DISABLED`. An

@@ -133,20 +133,6 @@ def _crate_http(url: str, timeout: float) -> "tuple[CrateHttp, str, str]":
     return CrateHttp(names, authorization=header, tls=tls, timeout=timeout), schema, address
 
 
-def open_documents(url: str, timeout: float) -> Documents:
-    """Return the store of documents beside the store of a URL; ``open`` connects to it.
-
-    Raises:
-        StartRefused: The URL is invalid, or its store keeps no documents.
-    """
-    parts = urlsplit(url)
-    if parts.scheme != "sqlite":
-        raise StartRefused("xproto_listen", "documents are kept in SQLite only: set store to sqlite:///PATH")
-    from idalloc_server.store.sqlite.documents import SqliteDocuments, documents_path
-
-    return SqliteDocuments(documents_path(Path(unquote(parts.path))))
-
-
 def _host(text: str) -> str:
     found = _HOST.fullmatch(text)
     port = int(found["port"] or _DEFAULT_PORT) if found else 0
