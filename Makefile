@@ -135,6 +135,7 @@ lock: ## update the locked requirements (needs uv; ARGS=--upgrade for the newest
 	$(lock) --group gen --output-file requirements/gen.txt
 	$(lock) --group deploy --output-file requirements/deploy.txt
 	$(lock) --group mysqlx --output-file requirements/mysqlx.txt
+	cp requirements/mysqlx.txt examples/mysql/python/requirements.txt
 	$(lock) --group uwsgi --output-file requirements/uwsgi.txt
 
 tools: .venv-deploy/installed.txt ## install what tests of deploy/ and .github/ run; helm and actionlint need Go: without them tests are skipped
@@ -150,7 +151,7 @@ image: ## build the container image
 
 clean: ## remove everything that make makes
 	rm -rf .venv .venv-deploy .venv-gen .venv-mysqlx .venv-uwsgi .build .cache dist .hypothesis .ruff_cache
-	rm -rf examples/java/target examples/node/dist examples/node/gen examples/node/node_modules
+	rm -rf examples/java/target examples/mysql/java/target examples/mysql/node/node_modules examples/node/dist examples/node/gen examples/node/node_modules
 	find client server tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call venv,FOLDER,REQUIREMENTS): a fresh virtual environment with exactly the locked versions.

@@ -90,7 +90,8 @@ which the server prints. `make run` sets `127.0.0.1:50080`. An address that othe
 [`insecure`](#insecure), and TLS is that of [`tls_cert`](#tls_cert).""",
     "xproto_listen": """MySQL's X DevAPI clients connect here: `collection.add()` stores documents, and the server makes
 their ids. It is not MySQL: transactions, prepared statements, compression, tables and other SQL are refused with
-MySQL's errors. With SQLite the documents are in a file beside the store, such as `idalloc-documents.db`.
+MySQL's errors. With SQLite the documents are in a file beside the store, such as `idalloc-documents.db`. See
+[MySQL X DevAPI clients](../guides/mysql-xdevapi.md).
 
 The user is the name of an identity, and the password its token. With [`access`](#access) the server starts only with
 [`tls_cert`](#tls_cert), and clients log in with TLS alone. Without a certificate clients need `ssl-mode=DISABLED`. An
