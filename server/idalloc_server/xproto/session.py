@@ -135,10 +135,12 @@ class Session:
             frames.frame(frames.AUTHENTICATE_OK, connection_pb2.AuthenticateOk(auth_data=b"")),
         ]
 
-    def reject_login(self) -> None:
-        """End a request to log in: the credentials are wrong."""
+    def reject_login(self) -> int:
+        """End a request to log in: the credentials are wrong. Return the code of the error."""
         assert self._credentials is not None  # noqa: S101 - the request had them
-        self.fail(self._login.refusal(self._credentials))
+        refusal = self._login.refusal(self._credentials)
+        self.fail(refusal)
+        return refusal.code
 
     def _handle(self, kind: int, payload: bytes) -> Request | None:
         message = frames.parse(kind, payload)
