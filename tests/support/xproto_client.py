@@ -99,14 +99,17 @@ class XClient:
         await self.ask(connection_pb2.AuthenticateStart(mech_name=mechanism))
         return await self.ask(connection_pb2.AuthenticateContinue(auth_data=f"{schema}\0{user}\0*00".encode()))
 
-    async def log_in_with_token(self, user: str, token: str, tls: ssl.SSLContext) -> Reply:
-        """Start TLS, and log in with PLAIN."""
+    async def start_tls(self, tls: ssl.SSLContext) -> None:
+        """Start TLS."""
         yes = notice_pb2.Scalar(type=notice_pb2.SCALAR_TYPE_V_BOOL, v_bool=True)
         value = notice_pb2.Any(type=notice_pb2.ANY_TYPE_SCALAR, scalar=yes)
         wanted = connection_pb2.Capability(name="tls", value=value)
         set_tls = connection_pb2.CapabilitiesSet(capabilities=connection_pb2.Capabilities(capabilities=[wanted]))
         assert (await self.ask(set_tls)).code == 0
         await self.writer.start_tls(tls, server_hostname="127.0.0.1")
+
+    async def log_in_plain(self, user: str, token: str) -> Reply:
+        """Log in with a token, after ``start_tls``."""
         auth_data = f"\0{user}\0{token}".encode()
         return await self.ask(connection_pb2.AuthenticateStart(mech_name="PLAIN", auth_data=auth_data))
 
