@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 import idalloc.aio
-from idalloc.xprotocol.v1 import crud_pb2, expression_pb2
+from idalloc.xprotocol.v1 import crud_pb2, expression_pb2, notice_pb2
 from idalloc_server.xproto import frames
 from tests.e2e.test_xproto import address
-from tests.support.faults.resources import measure
+from tests.support.faults.resources import read_resources
 from tests.support.processes import Server, running
-from tests.support.waiting import until
 from tests.support.xproto_client import XClient, connected, insert
 
 pytestmark = pytest.mark.timeout(180)
@@ -35,13 +34,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 async def grpc_client(server: Server) -> AsyncIterator[idalloc.aio.Client]:
     async with idalloc.aio.Client(server.address) as client:
-        await client.allocate("orders")
+        await client.allocate_range("orders", 1)
         yield client
 
 
 def memory(server: Server) -> float:
     """Return the resident memory of a server, in megabytes."""
-    return measure(server.process.pid).memory
+    return read_resources(server.process.pid).memory
 
 
 @contextmanager
@@ -59,8 +58,8 @@ def nested(depth: int) -> bytes:
     """Return the frame of a find whose criteria are nested."""
     content = b""
     for _ in range(depth):
-        # Expr.operator = Operator.param[0] = Expr, each as a field with its length.
-        content = _field(7, _field(2, content))
+        # A parameter of an operator of an expression, each a field with its length.
+        content = _field(6, _field(2, content))
     payload = _field(2, crud_pb2.Collection(name="c", schema="s").SerializeToString()) + _field(5, content)
     return frames.frame(17, payload)
 
@@ -86,7 +85,7 @@ async def test_broken_frames_end_only_their_connection(
         client.writer.write(frames.frame(99, b"x"))
         assert (await client.reply()).code == 1047
         assert (await client.sql("SELECT 1")).code == 0
-    await grpc_client.allocate("orders")
+    await grpc_client.allocate_range("orders", 1)
 
 
 async def test_deep_criteria_are_answered_within_the_limit(server: Server) -> None:
@@ -94,7 +93,7 @@ async def test_deep_criteria_are_answered_within_the_limit(server: Server) -> No
     async with connected(address(server)) as client:
         await client.create_collection()
         deep = expression_pb2.Expr(type=expression_pb2.EXPR_TYPE_LITERAL)
-        deep.literal.type = 7
+        deep.literal.type = notice_pb2.SCALAR_TYPE_V_BOOL
         deep.literal.v_bool = True
         for _ in range(40):
             outer = expression_pb2.Expr(type=expression_pb2.EXPR_TYPE_OPERATOR)
@@ -114,7 +113,7 @@ async def test_a_client_that_reads_nothing_takes_no_memory(server: Server, grpc_
         find = frames.frame(17, crud_pb2.Find(collection=crud_pb2.Collection(name="c", schema="s")))
         client.writer.write(find * 500)
         for _ in range(50):
-            await grpc_client.allocate("orders")
+            await grpc_client.allocate_range("orders", 1)
         async with connected(address(server)) as other:
             assert len((await other.add("{}")).ids) == 1
         assert memory(server) - before < MOST_MB
@@ -138,7 +137,7 @@ async def test_5000_connections_leave_grpc_callers_alone(server: Server, grpc_cl
         slowest = 0.0
         while not all(task.done() for task in opening):
             started = time.monotonic()
-            await grpc_client.allocate("orders")
+            await grpc_client.allocate_range("orders", 1)
             slowest = max(slowest, time.monotonic() - started)
         clients = await asyncio.gather(*opening)
         kinds = [await client.read() for client in clients]
@@ -171,4 +170,3 @@ async def test_pipelined_messages_are_answered_in_order(server: Server) -> None:
         ids = [doc_id for _ in range(200) for doc_id in (await client.reply()).ids]
         assert ids == sorted(ids)
         assert len(ids) == 200
-        await until(lambda: True)

@@ -27,9 +27,10 @@ from idalloc_server.xproto.session import Execute, LogIn, Request, Reset, Sessio
 from idalloc_server.xproto.sql import Sql
 from idalloc_server.xproto.variables import ChangeNode, Variables
 
-# How long a client may take from the connection to its login, and to read a reply.
+# How long a client may take from the connection to its login, and to read a reply or the last one.
 LOGIN_SECONDS = 30.0
 WRITE_SECONDS = 60.0
+LAST_SECONDS = 5.0
 READ_BYTES = 64 * 1024
 # How much of a reply is written at once.
 WRITE_BYTES = 256 * 1024
@@ -198,12 +199,14 @@ class _Connection:
         """Serve until the client leaves, the session ends or the server drains."""
         await self._send()
         async with asyncio.timeout(LOGIN_SECONDS):
-            while not self._session.is_logged_in and not self._session.is_closed:
-                if not await self._step():
-                    return
-        while not self._session.is_closed:
-            if not await self._step():
-                return
+            goes_on = True
+            while goes_on and not self._session.is_logged_in:
+                goes_on = await self._step()
+        while goes_on:
+            goes_on = await self._step()
+        self._writer.close()  # when what it buffers is sent
+        async with asyncio.timeout(LAST_SECONDS):
+            await self._writer.wait_closed()
 
     async def _step(self) -> bool:
         """Run what has arrived, or wait for more; return whether the connection goes on."""
@@ -298,9 +301,9 @@ class _Connection:
         return 0
 
     async def _execute(self, message: Message) -> None:
-        identity = self._identity()
-        if not isinstance(message, StmtExecute) and not _inserts(message):
-            self._charge(identity, 0)
+        # SQL, commands and inserts are charged where they run.
+        if message.DESCRIPTOR.name not in ("StmtExecute", "Insert"):
+            self._charge(self._identity(), 0)
         async with aclosing(self._reply(message)) as reply:
             size = 0
             async for frame in reply:
@@ -379,11 +382,6 @@ class _Connection:
         record = self._services.audit.record_admin_call
         with record(identity=identity.name, peer=self._peer.address, method=_SET, persist=persist):
             await self._services.change_node(given, persist)
-
-
-def _inserts(message: Message) -> bool:
-    """Return whether a message's ids are charged with the call."""
-    return message.DESCRIPTOR.name == "Insert"
 
 
 def _kind(request: Request) -> str:

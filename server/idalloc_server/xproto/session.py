@@ -89,6 +89,11 @@ class Session:
         self._expectations = Expectations()
         self._output = [frames.HELLO]
 
+    @property
+    def buffered(self) -> int:
+        """How many bytes wait for the rest of their frame."""
+        return len(self._reader)
+
     def receive(self, data: bytes) -> None:
         """Add bytes that the client sent."""
         self._reader.feed(data)
